@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
-from supervisor.observe import heartbeats
+from supervisor.observe.ranks import heartbeats
 
 CALLS = 100_000
 STEPS = 500

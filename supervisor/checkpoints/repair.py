@@ -18,7 +18,7 @@ from checkpointing.model import Verdict, Verification
 from checkpointing.retention import ownership
 from checkpointing.verification import identity_of, verify
 from supervisor.checkpoints.references import leads_to
-from supervisor.observe.path_patterns import pattern_of
+from supervisor.observe.ranks.path_patterns import pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -17,7 +17,7 @@ from checkpointing.retention.prune import Pruner, PruneRow
 from supervisor.checkpoints.recording import numerics
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble
 from supervisor.checkpoints.references import leads_to
-from supervisor.observe.path_patterns import pattern_of
+from supervisor.observe.ranks.path_patterns import pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ from checkpointing.verification import verify
 from supervisor.checkpoints.recording.watcher import to_event, to_ref
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import Unused
-from supervisor.observe.path_patterns import checkpoint_path, pattern_of
-from supervisor.observe.progress_sampler import loads
+from supervisor.observe.ranks.path_patterns import checkpoint_path, pattern_of
+from supervisor.observe.ranks.progress_sampler import loads
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

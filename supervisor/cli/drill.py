@@ -30,13 +30,13 @@ from supervisor.errors import ExitCode, SuperviseError
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.job import identity
 from supervisor.journal import records
-from supervisor.observe import heartbeats
+from supervisor.observe.ranks import heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from supervisor.config.settings import Settings
-    from supervisor.observe.heartbeats import RankHeartbeat
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 T = TypeVar("T")
 KINDS = ("kill", "hang", "oom", "nan", "bitrot", "preempt")

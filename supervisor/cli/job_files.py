@@ -137,7 +137,7 @@ def live_progress(history: History) -> Progress:
     """Return the step of the rank that is furthest behind, and its phase; what the journal has where no heartbeat can be read."""
     if history.run is None or not history.run.scratch:
         return history.progress
-    from supervisor.observe import heartbeats  # noqa: PLC0415 (only while the job runs)
+    from supervisor.observe.ranks import heartbeats  # noqa: PLC0415 (only while the job runs)
 
     beats = heartbeats.read(Path(history.run.scratch) / f"attempt-{history.attempt:04d}" / "heartbeat")
     if not beats:

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Evidence
-from supervisor.observe import collect, core_dumps, heartbeats, host_resources
-from supervisor.observe.job_processes import JobProcesses
-from supervisor.observe.kernel_watch import KernelWatch
-from supervisor.observe.launched_ranks import LaunchedRanks
+from supervisor.observe import collect
+from supervisor.observe.host import resources
+from supervisor.observe.host.kernel_watch import KernelWatch
+from supervisor.observe.host.oom_kills import OomKillCounter
 from supervisor.observe.log_watch import LogWatch
-from supervisor.observe.oom_kills import OomKillCounter
+from supervisor.observe.processes import core_dumps
+from supervisor.observe.processes.job_processes import JobProcesses
+from supervisor.observe.processes.launched_ranks import LaunchedRanks
+from supervisor.observe.ranks import heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,7 +55,7 @@ class AttemptWatch:
     def __init__(self, job: Job, signatures: Signatures, clock: Clock) -> None:
         self._job, self._signatures, self._clock = job, signatures, clock
         self.job_processes = JobProcesses(os.getpid())
-        self._shm = host_resources.SharedMemory()
+        self._shm = resources.SharedMemory()
         self._logs: LogWatch | None = None
         self._kernel: KernelWatch | None = None
         self.rank_ends: LaunchedRanks | None = None
@@ -146,7 +149,7 @@ class AttemptWatch:
             "tails": of_tails,
             "kernel": lambda: kernel.finish(KERNEL_S) if kernel else (Evidence("kernel", "not_observed", problem or "nobody read it"),),
             "cgroup": lambda: kills.finish(self._clock.now()) if kills else (),
-            "host": lambda: host_resources.evidence(self._places(), least_shm, deaths),
+            "host": lambda: resources.evidence(self._places(), least_shm, deaths),
             "cores": lambda: core_dumps.evidence(deaths, self._job.cwd, self._clock),
         }
 

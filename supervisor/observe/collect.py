@@ -18,9 +18,9 @@ from supervisor.classify import match, redact
 from supervisor.classify.match import Reader
 from supervisor.classify.text import kernel_message
 from supervisor.core.model import Evidence
-from supervisor.observe import error_files, heartbeats, rank_logs
-from supervisor.observe.launched_ranks import VanishedRank
 from supervisor.observe.log_watch import AGENT
+from supervisor.observe.processes.launched_ranks import VanishedRank
+from supervisor.observe.ranks import error_files, heartbeats, save_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -128,7 +128,7 @@ def saves(directory: Path) -> tuple[Evidence, ...]:
 
     Once may be the state before the first step. Twice to one location is a training that gets on, whatever it trains with.
     """
-    most = rank_logs.most_saves(directory)
+    most = save_logs.most_saves(directory)
     return (Evidence("heartbeat", "saves", str(most)),) if most else ()
 
 

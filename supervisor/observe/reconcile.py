@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.model import Claim, RankExit
     from supervisor.job.clock import Clock
-    from supervisor.observe.heartbeats import RankHeartbeat
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 #: Steps of a rank that goes on for a moment after another has failed prove nothing yet.
 STILL_GOING_S = 10.0

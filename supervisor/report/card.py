@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Beginning, PlanKind, RankInfo
-from supervisor.observe import core_dumps
+from supervisor.observe.processes import core_dumps
 from supervisor.report.text import WHOLE_ROWS, WIDTH, clean, laid_out, more_lines
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from supervisor.core import events
 from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Beginning, Cause, PlanKind
-from supervisor.observe import core_dumps
+from supervisor.observe.processes import core_dumps
 from supervisor.report import card as cards
 from supervisor.report.incident_files import IncidentFiles
 from supervisor.report.log_events import LogEvent

@@ -36,10 +36,11 @@ from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import SHM, is_gone
 from supervisor.launch.session import SessionContext
-from supervisor.observe import collect, heartbeats
+from supervisor.observe import collect
 from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFacts
-from supervisor.observe.launched_ranks import with_found
-from supervisor.observe.progress_sampler import ProgressSampler
+from supervisor.observe.processes.launched_ranks import with_found
+from supervisor.observe.ranks import heartbeats
+from supervisor.observe.ranks.progress_sampler import ProgressSampler
 from supervisor.observe.reconcile import reconciled
 from supervisor.run.node_requests import NodeRequests
 from supervisor.run.rank_requests import RankRequests, wall_t
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from supervisor.knobs.knob_set import AttemptCommand
     from supervisor.launch.guardian_client import GuardianClient
     from supervisor.launch.session import Session
-    from supervisor.observe.heartbeats import RankHeartbeat
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
     from supervisor.report.reporter import Reporter
     from supervisor.run.factory import JobFactory
     from supervisor.run.loop import Loop

@@ -41,7 +41,7 @@ from supervisor.journal.records import Ended, RunBegan
 from supervisor.journal.writer import open_journal
 from supervisor.knobs import job_knobs, programs
 from supervisor.launch.guardian_client import ignored_signals
-from supervisor.observe.progress_sampler import ProgressSampler
+from supervisor.observe.ranks.progress_sampler import ProgressSampler
 from supervisor.report import card as cards
 from supervisor.report import event_log
 from supervisor.report.log_events import LogEvent

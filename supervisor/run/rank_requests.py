@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from supervisor.core import actions as act
 from supervisor.core.events import SaveSearched
-from supervisor.observe import heartbeats, stack_dumps
+from supervisor.observe.processes import stack_dumps
+from supervisor.observe.ranks import heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable

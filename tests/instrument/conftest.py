@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.observe import error_files, heartbeats
+from supervisor.observe.ranks import error_files, heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.observe import error_files
+from supervisor.observe.ranks import error_files
 from tests.jobs import light
 from tests.support.figures import Figures
 

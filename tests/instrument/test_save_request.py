@@ -17,9 +17,9 @@ import pytest
 import torch.distributed
 
 from supervisor.agent import save_agreement
-from supervisor.observe import heartbeats
-from supervisor.observe.heartbeats import RankHeartbeat
-from supervisor.observe.progress_sampler import is_saved
+from supervisor.observe.ranks import heartbeats
+from supervisor.observe.ranks.heartbeats import RankHeartbeat
+from supervisor.observe.ranks.progress_sampler import is_saved
 from tests.jobs import light
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for

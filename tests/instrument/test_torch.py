@@ -20,7 +20,7 @@ LOOK = f"""
 import os, sys
 from pathlib import Path
 sys.path.append({str(ROOT)!r})
-from supervisor.observe import heartbeats
+from supervisor.observe.ranks import heartbeats
 def look():
     (beat,) = heartbeats.read(Path(os.environ['SUPERVISE_JOB_DIR'], 'attempt-0001', 'heartbeat'))
     return beat

@@ -8,8 +8,8 @@ from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, Phase, RankExit, Verdict
 from supervisor.job.clock import Clock
 from supervisor.observe import collect
-from supervisor.observe.heartbeats import RankHeartbeat
 from supervisor.observe.log_watch import StreamRead
+from supervisor.observe.ranks.heartbeats import RankHeartbeat
 from supervisor.observe.reconcile import reconciled
 from supervisor.strategies.consent import SURE, proves
 

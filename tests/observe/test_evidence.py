@@ -17,11 +17,12 @@ from supervisor.classify.engine import classify
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Claim, Evidence, Phase, RankExit
 from supervisor.job.clock import Clock
-from supervisor.observe import collect, host_resources, oom_kills
+from supervisor.observe import collect
 from supervisor.observe.anchor_scanner import scanner
-from supervisor.observe.heartbeats import RankHeartbeat
-from supervisor.observe.launched_ranks import VanishedRank
+from supervisor.observe.host import oom_kills, resources
 from supervisor.observe.log_watch import StreamRead
+from supervisor.observe.processes.launched_ranks import VanishedRank
+from supervisor.observe.ranks.heartbeats import RankHeartbeat
 from supervisor.observe.reconcile import MOST_OF_LOGS, reconciled
 from tests.support.figures import within
 
@@ -61,7 +62,7 @@ def test_every_fact_that_means_a_cause_by_itself_is_told_by_an_observer() -> Non
     group = ControlGroup(Path("/job"), 2, own=True)
     none, one = (oom_kills.GroupCounts(n, n) for n in (0, 1))
     counted = oom_kills.killed({group: none}, {group: one}, 7.0)
-    seen = host_resources.evidence((), 0, (death(0, 7.0, signum=7),))
+    seen = resources.evidence((), 0, (death(0, 7.0, signum=7),))
     gone = collect.exits((), CLOCK, 5.0, [VanishedRank(1, 101, 7)])
     assert set(exits.BY_FACT) <= {(fact.source, fact.name) for fact in (*counted, *seen, *gone)}
 
@@ -255,21 +256,21 @@ def test_a_long_exception_is_cut_at_its_end_and_a_tail_at_its_beginning() -> Non
 
 def test_the_machines_state_goes_with_a_failure_and_is_no_cause(tmp_path: Path) -> None:
     places = [("checkpoints", str(tmp_path / "not" / "there")), ("state", str(tmp_path))]
-    found = host_resources.evidence(places, 5 << 30, [death(0, 1.0, signum=7)])
+    found = resources.evidence(places, 5 << 30, [death(0, 1.0, signum=7)])
     assert [fact.name for fact in found] == ["memory_available", "disk_free", "shm_free"]  # one disk, told once
     assert classify(found).cause in {Cause.UNKNOWN, Cause.NONE}
 
 
 def test_a_bus_error_with_full_shared_memory_is_its_want() -> None:
     ends = [death(3, 1.0, signum=7)]
-    facts = (*collect.exits(ends, CLOCK, 5.0), *host_resources.evidence([], 4096, ends))
+    facts = (*collect.exits(ends, CLOCK, 5.0), *resources.evidence([], 4096, ends))
     verdict = classify(facts)
     assert (verdict.cause, verdict.rank) == (Cause.SHM_EXHAUSTED, 3)
-    assert classify((*collect.exits(ends, CLOCK, 5.0), *host_resources.evidence([], 1 << 30, ends))).cause is Cause.SEGFAULT
+    assert classify((*collect.exits(ends, CLOCK, 5.0), *resources.evidence([], 1 << 30, ends))).cause is Cause.SEGFAULT
 
 
 def test_the_least_that_was_free_lately_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    shm, free = host_resources.SharedMemory(), 7
+    shm, free = resources.SharedMemory(), 7
     monkeypatch.setattr("os.statvfs", lambda _path: SimpleNamespace(f_bavail=free, f_frsize=1))
     assert shm.least is None
     for t, free, least in ((100.0, 7, 7), (101.0, 3, 3), (102.0, 9, 3), (111.0, 9, 3), (121.5, 9, 9)):  # noqa: B007  read by statvfs

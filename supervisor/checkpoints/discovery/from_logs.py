@@ -24,8 +24,8 @@ from checkpointing.model import Identity
 from supervisor.checkpoints.discovery import record as discovery_record
 from supervisor.checkpoints.discovery.record import FILE_NAME, REPEATED, DiscoveryRecord, Location, Write, to_stat
 from supervisor.instrument._supervise_shim.layout import loads_first
-from supervisor.observe import rank_logs
-from supervisor.observe.path_patterns import checkpoint_path, names_checkpoint, pattern_of
+from supervisor.observe.ranks import save_logs
+from supervisor.observe.ranks.path_patterns import checkpoint_path, names_checkpoint, pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -333,7 +333,7 @@ class Discovery:
                 self._read[str(file)] = st.st_ino, source.tell() - len(text) + len(whole)
         except OSError:
             return
-        yield from rank_logs.rows(whole)
+        yield from save_logs.rows(whole)
 
     def _write_file(self) -> None:
         try:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.discover import Listing, find
-from supervisor.observe.path_patterns import escaped, matches, pattern_of
+from supervisor.observe.ranks.path_patterns import escaped, matches, pattern_of
 
 if TYPE_CHECKING:
     from checkpointing.io.listing_cache import ListingCache

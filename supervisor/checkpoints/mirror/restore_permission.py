@@ -13,7 +13,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from supervisor.observe.path_patterns import escaped, matches, pattern_of
+from supervisor.observe.ranks.path_patterns import escaped, matches, pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from checkpointing.model import MOST_NON_FINITE, note_of
-from supervisor.observe.path_patterns import pattern_of
+from supervisor.observe.ranks.path_patterns import pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,7 +12,7 @@ from checkpointing.manifest.documents import About
 from checkpointing.model import Identity
 from supervisor.checkpoints.recording import numerics
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointTrouble
-from supervisor.observe.path_patterns import pattern_of
+from supervisor.observe.ranks.path_patterns import pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

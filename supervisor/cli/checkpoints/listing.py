@@ -28,7 +28,7 @@ from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, named_or_lates
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.job_files import find_job, state_root
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.observe import path_patterns
+from supervisor.observe.ranks import path_patterns
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from checkpointing.model import CheckpointingError
 from checkpointing.rejections import Rejections
 from supervisor.cli.job_files import find_job, places_in, state_root
 from supervisor.errors import SuperviseError
-from supervisor.observe import path_patterns
+from supervisor.observe.ranks import path_patterns
 from supervisor.run import lock
 
 if TYPE_CHECKING:

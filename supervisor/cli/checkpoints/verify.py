@@ -19,7 +19,7 @@ from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints.records import records_of, rejections_of
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
-from supervisor.observe.path_patterns import is_within
+from supervisor.observe.ranks.path_patterns import is_within
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:

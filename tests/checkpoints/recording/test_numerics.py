@@ -14,7 +14,7 @@ from supervisor.checkpoints.recording import numerics
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointTrouble
 from supervisor.cli.checkpoints import listing
 from supervisor.cli.checkpoints import verify as checkpoint_verify
-from supervisor.observe.path_patterns import pattern_of
+from supervisor.observe.ranks.path_patterns import pattern_of
 from tests.checkpoints.test_repair import JobOnDisk, disk
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from supervisor.config import signatures
 from supervisor.core.model import Cause, RankInfo
 from supervisor.guardian import process_tree
 from supervisor.job.clock import Clock
-from supervisor.observe import kernel_records, kernel_watch
 from supervisor.observe.anchor_scanner import scanner
-from supervisor.observe.job_processes import JobProcesses, ProcessOwner
-from supervisor.observe.kernel_watch import KernelWatch
+from supervisor.observe.host import kernel_records, kernel_watch
+from supervisor.observe.host.kernel_watch import KernelWatch
+from supervisor.observe.processes.job_processes import JobProcesses, ProcessOwner
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def test_a_storm_is_counted_and_its_first_and_last_are_kept(known: Signatures) -
 
 
 def test_a_storm_of_one_kind_takes_no_room_from_another(known: Signatures, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.observe.job_processes.FIRST_NAMESPACE", "pid:[0]")
+    monkeypatch.setattr("supervisor.observe.processes.job_processes.FIRST_NAMESPACE", "pid:[0]")
     found = _watched(known, JobProcesses(os.getpid()), *(_record(KILLED.format(pid=n)) for n in range(250)), _record(XID))
     assert "gpu_lost.xid" in {fact.name for fact in found if fact.claim is not None}
 
@@ -280,7 +280,7 @@ def test_without_comparable_pids_a_kill_is_no_claim_and_a_container_is_known_by_
     known: Signatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     container = "3f4e" * 16
-    monkeypatch.setattr("supervisor.observe.job_processes.FIRST_NAMESPACE", "pid:[0]")
+    monkeypatch.setattr("supervisor.observe.processes.job_processes.FIRST_NAMESPACE", "pid:[0]")
     processes = JobProcesses(os.getpid())
     monkeypatch.setattr(processes, "_containers", frozenset({container}))
     constraint = (

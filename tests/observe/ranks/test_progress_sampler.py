@@ -11,8 +11,8 @@ from supervisor.core.events import Event, ProgressObserved
 from supervisor.core.model import CheckpointRef, RankInfo
 from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
-from supervisor.observe import heartbeats
-from supervisor.observe.progress_sampler import ProgressSampler
+from supervisor.observe.ranks import heartbeats
+from supervisor.observe.ranks.progress_sampler import ProgressSampler
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ from supervisor.core.events import ProgramSeen, ProgressObserved, Saved, SaveOnR
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
-from supervisor.observe import error_files, heartbeats, rank_logs
-from supervisor.observe.path_patterns import checkpoint_path
+from supervisor.observe.ranks import error_files, heartbeats, save_logs
+from supervisor.observe.ranks.path_patterns import checkpoint_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.events import Event
     from supervisor.core.model import CheckpointRef, RankInfo
-    from supervisor.observe.heartbeats import RankHeartbeat
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 REPORT_S = 10.0
 #: A phase that changes with every step (train, checkpoint, train) is posted this often at most.
@@ -146,7 +146,7 @@ def loads(directory: Path, *, complete: bool = True) -> list[str]:
             log = file.read_bytes()
         except OSError:
             continue
-        for row in rank_logs.rows(log):
+        for row in save_logs.rows(log):
             with contextlib.suppress(ValueError, TypeError):
                 if row.get("complete", True) is complete and layout.loads_first(row.get("via", ""), int(row.get("steps", 0))):
                     found.append(row["path"])

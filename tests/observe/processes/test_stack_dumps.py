@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.instrument._supervise_shim.layout import STACKS_SIGNAL, start_ticks_of
-from supervisor.observe import heartbeats, stack_dumps
+from supervisor.observe.processes import stack_dumps
+from supervisor.observe.ranks import heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.process
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WAITS = """
 import sys, threading
 begun = threading.Event()

@@ -14,7 +14,7 @@ from supervisor.core.model import RankExit, RankInfo
 from supervisor.guardian import process_tree
 from supervisor.job.clock import Clock
 from supervisor.observe.collect import exits
-from supervisor.observe.launched_ranks import LaunchedRanks, VanishedRank, with_found
+from supervisor.observe.processes.launched_ranks import LaunchedRanks, VanishedRank, with_found
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.observe.path_patterns import checkpoint_path, matches, pattern_of
+from supervisor.observe.ranks.path_patterns import checkpoint_path, matches, pattern_of
 
 UNITS = {
     "/j/ckpt.pt": "/j/ckpt.pt",

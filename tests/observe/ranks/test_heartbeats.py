@@ -14,9 +14,9 @@ from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
-from supervisor.observe import heartbeats
+from supervisor.observe.ranks import heartbeats
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

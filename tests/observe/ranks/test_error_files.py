@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.core.model import Phase, RankInfo
 from supervisor.instrument._supervise_shim.layout import file_name
-from supervisor.observe import error_files
+from supervisor.observe.ranks import error_files
 
 if TYPE_CHECKING:
     from pathlib import Path

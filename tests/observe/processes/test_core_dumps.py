@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.core.model import RankExit
 from supervisor.job.clock import Clock
-from supervisor.observe import core_dumps
+from supervisor.observe.processes import core_dumps
 
 PID = 4242
 

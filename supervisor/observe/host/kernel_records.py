@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from health.nvidia import xids
 from supervisor.classify.match import claims
 from supervisor.core.model import Cause, Evidence
-from supervisor.observe.job_processes import ProcessOwner
+from supervisor.observe.processes.job_processes import ProcessOwner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.observe.job_processes import JobProcesses
     from supervisor.observe.log_watch import Signatures
+    from supervisor.observe.processes.job_processes import JobProcesses
 
 NVIDIA_GPUS = "/proc/driver/nvidia/gpus"
 #: Of each kind of fact, from the beginning and from the end. There are some fifty kinds.

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 from health.kernellog import kmsg_reader, sources
 from health.kernellog.kmsg_reader import Device, Joiner
 from supervisor.core.model import Evidence
-from supervisor.observe.kernel_records import BoundedFacts, KernelRecord, evidence
+from supervisor.observe.host.kernel_records import BoundedFacts, KernelRecord, evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from health.kernellog.kmsg_reader import Kmsg
     from supervisor.job.clock import Clock
-    from supervisor.observe.job_processes import JobProcesses
     from supervisor.observe.log_watch import Signatures
+    from supervisor.observe.processes.job_processes import JobProcesses
 
 AT_ONCE = 512  # records between two checks whether anybody waits
 PAUSE_PER_READ = 4  # as a multiple of the time that it took

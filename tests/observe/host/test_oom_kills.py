@@ -12,8 +12,8 @@ import pytest
 
 from health.probes import control_groups
 from health.probes.control_groups import ControlGroup
-from supervisor.observe import oom_kills
-from supervisor.observe.oom_kills import GroupCounts
+from supervisor.observe.host import oom_kills
+from supervisor.observe.host.oom_kills import GroupCounts
 from tests.support.memory_group import memory_group
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def small_group() -> Iterator[Path]:
 def test_a_real_kill_is_counted(small_group: Path) -> None:
     watcher = (
         "import os, subprocess, sys\n"
-        "from supervisor.observe import oom_kills\n"
+        "from supervisor.observe.host import oom_kills\n"
         f"open({str(small_group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
         "kills = oom_kills.OomKillCounter()\n"
         "eats = 'x = b\"x\" * (200 << 20)'\n"
@@ -179,7 +179,7 @@ def test_a_real_kill_is_counted(small_group: Path) -> None:
         "print(code, *(fact.name for fact in kills.finish(1.0)))\n"
     )
     done = subprocess.run(  # noqa: S603  our own code
-        [sys.executable, "-c", watcher], capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", watcher], capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[3]
     )
     code, *names = done.stdout.split()
     assert int(code) == -signal.SIGKILL, done

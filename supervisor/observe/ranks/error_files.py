@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim.layout import file_name
-from supervisor.observe import heartbeats
+from supervisor.observe.ranks import heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

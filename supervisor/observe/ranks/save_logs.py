@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from supervisor.observe.path_patterns import checkpoint_path, pattern_of
+from supervisor.observe.ranks.path_patterns import checkpoint_path, pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

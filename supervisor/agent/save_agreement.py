@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing import Protocol
 
-    class Instrument(Protocol):
+    class RankInstrument(Protocol):
         """The part of the instrumentation that this module calls, in a rank that a supervisor started."""
 
         def asked(self, number: int) -> None:
@@ -78,7 +78,7 @@ class SaveAgreement:
         self._counted_in = False
         self._call_s, self._last_t = 0.0, time.monotonic()
 
-    def should_save(self, instrument: Instrument | None) -> bool:
+    def should_save(self, instrument: RankInstrument | None) -> bool:
         """Answer one call; see worker.should_save."""
         if not self._enter_job():
             return False
@@ -98,7 +98,7 @@ class SaveAgreement:
                 instrument.save_requested()
         return is_time
 
-    def save_requested(self, instrument: Instrument | None) -> bool:
+    def save_requested(self, instrument: RankInstrument | None) -> bool:
         """Answer one call; see worker.save_requested."""
         if not self._enter_job():
             return False
@@ -124,7 +124,7 @@ class SaveAgreement:
         return bool(job_dir)
 
     @staticmethod
-    def _report_question(instrument: Instrument | None, calls: int) -> None:
+    def _report_question(instrument: RankInstrument | None, calls: int) -> None:
         if instrument is not None:
             instrument.asked(calls)
 

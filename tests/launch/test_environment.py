@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.agent.link import with_words
+from supervisor.agent.link import filled_command
 from supervisor.config.settings import Checkpoints, Knobs, ResumeKnob, Settings
 from supervisor.core.model import CheckpointRef
 from supervisor.launch.environment import resume_handover
@@ -27,13 +27,13 @@ DECLARED = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)))
 def test_a_command_that_is_no_template_of_ours_is_run_as_written(
     settings: Settings, command: list[str], resume: CheckpointRef | None
 ) -> None:
-    assert with_words(command, resume_handover(settings, command, resume).words) == command
+    assert filled_command(command, resume_handover(settings, command, resume).words) == command
 
 
 def test_a_declared_template_is_filled() -> None:
     command = ["train.py", "--resume={resume}", "--from={step}"]
-    assert with_words(command, resume_handover(DECLARED, command, FOUND).words) == ["train.py", "--resume=ckpt/7.pt", "--from=7"]
-    assert with_words(command, resume_handover(DECLARED, command, None).words) == ["train.py", "--resume=", "--from="]
+    assert filled_command(command, resume_handover(DECLARED, command, FOUND).words) == ["train.py", "--resume=ckpt/7.pt", "--from=7"]
+    assert filled_command(command, resume_handover(DECLARED, command, None).words) == ["train.py", "--resume=", "--from="]
 
 
 def test_the_declared_arguments_know_both_words_whatever_the_command() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from supervisor.core import actions, decide, events, failure, lifecycle, planning, start
+from supervisor.core import actions, budget, decide, events, failure, lifecycle, planning, start
 from supervisor.knobs import batch
 from supervisor.strategies import consent, repetition
 from supervisor.strategies.situation import Situation
@@ -99,7 +99,7 @@ def quarantined_gpu_handed_out(patch: Patch) -> None:
 
 def infrastructure_charged(patch: Patch) -> None:
     """A network that flaps spends the budget."""
-    patch.setattr(repetition, "family", lambda _cause: "program")
+    patch.setattr(budget, "family", lambda _cause: "program")
 
 
 def steps_back_without_end(patch: Patch) -> None:

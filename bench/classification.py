@@ -24,8 +24,8 @@ from health.kernellog.messages import Role, forms
 from health.nvidia import xids
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.classify.engine import classify
-from supervisor.classify.match import read_text
-from supervisor.classify.xid import CAUSES
+from supervisor.classify.gpu.xid import CAUSES
+from supervisor.classify.logs.match import read_text
 from supervisor.config.signatures import read
 from supervisor.core.model import Cause
 from supervisor.observe.anchor_scanner import scanner

@@ -21,7 +21,7 @@ from figures import at_least, at_most
 from runs import BenchError
 
 from supervisor.classify.engine import classify
-from supervisor.classify.match import Reader
+from supervisor.classify.logs.match import Reader
 from supervisor.config import signatures
 from supervisor.core.model import Evidence
 from supervisor.observe.anchor_scanner import scanner

@@ -1,6 +1,6 @@
 """Classifies the evidence of one incident: what failed first, where, and how sure the answer is.
 
-The evidence comes from a failed job or from a log (classify/match.py). There is always one Verdict: UNKNOWN if no evidence is convincing,
+The evidence comes from a failed job or from a log (logs/match.py). There is always one Verdict: UNKNOWN if no evidence is convincing,
 NONE if a log shows no failure.
 
 Every fact that supports a cause is a candidate. Three rules choose, in this order:
@@ -17,10 +17,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.classify import admissible, exits, footers, gpu_memory, xid
+from supervisor.classify import admissible, exits
 from supervisor.classify.candidate import CONVINCING, CauseCandidate
 from supervisor.classify.exceptions import UNCAUGHT, Exceptions
 from supervisor.classify.fingerprint import fingerprint, frames_of, place_of
+from supervisor.classify.gpu import memory as gpu_memory
+from supervisor.classify.gpu import xid
+from supervisor.classify.logs import footers
 from supervisor.core.model import Cause, Evidence, Verdict
 
 if TYPE_CHECKING:

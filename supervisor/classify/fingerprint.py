@@ -10,12 +10,12 @@ import re
 from typing import TYPE_CHECKING
 
 from supervisor.classify import redact
-from supervisor.classify.tracebacks import frames_in
+from supervisor.classify.logs.tracebacks import frames_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from supervisor.classify.tracebacks import Frame
+    from supervisor.classify.logs.tracebacks import Frame
     from supervisor.core.model import Cause
 
 FRAMES = 3

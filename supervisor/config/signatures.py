@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from health.kernellog import messages
-from supervisor.classify import catalogue
-from supervisor.classify.patterns import KernelMessage
-from supervisor.classify.rows import Problem
+from supervisor.classify.logs import catalogue
+from supervisor.classify.logs.patterns import KernelMessage
+from supervisor.classify.logs.rows import Problem
 from supervisor.config.trust import LIMIT_BYTES, read_trusted
 from supervisor.config.user_patterns import Bounded
 from supervisor.errors import SuperviseError
@@ -21,7 +21,7 @@ from supervisor.errors import SuperviseError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from supervisor.classify.catalogue import Catalogue
+    from supervisor.classify.logs.catalogue import Catalogue
     from supervisor.config.settings import Settings
 
 #: Where ours lie.

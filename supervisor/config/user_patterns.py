@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.classify.patterns import PatternMatch
+    from supervisor.classify.logs.patterns import PatternMatch
 
 #: One search, in seconds of the processor. An honest pattern needs some microseconds for the longest line.
 SEARCH_S = 0.1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from supervisor.classify import xid
+from supervisor.classify.gpu import xid
 from supervisor.core import planning
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
 from supervisor.core.model import Cause, Claim, Evidence, Finding, Launcher, Plan, PlanKind, Verdict

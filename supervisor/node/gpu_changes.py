@@ -1,7 +1,7 @@
 """Finds which GPUs changed their state during an attempt, as evidence of source `nvml`.
 
 Only changes are judged, no totals: a GPU that was ill before is reported when the attempt begins (core/node_health.py). The claims are
-those of classify/gpu_state.py; Xids get the claims of the kernel's rows.
+those of classify/gpu/state.py; Xids get the claims of the kernel's rows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from health.checks.gpu import gpus
 from health.model import Readings, delta
 from health.nvidia import recovery_actions, xid_policy, xids
 from health.nvidia.xid_history import Event, Memory
-from supervisor.classify.gpu_state import CLAIMS, SOURCE
-from supervisor.classify.gpu_state import REPEATED as REPEATED_WEIGHT
-from supervisor.classify.match import claims
+from supervisor.classify.gpu.state import CLAIMS, SOURCE
+from supervisor.classify.gpu.state import REPEATED as REPEATED_WEIGHT
+from supervisor.classify.logs.match import claims
 from supervisor.core.model import Evidence
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from health.model import Json
-    from supervisor.classify.catalogue import Catalogue
+    from supervisor.classify.logs.catalogue import Catalogue
 
 #: Of these 8 and 11 name the reason why a GPU cannot be found.
 _LOST: Final = frozenset({8, 11, 15, 999})

@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from supervisor.classify.match import PlainScanner
+from supervisor.classify.logs.match import PlainScanner
 from supervisor.guardian.libc import return_free_memory
 from supervisor.launch import orphans
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import hyperscan
 
-    from supervisor.classify.match import Scanner
+    from supervisor.classify.logs.match import Scanner
 
 
 class HyperScanner:

@@ -14,9 +14,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify import exits as exits_of
-from supervisor.classify import match, redact
-from supervisor.classify.match import Reader
-from supervisor.classify.text import kernel_message
+from supervisor.classify import redact
+from supervisor.classify.logs import match
+from supervisor.classify.logs.match import Reader
+from supervisor.classify.logs.text import kernel_message
 from supervisor.core.model import Evidence
 from supervisor.observe.log_watch import AGENT
 from supervisor.observe.processes.launched_ranks import VanishedRank

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from supervisor.classify.match import Reader
+from supervisor.classify.logs.match import Reader
 from supervisor.core.model import Evidence
 from supervisor.guardian.logs import KEPT
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from supervisor.classify.catalogue import Catalogue
-    from supervisor.classify.match import Scanner
+    from supervisor.classify.logs.catalogue import Catalogue
+    from supervisor.classify.logs.match import Scanner
 
     Signatures = Callable[[], tuple[Catalogue, Scanner]]
 

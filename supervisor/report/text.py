@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from supervisor.classify import redact
-from supervisor.classify.text import one_line
+from supervisor.classify.logs.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from health.model import Readings
     from supervisor.checkpoints.recording.reports import CheckpointReport
-    from supervisor.classify.catalogue import Catalogue
-    from supervisor.classify.match import Scanner
+    from supervisor.classify.logs.catalogue import Catalogue
+    from supervisor.classify.logs.match import Scanner
     from supervisor.core.actions import Quarantine
     from supervisor.job.job import Job
     from supervisor.launch.orphans import LeftProcess

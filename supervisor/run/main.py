@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
-    from supervisor.classify.rows import Problem
+    from supervisor.classify.logs.rows import Problem
     from supervisor.config.settings import Settings
     from supervisor.core.actions import Action, Finish
     from supervisor.core.events import Event

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.classify.engine import classify
-from supervisor.classify.match import claims, read_text
+from supervisor.classify.logs.match import claims, read_text
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Claim, Evidence
 

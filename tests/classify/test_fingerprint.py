@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.classify import catalogue
 from supervisor.classify.engine import classify
 from supervisor.classify.fingerprint import frames_of, normalised, place_of
-from supervisor.classify.match import read_text
+from supervisor.classify.logs import catalogue
+from supervisor.classify.logs.match import read_text
 from supervisor.core.model import Evidence
 
 LOG = """\

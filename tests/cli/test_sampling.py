@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.classify.engine import classify
-from supervisor.classify.match import Reader
+from supervisor.classify.logs.match import Reader
 from supervisor.cli.classify import sampling
 from supervisor.cli.classify.sampling import FloodReader
 from supervisor.config import signatures

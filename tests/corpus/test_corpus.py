@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from supervisor.classify.engine import classify
-from supervisor.classify.match import read_text
+from supervisor.classify.logs.match import read_text
 from supervisor.config.signatures import read
 from supervisor.core.model import Cause
 

@@ -14,8 +14,8 @@ import pytest
 from health.nvidia import xids
 from supervisor.classify import exits
 from supervisor.classify.causes import EXPLANATIONS
-from supervisor.classify.rows import parse
-from supervisor.classify.xid import CAUSES
+from supervisor.classify.gpu.xid import CAUSES
+from supervisor.classify.logs.rows import parse
 from supervisor.cli.classify import rendering
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Verdict

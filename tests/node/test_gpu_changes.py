@@ -10,7 +10,7 @@ import pytest
 from health.model import HOST, Reading, Readings
 from health.nvidia.xid_history import Memory
 from supervisor.classify.engine import classify
-from supervisor.classify.gpu_state import CLAIMS
+from supervisor.classify.gpu.state import CLAIMS
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence
 from supervisor.node import gpu_changes

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.classify.match import PlainScanner, read_text
+from supervisor.classify.logs.match import PlainScanner, read_text
 from supervisor.config import signatures
 from supervisor.observe.anchor_scanner import HyperScanner, UpgradingScanner, made_apart, scanner
 from tests.support.waiting import wait_for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from supervisor.classify.engine import classify
-from supervisor.classify.match import Reader, claims
+from supervisor.classify.logs.match import Reader, claims
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, Phase, RankExit, Verdict
 from supervisor.job.clock import Clock

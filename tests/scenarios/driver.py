@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from supervisor.classify.match import claims
+from supervisor.classify.logs.match import claims
 from supervisor.config import signatures
 from supervisor.core import actions as act
 from supervisor.core import events

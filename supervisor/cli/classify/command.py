@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from supervisor.classify import gpu_memory
-from supervisor.classify.bounded_sample import BoundedSample
 from supervisor.classify.engine import classify
+from supervisor.classify.gpu import memory as gpu_memory
+from supervisor.classify.logs.bounded_sample import BoundedSample
 from supervisor.cli import log_files, stdio
 from supervisor.cli.classify import reading, rendering
 from supervisor.cli.classify.reading import Texture
@@ -36,8 +36,8 @@ from supervisor.observe.anchor_scanner import scanner
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from supervisor.classify.catalogue import Catalogue
-    from supervisor.classify.match import Scanner
+    from supervisor.classify.logs.catalogue import Catalogue
+    from supervisor.classify.logs.match import Scanner
     from supervisor.config.settings import Settings
 
 STDIN = "-"

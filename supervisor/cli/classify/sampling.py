@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from supervisor.classify.match import Reader
+from supervisor.classify.logs.match import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.classify.catalogue import Catalogue
-    from supervisor.classify.match import Scanner
+    from supervisor.classify.logs.catalogue import Catalogue
+    from supervisor.classify.logs.match import Scanner
     from supervisor.core.model import Evidence
 
 #: Looking at one costs some 30 us.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from health.nvidia import xids
-from supervisor.classify.match import claims
+from supervisor.classify.logs.match import claims
 from supervisor.core.model import Cause, Evidence
 from supervisor.observe.processes.job_processes import ProcessOwner
 

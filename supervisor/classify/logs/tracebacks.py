@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from supervisor.classify.text import Line
+    from supervisor.classify.logs.text import Line
 
 MOST_OPEN = 512
 MOST_FRAMES = 64

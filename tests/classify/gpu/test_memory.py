@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.classify import gpu_memory
 from supervisor.classify.engine import classify
-from supervisor.classify.match import read_text
+from supervisor.classify.gpu import memory as gpu_memory
+from supervisor.classify.logs.match import read_text
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, RankExit
 from supervisor.job.clock import Clock

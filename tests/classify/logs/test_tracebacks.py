@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.classify import text
-from supervisor.classify.tracebacks import Finder, Traceback, calls, frames_in
+from supervisor.classify.logs import text
+from supervisor.classify.logs.tracebacks import Finder, Traceback, calls, frames_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from supervisor.classify import text
+from supervisor.classify.logs import text
 from tests.support.figures import Figures
 
 #: Of the longest part of a line that is looked at, on a slow machine.

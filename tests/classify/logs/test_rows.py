@@ -1,4 +1,4 @@
-"""Every signature, with the texts that it must know and those that it must not: tests/classify/samples."""
+"""Every signature, with the texts that it must know and those that it must not: tests/classify/logs/samples."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from supervisor.classify import exits, rows
-from supervisor.classify.catalogue import build
-from supervisor.classify.match import PlainScanner, read_text
+from supervisor.classify import exits
+from supervisor.classify.logs import rows
+from supervisor.classify.logs.catalogue import build
+from supervisor.classify.logs.match import PlainScanner, read_text
 from supervisor.config import signatures
 from supervisor.core.model import Cause
 

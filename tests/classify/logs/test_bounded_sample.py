@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.classify.bounded_sample import BoundedSample
+from supervisor.classify.logs.bounded_sample import BoundedSample
 
 MOST = 40
 FINDINGS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.one_of(st.none(), st.integers(0, 60))), max_size=400)

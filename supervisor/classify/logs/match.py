@@ -20,18 +20,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from supervisor.classify import footers, text
-from supervisor.classify.bounded_sample import BoundedSample
-from supervisor.classify.rows import ANY_CAUSE, Signature
-from supervisor.classify.tracebacks import OF_VALUES, Finder, calls, frames_in
+from supervisor.classify.logs import footers, text
+from supervisor.classify.logs.bounded_sample import BoundedSample
+from supervisor.classify.logs.rows import ANY_CAUSE, Signature
+from supervisor.classify.logs.tracebacks import OF_VALUES, Finder, calls, frames_in
 from supervisor.core.model import Claim, Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from supervisor.classify.catalogue import Catalogue
-    from supervisor.classify.text import Line
-    from supervisor.classify.tracebacks import PrintedException, Traceback
+    from supervisor.classify.logs.catalogue import Catalogue
+    from supervisor.classify.logs.text import Line
+    from supervisor.classify.logs.tracebacks import PrintedException, Traceback
 
 #: A longer line is read in parts.
 LONGEST_PART = 1 << 20

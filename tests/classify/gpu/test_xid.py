@@ -8,8 +8,8 @@ import pytest
 
 from health.kernellog.messages import named
 from health.nvidia import xids
-from supervisor.classify import text
-from supervisor.classify.xid import CAUSES
+from supervisor.classify.gpu.xid import CAUSES
+from supervisor.classify.logs import text
 from supervisor.config import signatures
 from supervisor.core.model import Cause
 from tests.support.figures import costs_at_most

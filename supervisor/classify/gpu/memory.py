@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from supervisor.classify.rows import FIELD_TYPES
+from supervisor.classify.logs.rows import FIELD_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from supervisor.classify import footers
-from supervisor.classify.rows import Problem, Signature, parse
+from supervisor.classify.logs import footers
+from supervisor.classify.logs.rows import Problem, Signature, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from supervisor.classify.rows import Bound, Messages
+    from supervisor.classify.logs.rows import Bound, Messages
 
 #: Anchors of every catalogue beside those of its rows: where a traceback, an exception or a launcher's footer may stand.
 STRUCTURE = (

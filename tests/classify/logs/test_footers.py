@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.classify import catalogue, exits, footers, match, rows, text
+from supervisor.classify import exits
 from supervisor.classify.engine import classify
-from supervisor.classify.match import read_text
+from supervisor.classify.logs import catalogue, footers, match, rows, text
+from supervisor.classify.logs.match import read_text
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Claim, Evidence
 from tests.support.figures import costs_at_most

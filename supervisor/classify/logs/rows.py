@@ -36,19 +36,19 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from supervisor.classify.patterns import MessagePattern, Pattern
+from supervisor.classify.logs.patterns import MessagePattern, Pattern
 from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from supervisor.classify.patterns import KernelMessage, PatternMatch
+    from supervisor.classify.logs.patterns import KernelMessage, PatternMatch
 
     Messages = Mapping[str, tuple[KernelMessage, ...]]
     Bound = Callable[[str, str, str], "Pattern"]
 
-#: The units of text in which a pattern can be searched; see classify/match.py.
+#: The units of text in which a pattern can be searched; see classify/logs/match.py.
 PLACES = ("exception", "line", "kernel")
 #: Shorter anchors are too common: each occurrence costs a search.
 SHORTEST_ANCHOR = 4

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.classify import catalogue, match, text
 from supervisor.classify.engine import classify
-from supervisor.classify.match import PlainScanner, Reader, read_text
-from supervisor.classify.rows import parse
+from supervisor.classify.logs import catalogue, match, text
+from supervisor.classify.logs.match import PlainScanner, Reader, read_text
+from supervisor.classify.logs.rows import parse
 from supervisor.core.model import Cause, Evidence
 
 ROWS = r"""

@@ -1,0 +1,1 @@
+"""What the state, the memory and the Xids of a GPU mean for a verdict."""

@@ -1,0 +1,1 @@
+"""From the text of logs to evidence: signatures, tracebacks and launchers' footers."""

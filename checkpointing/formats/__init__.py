@@ -94,13 +94,13 @@ FORMATS: Final = (
     ("unproven", "checkpointing.formats.unrecognised"),
 )
 TREE_FORMATS: Final = (
-    ("deepspeed", "checkpointing.formats.deepspeed"),
-    ("megatron", "checkpointing.formats.megatron"),
-    ("hf_trainer", "checkpointing.formats.hf_trainer"),
-    ("accelerate", "checkpointing.formats.accelerate"),
-    ("fsdp", "checkpointing.formats.fsdp_rank_files"),
-    ("dcp", "checkpointing.formats.dcp"),
-    ("safetensors_index", "checkpointing.formats.safetensors_index"),
+    ("deepspeed", "checkpointing.formats.directories.deepspeed"),
+    ("megatron", "checkpointing.formats.directories.megatron"),
+    ("hf_trainer", "checkpointing.formats.directories.hf_trainer"),
+    ("accelerate", "checkpointing.formats.directories.accelerate"),
+    ("fsdp", "checkpointing.formats.directories.fsdp_rank_files"),
+    ("dcp", "checkpointing.formats.directories.dcp"),
+    ("safetensors_index", "checkpointing.formats.directories.safetensors_index"),
 )
 
 

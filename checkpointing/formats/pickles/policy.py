@@ -14,7 +14,7 @@ package's other functions there is always one that loads a library or evaluates 
 file's writer, which the caller of `verify` knows. Two calls are DANGEROUS whoever wrote them: of the result of another call, and of a
 method of a known package's class (`is_method`).
 
-The metadata of torch.distributed.checkpoint has a list of its own (dcp_metadata.py), for torch unpickles that file without any guard.
+The metadata of torch.distributed.checkpoint has a list of its own (directories/dcp_metadata.py), for torch unpickles that file unguarded.
 """
 
 from __future__ import annotations

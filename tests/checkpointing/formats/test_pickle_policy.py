@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 
-from checkpointing.formats import dcp_metadata
+from checkpointing.formats.directories import dcp_metadata
 from checkpointing.formats.pickles import scanner
 from checkpointing.formats.pickles.policy import Judgement, judge
 from checkpointing.model import Verdict

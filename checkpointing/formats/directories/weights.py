@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.formats import NOWHERE, Examination, examine_member, safetensors
-from checkpointing.formats import rank_shards as shards_of
+from checkpointing.formats.directories import rank_shards as shards_of
 from checkpointing.formats.pickles import facts
 from checkpointing.io.reader import Short
 from checkpointing.model import Verdict

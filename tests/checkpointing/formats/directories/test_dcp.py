@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import planner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from checkpointing.discover import find
-from checkpointing.formats import dcp_metadata
+from checkpointing.formats.directories import dcp_metadata
 from checkpointing.io.reader import Interrupted
 from checkpointing.model import Verdict
 from checkpointing.verification import verify

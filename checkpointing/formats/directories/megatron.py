@@ -17,7 +17,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, dcp, rank_shards
+from checkpointing.formats import NOWHERE, Examination, StepPosition, combine
+from checkpointing.formats.directories import dcp, rank_shards
 from checkpointing.io.reader import Short
 from checkpointing.model import Verdict
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, rank_shards
+from checkpointing.formats import NOWHERE, Examination, StepPosition, combine
+from checkpointing.formats.directories import rank_shards
 
 if TYPE_CHECKING:
     from checkpointing.formats.pickles.facts import PickleScan

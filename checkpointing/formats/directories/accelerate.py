@@ -11,7 +11,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, combine, dcp, examine_member, nested, weights
+from checkpointing.formats import NOWHERE, Examination, combine, examine_member, nested
+from checkpointing.formats.directories import dcp, weights
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:

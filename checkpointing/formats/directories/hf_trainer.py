@@ -18,7 +18,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, dcp, deepspeed, examine_member, nested, rank_shards, weights
+from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, examine_member, nested
+from checkpointing.formats.directories import dcp, deepspeed, rank_shards, weights
 from checkpointing.formats.pickles import facts
 from checkpointing.io.reader import Short
 from checkpointing.model import Verdict

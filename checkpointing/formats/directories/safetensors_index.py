@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import combine, weights
+from checkpointing.formats import combine
+from checkpointing.formats.directories import weights
 
 if TYPE_CHECKING:
     from checkpointing.formats import Examination

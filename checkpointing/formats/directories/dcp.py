@@ -18,7 +18,8 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, dcp_metadata, torch_zip, zip_layout
+from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, torch_zip, zip_layout
+from checkpointing.formats.directories import dcp_metadata
 from checkpointing.formats.pickles import facts, scanner
 from checkpointing.formats.pickles.facts import Number
 from checkpointing.io import birth_time
@@ -28,7 +29,7 @@ from checkpointing.model import MOST_NAME, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from checkpointing.formats.dcp_metadata import Item, Metadata
+    from checkpointing.formats.directories.dcp_metadata import Item, Metadata
     from checkpointing.io.reader import FileReader
     from checkpointing.io.tree import Tree
     from checkpointing.model import NonFinite

@@ -10,7 +10,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
-from checkpointing.formats import NOWHERE, Examination, combine, examine_member, rank_shards
+from checkpointing.formats import NOWHERE, Examination, combine, examine_member
+from checkpointing.formats.directories import rank_shards
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:

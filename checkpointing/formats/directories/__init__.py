@@ -1,0 +1,1 @@
+"""The formats of directories: one file for each framework's layout, and what several share."""

@@ -4,13 +4,15 @@ Each line has the bound fields (run_id, attempt, incident, node, rank). They go 
 each, and with --verbose to stderr too. A thread of its own writes, so that a full, slow or hung disk never reaches the caller; lost lines
 are counted, and the next line that can be written reports them as `log.lost`.
 
-structlog is imported when a log is opened and not before: it costs more than all else together, and no reading command needs it.
+structlog is imported when a log is opened and not before: it costs more than all else together, and no reading command needs it. It is
+imported without rich, which it would load, with pygments, for a console renderer that is not used here: 4 MiB of memory, 20 ms of CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.report.background_writer import BackgroundWriter
@@ -106,8 +108,7 @@ def open_log(
     limit_bytes: int = LIMIT_BYTES,
 ) -> EventLog:
     """Open the log of the state directory. With `terminal` (--verbose) each line is shown there too, in `log_format`."""
-    import structlog  # noqa: PLC0415  see the head of this module
-
+    structlog = _import_structlog()
     as_json = structlog.processors.JSONRenderer()
     as_words = structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
     shown = as_words if log_format == "console" or (log_format == "auto" and terminal is not None and terminal.is_a_tty()) else as_json
@@ -135,3 +136,16 @@ def open_log(
         cache_logger_on_first_use=True,
     )
     return EventLog(logger, writer, file)
+
+
+def _import_structlog() -> Any:  # noqa: ANN401  a module
+    modules: dict[str, Any] = sys.modules
+    hidden = "rich" not in modules
+    if hidden:
+        modules["rich"] = None  # makes `import rich` raise ImportError, for which structlog is prepared
+    try:
+        import structlog  # noqa: PLC0415  see the head of this module
+    finally:
+        if hidden:
+            del modules["rich"]
+    return structlog

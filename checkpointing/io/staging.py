@@ -83,6 +83,11 @@ def temporary_for(final: str, kind: str = "tmp") -> str:
     return os.path.join(directory, f".{name}{end}")  # noqa: PTH118 -- as above
 
 
+def is_temporary(name: str) -> bool:
+    """Whether the name is one that this module gives, of a leftover or of what is being written."""
+    return _LEFTOVER.fullmatch(name) is not None
+
+
 def put(place: Staged, *, is_replacing: bool = True) -> None:
     """Make a staged file or directory durable and give it its name. Raises FileExistsError for a taken name, unless it may replace.
 

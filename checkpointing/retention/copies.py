@@ -273,7 +273,7 @@ def _age(copy: Copy, order: Order) -> ordering.Age:
 
 def _names(directory: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(directory) if not name.startswith("."))  # noqa: PTH208 -- as above
+        return sorted(name for name in os.listdir(directory) if not staging.is_temporary(name))  # noqa: PTH208 -- as above
     except OSError:
         return []
 

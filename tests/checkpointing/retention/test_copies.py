@@ -78,6 +78,16 @@ def test_a_copy_is_the_file_and_stays_so_when_that_is_overwritten(job: Path, tmp
     assert [spare.place for spare in copies.spares()] == [kept.copy.place]
 
 
+def test_a_name_may_begin_with_a_dot(job: Path, tmp_path: Path) -> None:
+    path, copies = job / ".ckpt.pt", Copies(str(tmp_path), BIG)
+    first, second = (copies.keep(save(path, step), RetentionPolicy(1)) for step in (10, 20))
+    assert first.copy is not None
+    assert second.copy is not None
+    assert copies.all() == (second.copy,)
+    assert second.removed == (first.copy.place,)
+    assert [str(one) for one in (tmp_path / DIRECTORY).iterdir()] == [second.copy.directory]
+
+
 def test_a_name_may_be_as_long_as_a_name_may_be(job: Path, tmp_path: Path) -> None:
     made = save(job / ("路" * 80 + ".pt"), 1)
     copies = Copies(str(tmp_path), BIG)

@@ -131,6 +131,8 @@ def _set_by(node: ast.AST) -> list[tuple[str, int]]:
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             if isinstance(target, ast.Attribute):
                 found.append((target.attr, target.lineno, node.value))
+            elif isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                found.append((str(target.slice.value), target.lineno, node.value))
     elif isinstance(node, ast.ClassDef):
         fields = (entry for entry in node.body if isinstance(entry, ast.AnnAssign))
         found = [(entry.target.id, entry.lineno, entry.value) for entry in fields if isinstance(entry.target, ast.Name)]

@@ -162,6 +162,7 @@ UNAVAILABLE = [
     ("accelerate", "accelerate launch a.py", SCRIPTS["accelerate"], "its place is not known"),
     ("accelerate", "accelerate launch --use_deepspeed a.py", SCRIPTS["accelerate"], "--use_deepspeed gives its numbers another meaning"),
     ("hf_trainer", "python a.py", HF + "d = {'gradient_accumulation_steps': 4}\n", "the script sets gradient_accumulation_steps itself"),
+    ("hf_trainer", "python a.py", HF + "d['gradient_accumulation_steps'] = 4\n", "the script sets gradient_accumulation_steps itself"),
     ("accelerate", "accelerate launch a.py", SCRIPTS["accelerate"].replace("=2", "=n"), "what the script gives is not known"),
 ]
 

@@ -82,7 +82,8 @@ def balance(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Polic
         reason = f"failed {charged + 1} times within {policy.period_s:.0f} s without progress"
     elif infrastructure and count >= policy.recurring_stop:
         reason = f"the infrastructure failed {count + 1} times within {policy.period_s:.0f} s without progress"
-    return BudgetBalance(reason, max(policy.intensity - charged - 1, 0), charged=not infrastructure)
+    left = policy.recurring_stop - count - 1 if infrastructure else policy.intensity - charged - 1
+    return BudgetBalance(reason, max(left, 0), charged=not infrastructure)
 
 
 def backoff_s(used: int, jitter: float, policy: Policy) -> float:

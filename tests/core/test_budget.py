@@ -29,7 +29,7 @@ def test_a_failure_that_was_not_charged_does_not_count() -> None:
         (Cause.KILLED_UNKNOWN, (failure(progressed_since=True),) * 3, 2),
         (Cause.KILLED_UNKNOWN, (failure(t=T - 3601),) * 3, 2),
         (Cause.KILLED_UNKNOWN, (failure(Cause.USER_CODE),) * 3, 2),
-        (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False),) * 4, 2),
+        (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False),) * 4, 0),
         (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False),) * 5, None),
     ],
 )
@@ -38,6 +38,13 @@ def test_the_budget_is_spent_at_its_limit_for_each_family(cause: Cause, before: 
     assert bool(found.spent) == (left is None)
     assert found.left == (left or 0) or found.spent
     assert found.charged == (cause is not Cause.RENDEZVOUS)
+
+
+@pytest.mark.parametrize(("cause", "charged", "restarts"), [(Cause.KILLED_UNKNOWN, True, 3), (Cause.RENDEZVOUS, False, 5)])
+def test_what_is_left_is_the_number_of_restarts_that_follow(cause: Cause, charged: bool, restarts: int) -> None:  # noqa: FBT001 -- a row
+    found = [balance((failure(cause, charged=charged),) * n, cause, T, Policy(intensity=3, recurring_stop=5)) for n in range(restarts + 1)]
+    assert [one.left for one in found[:-1]] == list(reversed(range(restarts)))
+    assert [bool(one.spent) for one in found] == [False] * restarts + [True]
 
 
 def test_the_first_restart_is_immediate_and_later_ones_spread_under_a_doubling_ceiling() -> None:

@@ -128,12 +128,14 @@ def bring_back(directory: str) -> list[str]:
     return back
 
 
-def remove(path: str) -> None:
-    """Remove a file or a directory. A directory gets a hidden name first, so that nobody finds half of it. Raises OSError."""
+def remove(path: str, *, is_hidden: bool = False) -> None:
+    """Remove a file or a directory. A directory gets a temporary name first, so that nobody finds half of it. Raises OSError.
+
+    `is_hidden`: nobody looks for its present name.
+    """
     if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 -- as above
-        name = os.path.basename(path)  # noqa: PTH119 -- as above
-        match = _LEFTOVER.fullmatch(name)
-        hidden = path if name.startswith(".") and not (match and match["kind"] == "old") else temporary_for(path)
+        match = _LEFTOVER.fullmatch(os.path.basename(path))  # noqa: PTH119 -- as above
+        hidden = path if is_hidden or (match and match["kind"] == "tmp") else temporary_for(path)
         if hidden != path:
             os.rename(path, hidden)  # noqa: PTH104 -- as above
         shutil.rmtree(hidden)

@@ -56,7 +56,7 @@ def sweep(directory: str) -> tuple[str, ...]:
             if fd is None:
                 continue
             try:
-                staging.remove(path)
+                staging.remove(path, is_hidden=True)
                 gone.append(name)
             finally:
                 _unlocked(path, fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -61,3 +62,12 @@ def test_a_small_file_is_replaced_whole_and_nothing_else_is_left(tmp_path: Path)
     staging.write(str(file), b"old")
     staging.write(str(file), b"new", is_durable=False)
     assert (file.read_bytes(), os.listdir(tmp_path)) == (b"new", ["state.json"])  # noqa: PTH208 -- names
+
+
+@pytest.mark.parametrize("name", ["ckpt", ".ckpt"])
+def test_nobody_finds_half_of_a_directory_that_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / name / "data").mkdir(parents=True)
+    monkeypatch.setattr(shutil, "rmtree", lambda _path: None)  # killed there
+    staging.remove(str(tmp_path / name))
+    (left,) = tmp_path.iterdir()
+    assert staging.is_temporary(left.name)

@@ -1,7 +1,7 @@
-"""A pickle in a file named like torch's: what `pickle.dump` writes, and what an attacker plants.
+"""A plain pickle in a file with torch's suffix (.pt, .bin): what `pickle.dump` writes, and what an attacker plants.
 
 It is read opcode by opcode, never unpickled. DANGEROUS where it would run code, BAD where it is cut off, else UNVERIFIABLE: a pickle
-holds no checksum and does not say how much should follow it.
+holds no checksum and does not say how long the file should be.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _MOST_BYTES: Final = 64 << 20
 
 
 def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- the interface of every format
-    """Claim what is named like a checkpoint and begins as a pickle does; one that is text, if only by its first letter."""
+    """Claim what is named like a checkpoint and begins as a pickle does.
+
+    A text pickle (protocol 0 or 1) is recognised by its first letter alone.
+    """
     return suffix in _SUFFIXES and (head.startswith(_PROTOCOLS) or head[:1] in [bytes((one,)) for one in _TEXT])
 
 
@@ -36,19 +39,19 @@ def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:
     try:
         scan = scanner.scan(data)
     except scanner.TooLong as error:
-        return torch_pickle.dangerous(error.dangers) or Examination(Verdict.UNVERIFIABLE, "a plain pickle that is too long to be read")
+        return torch_pickle.refusal(error.dangers) or Examination(Verdict.UNVERIFIABLE, "a plain pickle that is too long to be read")
     except scanner.NotAPickle as error:
-        if refused := torch_pickle.dangerous(error.dangers):
+        if refused := torch_pickle.refusal(error.dangers):
             return refused
         if not data.startswith(_PROTOCOLS):
             return unrecognised.examine(source, suffix, bulk=bulk)
-        whole = len(data) == source.size
-        return Examination(Verdict.BAD, f"torn: a plain pickle that is not whole: {error}") if whole else _nothing_proves()
-    behind = list(scanner.inner(data[scan.end :], 1))
-    refused = torch_pickle.dangerous(what for found in behind for what in found.dangers)
-    unlisted = tuple(what for found in (scan, *behind) for what in found.unlisted)
+        read_all = len(data) == source.size  # else our limit cut it, not the writer
+        return Examination(Verdict.BAD, f"torn: a plain pickle that is not whole: {error}") if read_all else _nothing_proves()
+    following = list(scanner.inner(data[scan.end :], 1))  # the pickles after the first
+    refused = torch_pickle.refusal(what for found in following for what in found.dangers)
+    unlisted = tuple(what for found in (scan, *following) for what in found.unlisted)
     return (
-        torch_pickle.dangerous(scan.dangers)
+        torch_pickle.refusal(scan.dangers)
         or refused
         or Examination(Verdict.UNVERIFIABLE, _nothing_proves().reason, torch_pickle.place(scan), unlisted=unlisted)
     )

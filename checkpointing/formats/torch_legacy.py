@@ -61,14 +61,14 @@ def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # n
         storages = _lay_out(source, keys, scans[3], at)
     except scanner.NotAPickle as error:
         dangers = (*(what for one in scans for what in one.dangers), *error.dangers)
-        return torch_pickle.dangerous(dangers) or Examination(Verdict.BAD, f"torn: one of its pickles is not whole: {error}")
+        return torch_pickle.refusal(dangers) or Examination(Verdict.BAD, f"torn: one of its pickles is not whole: {error}")
     except _Torn as error:
-        return torch_pickle.dangerous(scans[3].dangers) or Examination(Verdict.BAD, str(error), torch_pickle.place(scans[3]))
+        return torch_pickle.refusal(scans[3].dangers) or Examination(Verdict.BAD, str(error), torch_pickle.place(scans[3]))
     except _Unread:
         return Examination(Verdict.UNVERIFIABLE, "its pickle is too long to be read")
     except Short:
         return Examination(Verdict.BAD, "the file became shorter while it was read")
-    if refused := torch_pickle.dangerous(what for one in scans for what in one.dangers):
+    if refused := torch_pickle.refusal(what for one in scans for what in one.dangers):
         return refused
     place = torch_pickle.place(scans[3])
     unwritten, non_finite = _numbers(source, scans[3], storages) if bulk else ("", ())

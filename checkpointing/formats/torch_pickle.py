@@ -54,7 +54,7 @@ def framework(scan: PickleScan) -> str:
     return "lightning" if _LIGHTNING in scan.keys else ""
 
 
-def dangerous(dangers: Iterable[str]) -> Examination | None:
+def refusal(dangers: Iterable[str]) -> Examination | None:
     """Refuse a pickle that would run code; None for one that would not."""
     calls = tuple(dict.fromkeys(dangers))
     if not calls:

@@ -116,7 +116,7 @@ def _examine(source: FileReader, records: dict[bytes, ZipRecord], *, bulk: bool)
     if scan is None:
         return Examination(Verdict.UNVERIFIABLE, unread)
     place, framework = torch_pickle.place(scan), torch_pickle.framework(scan)
-    if refused := torch_pickle.dangerous(scan.dangers):
+    if refused := torch_pickle.refusal(scan.dangers):
         return replace(refused, place=place, format=framework)
     try:
         proven = _prove(source, records, prefix, scan, has_crcs=has_crcs, bulk=bulk)

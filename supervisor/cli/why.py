@@ -1,4 +1,4 @@
-"""`supervise why`: explains one incident in six steps: seen, stopped, evidence, verdict, plan, resumed."""
+"""`supervise why`: explains one incident in six steps: seen, stopped, evidence, verdict, plan, resumed. report/card.py writes the text."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Decides whether a run may fail once more: `restart.intensity` failures per period and family of causes, cleared by progress.
 
-The rule is that of Erlang/OTP's supervisor. Families keep one kind of trouble from using up another's patience: a flapping network must
-not leave a job without the retry that its own bug deserves. What the infrastructure does, and a failure that a change of the job answered,
-is counted and not charged. The infrastructure has a limit of its own (`recurring_stop`), since the run waits for it. The rung that asks is
-`restart_within_budget` (strategies/repetition.py).
+The rule is that of Erlang/OTP's supervisor. Each family has its own budget, so that network failures do not use up the restarts for a
+failure of the program. Infrastructure failures, and failures after which the plan changed the job, are counted but use up no budget.
+Infrastructure failures have a limit of their own (`recurring_stop`), because the run would otherwise wait for the infrastructure for ever.
+The rung that asks is `restart_within_budget` (strategies/repetition.py).
 """
 
 from __future__ import annotations

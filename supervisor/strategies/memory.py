@@ -1,4 +1,7 @@
-"""Rungs for memory that does not suffice, on the GPU or on the host: the smallest change that keeps the training the same comes first."""
+"""Rungs for memory that does not suffice, on the GPU or on the host: the smallest change that keeps the training the same comes first.
+
+knobs/batch.py does the arithmetic.
+"""
 
 from __future__ import annotations
 

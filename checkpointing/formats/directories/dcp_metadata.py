@@ -1,7 +1,7 @@
 """Reads a DCP `.metadata` without running it.
 
-The file is a pickle, and torch gives it to pickle.load, which runs whatever stands in it. So the names that it may use are a closed list
-(`_LISTED`), whoever wrote it.
+The file is a pickle, and torch gives it to pickle.load, which runs whatever stands in it. Only the names in
+`_LISTED` are allowed, even in a file that this job wrote itself.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What must be there. `missing` are items that the metadata names but gives no place; `uncovered` tensors whose pieces leave gaps.
+    """What the checkpoint's files must hold. `missing`: items that the metadata names but gives no place.
 
+    `uncovered`: tensors whose pieces have fewer elements than the tensor.
     `saved_as` is the last part of the path that it was saved under, "" where it does not say.
     """
 
@@ -142,8 +143,8 @@ def _built(raw: bytes, interrupted: Callable[[], bool]) -> object:
         dangers, problem = error.dangers, MetadataDamaged(f"it is not a whole pickle: {error}"[:200])
     except scanner.TooLong as error:
         dangers, problem = error.dangers, TooLarge(f"it has more than {MOST_OPCODES} opcodes")
-    for what in dangers:
-        raise Dangerous(f"it would call {what[:100]}")
+    if (first := next(iter(dangers), None)) is not None:
+        raise Dangerous(f"it would call {first[:100]}")
     if problem is not None:
         raise problem
     return top
@@ -190,7 +191,7 @@ def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
 
 
 def _state(thing: object) -> dict[str, Any]:
-    """Return an object's fields; (None, {...}) is how pickle writes those of a class with slots."""
+    """Return an object's fields. A class with slots is pickled with the state (None, {field: value})."""
     state = thing.state if isinstance(thing, WholeThing) else None
     if isinstance(state, tuple) and len(state) == 2:  # noqa: PLR2004 -- a pair
         state = state[1]
@@ -198,7 +199,7 @@ def _state(thing: object) -> dict[str, Any]:
 
 
 def _numbers(size: object) -> tuple[int, ...] | None:
-    """Return a torch.Size as numbers; None for None and for what is none."""
+    """Return a torch.Size as numbers; None if it is None or not a valid size."""
     if isinstance(size, WholeThing) and size.made_by and len(size.arguments) <= 1:
         size = size.arguments[0] if size.arguments else ()
     if isinstance(size, WholeThing) and not size.made_by:

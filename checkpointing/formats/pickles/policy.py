@@ -5,7 +5,8 @@ The rule, as docs/checkpoints.md states it for users:
 * KNOWN: what torch, numpy and the frameworks around them write, and the plain value types of the standard library.
 * DANGEROUS: whatever runs code, starts a process, opens a file or a connection, imports or reaches into a module: modules of the
   standard library that do so, known gadgets of torch and numpy, and any name that reaches one of these through another module.
-* UNLISTED: the rest of the standard library (`string.Template`, `os.stat_result`). It is accepted where an unlisted call is accepted.
+* UNLISTED: the rest of the standard library (`string.Template`, `os.stat_result`).
+  Whether it is accepted depends on who wrote the file (below).
 * UNKNOWN: everything else, such as a training script's own class. A checkpoint may hold it.
 
 This is about names, which a checkpoint may hold (an activation function in a module). What a pickle may *call* is a closed list
@@ -244,7 +245,7 @@ _DANGEROUS_GLOBALS: Final = frozenset(
         ("numpy", "genfromtxt"),
     }
 )
-#: Dangerous as packages go, but for these, which frameworks write.
+#: Names in dangerous packages that are allowed, because frameworks write them.
 _EXCEPTIONS: Final = frozenset({("torch.serialization", "_get_layout"), ("torch._dynamo.eval_frame", "OptimizedModule")})
 _KNOWN_PACKAGES: Final = _words("""
 torch numpy torchvision transformers accelerate lightning lightning_fabric pytorch_lightning torchmetrics deepspeed
@@ -279,7 +280,7 @@ _REBUILD: Final = {
     "deepspeed.utils.tensor_fragment": "tensor_fragment fragment_address",
 }
 _REBUILD_SETS: Final = {module: _words(names) for module, names in _REBUILD.items()}
-#: Where torch's own classes are that objects of a training are made of; its others load, compile or launch something.
+#: torch modules whose classes a checkpoint may construct. Classes of other torch modules load, compile or launch something.
 _TORCH_CLASSES: Final = _words("""
 torch.nn torch.optim torch.distributed torch.utils.data torch.amp torch.cuda.amp torch.ao torch.quantization torch.distributions
 torch.fx.immutable_collections torch.torch_version torch._tensor torch.storage torch.return_types torch._subclasses torch.sparse
@@ -297,7 +298,10 @@ def is_dtype(module: str, name: str) -> bool:
 
 @functools.lru_cache(_CACHED)
 def may_be_called(module: str, name: str) -> bool:
-    """Return whether a global is on the list of what a checkpoint's pickle may call, whoever wrote it. What `judge` refuses is not."""
+    """Return whether a global is on the list of what a checkpoint's pickle may call, whoever wrote it.
+
+    False unless `judge` returns KNOWN.
+    """
     module = _today(module, name)
     if judge(module, name) is not Judgement.KNOWN:
         return False

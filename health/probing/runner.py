@@ -1,5 +1,7 @@
 """Runs probes under a deadline, in disposable processes; a probe that does not answer is a finding.
 
+The deadline of each probe is in health/registry.py; `Ask.deadline_s` (health/model.py) limits them all.
+
 The readings hold one `probe.outcome` of subject `probe:NAME` for each probe, a table:
 
     state       answered | failed (the probe raised) | hung (no end within its deadline) | not_started (no process, or it died)

@@ -9,6 +9,7 @@ control), and an ignored signal is handed down to everything that a test starts.
 from __future__ import annotations
 
 import signal
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from tests.support.figures import Figures
 from tests.support.shards import dealt
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 # `make test` tries the same examples at each run; `make test-all` looks for new ones. A deadline would measure the machine's other work.
@@ -53,6 +55,16 @@ def pytest_configure(config: pytest.Config) -> None:
     for signum, handler in _ORDINARY.items():
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, handler)
+
+
+@pytest.fixture(autouse=True)
+def the_machine_s_own_proc() -> Iterator[None]:
+    """Have psutil read this machine again: a probe points it at the root that it is asked about, and its process ends with it."""
+    yield
+    psutil = sys.modules.get("psutil")
+    if psutil is not None and psutil.PROCFS_PATH != "/proc":
+        psutil.PROCFS_PATH = "/proc"
+        psutil.process_iter.cache_clear()
 
 
 def _weight(item: pytest.Item) -> float:

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def use(ask: Ask) -> None:
-    """Have psutil read below `ask.root`. It knows one root at a time, and keeps what it found under the last one."""
+    """Have psutil read below `ask.root`. It knows one root at a time, for the whole process.
+
+    Only a prober calls this: its process reads one root and ends.
+    """
     proc = ask.at("/proc")
     if proc != psutil.PROCFS_PATH:
         psutil.PROCFS_PATH = proc

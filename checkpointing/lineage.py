@@ -4,13 +4,13 @@
     {"version": 1, "runs": [{"run", "began", "attempts": [[number, began_ns], ...]}],
      "roll_backs": [{"began", "run", "attempt", "step", "path", "content"}], "abandoned": [{"path", "began", "run", "attempt"}]}
 
-A run's `began` is the wall time of its start in seconds, and later than everything known of earlier runs. So a clock that was set back, or
-that is behind the clock of the node whose checkpoint was restored, does not make a new run an old one.
+A run's `began` is the wall time of its start in seconds, but always later than the checkpoints and starts known of earlier runs. So a new
+run stays the newest if the clock was set back, or is behind the clock of the node whose checkpoint was restored.
 
 A file without a manifest belongs to the last attempt that had begun when the file was modified. If a file server's clock is seconds behind
 ours, an attempt's first save may thus be counted to the attempt before.
 
-`abandoned` are paths from which a person removed the checkpoint before a run began. Copies of what earlier runs wrote there are not used.
+`abandoned`: a person deleted the checkpoint at this path between two runs. Copies of it that runs up to the named attempt made are ignored.
 
 Nothing here raises: `problem` has what could not be read or written. Thread-safe. The file belongs to one supervisor, which has the lock.
 """
@@ -66,57 +66,59 @@ class Lineages:
         self._writing = threading.Lock()
         self.problem: str | None = None
         self._record, self.problem, self._is_newer = _read(self._file)
-        self._kept = self._record
+        self._written = self._record
         self._run = run
         self._early: tuple[tuple[int, int], ...] = ()  # attempts that began before the run was recorded: a disk did not answer
 
-    def begin_run(self, manifests: Callable[[], Iterable[Manifest]], now_s: float | None = None, *, others: Iterable[Path] = ()) -> bool:
+    def begin_run(
+        self, manifests: Callable[[], Iterable[Manifest]], now_s: float | None = None, *, other_directories: Iterable[Path] = ()
+    ) -> bool:
         """Begin the run, or continue it. Return whether it is new. `manifests`: all that are known; read only for a new run.
 
-        `others`: the same directory of the job's other nodes. The earlier runs that they recorded count here too.
+        `other_directories`: the same directory of the job's other nodes. The earlier runs that they recorded count here too.
         """
         run = self._run
         if any(one.run == run for one in self._record.runs):
             return False
-        found = tuple(manifests())
-        elsewhere = [_read(directory / FILE_NAME)[0] for directory in others]
+        manifests_known = tuple(manifests())
+        other_records = [_read(directory / FILE_NAME)[0] for directory in other_directories]
         with self._lock:
-            runs = {one.run: one for record in (*elsewhere, self._record) for one in record.runs}
-            roll_backs = dict.fromkeys((*(row for record in elsewhere for row in record.roll_backs), *self._record.roll_backs))
-            floor = max((one.began for one in runs.values()), default=0)
-            for made in found:
-                lineage, saved_s = made.about.lineage, made.saved_ns // 10**9
-                floor = max(floor, saved_s, 0 if lineage is None else lineage.began)
+            runs = {one.run: one for record in (*other_records, self._record) for one in record.runs}
+            roll_backs = dict.fromkeys((*(row for record in other_records for row in record.roll_backs), *self._record.roll_backs))
+            latest_known_s = max((one.began for one in runs.values()), default=0)
+            for manifest in manifests_known:
+                lineage, saved_s = manifest.about.lineage, manifest.saved_ns // 10**9
+                latest_known_s = max(latest_known_s, saved_s, 0 if lineage is None else lineage.began)
                 if lineage is not None:  # the record was lost, or is of another node
                     known = runs.get(lineage.run, LineageRun(lineage.run, lineage.began))
                     runs[lineage.run] = _with_attempt(known, lineage.attempt, saved_s * 10**9)
             is_new = run not in runs
             if is_new:
-                runs[run] = LineageRun(run, max(int(time.time() if now_s is None else now_s), floor + 1))
+                runs[run] = LineageRun(run, max(int(time.time() if now_s is None else now_s), latest_known_s + 1))
             for number, began_ns in self._early:
                 runs[run] = _with_attempt(runs[run], number, began_ns)
-            kept = tuple(sorted(runs.values(), key=lambda one: one.began))[-_MOST_RUNS:]
-            self._change(runs=kept, roll_backs=tuple(roll_backs)[-_MOST_ROWS:])
-        self.keep()
+            retained = tuple(sorted(runs.values(), key=lambda one: one.began))[-_MOST_RUNS:]
+            self._replace(runs=retained, roll_backs=tuple(roll_backs)[-_MOST_ROWS:])
+        self.write()
         return is_new
 
     def raise_began(self, began: int) -> None:
-        """Make this run later than `began`, the run of the checkpoint restored for it. Called before its first attempt."""
+        """Set this run's `began` after `began` of the run whose checkpoint was restored. Called before its first attempt."""
         with self._lock:
             own = self._own()
             if own.began <= began and not own.attempts:
                 others = tuple(one for one in self._record.runs if one.run != self._run)
-                self._change(runs=(*others, LineageRun(self._run, began + 1)))
-        self.keep()
+                self._replace(runs=(*others, LineageRun(self._run, began + 1)))
+        self.write()
 
     def begin_attempt(self, number: int, now_ns: int) -> None:
-        """Note when an attempt began. `keep` writes it: the caller of this may not wait for a disk."""
+        """Record when an attempt began. Changes memory only, because the caller must not wait for a disk. Call `write` later."""
         with self._lock:
             if not any(one.run == self._run for one in self._record.runs):
                 self._early = (*self._early, (number, now_ns))
                 return
             others = tuple(one for one in self._record.runs if one.run != self._run)
-            self._change(runs=(*others, _with_attempt(self._own(), number, now_ns)))
+            self._replace(runs=(*others, _with_attempt(self._own(), number, now_ns)))
 
     @property
     def current(self) -> Lineage:
@@ -135,7 +137,7 @@ class Lineages:
         return Lineage(own.began, own.run, attempt)
 
     def at(self, t_ns: int) -> Lineage:
-        """Return the last attempt that had begun at a time; the default where none had."""
+        """Return the last attempt that had begun at a time; UNKNOWN_LINEAGE if none had."""
         found = UNKNOWN_LINEAGE
         for one in self._record.runs:
             for number, began_ns in one.attempts:
@@ -147,8 +149,8 @@ class Lineages:
         """Record that the training steps back from a checkpoint."""
         with self._lock:
             if row not in self._record.roll_backs:
-                self._change(roll_backs=(*self._record.roll_backs, row)[-_MOST_ROWS:])
-        self.keep()
+                self._replace(roll_backs=(*self._record.roll_backs, row)[-_MOST_ROWS:])
+        self.write()
 
     def abandon(self, path: str) -> None:
         """Record that a person removed what earlier runs had written at a path."""
@@ -160,19 +162,19 @@ class Lineages:
                 else Lineage(earlier.began, earlier.run, max((a for a, _ in earlier.attempts), default=0))
             )
             others = tuple(row for row in self._record.abandoned if row[0] != path)
-            self._change(abandoned=(*others, (path, last))[-_MOST_ROWS:])
-        self.keep()
+            self._replace(abandoned=(*others, (path, last))[-_MOST_ROWS:])
+        self.write()
 
     def is_abandoned(self, manifest: Manifest) -> bool:
         """Return whether a copy's original was removed by a person before a run began."""
         lineage = manifest.about.lineage or UNKNOWN_LINEAGE
         return any(path == manifest.path and lineage <= last for path, last in self._record.abandoned)
 
-    def keep(self) -> None:
-        """Write down what changed."""
+    def write(self) -> None:
+        """Write the record to its file if it changed."""
         with self._writing:
             record = self._record
-            if record is self._kept or self._is_newer:
+            if record is self._written or self._is_newer:
                 return
             content = {
                 "version": _VERSION,
@@ -185,21 +187,21 @@ class Lineages:
             try:
                 durable.make_directory(str(self._file.parent))
                 staging.write(str(self._file), json.dumps(content, indent=1).encode("ascii"))
-                self._kept, self.problem = record, None
+                self._written, self.problem = record, None
             except OSError as error:
                 self.problem = f"the order of the checkpoints could not be recorded: {self._file}: {error.strerror}"
 
     def _own(self) -> LineageRun:
         return next((one for one in self._record.runs if one.run == self._run), LineageRun(self._run, int(time.time())))
 
-    def _change(
+    def _replace(
         self,
         *,
         runs: tuple[LineageRun, ...] | None = None,
         roll_backs: tuple[RollBack, ...] | None = None,
         abandoned: tuple[tuple[str, Lineage], ...] | None = None,
     ) -> None:
-        """Replace, never change: readers hold no lock. The caller holds it."""
+        """Set a new record instead of mutating the old one, because readers take no lock. The caller must hold `_lock`."""
         was = self._record
         self._record = _LineageRecord(
             was.runs if runs is None else runs,

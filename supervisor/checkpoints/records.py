@@ -105,8 +105,8 @@ class CheckpointRecords:
         self.order.attempt_begins(attempt)
 
     def absorb(self) -> None:
-        """Write down what is new of the attempts, and read what the ranks logged since the last time."""
-        self.order.keep()
+        """Write the order of the attempts to its file, and read what the ranks logged since the last time."""
+        self.order.write()
         self.absorb_logs()
 
     def absorb_logs(self) -> bool:

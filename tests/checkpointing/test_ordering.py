@@ -158,7 +158,7 @@ def test_a_run_is_later_than_all_that_is_known_whatever_the_clock_says(tmp_path:
     first = Lineages(tmp_path, "a")
     assert first.begin_run(tuple, 1000)
     first.begin_attempt(1, 1001 * 10**9)
-    first.keep()
+    first.write()
     second = Lineages(tmp_path, "b")
     assert second.begin_run(lambda: (made(5, "a", 2000, (1000, 1)),), 500), "the clock was set back"
     assert second.current == Lineage(2001, "b", 0)
@@ -167,7 +167,7 @@ def test_a_run_is_later_than_all_that_is_known_whatever_the_clock_says(tmp_path:
     second.begin_attempt(1, 600 * 10**9)
     second.raise_began(9000)
     assert second.current == Lineage(7001, "b", 1)
-    second.keep()
+    second.write()
     again = Lineages(tmp_path, "b")
     assert not again.begin_run(lambda: pytest.fail("a requeue needs no look at the manifests"), 1)
     assert again.current == Lineage(7001, "b", 1)

@@ -50,7 +50,7 @@ class CheckpointOrder:
         """
         # a job that moved to another host, on a disk that both see, finds what it left there
         others = sorted(self._directory.parent.parent.glob(f"*/{self._directory.name}"))
-        if not self._lineages.begin_run(self._manifests.all, others=[one for one in others if one != self._directory]):
+        if not self._lineages.begin_run(self._manifests.all, other_directories=[one for one in others if one != self._directory]):
             return ()
         before = read_last_run(self._directory)
         newest = {copy.manifest.path: copy for copy in copies.all()}
@@ -60,16 +60,16 @@ class CheckpointOrder:
         return tuple(f"{path} was removed before this run, so its kept copy is not used: {newest[path].place}" for path in gone)
 
     def attempt_begins(self, attempt: int) -> None:
-        """Note that an attempt's ranks are started. Waits for no disk."""
+        """Record that an attempt's ranks are started. Does not wait for a disk."""
         self._lineages.begin_attempt(attempt, time.time_ns())
 
     def restored(self, began: int) -> None:
-        """Have this run be later than the one from which a checkpoint was restored for it."""
+        """Make this run later than the run whose checkpoint was restored for it."""
         self._lineages.raise_began(began)
 
-    def keep(self) -> None:
-        """Write down what is new."""
-        self._lineages.keep()
+    def write(self) -> None:
+        """Write the lineages to their file if they changed."""
+        self._lineages.write()
 
     def order(self) -> Order:
         """Return the order as it is known now."""

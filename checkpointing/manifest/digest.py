@@ -1,11 +1,11 @@
 """Computes a digest in one pass: CRC-64/NVME of the whole and of each part, and SHA-256 if asked for.
 
-A CRC detects accidents; an adversary can make any content fit. Use SHA-256 against an adversary, at a seventh of the speed. CRCs are
-linear: the CRCs of the parts of a file combine into the CRC of the file without its bytes. So a file that was uploaded in parts, or read by
-several threads, needs no second reading.
+A CRC detects accidents; an adversary can make any content fit. Use SHA-256 against an adversary, at a seventh of the speed.
+The CRC of a file can be computed from the CRCs of its parts, without reading its bytes again: of a file that was uploaded in parts, or
+read by several threads.
 
 CRC-64/NVME is what S3 calls CRC64NVME: polynomial 0xAD93D23594C93659, reflected, initial value and final XOR all ones; the check value of
-"123456789" is ae8b14860a799888. It is written here as 16 hexadecimal digits, in S3's headers as base64 of its 8 bytes, big-endian.
+"123456789" is ae8b14860a799888. Manifests hold it as 16 hex digits, S3's headers as base64 of its 8 bytes in big-endian order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MASK: Final = (1 << 64) - 1
 class Digest:
     """The digest of a file.
 
-    `parts`: the CRC of each `part_bytes`, the last part shorter; empty for an empty file. `sha256`: "" if not requested.
+    `parts`: the CRCs of the parts, each `part_bytes` long, the last one shorter; empty for an empty file. `sha256`: "" if not requested.
     """
 
     n_bytes: int
@@ -45,29 +45,29 @@ class Hasher:
 
     def __init__(self, *, part_bytes: int = PART_BYTES, sha256: bool = False) -> None:
         self._part_bytes = part_bytes
-        self._left = part_bytes
-        self._part = 0
+        self._part_left_bytes = part_bytes
+        self._part_crc = 0
         self._parts: list[int] = []
         self._n_bytes = 0
-        self._sha256 = hashlib.sha256(usedforsecurity=False) if sha256 else None
+        self._sha256 = hashlib.sha256() if sha256 else None
 
     def update(self, piece: memoryview) -> None:
         """Add the next bytes."""
         if self._sha256 is not None:
             self._sha256.update(piece)
         self._n_bytes += len(piece)
-        while len(piece) >= self._left:
-            self._parts.append(_crc(piece[: self._left], self._part))
-            piece = piece[self._left :]
-            self._part, self._left = 0, self._part_bytes
+        while len(piece) >= self._part_left_bytes:
+            self._parts.append(_crc(piece[: self._part_left_bytes], self._part_crc))
+            piece = piece[self._part_left_bytes :]
+            self._part_crc, self._part_left_bytes = 0, self._part_bytes
         if piece:
-            self._part = _crc(piece, self._part)
-            self._left -= len(piece)
+            self._part_crc = _crc(piece, self._part_crc)
+            self._part_left_bytes -= len(piece)
 
     def digest(self) -> Digest:
         """Return the digest of the bytes so far."""
-        unfinished = self._left < self._part_bytes
-        parts = (*self._parts, self._part) if unfinished else tuple(self._parts)
+        unfinished = self._part_left_bytes < self._part_bytes
+        parts = (*self._parts, self._part_crc) if unfinished else tuple(self._parts)
         whole = combine(parts, self._n_bytes, self._part_bytes)
         return Digest(self._n_bytes, whole, parts, self._part_bytes, self._sha256.hexdigest() if self._sha256 is not None else "")
 
@@ -94,10 +94,11 @@ def of_bytes(content: bytes | memoryview, before: int = 0) -> int:
 
 
 def combine(parts: Sequence[int], n_bytes: int, part_bytes: int = PART_BYTES) -> int:
-    """Return the CRC of `n_bytes` from the CRCs of parts of `part_bytes` each, the last part shorter."""
+    """Return the CRC of `n_bytes` from the CRCs of its parts, each `part_bytes` long, the last one shorter."""
     whole = 0
     for number, part in enumerate(parts):
         length = min(part_bytes, n_bytes - number * part_bytes)
+        # the first part needs no combining
         whole = int(_checksums().combine_crc64nvme(whole, part, length)) & _MASK if number else part
     return whole
 

@@ -40,11 +40,11 @@ class NodeRequests:
         self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # of those that failed; printed on the loop's thread
 
     def check(self, action: act.CheckHealth) -> None:
-        """Check this node. A failure of the check holds nothing back: the answer comes, or its timer."""
+        """Check this node. If the check fails, its findings are empty. If it hangs, the core's timer goes on without it."""
 
         def check_node() -> tuple[tuple[Finding, ...], str]:
             node = self.health.before(*self._factory.health_paths())
-            return shown(node.findings, self._job.environ, self._list_by(node)), node.problem
+            return shown(node.findings, self._job.environ, self._gpu_uuids(node)), node.problem
 
         def work() -> None:
             try:
@@ -60,13 +60,16 @@ class NodeRequests:
 
         self._threads.start("health-check", work)
 
-    def _list_by(self, node: NodeHealth) -> tuple[str, ...]:
-        """Have the GPUs listed by the first check, those that are well again put back into use; return the UUIDs that the job sees."""
+    def _gpu_uuids(self, node: NodeHealth) -> tuple[str, ...]:
+        """Return the UUIDs of the GPUs that the job sees.
+
+        The first call also lists the GPUs and ends the quarantine of those that recovered.
+        """
         if not self.health.has_gpus:
             return ()
         if not self._gpus_listed:  # once: a GPU that is lost later would move the numbers of the others
             self._gpus_listed = True
-            with contextlib.suppress(OSError):  # of the ledger: list_gpus reports it
+            with contextlib.suppress(OSError):  # a ledger that cannot be read: list_gpus already warned
                 for entry in self._factory.release(node.readings):
                     self._loop.call_soon(lambda entry=entry: self._reporter.released(entry))  # type: ignore[misc] # (a bound loop variable)
                 found = self._factory.gpus_of(node.readings) or self._factory.gpus()
@@ -76,7 +79,7 @@ class NodeRequests:
         return tuple(gpu.uuid for gpu in self._loop.state.gpus)
 
     def list_gpus(self) -> None:
-        """Have the GPUs listed: before the first attempt where one is out of use, beside it where none is, which is nearly always."""
+        """List the GPUs. If a GPU is quarantined, list them before the first attempt; else (nearly always) while it starts."""
         try:
             held = self._factory.held_gpus()
         except OSError as error:
@@ -92,10 +95,10 @@ class NodeRequests:
             self._loop.post(GpusListed(self._loop.clock.now(), found))
             if not found:
                 names = ", ".join(entry.name for entry in held)
-                self._warn(f"out of use, but the GPUs of this node cannot be listed, so that it is not left out: {names}")
+                self._warn(f"the quarantined GPUs {names} will be used all the same: the GPUs of this node cannot be listed")
 
     def _list(self) -> None:
-        with contextlib.suppress(OSError):  # of the ledger, which was read a moment ago
+        with contextlib.suppress(OSError):  # the ledger, which could be read a moment ago
             found = self._factory.gpus()
             if found:
                 self._loop.post(GpusListed(self._loop.clock.now(), found))
@@ -113,7 +116,7 @@ class NodeRequests:
             try:
                 errors = self.health.uncorrected(action.gpu.uuid)
                 found = self._factory.quarantine(action, -1 if errors is None else errors)
-                if found:  # where none were listed the core's own list stays
+                if found:  # an empty list means that they could not be listed: the core then keeps the list it has
                     self._loop.post(GpusListed(self._loop.clock.now(), found))
             except OSError as error:
                 name = action.gpu.uuid or action.gpu.pci

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.formats.pickles import policy, scanner
-from checkpointing.formats.pickles.machine import GlobalName, WholeThing
+from checkpointing.formats.pickles.machine import GlobalName, RetainedObject
 from checkpointing.io.reader import never
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 MOST_BYTES: Final = 256 << 20
-#: A piece of a tensor takes about 70 opcodes; a file that is built to hurt takes 80 bytes of memory for each.
+#: A normal file needs about 70 opcodes per piece of a tensor. A malicious one can make us use 80 bytes of memory per opcode.
 MOST_OPCODES: Final = 32 << 20
 
 
@@ -110,11 +110,11 @@ def read(raw: bytes, interrupted: Callable[[], bool] = never) -> Metadata:
     if not any(raw[:64]):
         raise MetadataDamaged("torn: it begins with zeros, so its data never reached the disk")
     top = _built(raw, interrupted)
-    if not isinstance(top, WholeThing) or top.made_by not in _TOPS:
+    if not isinstance(top, RetainedObject) or top.made_by not in _TOPS:
         raise MetadataDamaged("it holds no DCP metadata")
     fields = _state(top)
     described, stored = fields.get("state_dict_metadata"), fields.get("storage_data")
-    if not isinstance(described, WholeThing) or not isinstance(stored, WholeThing):
+    if not isinstance(described, RetainedObject) or not isinstance(stored, RetainedObject):
         raise MetadataDamaged("it names no items")
     places = dict(_places(stored))
     items, missing, uncovered = [], [], []
@@ -153,7 +153,7 @@ def _built(raw: bytes, interrupted: Callable[[], bool]) -> object:
 _Key = tuple[str, tuple[int, ...] | None]
 
 
-def _places(stored: WholeThing) -> Any:  # noqa: ANN401 -- yields (_Key, Item)
+def _places(stored: RetainedObject) -> Any:  # noqa: ANN401 -- yields (_Key, Item)
     for index, info in stored.parts or ():
         at, where = _state(index), _state(info)
         match where:
@@ -169,13 +169,13 @@ def _places(stored: WholeThing) -> Any:  # noqa: ANN401 -- yields (_Key, Item)
 
 def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
     """Return the pieces of one item as (key, bytes), and whether they make up the whole of it."""
-    if not isinstance(what, WholeThing):
+    if not isinstance(what, RetainedObject):
         raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
     if not what.made_by.endswith(" TensorStorageMetadata"):
         return [((name, None), 0)], True
     fields = _state(what)
     size, chunks = _numbers(fields.get("size")), fields.get("chunks")
-    if size is None or not isinstance(chunks, WholeThing):
+    if size is None or not isinstance(chunks, RetainedObject):
         raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
     item_bytes = _ITEM_BYTES.get(_dtype(fields.get("properties")), 0)
     pieces: list[tuple[_Key, int]] = []
@@ -192,17 +192,17 @@ def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
 
 def _state(thing: object) -> dict[str, Any]:
     """Return an object's fields. A class with slots is pickled with the state (None, {field: value})."""
-    state = thing.state if isinstance(thing, WholeThing) else None
+    state = thing.state if isinstance(thing, RetainedObject) else None
     if isinstance(state, tuple) and len(state) == 2:  # noqa: PLR2004 -- a pair
         state = state[1]
-    return {key: value for key, value in state.parts or () if isinstance(key, str)} if isinstance(state, WholeThing) else {}
+    return {key: value for key, value in state.parts or () if isinstance(key, str)} if isinstance(state, RetainedObject) else {}
 
 
 def _numbers(size: object) -> tuple[int, ...] | None:
     """Return a torch.Size as numbers; None if it is None or not a valid size."""
-    if isinstance(size, WholeThing) and size.made_by and len(size.arguments) <= 1:
+    if isinstance(size, RetainedObject) and size.made_by and len(size.arguments) <= 1:
         size = size.arguments[0] if size.arguments else ()
-    if isinstance(size, WholeThing) and not size.made_by:
+    if isinstance(size, RetainedObject) and not size.made_by:
         size = tuple(number for _, number in size.parts or ())
     if not isinstance(size, tuple) or not all(isinstance(one, int) and one >= 0 for one in size):
         return None
@@ -211,7 +211,7 @@ def _numbers(size: object) -> tuple[int, ...] | None:
 
 def _dtype(properties: object) -> str:
     """Return the dtype's name, "" for none. TensorProperties is written as a tuple of its values, the dtype first."""
-    if not isinstance(properties, WholeThing):
+    if not isinstance(properties, RetainedObject):
         return ""
     found: object = _state(properties).get("dtype")
     if isinstance(properties.state, tuple) and properties.state:
@@ -221,6 +221,6 @@ def _dtype(properties: object) -> str:
 
 def _saved_as(storage_meta: object) -> str:
     where = _state(storage_meta).get("checkpoint_id")
-    parts = where.arguments if isinstance(where, WholeThing) else (where,)
+    parts = where.arguments if isinstance(where, RetainedObject) else (where,)
     last = parts[-1] if parts else ""
     return last.rstrip("/").rpartition("/")[2] if isinstance(last, str) else ""

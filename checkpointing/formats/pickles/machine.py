@@ -67,7 +67,7 @@ class Thing:
                 self.parts = []
             self.parts.append((name, part))
 
-    def take_call(self, function: GlobalName, arguments: object) -> None:  # noqa: ARG002 -- WholeThing keeps it
+    def take_call(self, function: GlobalName, arguments: object) -> None:  # noqa: ARG002 -- RetainedObject keeps it
         """Keep what made it: a parameter holds a tensor, an object its state."""
         for one in arguments[:_MOST_ARGUMENTS] if isinstance(arguments, tuple) else ():
             self.hold("", one)
@@ -85,7 +85,7 @@ class Thing:
 
 
 @dataclass(slots=True)
-class WholeThing(Thing):
+class RetainedObject(Thing):
     """A thing that keeps everything: all its parts, the call that made it, its state."""
 
     made_by: str = ""

@@ -3,19 +3,20 @@
 The rule, as docs/checkpoints.md states it for users:
 
 * KNOWN: what torch, numpy and the frameworks around them write, and the plain value types of the standard library.
-* DANGEROUS: whatever runs code, starts a process, opens a file or a connection, imports or reaches into a module: modules of the
+* DANGEROUS: names that run code, start a process, open a file or a connection, import or reach into a module: modules of the
   standard library that do so, known gadgets of torch and numpy, and any name that reaches one of these through another module.
 * UNLISTED: the rest of the standard library (`string.Template`, `os.stat_result`).
   Whether it is accepted depends on who wrote the file (below).
 * UNKNOWN: everything else, such as a training script's own class. A checkpoint may hold it.
 
 This is about names, which a checkpoint may hold (an activation function in a module). What a pickle may *call* is a closed list
-(`may_be_called`): the values above, classes of the known packages, and the functions that rebuild their objects, one by one. Among a
-package's other functions there is always one that loads a library or evaluates a text. Whether an unlisted call is accepted depends on the
+(`may_be_called`): (a) the value types above, (b) classes of known packages, (c) functions listed one by one in `_REBUILD`. No package's
+functions are allowed as a whole, because some of them load libraries or evaluate text. Whether an unlisted call is accepted depends on the
 file's writer, which the caller of `verify` knows. Two calls are DANGEROUS whoever wrote them: of the result of another call, and of a
 method of a known package's class (`is_method`).
 
-The metadata of torch.distributed.checkpoint has a list of its own (directories/dcp_metadata.py), for torch unpickles that file unguarded.
+machine.py applies the rule while scanner.py reads a pickle; torch_pickle.py turns the result into the verdict on a file. The metadata of
+torch.distributed.checkpoint has a list of its own (directories/dcp_metadata.py), because torch unpickles that file unguarded.
 """
 
 from __future__ import annotations
@@ -90,14 +91,14 @@ _VALUE_SETS: Final = {module: _words(names) for module, names in _VALUES.items()
 _HARMLESS_MODULES: Final = frozenset({"math", "cmath", "numbers", "itertools", "enum"})
 
 _STANDARD: Final = sys.stdlib_module_names
-#: Names that no pickle of values needs, under whatever module they stand.
-_BAD_NAMES: Final = _words("""
+#: Functions that run code, import or read attributes: dangerous as any part of a dotted name, whatever the module.
+_DANGEROUS_FUNCTION_NAMES: Final = _words("""
 eval exec exec_ execfile compile system popen spawn fork getattr setattr delattr import_module run_path run_module
 runstring run_string check_output check_call Popen read_pickle load_module reload attrgetter methodcaller urlopen
 urlretrieve
 """)
-#: A module's name as an attribute of another (`torch.serialization os.system`), or such another package's own name.
-_REACHED: Final = _words("""
+#: Module names that are dangerous anywhere in a dotted name: `os.system` under `torch.serialization`.
+_DANGEROUS_MODULE_NAMES: Final = _words("""
 os sys posix nt subprocess builtins importlib runpy socket shutil ctypes pty pickle cPickle marshal webbrowser
 multiprocessing threading asyncio tempfile urllib http ftplib smtplib code codeop timeit pdb inspect zipimport
 platform commands
@@ -351,7 +352,7 @@ def _today(module: str, name: str) -> str:
 
 def _runs_code(root: str, name: str) -> bool:
     """Return whether a name of the standard library that is on no list may run code. A method is such a name: `Path.touch`."""
-    return "." in name or (root in (_REACHED | _RUNS_CODE) and _STRUCT.fullmatch(name) is None)
+    return "." in name or (root in (_DANGEROUS_MODULE_NAMES | _RUNS_CODE) and _STRUCT.fullmatch(name) is None)
 
 
 def is_plain_unknown(module: str, name: str) -> bool:
@@ -377,7 +378,8 @@ def _is_exception(name: str) -> bool:
 
 def _reaches(parts: list[str]) -> bool:
     """Return whether a name leads to a module, to what runs code, or into the machinery of objects."""
-    return any(part in _REACHED or part in _BAD_NAMES or (part.startswith("__") and part.endswith("__")) for part in parts)
+    dangerous = _DANGEROUS_MODULE_NAMES | _DANGEROUS_FUNCTION_NAMES
+    return any(part in dangerous or (part.startswith("__") and part.endswith("__")) for part in parts)
 
 
 def _within(module: str, first: str) -> bool:

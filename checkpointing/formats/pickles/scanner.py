@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.formats.pickles.facts import EPOCH, STEP_KEYS, Number, PickleScan, Storage
-from checkpointing.formats.pickles.machine import OPCODES, PickleMachine, Thing, WholeThing, is_count
+from checkpointing.formats.pickles.machine import OPCODES, PickleMachine, RetainedObject, Thing, is_count
 from checkpointing.io.reader import Interrupted, never
 from checkpointing.model import MOST_NAME
 
@@ -58,11 +58,11 @@ def build(
     max_opcodes: int = MAX_OPCODES,
     interrupted: Callable[[], bool] = never,
 ) -> tuple[object, PickleMachine]:
-    """Return the outermost object of a pickle, every thing in it whole (WholeThing), and the machine, which holds its dangers.
+    """Return the outermost object of a pickle, every thing in it whole (RetainedObject), and the machine, which holds its dangers.
 
     `is_listed`: what it may name at all, by module and name. Raises NotAPickle, TooLong, Interrupted.
     """
-    machine, top, _ = _run(PickleMachine(0, inner, WholeThing, is_listed), data, max_opcodes, interrupted)
+    machine, top, _ = _run(PickleMachine(0, inner, RetainedObject, is_listed), data, max_opcodes, interrupted)
     return top, machine
 
 

@@ -1,8 +1,8 @@
 """Single requests to an S3 bucket, at Amazon or any server with the same API. checkpointing/mirror/upload.py uploads a checkpoint by them.
 
 Each request carries the body's CRC64NVME, which the manifest already holds, so that the server can reject a damaged body. A server that
-rejects the header (older MinIO, Garage, R2) gets later requests without it. After an upload we compare the server's report: size and ETag,
-or the CRC64NVME if the server has one. The restore compares every byte.
+rejects the header (older MinIO, Garage, R2) gets later requests without it. After a multipart upload we compare what the server reports
+with what we sent: the CRC64NVME if it has one, else size and ETag. The restore compares every byte.
 
 boto3's transfer manager opens an upload of its own for each file and aborts it on an error. It cannot continue an upload after a kill, so
 we make the multipart requests ourselves. Bodies stream from the source, so memory does not grow with the size of a part; they are not
@@ -89,7 +89,7 @@ class S3Backend:
         self._lock = threading.Lock()
         self._client: Any = None
         self._confirmed_sse = not options.sse
-        self._announces = True  # checksums; False once the server refused a request because of one
+        self._sends_checksums = True  # False once the server refused one
 
     @property
     def url(self) -> str:
@@ -98,10 +98,10 @@ class S3Backend:
 
     def put(self, key: str, body: Body) -> Stored:
         """Put one object."""
-        # Open and abort an empty upload to learn whether the server confirms encryption; the answer to a put comes after all its bytes.
+        # A put confirms encryption only after all bytes were sent. So first open an empty upload, whose answer shows it, and abort it.
         if not self._confirmed_sse:
             self.remove(key, self.begin(key).id)
-        answer = self._call("put_object", key, body=body, checksum=_announced(body.crc64nvme), **self._encryption())
+        answer = self._call("put_object", key, body=body, checksum=_checksum_argument(body.crc64nvme), **self._encryption())
         return Stored(key, body.n_bytes, _etag(answer), _crc64nvme(answer))
 
     def begin(self, key: str, upload_id: str = "") -> Upload:
@@ -121,7 +121,7 @@ class S3Backend:
 
     def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
         """Send one part."""
-        checksum = _announced(body.crc64nvme)
+        checksum = _checksum_argument(body.crc64nvme)
         answer = self._call("upload_part", upload.key, body=body, checksum=checksum, UploadId=upload.id, PartNumber=number)
         if _crc64nvme(answer) not in (None, body.crc64nvme):
             raise self._damaged("upload a part", upload.key)
@@ -130,8 +130,8 @@ class S3Backend:
     def complete(self, upload: Upload, parts: Sequence[StoredPart], crc64nvme: int) -> Stored:
         """Complete the upload, then compare the object that the server reports."""
         plain = [{"PartNumber": part.number, "ETag": f'"{part.token}"'} for part in parts]
-        checked = [row | _announced(part.crc64nvme) for row, part in zip(plain, parts, strict=True)]
-        checksum = {"MultipartUpload": {"Parts": checked}, "ChecksumType": "FULL_OBJECT"} | _announced(crc64nvme)
+        checked = [row | _checksum_argument(part.crc64nvme) for row, part in zip(plain, parts, strict=True)]
+        checksum = {"MultipartUpload": {"Parts": checked}, "ChecksumType": "FULL_OBJECT"} | _checksum_argument(crc64nvme)
         self._call("complete_multipart_upload", upload.key, checksum=checksum, UploadId=upload.id, MultipartUpload={"Parts": plain})
         stored = self.stat(upload.key)
         if not is_intact(stored, parts, crc64nvme):
@@ -201,9 +201,9 @@ class S3Backend:
     ) -> Any:  # noqa: ANN401 -- as above
         """Make one request.
 
-        `checksum` holds the arguments that announce a checksum; a server that rejects them gets later requests without them.
+        `checksum`: the arguments that carry a checksum. A server that rejects them gets later requests without them.
         """
-        if not self._announces:
+        if not self._sends_checksums:
             checksum = {}
         try:
             return self._request(operation, key, body, {**arguments, **checksum})
@@ -211,7 +211,7 @@ class S3Backend:
             if not checksum:
                 raise
         answer = self._request(operation, key, body, arguments)  # raises if the server refuses for another reason
-        self._announces = False
+        self._sends_checksums = False
         return answer
 
     def _request(self, operation: str, key: str | None, body: Body | None, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 -- as above
@@ -283,7 +283,7 @@ class S3Backend:
                     self._forget()
                 return kind(message, hint=hint)
         if status in (400, 403):
-            self._forget()  # the next request finds another key without a new start of this process
+            self._forget()  # the next request makes a new client and so finds credentials that were replaced, without a restart
         return PermissionDenied(message, hint="check the credentials, and Put, Get, List and AbortMultipart on the bucket's prefix")
 
     def _connected(self) -> Any:  # noqa: ANN401 -- as above
@@ -293,7 +293,7 @@ class S3Backend:
             return self._client
 
     def _forget(self) -> None:
-        """Drop the client: the next one takes its credentials from the chain anew."""
+        """Drop the client. The next request makes a new one, which looks its credentials up again."""
         with self._lock:
             self._client = None
 
@@ -333,7 +333,7 @@ class _Stream:
         return piece
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Seek to the start, or to the end to learn its position: the sender needs nothing else."""
+        """Seek. Only two seeks occur: to the start (to send again) and to the end (to learn the size)."""
         if whence == 2:  # noqa: PLR2004 -- SEEK_END
             self._at = self._body.n_bytes + offset
         elif whence == 0:
@@ -357,8 +357,9 @@ def _client(options: S3Options) -> Any:  # noqa: ANN401 -- as above
         read_timeout=options.read_timeout_s,
         max_pool_connections=options.connections + 2,
         tcp_keepalive=True,
-        request_checksum_calculation="when_required",  # ours is announced with every body
-        response_checksum_validation="when_required",  # ours is compared; rclone sends the whole object's with a range
+        request_checksum_calculation="when_required",  # we send our own with every body
+        # We compare checksums ourselves. boto3 would fail on rclone, which answers a range with the whole object's checksum.
+        response_checksum_validation="when_required",
         s3={
             "payload_signing_enabled": False,
             **({} if options.path_style is None else {"addressing_style": "path" if options.path_style else "virtual"}),
@@ -394,7 +395,7 @@ def _etag(answer: dict[str, Any]) -> str:
     return str(answer.get("ETag", "")).strip('"')
 
 
-def _announced(crc64nvme: int | None) -> dict[str, str]:
+def _checksum_argument(crc64nvme: int | None) -> dict[str, str]:
     return {} if crc64nvme is None else {"ChecksumCRC64NVME": digest.to_base64(crc64nvme)}
 
 

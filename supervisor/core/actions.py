@@ -61,7 +61,7 @@ class BroadcastStart:
 class StopRanks:
     """Stop this attempt's ranks and their process trees: `signum`, then KILL after `grace_s`. Answered by AttemptEnded.
 
-    why: failure, membership, stop, hurry. text: what failed, for the other nodes; the agent may know of that failure already.
+    why: failure, membership, stop, hurry. text: what failed, for the other nodes. torchrun's agent stops them by itself when a rank fails.
     """
 
     attempt: int

@@ -62,4 +62,4 @@ def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:
 
 
 def _evict(state: JobState, t: float) -> Step:
-    return failure.tear_down(state, t, None, f"health: {node_health.summary(state.attempt.eviction)}")
+    return failure.stop_attempt(state, t, f"health: {node_health.summary(state.attempt.eviction)}")

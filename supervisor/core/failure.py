@@ -17,7 +17,20 @@ from supervisor.core.actions import (
     SetTimer,
     StopRanks,
 )
-from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Change, Claim, Evidence, FirstCause, Phase, Plan, PlanKind, RankExit, Verdict
+from supervisor.core.model import (
+    BEFORE_FIRST_STEP,
+    Cause,
+    Change,
+    Claim,
+    Evidence,
+    FirstCause,
+    Launcher,
+    Phase,
+    Plan,
+    PlanKind,
+    RankExit,
+    Verdict,
+)
 from supervisor.core.state import JobState, Stage, changed
 from supervisor.strategies import propose
 
@@ -42,8 +55,18 @@ def teardown_timer(state: JobState, token: int) -> SetTimer:
     return SetTimer("teardown", token, state.run.policy.grace_s + TEARDOWN_MARGIN_S)
 
 
+def stop_attempt(state: JobState, t: float, summary: str) -> Step:
+    """End an attempt whose ranks run: only the supervisor saw why."""
+    state, actions = tear_down(state, t, None, summary)
+    return state, (_stop_ranks(state, summary), *actions)
+
+
+def _stop_ranks(state: JobState, summary: str) -> StopRanks:
+    return StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "failure", summary)
+
+
 def tear_down(state: JobState, t: float, death: RankExit | None, summary: str) -> Step:
-    """End the attempt: stop what is left of it, open (or go on with) the incident, collect what the observers know."""
+    """End an attempt whose ranks are being stopped, or are gone: open (or go on with) the incident, collect what the observers know."""
     state, opening = start.with_incident(state, t, summary, death.rank if death else None)
     token = state.token + 1
     awaited = death is not None and was_asked(death.code, death.signal)
@@ -60,7 +83,6 @@ def tear_down(state: JobState, t: float, death: RankExit | None, summary: str) -
         ),
     )
     actions = (
-        StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "failure", summary),
         *opening,
         CollectEvidence(state.attempt.number, state.incidents, state.run.policy.evidence_deadline_s),
         teardown_timer(state, token),
@@ -70,13 +92,15 @@ def tear_down(state: JobState, t: float, death: RankExit | None, summary: str) -
 
 
 def on_rank_exited(state: JobState, event: RankExited) -> Step:
-    """End the attempt of a rank that failed. The deaths are kept in their order."""
+    """End the attempt of a rank that failed. The deaths are kept in their order. torchrun's agent stops the other ranks by itself."""
     death = event.exit
     if state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.STOPPING, Stage.ADMITTING}:
         return changed(state, attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death))), ()
     if not death.failed:
         return state, ()
-    return tear_down(state, event.t, death, death_text(death))
+    summary = death_text(death)
+    state, actions = tear_down(state, event.t, death, summary)
+    return state, actions if state.run.policy.launcher is Launcher.ELASTIC else (_stop_ranks(state, summary), *actions)
 
 
 def death_text(death: RankExit) -> str:
@@ -95,8 +119,7 @@ def on_launcher_exited(state: JobState, event: LauncherExited) -> Step:
     death = RankExit(NO_RANK, 0, 0, event.code, event.signal) if event.code is not None or event.signal is not None else None
     state, actions = tear_down(state, event.t, None, f"the {event.who} ended: {how}")
     state = changed(state, attempt=changed(state.attempt, deaths=(death,))) if death else state
-    rest = tuple(a for a in actions if not isinstance(a, StopRanks))  # there is nobody left to stop them kindly
-    return state, (EndLauncher(state.attempt.number, f"the {event.who} ended"), *rest)
+    return state, (EndLauncher(state.attempt.number, f"the {event.who} ended"), *actions)  # nobody is left to stop the ranks kindly
 
 
 def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step:

@@ -133,7 +133,7 @@ def _compared(state: JobState, t: float) -> Step:
             differs = f"this node's ranks {began_text(*mine)}, those of {text}"
             run = changed(state.run, mixed_from_t=state.attempt.began_t)
             state = changed(state, run=run, attempt=changed(state.attempt, start_mismatch=differs))
-            return failure.tear_down(state, t, None, differs)
+            return failure.stop_attempt(state, t, differs)
     return state, ()
 
 

@@ -144,8 +144,6 @@ class ElasticSession:
     def stop(self, action: StopRanks) -> None:
         """See Session."""
         if action.why == "failure":
-            if any(death.failed for death in self._deaths.values()):
-                return  # the agent reported that death itself, and by then it was stopping the others
             message = {"do": "stop", "attempt": action.attempt, "signum": action.signum, "grace_s": action.grace_s}
             self._send({**message, "then": "wait", "failure": action.text or "the attempt failed"})
             return

@@ -261,15 +261,6 @@ def test_a_failure_that_the_agent_may_not_know_of_is_told_to_it(stage: Stage) ->
     assert stage.hears() == told
 
 
-def test_a_failure_that_the_agent_reported_is_not_sent_back_to_it(stage: Stage) -> None:
-    stage.says(HELLO, {"ev": "rank_exited", "attempt": 1, "rank": 0, "pid": 7, "at_ns": 1, "code": None, "signal": 9, "core_dumped": False})
-    stage.take(2)
-    stage.hears()
-    stage.session.stop(StopRanks(1, 15, 5.0, "failure", "rank 0: killed by signal 9"))
-    stage.session.broadcast(1, "the next message")
-    assert stage.hears()["do"] == "broadcast"
-
-
 def test_a_change_of_torchruns_own_arguments_is_refused_aloud(stage: Stage) -> None:
     stage.says(HELLO)
     stage.take(1)

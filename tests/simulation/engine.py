@@ -163,6 +163,8 @@ class Play:
             )
         elif isinstance(what, events.AttemptEnded) and what.attempt == self.watch.attempt:
             self.watch.alive = False
+        elif isinstance(what, events.RankExited) and what.attempt == self.watch.attempt and not (self.ended or self.stuck):
+            self._stop_ranks("failed", self.job.policy.grace_s)  # the agent does, before it reports the exit
         elif isinstance(what, events.EvidenceCollected):
             waited = self.state.stage is Stage.TEARDOWN and self.state.attempt.evidence is None and what.attempt == self.watch.attempt
             if waited:
@@ -206,13 +208,16 @@ class Play:
         self.later(self.rng.uniform(0.1, 30.0), events.NodesGathered(self.t, action.attempt, 0, 2))
 
     def stop_ranks(self, action: act.StopRanks) -> None:
+        """Let the ranks end."""
+        self._stop_ranks({"membership": "membership", "failure": "failed"}.get(action.why, "stopped"), action.grace_s)
+
+    def _stop_ranks(self, outcome: str, grace_s: float) -> None:
         """Let the ranks end, or hang in the kernel until they are ended from outside."""
         if self.chance(0.3):
             self.stuck = True  # it hangs in the kernel, until it is ended from outside
             self._still()
             return
-        outcome = {"membership": "membership", "failure": "failed"}.get(action.why, "stopped")
-        self._gone(outcome, self.rng.uniform(0.05, min(max(action.grace_s, 0.1), 8.0)))
+        self._gone(outcome, self.rng.uniform(0.05, min(max(grace_s, 0.1), 8.0)))
 
     def end_launcher(self, action: act.EndLauncher) -> None:
         """Let all of it be gone: that answer always comes."""

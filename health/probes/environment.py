@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -88,6 +87,8 @@ def _versions(ask: Ask) -> dict[str, Json]:
     driver = system_files.text(ask.at("/sys/module/nvidia/version"))
     if driver:
         found["driver"] = driver
+    from importlib import metadata  # noqa: PLC0415  1 MiB, and a supervisor imports this module for `needed` alone
+
     found |= _torch()
     for distribution in metadata.distributions():
         # a broken installation has directories without a name

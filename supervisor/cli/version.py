@@ -7,7 +7,7 @@ import sys
 import click
 
 from supervisor.cli import stdio
-from supervisor.version import installed
+from supervisor.version import __version__
 
 
 @click.command()
@@ -17,6 +17,6 @@ def command() -> int:
 
 
 def print_version() -> int:
-    """Print the installed version. Returns 0."""
-    stdio.write(sys.stdout, f"supervise {installed() or 'not installed, run from its sources'}")
+    """Print the version. Returns 0."""
+    stdio.write(sys.stdout, f"supervise {__version__}")
     return 0

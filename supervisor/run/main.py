@@ -15,7 +15,6 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
-from supervisor import version
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror import session as mirror_session
 from supervisor.checkpoints.mirror.process import MirrorLink
@@ -54,6 +53,7 @@ from supervisor.run.executor import Executor
 from supervisor.run.factory import JobFactory
 from supervisor.run.loop import Loop
 from supervisor.run.stop_signals import StopSignals
+from supervisor.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -308,7 +308,7 @@ class _Run:
                 run_id=self.job.run_id,
                 command=self.job.command,
                 command_digest=identity.command_digest(self.job.command),
-                supervise=version.installed(),
+                supervise=__version__,
                 pid=me.pid,
                 start_ticks=me.start_ticks,
                 boot_id=me.boot_id,

@@ -78,7 +78,7 @@ class Ask:
     """The input of a probe. Each field is optional: `supervise doctor` knows no job.
 
     deadline_s: the most for any probe. paths: that the job writes. hosts: of the job's nodes. ports: that the job will listen on.
-    environ: the job's. job_pids: processes that the caller has proven to be the job's. cookie: SUPERVISE_JOB_COOKIE, "" for none.
+    environ: the job's. cookie: SUPERVISE_JOB_COOKIE, "" for none.
     need_bytes: the size of one checkpoint. lasting: the process reads repeatedly, so sessions stay open and events are received.
     root: the folder that holds /proc, /sys and /dev. options: for single probes, by the probe's name.
     """
@@ -88,7 +88,6 @@ class Ask:
     hosts: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
     environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    job_pids: tuple[int, ...] = ()
     cookie: str = ""
     need_bytes: int = 0
     lasting: bool = False
@@ -107,7 +106,6 @@ class Ask:
             "hosts": list(self.hosts),
             "ports": list(self.ports),
             "environ": dict(self.environ),
-            "job_pids": list(self.job_pids),
             "cookie": self.cookie,
             "need_bytes": self.need_bytes,
             "lasting": self.lasting,

@@ -69,11 +69,11 @@ def crowd(zombies: Json = None, stuck: Json = None, **more: Json) -> dict[str, J
 
 
 def zombie(age: float, since: float = 0.0) -> Json:
-    return [{"pid": 71, "parent": 70, "command": "loader", "age_s": age, "since_s": since, "ours": False, "wchan": ""}]
+    return [{"pid": 71, "parent": 70, "command": "loader", "age_s": age, "since_s": since, "wchan": ""}]
 
 
-def deaf(since: float, *, ours: bool = False) -> Json:
-    return [{"pid": 81, "parent": 1, "command": "python", "age_s": 900.0, "since_s": since, "ours": ours, "wchan": "rpc_wait_bit_killable"}]
+def deaf(since: float) -> Json:
+    return [{"pid": 81, "parent": 1, "command": "python", "age_s": 900.0, "since_s": since, "wchan": "rpc_wait_bit_killable"}]
 
 
 def group(limit: int | None = None, used: int = GIB, quota: float | None = None, throttled: int = 0, pids: int = 10) -> dict[str, Json]:
@@ -128,7 +128,7 @@ TABLE = [
     Row("host_processes", crowd(stuck=deaf(0.0)), DEGRADED, "process 81 (python) waits in the kernel at rpc_wait_bit_killable"),
     Row("host_processes", crowd(stuck=deaf(5.0)), OK, "90 processes", before=crowd()),
     Row("host_processes", crowd(stuck=deaf(30.0)), DEGRADED, "did not run for 30 s", before=crowd()),
-    Row("host_processes", crowd(stuck=deaf(130.0, ours=True)), FAILED, "and cannot be ended", Repair.REBOOT),
+    Row("host_processes", crowd(stuck=deaf(130.0)), FAILED, "and cannot be ended", Repair.REBOOT),
     Row("host_processes", crowd(host_pids={"used": 85, "most": 100}), DEGRADED, "85% of the system's pids", Repair.CONFIGURE),
     Row("host_processes", crowd(host_files={"used": 96, "most": 100}), FAILED, "96% of the system's open files", Repair.CONFIGURE),
     Row("host_processes", {}, UNKNOWN, "not permitted", problems={"processes.counts": "permission"}),
@@ -270,9 +270,9 @@ def test_control_groups_of_a_tree(version: int, tmp_path: Path) -> None:
 def test_a_real_zombie_is_found_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        now = Readings(processes.read(Ask(job_pids=(child.pid,))))
+        now = Readings(processes.read(Ask()))
         [mine] = [row for row in now.rows("processes.zombies") if row["pid"] == child.pid]
-        assert (mine["parent"], mine["ours"]) == (os.getpid(), True)
+        assert mine["parent"] == os.getpid()
     assert child.pid not in [row["pid"] for row in Readings(processes.read(Ask())).rows("processes.zombies")]
 
 

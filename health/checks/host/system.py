@@ -65,7 +65,7 @@ def _stuck(now: Readings, before: Readings | None, limits: Thresholds) -> Iterat
         if before is not None and since < limits.stuck_reported_s:
             continue  # while the job runs it is seen again
         where = f" at {row['wchan']}" if row.get("wchan") else ""
-        what = f"{'a process of this job' if row.get('ours') else 'process'} {row.get('pid')} ({row.get('command')})"
+        what = f"process {row.get('pid')} ({row.get('command')})"
         evidence = (f"started {age:.0f} s ago", f"seen so for {since:.0f} s")
         long = since >= limits.stuck_age_s
         why = f"{what} waits in the kernel{where} and {'cannot be ended' if long else f'did not run for {max(since, 1.0):.0f} s'}"

@@ -1,8 +1,8 @@
 """The processes that hold a GPU's memory, each as psutil describes it.
 
-One table describes each process of NVML's list: pid, bytes, there, command, user, ours. `ours` is `job` (named by the caller),
-or `cookie` (its environment bears the job's own SUPERVISE_JOB_COOKIE: a leftover, or what inherited it, so no proof by itself), or `other
-job` (another job's cookie), or "". In a container the numbers are the host's, and may be of nobody here (there: false).
+One table describes each process of NVML's list: pid, bytes, there, command, user, ours. `ours` is `cookie` (its environment has the
+job's own SUPERVISE_JOB_COOKIE: a leftover, or what inherited it, so no proof by itself), `other job` (another job's cookie), or "". In a
+container the pids are the host's and may not exist here (there: false).
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ def _row(pid: int, size: int, ask: Ask) -> dict[str, Json]:
 
 
 def _ours(pid: int, ask: Ask) -> str:
-    if pid in ask.job_pids:
-        return "job"
     found = environment(pid).get(COOKIE)
     if found is None:
         return ""

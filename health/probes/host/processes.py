@@ -1,7 +1,7 @@
 """Processes that are dead and not gone (zombies), and those that are deaf in the kernel (state D), with their age.
 
-Yields, of `host`: `processes.zombies` and `processes.stuck`, lists of tables (pid, parent, command, age_s since its start, since_s, wchan,
-ours), the oldest MOST first, and `processes.counts` (all, zombies, stuck). A disk makes processes wait in state D all the time, so that one
+Yields, of `host`: `processes.zombies` and `processes.stuck`, lists of tables (pid, parent, command, age_s since its start, since_s, wchan),
+the oldest MOST first, and `processes.counts` (all, zombies, stuck). A disk makes processes wait in state D all the time, so that one
 counts as stuck only if it did not run between two reads, LOOK_S apart, and ALONE_S where nobody reads again (ask.lasting). The kernel does
 not record for how long: `since_s` is since a read first found it so, which a session remembers, of zombies too. Threads of the kernel's
 own are left out: some rest in state D for ever.
@@ -81,7 +81,6 @@ class Processes:
             stuck = _still(stuck)
         now, wall = time.monotonic(), time.time()
         self._since = {_key(one): self._since.get(_key(one), now) for one in (*stuck, *zombies)}
-        ours = frozenset(ask.job_pids)
         yield Reading(NAME, HOST, "processes.counts", {"all": len(statuses), "zombies": len(zombies), "stuck": len(stuck)})
         for name, some in (("processes.zombies", zombies), ("processes.stuck", stuck)):
             rows: list[Json] = []
@@ -92,7 +91,6 @@ class Processes:
                     "command": system_files.text(f"{proc}/{one.pid}/comm"),
                     "age_s": round(max(0.0, wall - one.started), 1),
                     "since_s": round(now - self._since.get(_key(one), now), 1),
-                    "ours": one.pid in ours,
                     "wchan": system_files.text(f"{proc}/{one.pid}/wchan").strip("0"),
                 }
                 rows.append(row)

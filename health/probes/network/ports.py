@@ -101,7 +101,7 @@ def _whose(pid: int, port: int, ask: Ask) -> dict[str, Json]:
     cookie = words.get(memory_holders.COOKIE, "")
     has_port = any(words.get(name, "").rpartition(":")[2] == str(port) for name in _PORT_VARIABLES)
     return {
-        "ours": pid in ask.job_pids or bool(cookie and cookie == ask.cookie),
+        "ours": bool(cookie) and cookie == ask.cookie,
         "may_be_ours": not ask.cookie and (bool(cookie) or has_port),
     }
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "lineage.json"
 _VERSION: Final = 1
-_GRAIN_NS: Final = 20_000_000  # of file systems' clocks: a file written just after a time may have a time stamp just before it
+#: Time stamps of file systems are this coarse: a file written just after an attempt began may carry a time just before it.
+_GRAIN_NS: Final = 20_000_000
 _MOST_RUNS: Final = 64
 _MOST_ROWS: Final = 256
 
@@ -65,17 +66,17 @@ class Lineages:
         self._lock = threading.Lock()  # of the record; not held while waiting for a disk
         self._writing = threading.Lock()
         self.problem: str | None = None
-        self._record, self.problem, self._is_newer = _read(self._file)
+        self._record, self.problem, self._has_newer_version = _read(self._file)
         self._written = self._record
         self._run = run
-        self._early: tuple[tuple[int, int], ...] = ()  # attempts that began before the run was recorded: a disk did not answer
+        self._early: tuple[tuple[int, int], ...] = ()  # attempts that began before `begin_run` recorded the run, which waits for a disk
 
     def begin_run(
         self, manifests: Callable[[], Iterable[Manifest]], now_s: float | None = None, *, other_directories: Iterable[Path] = ()
     ) -> bool:
         """Begin the run, or continue it. Return whether it is new. `manifests`: all that are known; read only for a new run.
 
-        `other_directories`: the same directory of the job's other nodes. The earlier runs that they recorded count here too.
+        `other_directories`: this directory of the job's other hosts that this disk has. Runs and roll-backs recorded there count too.
         """
         run = self._run
         if any(one.run == run for one in self._record.runs):
@@ -103,7 +104,7 @@ class Lineages:
         return is_new
 
     def raise_began(self, began: int) -> None:
-        """Set this run's `began` after `began` of the run whose checkpoint was restored. Called before its first attempt."""
+        """Set this run's `began` after `began` of the run whose checkpoint was restored. No effect once this run has an attempt."""
         with self._lock:
             own = self._own()
             if own.began <= began and not own.attempts:
@@ -136,8 +137,8 @@ class Lineages:
         own = self._own()
         return Lineage(own.began, own.run, attempt)
 
-    def at(self, t_ns: int) -> Lineage:
-        """Return the last attempt that had begun at a time; UNKNOWN_LINEAGE if none had."""
+    def attempt_at(self, t_ns: int) -> Lineage:
+        """Return the latest attempt that had begun by `t_ns`, or UNKNOWN_LINEAGE."""
         found = UNKNOWN_LINEAGE
         for one in self._record.runs:
             for number, began_ns in one.attempts:
@@ -174,7 +175,7 @@ class Lineages:
         """Write the record to its file if it changed."""
         with self._writing:
             record = self._record
-            if record is self._written or self._is_newer:
+            if record is self._written or self._has_newer_version:
                 return
             content = {
                 "version": _VERSION,
@@ -217,7 +218,7 @@ def _with_attempt(run: LineageRun, number: int, began_ns: int) -> LineageRun:
 
 
 def _read(file: Path) -> tuple[_LineageRecord, str | None, bool]:
-    """Return the record, the problem with it, and whether it has a newer version. A newer record is not overwritten."""
+    """Return the record, the problem with it, and whether a newer supervise wrote it. Such a record is not overwritten."""
     try:
         document: Any = json.loads(durable.read(str(file)))
         if int(document["version"]) > _VERSION:

@@ -1,8 +1,8 @@
-"""Holds a file's content while it is uploaded: by a reflink, else by a hard link, else only by its path.
+"""Keeps a file's content available while it is uploaded (`pin`): by a reflink, else by a hard link, else only by its path.
 
-A reflink shares the blocks and is a file of its own: nothing that happens to the original reaches it. A hard link survives the removal of
-the original, but a write in place reaches it. On another file system than our directory's only the path is known. In the last two cases
-the file's identity shows a change, and so does the checksum of each part as it is sent.
+A reflink shares the blocks and is a file of its own: no later change of the original shows in it. A hard link survives the removal of
+the original, but a write into the original shows in it. If the file is on another file system than our directory, we only know its path.
+In the last two cases a change is noticed: the file's size or modification time differs, and so does the checksum of a part when it is sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_LINKS: Final = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno
 
 
 def pin(source: str, target: str) -> str:
-    """Hold the content of `source` under the new name `target`, and say how: REFLINK, LINK or PATH (nothing was made)."""
+    """Hold the content of `source` under the new name `target`. Return how: REFLINK, LINK or PATH (nothing was made)."""
     if reflink(source, target):
         return REFLINK
     try:
@@ -33,7 +33,10 @@ def pin(source: str, target: str) -> str:
 
 
 def reflink(source: str, target: str) -> bool:
-    """Make `target`, which must not exist, share the blocks of `source`; False, and no file, where the file system has no such thing."""
+    """Make `target`, which must not exist, share the blocks of `source`. Raises OSError if a file cannot be opened.
+
+    Returns False, and makes no file, if that is not possible: another file system, one without reflinks, or an error.
+    """
     read = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if os.fstat(read).st_dev != os.stat(os.path.dirname(target) or ".").st_dev:  # noqa: PTH116, PTH120 -- strings throughout the package

@@ -14,11 +14,14 @@ Commands on stdin, one per line; the first must be `configure`:
 
 Events on stdout, one per line:
     {"ev": "ready", "mirrors": […], "left": n}           n entries were in the spool already
-    {"ev": "spooled", "path", "step", "id", "pin", "left"}    held on disk: reflink, link or path
-    {"ev": "progress", "id", "mirror", "sent", "bytes"}       at most one a second and mirror, while bytes move
+    {"ev": "spooled", "path", "step", "id", "pin", "left"}    the queue entry is on disk; `pin`: how the files are held: reflink, link,
+                                                              or path (not held)
+    {"ev": "progress", "id", "mirror", "sent", "bytes"}       at most one per second for each mirror, while bytes are sent
     {"ev": "uploaded", "path", "step", "id", "mirror", "key", "bytes", "sent", "seconds"}    with its manifest; sent < bytes: resumed
-    {"ev": "alert", "what", "mirror", "message", "hint"}      once when a trouble begins; `what` is
-                                                              retried: away, damaged, expired, clock, denied, disk, tidy
+    {"ev": "alert", "what", "mirror", "message", "hint"}      sent once when a trouble begins; `what` names it
+                                                              retried: away, damaged, expired, clock, denied,
+                                                                  disk (the checkpoints' or the spool's),
+                                                                  tidy (the removal of old copies and uploads from the mirror)
                                                               not retried: changed, dropped, refused
                                                               held: another process has the spool, this one exits with 75
     {"ev": "recovered", "mirror", "what"}                     that trouble is over
@@ -67,12 +70,12 @@ class MirrorProcess:
     """Owns the workers, the spool and the output. One per process."""
 
     def __init__(self, row: dict[str, Any], out: TextIO) -> None:
-        """Configure. Raises CheckpointingError, and KeyError or TypeError if it is incomplete."""
+        """Configure. Raises CheckpointingError, OSError; KeyError, TypeError or ValueError if the configuration is incomplete or wrong."""
         self._out = out
         self._writing = threading.Lock()
         self._wake = threading.Condition()
         self._stop = threading.Event()
-        self._most = int(row.get("spool_entries") or _SPOOL_ENTRIES)
+        self._max_waiting_entries = int(row.get("spool_entries") or _SPOOL_ENTRIES)
         self._spool = Spool(str(row["spool"]))
         options = S3Options(**row.get("s3", {}), connections=int(row.get("workers", 4)))
         backends: list[Backend] = [open_backend(str(url), options) for url in row["mirrors"]]
@@ -129,7 +132,8 @@ class MirrorProcess:
                     self._wait_idle(float(row["deadline_s"]))
                     break
             except (ValueError, KeyError, TypeError) as error:
-                self._refuse(f"cannot follow a command: {line.strip()[:200]}: {type(error).__name__}: {error}", "")
+                message = f"cannot follow a command: {line.strip()[:200]}: {type(error).__name__}: {error}"
+                self._refuse(message, "report this: the supervisor wrote a wrong command", "")
         self._stop.set()
         with self._wake:
             self._wake.notify_all()
@@ -143,12 +147,13 @@ class MirrorProcess:
             with open(manifest, "rb") as file:  # noqa: PTH123 -- strings throughout the package
                 entry = self._spool.add(path, step, file.read())
         except (OSError, manifests.ManifestDamaged) as error:
-            self._refuse(f"cannot mirror: {path}: {error}", path)
+            self._refuse(f"cannot mirror: {path}: {error}", "check that the path exists and that the manifest belongs to it", path)
             return
         with self._wake:
             self._wake.notify_all()
         self.emit("spooled", path=path, step=step, id=entry.id, pin=entry.how, left=len(self._spool.entries()))
-        for old in self._spool.drop_waiting(self._most, self._urls):  # pins hold the space of removed files
+        # a pin keeps the disk space of a file that the job has removed, so few may wait
+        for old in self._spool.drop_waiting(self._max_waiting_entries, self._urls):
             trouble = next((worker.trouble for worker in self._workers if worker.trouble is not None), None)
             why, hint = trouble or ("the uploads are slower than the saves", "raise bandwidth_mib_s, or save less often")
             message = f"{old.path} is dropped from the mirror's queue, because newer checkpoints wait: {why}"
@@ -165,12 +170,14 @@ class MirrorProcess:
         with self._wake:
             self._wake.wait_for(lambda: all(worker.is_waiting and not worker.retry_now for worker in self._workers), deadline_s)
 
-    def _refuse(self, message: str, path: str) -> None:
-        hint, left = "check that the path exists and that the manifest is of it", len(self._spool.entries())
-        self.emit("alert", what="refused", mirror="", message=message, hint=hint, path=path, left=left)
+    def _refuse(self, message: str, hint: str, path: str) -> None:
+        self.emit("alert", what="refused", mirror="", message=message, hint=hint, path=path, left=len(self._spool.entries()))
 
     def _report_idle(self) -> None:
-        """Report each time that every worker became idle, even after very short work."""
+        """Emit `idle` each time all workers have become idle.
+
+        The number of waits is compared, so a worker that worked only for a moment counts too.
+        """
         reported = 0
         while True:
             with self._wake:

@@ -1,5 +1,7 @@
 """Decides which copies or checkpoints may go. Pure, so that the rule can be read and tested by itself.
 
+supervisor/checkpoints/retention.py applies it to this node's disk, mirror/removal.py to a mirror.
+
 Four kinds always stay, whatever the policy: those in use, those being uploaded, those without a verdict (unknown, being written,
 unverifiable), and the last verified one.
 """

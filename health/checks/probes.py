@@ -1,6 +1,6 @@
-"""Did every probe answer? One that hangs is a fault of what it asks, and the only trace of it that some faults leave.
+"""Did every probe (health/probes/) answer? A probe that hangs shows a fault of what it reads; some faults leave no other trace.
 
-Some ask programs, servers and trees of files of the user's own, which may be slow on a node that is well: they condemn none.
+Some probes ask the user's own programs, servers and directories, which may be slow on a healthy node: these never make the node fail.
 """
 
 from __future__ import annotations

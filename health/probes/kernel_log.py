@@ -1,10 +1,11 @@
 """The trouble in the kernel's log since the boot, as far back as it is kept.
 
 Reads /dev/kmsg; where that may not be read the journal, then the files that syslog writes. Yields, of `kernel`: `kernel.findings` (a list
-of findings, each with `last_time`, the log's own of its last line, and `age_s`, None where these are not known), `kernel.source`,
-`kernel.overruns` (how often records were overwritten before they were read). Where nothing can be read `kernel.findings` has the reasons
-as its problem: silence of a log that nobody reads is not health. What a session has read it does not read again: its judge remembers, and
-so do the Xids' rules of repetition.
+of findings, each with `last_time`, the time of its last line by the log's own clock, and `age_s`; both None if unknown), `kernel.source`,
+`kernel.overruns` (how often records were overwritten before they were read). If nothing can be read, `kernel.source` has the reasons as
+its problem, and `kernel.findings` has the same or, if access was denied, PERMISSION. Otherwise a log that nobody can read would look
+healthy. A session reads each record of /dev/kmsg once. Its Correlator remembers them, for the findings so far and for the rules about
+repeated Xids.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from health.model import Ask
 
 NAME: Final = "kernel_log"
-#: A flood is not awaited: what is left is read next time.
+#: The most records of one read. A flood is not waited for: the session's next read goes on there.
 MOST_RECORDS: Final = 200_000
+#: How much of a syslog file's end is read.
 MOST_BYTES: Final = 4 << 20
 
 
@@ -48,7 +50,7 @@ def session() -> KernelLogSession:
 
 
 class _Wall:
-    """The wall's clock, for the journal."""
+    """The wall clock, in the form that `sources.journal` takes."""
 
     @staticmethod
     def now() -> float:
@@ -72,7 +74,7 @@ class KernelLogSession:
             self._drain(self._device)
         except OSError as error:
             self.close()
-            yield from _copied(ask, f"{ask.at(kmsg_reader.KMSG)}: {error.strerror}", denied=isinstance(error, PermissionError))
+            yield from _from_copies(ask, f"{ask.at(kmsg_reader.KMSG)}: {error.strerror}", denied=isinstance(error, PermissionError))
             return
         yield Reading(NAME, KERNEL, "kernel.source", ask.at(kmsg_reader.KMSG))
         yield Reading(NAME, KERNEL, "kernel.overruns", self._overruns)
@@ -94,7 +96,7 @@ class KernelLogSession:
                 self._overruns += 1
                 continue
             if not data:
-                raise OSError(0, "it is at its end, which the kernel's never is")
+                raise OSError(0, "end of file, which the kernel's log never has")
             parsed = kmsg_reader.parse(data)
             for one in self._joiner.take(parsed) if parsed is not None else ():
                 if not _is_own(one.text):
@@ -103,12 +105,12 @@ class KernelLogSession:
 
 
 def _is_own(text: str) -> bool:
-    """Whether reading by this process, or by who started it, made the kernel print this: drivers print the pid."""
+    """Return whether the line names this process or its parent as `(pid N)`: a driver's message about our own reading is no finding."""
     return f"(pid {os.getpid()})" in text or f"(pid {os.getppid()})" in text
 
 
-def _copied(ask: Ask, why: str, *, denied: bool) -> Iterator[Reading]:
-    """Yield the findings of the programs that keep a copy of the log."""
+def _from_copies(ask: Ask, why: str, *, denied: bool) -> Iterator[Reading]:
+    """Yield the findings from a copy of the log: the journal (only of the running system), else the first syslog file that can be read."""
     reasons = [why]
     if ask.root == "/":
         copies = sources.journal(0.0, _Wall(), {})

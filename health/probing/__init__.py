@@ -1,1 +1,1 @@
-"""Runs probes in disposable processes under a deadline."""
+"""Runs the probes of health/probes/ in disposable processes under a deadline."""

@@ -1,7 +1,7 @@
-"""Which checkpoints and copies stay on this node's disk, and whether the next ones fit.
+"""Copies and removes checkpoints on this node's disk by the rule of checkpointing/retention/rules.py, and checks that the next ones fit.
 
-A file that the script writes in place gets a copy, since a kill during the next save leaves it torn. Of the job's own checkpoints the older
-ones are removed where `checkpoints.keep` asks for that. Before the disk is full, copies but the newest are removed.
+A file that the script writes in place gets a copy, because a kill during the next save leaves it torn. If `checkpoints.keep` is set, the
+job's own older checkpoints are removed. Before the disk is full, all copies but the newest are removed.
 """
 
 from __future__ import annotations

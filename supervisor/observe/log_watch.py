@@ -4,8 +4,11 @@ A disk that does not answer delays this thread alone; its callers have a deadlin
 
 Files are read every PAUSE_S, and at once when a rank has died. Not inotify: it would wake us for every write of a chatty job, where one
 read gathers all of them into one block, and it reports nothing of files on other machines. Sixteen quiet files cost sixteen stats, some
-30 us. Of a file that grew by more than BLOCKS bytes since the last read only the beginning and the end are read, and the rest is counted. A
-read is followed by a pause of four times its length, so that no flood takes more than a fifth of one processor.
+30 us. A read is followed by a pause of four times its length, so that no flood takes more than a fifth of one processor.
+
+If more than one pass's share of a file (`most`, at most FILE_BYTES) is unread, half a share is read at its beginning and half at its end.
+What lies between is skipped and counted. If the time is up before the first half is read, the rest waits for the next pass, unless the
+file is more than BEHIND shares behind. On the last pass nothing waits.
 """
 
 from __future__ import annotations
@@ -37,13 +40,14 @@ PAUSE_PER_PASS = 4
 BLOCK_BYTES = 128 * 1024
 LEAST_BLOCK_BYTES = 8 * 1024
 BLOCK_S = 0.004
-#: Of one file in one pass, and of all files together: what a pass reads where the signatures match few lines.
+#: The most bytes that one pass reads of one file, and of all files together. Each file gets at least LEAST_BYTES. These are the limits
+#: if the signatures match few lines.
 FILE_BYTES = 4 << 20
 PASS_BYTES = 16 << 20
 LEAST_BYTES = 128 * 1024
-#: How many passes a file may be behind before something of it is left out, where the time did not suffice.
+#: If more than this many shares of a file are unread when the time is up, its middle is skipped instead of waiting for the next pass.
 BEHIND = 4
-#: Where they match every line, time is the limit: of a pass, and of the last one, which the verdict waits for.
+#: The longest time of a pass, and of the last pass, for which the verdict waits: the limits if the signatures match nearly every line.
 PASS_S = 0.25
 LAST_S = 0.04
 #: The end of each stream is read in any case: what killed a rank stands there.
@@ -90,12 +94,12 @@ class LogWatch:
         self.passes = 0
 
     @property
-    def bytes_read(self) -> int:
-        """How much of all files was read so far, what was skipped included."""
-        return sum(stream.bytes_read for stream in tuple(self._streams.values()))
+    def bytes_passed(self) -> int:
+        """How many bytes of all files are done with: those read and those skipped."""
+        return sum(stream.bytes_passed for stream in tuple(self._streams.values()))
 
     def start(self) -> None:
-        """Begin. Raises RuntimeError where no thread can be had."""
+        """Start the thread. Raises RuntimeError if none can be started."""
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
     def hurry(self) -> None:
@@ -103,7 +107,7 @@ class LogWatch:
         self._wake.set()
 
     def stop(self) -> None:
-        """Have it end; nobody waits for its evidence."""
+        """Have the thread make its last pass and end. This does not wait for it."""
         self._over.set()
         self._wake.set()
 
@@ -189,7 +193,7 @@ class _WatchedStream:
         self._skipped = 0
         self._gaps = 0
         self._problem = ""
-        self.bytes_read = 0
+        self.bytes_passed = 0
 
     def read(self, most: int, now: float, turn: _TimeSlice) -> None:
         """Take in what is new, `most` bytes of a file, until the turn is up."""
@@ -225,7 +229,7 @@ class _WatchedStream:
         self._t = min(now, max(self._t, written))
         if info.st_size < self._at:  # somebody emptied it
             self._at = 0
-            self._break()
+            self._mark_gap()
         if info.st_size - self._at > most:
             beginning = self._at + most // 2
             self._feed(beginning, turn)
@@ -239,14 +243,17 @@ class _WatchedStream:
             self._feed(info.st_size, None)
 
     def _feed(self, upto: int, turn: _TimeSlice | None) -> None:
-        """Read up to there, in blocks as large as take no longer than BLOCK_S. At the end of the turn it stops."""
+        """Read up to `upto`. Stop when the turn is up.
+
+        The block doubles (to BLOCK_BYTES) while one takes at most BLOCK_S, and falls to LEAST_BLOCK_BYTES when one takes longer.
+        """
         while self._at < upto and not (turn is not None and turn.up):
             began = time.monotonic()
             block = os.pread(self._fd, min(upto - self._at, self._block), self._at)
             if not block:
                 return
             self._at += len(block)
-            self.bytes_read += len(block)
+            self.bytes_passed += len(block)
             self._end = (self._end + block)[-END_BYTES:]
             if self._cut:  # in the middle of a line: the rest of the line means something else than all of it
                 newline = block.find(b"\n")
@@ -260,12 +267,12 @@ class _WatchedStream:
     def _skip_to(self, at: int) -> None:
         if at > self._at:
             self._skipped += at - self._at
-            self.bytes_read += at - self._at
+            self.bytes_passed += at - self._at
             self._at = at
-            self._break()
+            self._mark_gap()
 
-    def _break(self) -> None:
-        """Something is missing between what was read and what comes."""
+    def _mark_gap(self) -> None:
+        """Mark a gap in the input: end the line that was begun, and drop what comes up to the next newline."""
         self._reader.feed(b"\n", self._t)
         self._cut = True
 
@@ -284,7 +291,7 @@ class _WatchedStream:
             if _inode(f"{self._path}.{number}") == ours:  # else it was rotated again in between, and this may be the one after
                 return
         self._gaps += 1
-        self._break()  # ours is not kept any longer, and neither may be others that came after it
+        self._mark_gap()  # ours is not kept any longer, and neither may be others that came after it
         self._open_oldest()
 
     def _open(self, path: str) -> None:

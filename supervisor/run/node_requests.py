@@ -1,6 +1,7 @@
 """This node and its GPUs: examined before an attempt and while it runs, listed once, taken out of use if they fail.
 
-What waits for a driver or a disk runs in a worker thread. An examination that goes wrong does not hold back an attempt.
+What waits for a driver or a disk runs in a worker thread, but for `list_gpus`, which runs before the loop. An examination that goes wrong
+does not hold back an attempt.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class NodeRequests:
-    """What is done about one node for one job. Its public methods are called on the loop's thread, or before the loop runs."""
+    """Checks one node for one job, lists its GPUs and takes bad ones out of use.
+
+    Public methods are called on the loop's thread or while no loop runs; `ranks_on_gpus` also by the thread that collects evidence.
+    """
 
     def __init__(self, job: Job, loop: Loop, reporter: Reporter, factory: JobFactory, threads: Threads) -> None:
         self._job = job
@@ -36,8 +40,8 @@ class NodeRequests:
         self._threads = threads
         self.health = HealthWatch(job, factory.signatures, lambda found: loop.post(HealthChanged(loop.clock.now(), found)))
         self._gpus_listed = False
-        self._ledger: list[threading.Event] = []  # writes to it, each set when done
-        self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # of those that failed; printed on the loop's thread
+        self._ledger_writes: list[threading.Event] = []  # one for each write to the ledger, set when it is done
+        self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # writes that failed; printed on the loop's thread
 
     def check(self, action: act.CheckHealth) -> None:
         """Check this node. If the check fails, its findings are empty. If it hangs, the core's timer goes on without it."""
@@ -110,7 +114,7 @@ class NodeRequests:
         """Put a GPU out of use, over restarts and requeues; answered by GpusListed."""
         self._reporter.quarantined(action)
         written = threading.Event()
-        self._ledger.append(written)
+        self._ledger_writes.append(written)
 
         def work() -> None:
             try:
@@ -131,7 +135,7 @@ class NodeRequests:
     def wait_written(self, deadline_s: float) -> bool:
         """Wait until the ledger is written. False if the disk does not answer within the deadline."""
         until = time.monotonic() + deadline_s
-        all_written = all(written.wait(max(0.0, until - time.monotonic())) for written in self._ledger)
+        all_written = all(written.wait(max(0.0, until - time.monotonic())) for written in self._ledger_writes)
         self._print_unwritten()  # the loop may have ended before it printed them
         return all_written
 
@@ -140,7 +144,7 @@ class NodeRequests:
             self._reporter.print_message(self._unwritten.get())
 
     def ranks_on_gpus(self, ranks: tuple[RankInfo, ...]) -> dict[str, int]:
-        """Return the rank that uses each GPU, by UUID, where each has one of its own."""
+        """Return, for each GPU's UUID, the rank that uses it. Empty unless the launcher is elastic and each rank has a GPU of its own."""
         state = self._loop.state
         visible = [gpu.uuid for gpu in state.gpus if not state.attempt.visible_gpus or gpu.uuid in state.attempt.visible_gpus]
         if state.run.policy.launcher is not LauncherKind.ELASTIC or len(ranks) > len(visible):

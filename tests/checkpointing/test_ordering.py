@@ -178,7 +178,7 @@ def test_what_no_manifest_tells_of_belongs_to_the_attempt_that_ran_when_it_was_m
     lineages.begin_attempt(1, 110 * 10**9)  # the disk had not answered yet
     lineages.begin_run(tuple, 100)
     lineages.begin_attempt(2, 200 * 10**9)
-    at = [lineages.at(t * 10**9) for t in (50, 110, 199, 200, 999)]
+    at = [lineages.attempt_at(t * 10**9) for t in (50, 110, 199, 200, 999)]
     assert at == [UNKNOWN_LINEAGE, Lineage(100, "a", 1), Lineage(100, "a", 1), Lineage(100, "a", 2), Lineage(100, "a", 2)]
 
 
@@ -187,7 +187,7 @@ def test_a_record_that_is_lost_is_made_anew_from_the_manifests(tmp_path: Path) -
     lineages = Lineages(tmp_path, "b")
     assert "could not be read" in (lineages.problem or "")
     assert lineages.begin_run(lambda: (made(5, "a", 150, (100, 1)), made(6, "a", 250, (100, 2))), 300)
-    assert [lineages.at(t * 10**9) for t in (160, 260)] == [Lineage(100, "a", 1), Lineage(100, "a", 2)]
+    assert [lineages.attempt_at(t * 10**9) for t in (160, 260)] == [Lineage(100, "a", 1), Lineage(100, "a", 2)]
     assert lineages.problem is None
 
 

@@ -73,7 +73,7 @@ def test_nothing_is_lost_where_the_guardian_rotates(watch: LogWatch, tmp_path: P
         if mib % 8 == 0:
             wait_for(lambda: appender.idle, "the guardian's thread has written", 5)
             watch.hurry()
-            wait_for(lambda: watch.bytes_read == written, "a look at all of it", 5)  # noqa: B023  waited for in this round
+            wait_for(lambda: watch.bytes_passed == written, "a look at all of it", 5)  # noqa: B023  waited for in this round
     (stream,) = watch.finish(5)
     assert os.path.exists(f"{log.path}.4")  # noqa: PTH110  it was rotated
     assert (stream.skipped, stream.gaps) == (0, 0)
@@ -103,10 +103,10 @@ def test_what_was_rotated_away_between_two_looks_is_told(tmp_path: Path, known: 
 
     watch = LogWatch(tmp_path, known, now)
     watch.start()
-    wait_for(lambda: watch.bytes_read == 64 * 1024, "the first look", 5)
+    wait_for(lambda: watch.bytes_passed == 64 * 1024, "the first look", 5)
     write(2, KEPT + 1)
     goes_on.set()
-    wait_for(lambda: watch.bytes_read == (1 + KEPT) * 64 * 1024, "a look at all that is left", 10)
+    wait_for(lambda: watch.bytes_passed == (1 + KEPT) * 64 * 1024, "a look at all that is left", 10)
     (stream,) = watch.finish(5)
     assert asked((stream,)) == [1, *range(3, KEPT + 3)]
     assert stream.gaps == 1
@@ -161,7 +161,7 @@ def test_a_file_that_is_emptied_is_read_from_its_beginning(watch: LogWatch, tmp_
     log = tmp_path / "0001" / "rank-0.out"
     log.write_text("step 1\n" * 1000 + TRACEBACK.format(mib=1))
     watch.hurry()
-    wait_for(lambda: watch.bytes_read == log.stat().st_size, "the first look", 5)
+    wait_for(lambda: watch.bytes_passed == log.stat().st_size, "the first look", 5)
     log.write_text(TRACEBACK.format(mib=2))
     assert asked(watch.finish(5)) == [1, 2]
 
@@ -213,7 +213,7 @@ def test_sixteen_quiet_files_cost_next_to_nothing(watch: LogWatch, tmp_path: Pat
     (tmp_path / "0001").mkdir()
     for rank in range(16):
         (tmp_path / "0001" / f"rank-{rank}.log").write_text("step 1\n")
-    wait_for(lambda: watch.bytes_read == 16 * 7, "all files have been read", 5)
+    wait_for(lambda: watch.bytes_passed == 16 * 7, "all files have been read", 5)
     passes, began = watch.passes, time.process_time()
     wait_for(lambda: watch.passes >= passes + 3, "three more passes", 10)
     assert time.process_time() - began < 0.2  # 3 looks; most of this is the waiting itself

@@ -1,7 +1,8 @@
-"""A directory with one torch file for each rank: what a script under FSDP writes that saves its local state.
+"""A directory with one torch file for each rank, as written by an FSDP script that saves each rank's local state.
 
-Names: `rank_3`, `rank3` or `rank-3` somewhere before the suffix, and the number of ranks where the name gives it
-(`model_world_size_4_rank_3.pt`). Files whose names differ only in the rank are one row; all rows have the same ranks.
+Names: `rank_3`, `rank3` or `rank-3` somewhere before the suffix, and the number of ranks if the name has it
+(`model_world_size_4_rank_3.pt`, `rank-3-of-8.pt`). Files whose names differ only in the rank form one row. Every row must have a file for
+every rank.
 """
 
 from __future__ import annotations
@@ -19,18 +20,16 @@ if TYPE_CHECKING:
 
     from checkpointing.io.tree import Tree
 
-_FILE: Final = re.compile(
-    r"(?P<before>.*?)rank[-_]?(?P<rank>\d{1,6})(?P<after>(?:[-_]of[-_](?P<total>\d{1,6}))?\.(?:pt|pth|bin|ckpt))", re.IGNORECASE
-)
+_FILE: Final = re.compile(r"(?P<before>.*?)rank[-_]?(?P<rank>\d{1,6})(?P<after>(?:[-_]of[-_]\d{1,6})?\.(?:pt|pth|bin|ckpt))", re.IGNORECASE)
 _WORLD: Final = re.compile(r"world_?size[-_]?(\d{1,6})", re.IGNORECASE)
 _MOST_RANKS: Final = 100_000
 
 
 def claims(tree: Tree) -> bool:
-    """Claim files of at least two ranks, or of one that says how many there are, if all are of one step."""
+    """Claim a directory where a row has two ranks or a name with the number of ranks, and all names have the same step (or none)."""
     rows = _rows(tree)
-    several = any(len(ranks) > 1 or _world_in_name(row) for row, ranks in rows.items())
-    return several and len({named.step if (named := step_names.step_in(before)) else None for before, _ in rows}) == 1
+    is_per_rank = any(len(ranks) > 1 or _world_in_name(row) for row, ranks in rows.items())
+    return is_per_rank and len({named.step if (named := step_names.step_in(before)) else None for before, _ in rows}) == 1
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
@@ -47,7 +46,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
 
 
 def _rows(tree: Tree) -> dict[tuple[str, str], dict[int, str]]:
-    """Return the file of each rank, by what its name has before and after the rank."""
+    """Return {(name before 'rank', name after the number): {rank: file name}}."""
     rows: dict[tuple[str, str], dict[int, str]] = {}
     for name in sorted(tree.entries):
         match = _FILE.fullmatch(name) if "/" not in name else None
@@ -57,7 +56,7 @@ def _rows(tree: Tree) -> dict[tuple[str, str], dict[int, str]]:
 
 
 def _world_in_name(row: tuple[str, str]) -> int:
-    """Return the number of ranks that a row's name tells, 0 for none."""
+    """Return the number of ranks in a row's name, 0 if it has none."""
     match = _WORLD.search(row[0]) or re.search(r"of[-_](\d+)", row[1])
     return int(match[1]) if match else 0
 
@@ -66,5 +65,5 @@ def _missing(rows: dict[tuple[str, str], dict[int, str]], world: int) -> Iterato
     for (before, after), ranks in rows.items():
         absent = [rank for rank in range(world) if rank not in ranks]
         if absent:
-            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-            yield Examination(Verdict.INCOMPLETE, f"{before}rank…{after} of rank {absent[0]}{more} is missing, of {world} ranks")
+            more = f" (and of {len(absent) - 1} other ranks)" if len(absent) > 1 else ""
+            yield Examination(Verdict.INCOMPLETE, f"of {world} ranks, the file of rank {absent[0]}{more} is missing: {before}rank…{after}")

@@ -157,8 +157,8 @@ def _scheduler(tree: Tree, step: int | None) -> Iterator[Examination]:
     """Find a scheduler that is ahead of the trainer. It may be behind: it makes no step where an optimizer step was skipped."""
     if step is None or tree.file("scheduler.pt") is None:
         return
-    last = rank_shards.number(rank_shards.scan_of(tree, "scheduler.pt"), "last_epoch")
-    counted = rank_shards.fact(rank_shards.scan_of(tree, "optimizer.pt"), facts.COUNTED)
+    last = rank_shards.integer_outermost(rank_shards.scan_of(tree, "scheduler.pt"), "last_epoch")
+    counted = rank_shards.integer_anywhere(rank_shards.scan_of(tree, "optimizer.pt"), facts.COUNTED)
     # where a step is skipped, the scheduler stands still with the optimizer; where both are begun anew, neither counts as the trainer;
     # and an optimizer that was put together by hand counts as no save would
     if last == step and counted is not None and counted != step and _was_saved(tree, counted):

@@ -55,15 +55,15 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     if not ranks:
         return Examination(Verdict.INCOMPLETE, "it holds no rank's files")
     there = [f"{rank}/{name}" for rank in ranks for name in _FILES if f"{rank}/{name}" in tree.entries]
-    parts = rank_shards.members(tree, there, bulk=bulk)
+    parts = rank_shards.examine_each(tree, there, bulk=bulk)
     scans = {name: rank_shards.scan_of(tree, name) for name in there}
     named = _ITERATION.fullmatch(tree.name)
-    steps = {name: rank_shards.number(scan, "iteration") for name, scan in scans.items()}
+    steps = {name: rank_shards.integer_outermost(scan, "iteration") for name, scan in scans.items()}
     all_steps = {**steps, **({tree.name: int(named[1])} if named else {})}
     step = next((one for one in steps.values() if one is not None), None)
     place = NOWHERE if step is None else StepPosition(step, sure=True)
     checks = [_layout(ranks, scans), _files(ranks, set(there)), rank_shards.mixed(all_steps, "iterations")]
-    return combine([*parts, *rank_shards.present(checks)], place, files=tuple(there))
+    return combine([*parts, *rank_shards.found_problems(checks)], place, files=tuple(there))
 
 
 def _sharded(top: frozenset[str]) -> bool:
@@ -91,14 +91,14 @@ def _described(tree: Tree) -> Examination | None:
 
 def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
     found = dcp.examine(tree, bulk=bulk)
-    beside = rank_shards.members(tree, ["common.pt"], bulk=bulk)
+    beside = rank_shards.examine_each(tree, ["common.pt"], bulk=bulk)
     scan = rank_shards.scan_of(tree, "common.pt")
-    step = rank_shards.number(scan, "iteration")
+    step = rank_shards.integer_outermost(scan, "iteration")
     named = _ITERATION.fullmatch(tree.name)
     lost = rank_shards.missing(_COMMON, set(tree.entries))
     other = rank_shards.mixed({"common.pt": step, **({tree.name: int(named[1])} if named else {})}, "iterations")
     place = found.place if step is None else StepPosition(step, sure=True)
-    return combine([replace(found, format=""), *beside, *rank_shards.present([lost, _described(tree), other])], place)
+    return combine([replace(found, format=""), *beside, *rank_shards.found_problems([lost, _described(tree), other])], place)
 
 
 def _layout(ranks: list[str], scans: dict[str, PickleScan | None]) -> Examination | None:
@@ -126,7 +126,7 @@ def _layout(ranks: list[str], scans: dict[str, PickleScan | None]) -> Examinatio
 
 
 def _saved_size(scans: dict[str, PickleScan | None], key: str) -> int | None:
-    return next((size for scan in scans.values() if (size := rank_shards.fact(scan, key))), None)
+    return next((size for scan in scans.values() if (size := rank_shards.integer_anywhere(scan, key))), None)
 
 
 def _name(place: tuple[int, ...]) -> str:

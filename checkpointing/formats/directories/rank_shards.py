@@ -1,4 +1,4 @@
-"""Checks that DeepSpeed and Megatron share: torch files, one for each rank, that must agree with one another."""
+"""Checks shared by the formats with one torch file for each rank, which must agree with one another."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ if TYPE_CHECKING:
 _MOST_NAMED: Final = 4
 
 
-def members(tree: Tree, names: Iterable[str], *, bulk: bool) -> list[Examination]:
+def examine_each(tree: Tree, names: Iterable[str], *, bulk: bool) -> list[Examination]:
     """Examine each file by itself."""
     return [examine_member(tree, name, bulk=bulk) for name in names]
 
 
 def scan_of(tree: Tree, name: str) -> PickleScan | None:
-    """Scan the pickle of a torch zip; None where the file is none, or is damaged: its own examination says so."""
+    """Scan the pickle of a torch zip. None if there is no such file or its data.pkl cannot be read; `examine_each` reports that."""
     if tree.file(name) is None:
         return None
     with tree.open(name) as source:
         return torch_zip.scan_of(source)
 
 
-def fact(scan: PickleScan | None, key: str) -> int | None:
-    """Return the integer that stands under `key` in a pickle's dictionaries, if it is the same wherever it stands."""
+def integer_anywhere(scan: PickleScan | None, key: str) -> int | None:
+    """Return the integer under `key` in any dictionary of the pickle; None if it is not there or the places disagree."""
     values = dict(scan.facts).get(key, frozenset()) if scan is not None else frozenset()
     return next(iter(values)) if len(values) == 1 else None
 
 
-def number(scan: PickleScan | None, key: str) -> int | None:
+def integer_outermost(scan: PickleScan | None, key: str) -> int | None:
     """Return the integer under `key` in the outermost dictionary."""
     return dict(scan.numbers).get(key) if scan is not None else None
 
 
 def missing(wanted: Iterable[str], there: Collection[str]) -> Examination | None:
-    """Return which files must be there and are not."""
+    """Return an INCOMPLETE examination naming the wanted files that are not there; None if all are."""
     absent = [name for name in wanted if name not in there]
     return Examination(Verdict.INCOMPLETE, f"missing: {_some(absent)}") if absent else None
 
 
 def left_over(names: Iterable[str], why: str) -> Examination | None:
-    """Return which files are there and must not be."""
+    """Return a BAD examination naming files that belong to another save; None if there are none."""
     found = list(names)
     return Examination(Verdict.BAD, f"of another save: {_some(found)}: {why}") if found else None
 
 
 def mixed(steps: Mapping[str, int | None], what: str = "steps") -> Examination | None:
-    """Return what is wrong if files of one checkpoint have different steps."""
+    """Return a BAD examination if the files of one checkpoint have different steps (`what` names them); None if they agree."""
     file_of_step: dict[int, str] = {}
     for name, step in steps.items():
         if step is not None:
@@ -67,7 +67,7 @@ def mixed(steps: Mapping[str, int | None], what: str = "steps") -> Examination |
 
 
 def mixed_facts(scans: Mapping[str, PickleScan | None]) -> Examination | None:
-    """Compare the steps that stand anywhere within shards: all that tell any tell the same ones."""
+    """Compare the steps found anywhere in the shards: for each key, all shards that have it must have the same values."""
     found: dict[str, dict[frozenset[int], str]] = {}
     for name, scan in scans.items():
         for key, values in scan.facts if scan is not None else ():
@@ -79,8 +79,8 @@ def mixed_facts(scans: Mapping[str, PickleScan | None]) -> Examination | None:
     return None
 
 
-def present(parts: Iterable[Examination | None]) -> list[Examination]:
-    """Leave out what there is nothing to say about."""
+def found_problems(parts: Iterable[Examination | None]) -> list[Examination]:
+    """Leave out the checks that found nothing (None)."""
     return [part for part in parts if part is not None]
 
 

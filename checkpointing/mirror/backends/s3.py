@@ -1,8 +1,9 @@
 """Single requests to an S3 bucket, at Amazon or any server with the same API. checkpointing/mirror/upload.py uploads a checkpoint by them.
 
-Each request carries the body's CRC64NVME, which the manifest already holds, so that the server can reject a damaged body. A server that
-rejects the header (older MinIO, Garage, R2) gets later requests without it. After a multipart upload we compare what the server reports
-with what we sent: the CRC64NVME if it has one, else size and ETag. The restore compares every byte.
+Each request with a body carries the body's CRC64NVME, which the manifest already holds, so that the server can reject a damaged body. The
+completion of an upload carries that of the whole. A server that rejects the header (older MinIO, Garage, R2) gets later requests without
+it. After a multipart upload we compare what the server reports with what we sent: the CRC64NVME if it has one, else size and ETag. For a
+single put, upload.py compares the listed size. The restore compares every byte.
 
 boto3's transfer manager opens an upload of its own for each file and aborts it on an error. It cannot continue an upload after a kill, so
 we make the multipart requests ourselves. Bodies stream from the source, so memory does not grow with the size of a part; they are not
@@ -272,10 +273,10 @@ class S3Backend:
             (skewed, ClockSkewed, "set this machine's clock (see timedatectl or chronyc tracking); the credentials may be right"),
             (code in _EXPIRED, CredentialsExpired, _CREDENTIALS_HINT),
             (code in _DAMAGED, TransferDamaged, "the source is read again"),
-            (code in _UNSUPPORTED or status == 501, _NotSupported, "check the settings of the mirror, as sse"),  # noqa: PLR2004 -- HTTP
+            (code in _UNSUPPORTED or status == 501, _NotSupported, "check the mirror's settings, such as sse"),  # noqa: PLR2004 -- HTTP
             (code in _UNAVAILABLE or status >= 500 or status in (408, 429), Unavailable, "it is tried again"),  # noqa: PLR2004 -- HTTP
             (code == "NoSuchBucket", PermissionDenied, "make the bucket, or name another one with --mirror"),
-            (code in _NOT_FOUND or status == 404, NotFound, "check the key"),  # noqa: PLR2004 -- HTTP
+            (code in _NOT_FOUND or status == 404, NotFound, "check that the object exists below the mirror's prefix"),  # noqa: PLR2004 -- HTTP
         )
         for holds, kind, hint in rows:
             if holds:
@@ -308,7 +309,7 @@ class S3Backend:
 
 
 class _NotSupported(PermissionDenied):
-    """The server does not know an argument of this request."""
+    """The server does not know an argument of this request. A PermissionDenied, because another attempt does not help either."""
 
 
 class _Stream:
@@ -322,7 +323,7 @@ class _Stream:
         self.failed: Exception | None = None
 
     def read(self, _n_bytes: int = -1) -> bytes | memoryview:
-        """Return the next piece, of any length: pieces of 16 KiB, as the sender asks, cost a sixth more CPU."""
+        """Return the next piece, whatever length was asked for: the sender asks for 16 KiB, and so small pieces cost a sixth more CPU."""
         try:
             piece = next(self._pieces, memoryview(b""))
         except Exception as error:  # botocore would wrap it

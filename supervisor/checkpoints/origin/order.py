@@ -86,7 +86,7 @@ class CheckpointOrder:
             self._read[path] = identity, lineage
             return lineage
         attempt = None if self._discovery is None else self._discovery.attempt_of(path, identity)
-        return self._lineages.at(mtime_ns) if attempt is None else self._lineages.of_attempt(attempt)
+        return self._lineages.attempt_at(mtime_ns) if attempt is None else self._lineages.of_attempt(attempt)
 
     def step_back(self, avoid: Collection[str], copies: Copies) -> None:
         """Record the step back from each path that is to be avoided; it outlives the run.

@@ -223,7 +223,7 @@ def test_a_rank_is_missing_torn_or_of_another_step(ranks: Path) -> None:
     assert verify(str(ranks)).verdict is Verdict.BAD
     last.unlink()
     found = verify(str(ranks))
-    assert (found.verdict, found.reason) == (Verdict.INCOMPLETE, "model_world_size_3_rank….pt of rank 2 is missing, of 3 ranks")
+    assert (found.verdict, found.reason) == (Verdict.INCOMPLETE, "of 3 ranks, the file of rank 2 is missing: model_world_size_3_rank….pt")
 
 
 def test_files_of_several_steps_are_not_one_checkpoint(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from page_tables import replace_table
+
 from health.kernellog.messages import Role, forms
 from health.nvidia import xids
 from supervisor.classify.causes import EXPLANATIONS
@@ -208,19 +210,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (cells[0], ["---"] * len(head), *cells[1:])]
 
 
-def placed(page: str, name: str, table: str) -> str:
-    """Return a page with the text between its markers of this name replaced."""
-    found, count = re.subn(
-        rf"(<!-- {name}: written by bench/classification.py -->\n).*?(<!-- end of {name} -->)",
-        lambda match: f"{match[1]}\n{table}\n\n{match[2]}",
-        page,
-        flags=re.DOTALL,
-    )
-    if count != 1:
-        raise SystemExit(f"the markers of {name} stand {count} times in the page")
-    return found
-
-
 def pages(corpus: Path | None = None) -> dict[Path, str]:
     """Return the pages as they should be. What comes from `corpus` stays as it is where none is given."""
     tables = {
@@ -237,7 +226,7 @@ def pages(corpus: Path | None = None) -> dict[Path, str]:
     written: dict[Path, str] = {}
     for (page, name), table in tables.items():
         path = DOCS / page
-        written[path] = placed(written.get(path) or path.read_text(encoding="utf-8"), name, table)
+        written[path] = replace_table(written.get(path) or path.read_text(encoding="utf-8"), name, table)
     return written
 
 

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from page_tables import replace_table
+
 from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.programs import programs
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from supervisor.knobs.programs import KnobRow, Program
 
 PAGE = Path(__file__).parents[1] / "docs" / "programs.md"
-BEGIN, END = "<!-- table:programs -->\n", "<!-- end -->\n"
 COUNTS = {"gpu": "per GPU", "global": "global", "rank": "per rank", "world": "over all ranks", "derived": "derived", "": ""}
 DEFAULTS = {"script": "the script's own", "datamodule": "the data module's", "keyword": "the script's own, or 1", "": "none: must be given"}
 
@@ -37,7 +38,7 @@ def table() -> str:
         + (f" Not enabled with {', '.join(f'`{word}`' for word in program.blocks)}." if program.blocks else "")
         for program in programs()
     ]
-    return "\n".join([*lines, "", *sources]) + "\n"
+    return "\n".join([*lines, "", *sources])
 
 
 def _line(program: Program, name: str, row: KnobRow, *, first: bool) -> str:
@@ -56,18 +57,13 @@ def _identity(program: Program) -> str:
     return ", or ".join(ways)
 
 
-def placed(page: str) -> str:
-    """Return the page with the table in its place."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + table() + END + rest.partition(END)[2]
-
-
 def main() -> int:
     """Write the page, or check it."""
     page = PAGE.read_text(encoding="utf-8")
+    wanted = replace_table(page, "programs", table())
     if "--check" in sys.argv[1:]:
-        return int(placed(page) != page)
-    PAGE.write_text(placed(page), encoding="utf-8")
+        return int(wanted != page)
+    PAGE.write_text(wanted, encoding="utf-8")
     return 0
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from page_tables import replace_table
 
 from supervisor.cli.commands import COMMANDS, load_command
 from supervisor.config.setting_columns import MOST, MOST_SECONDS
@@ -167,19 +167,6 @@ def tables() -> dict[str, dict[str, str]]:
     }
 
 
-def placed(page: str, name: str, table: str) -> str:
-    """Return a page with the text between its markers of this name replaced."""
-    text, count = re.subn(
-        rf"(<!-- {re.escape(name)}: written by bench/reference.py -->\n).*?(<!-- end of {re.escape(name)} -->)",
-        lambda match: f"{match[1]}\n{table}\n\n{match[2]}",
-        page,
-        flags=re.DOTALL,
-    )
-    if count != 1:
-        raise SystemExit(f"the markers of {name} stand {count} times in the page")
-    return text
-
-
 def main() -> int:
     """Write the tables, or compare them; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -190,7 +177,7 @@ def main() -> int:
         path = DOCS / name
         page = text = path.read_text(encoding="utf-8")
         for part, table in parts.items():
-            text = placed(text, part, table)
+            text = replace_table(text, part, table)
         if text == page:
             continue
         stale = True

@@ -43,6 +43,30 @@ def begin(tmp_path: Path, log: Log) -> Iterator[Callable[..., AlertSender]]:
         sender.close(1.0)
 
 
+class HungDisk:
+    """Hangs each fsync in a real system call: it opens a FIFO that nobody writes to."""
+
+    def __init__(self, fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        os.mkfifo(fifo)
+        self._fifo, self._monkeypatch = fifo, monkeypatch
+        self.entered = threading.Event()
+        monkeypatch.setattr(os, "fsync", self._hang)
+
+    def release(self) -> None:
+        """Let every fsync that hangs end, and the later ones work."""
+        self._monkeypatch.undo()
+        self._fifo.write_bytes(b"")
+
+    def _hang(self, _descriptor: int) -> None:
+        self.entered.set()
+        self._fifo.read_bytes()
+
+
+@pytest.fixture
+def hung_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HungDisk:
+    return HungDisk(tmp_path / "fifo", monkeypatch)
+
+
 def files(path: Path) -> list[str]:
     return sorted(entry.name[21:53] for entry in path.glob("*.json"))  # not those that are being written
 
@@ -180,23 +204,9 @@ def test_close_keeps_its_deadline_against_an_endpoint_that_never_answers(
 
 @pytest.mark.bench
 def test_enqueue_takes_under_a_millisecond_while_disk_and_endpoint_hang(
-    begin: Callable[..., AlertSender],
-    endpoint: Endpoint,
-    alert: Callable[..., OutgoingAlert],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], hung_disk: HungDisk
 ) -> None:
-    """The disk hangs in a real system call: fsync is made to open a FIFO that nobody writes to."""
     endpoint.script = [(0, {})]
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    entered = threading.Event()
-
-    def hang(_: int) -> None:
-        entered.set()
-        fifo.read_bytes()
-
-    monkeypatch.setattr(os, "fsync", hang)
     sender = begin(endpoint.url)
     took_s = []
     for number in range(200):
@@ -206,7 +216,7 @@ def test_enqueue_takes_under_a_millisecond_while_disk_and_endpoint_hang(
         took_s.append(time.perf_counter() - before)
         time.sleep(0.001)
     try:
-        assert entered.wait(5), "the disk was not reached: this measured nothing"
+        assert hung_disk.entered.wait(5), "the disk was not reached: this measured nothing"
         took_s.sort()
         assert took_s[len(took_s) // 2] < 0.001
         assert took_s[-10] < 0.01, "even with other processes on these cores"
@@ -214,8 +224,7 @@ def test_enqueue_takes_under_a_millisecond_while_disk_and_endpoint_hang(
         assert sender.close(0.5) > 0
         assert within(1.5, since=started)
     finally:
-        monkeypatch.undo()
-        fifo.write_bytes(b"")
+        hung_disk.release()
 
 
 def test_an_alert_gets_out_while_the_disk_hangs(  # noqa: PLR0913, PLR0917 - fixtures
@@ -223,18 +232,14 @@ def test_an_alert_gets_out_while_the_disk_hangs(  # noqa: PLR0913, PLR0917 - fix
     endpoint: Endpoint,
     alert: Callable[..., OutgoingAlert],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    hung_disk: HungDisk,
     wait_until: Callable[..., None],
 ) -> None:
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    monkeypatch.setattr(os, "fsync", lambda _: fifo.read_bytes())
     sender = begin(endpoint.url)
     for number in range(3):
         sender.enqueue(alert(number))
     wait_until(lambda: len(endpoint.received) == 3)
-    monkeypatch.undo()
-    fifo.write_bytes(b"")
+    hung_disk.release()
     assert sender.close(10) == 0
     assert [request.event_id for request in endpoint.received] == [alert(number).event_id for number in range(3)]
     assert files(tmp_path / "outbox") == []

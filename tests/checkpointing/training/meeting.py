@@ -1,6 +1,6 @@
-"""One rank of a gloo group that saves and loads together with the others. Each rank writes what it saw to <place>/rank-<n>.json.
+"""One rank of a gloo group that saves and loads together with the others: meeting.py FUNCTION PLACE, with the variables of torchrun.
 
-In: the name of a function below, a directory, and the variables of torchrun.
+Each rank writes the result of the function below to PLACE/rank-<n>.json.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def caught(call: Callable[[], object]) -> list[str]:
     began = time.monotonic()
     try:
         call()
-    except BaseException as error:  # noqa: BLE001 -- whatever it is, it is told
+    except BaseException as error:  # noqa: BLE001 -- whatever it is, the test sees it
         return [type(error).__name__, str(error), f"{time.monotonic() - began:.1f}"]
     return []
 
@@ -81,12 +81,21 @@ def sharded(place: Path) -> dict[str, Any]:
 
 
 def absent(place: Path) -> dict[str, Any]:
-    """Have rank 1 never come to the save."""
+    """Have rank 1 come to the save only after rank 0 has given up."""
+    gave_up = place / "rank-0-gave-up"
     if dist.get_rank() == 1:
-        time.sleep(4)
-        late = caught(lambda: save({}, place / "ckpt", step=1, timeout_s=1))
-        return {"failed": late}
-    return {"failed": caught(lambda: save({}, place / "ckpt", step=1, timeout_s=1))}
+        _wait_for(gave_up)
+    failed = caught(lambda: save({}, place / "ckpt", step=1, timeout_s=1))
+    if dist.get_rank() == 0:
+        gave_up.touch()
+    return {"failed": failed}
+
+
+def _wait_for(path: Path, deadline_s: float = 60.0) -> None:
+    until = time.monotonic() + deadline_s
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} did not appear within {deadline_s} s"
+        time.sleep(0.02)
 
 
 def one_disk_each(place: Path) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 The rule is that of Erlang/OTP's supervisor. Each family has its own budget, so that network failures do not use up the restarts for a
 failure of the program. Infrastructure failures, and failures after which the plan changed the job, are counted but use up no budget.
 Infrastructure failures have a limit of their own (`recurring_stop`), because the run would otherwise wait for the infrastructure for ever.
-The rung that asks is `restart_within_budget` (strategies/repetition.py).
+It has no period: ten collectives that time out after half an hour each are as hopeless as ten within one hour.
+
+The rung `recurring` (strategies/guards.py) asks for infrastructure, and `restart_within_budget` (strategies/repetition.py) for all else.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,43 +54,45 @@ def family(cause: Cause) -> str:
 
 
 def recent(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Policy) -> tuple[Failure, ...]:
-    """Return the failures of the cause's family within the period and since the last progress, charged or not."""
+    """Return the failures of the cause's family since the last progress, charged or not; for all but infrastructure within the period."""
     mine = family(cause)
-    return tuple(f for f in failures if not f.progressed_since and family(f.cause) == mine and t - f.t <= policy.period_s)
-
-
-def spent(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Policy) -> int:
-    """Return how many charged failures of the cause's family count at time `t`."""
-    return sum(1 for f in recent(failures, cause, t, policy) if f.charged)
+    period_s = math.inf if mine == "infrastructure" else policy.period_s
+    return tuple(f for f in failures if not f.progressed_since and family(f.cause) == mine and t - f.t <= period_s)
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetBalance:
     """What the budget of a family allows after one more failure.
 
-    spent: why no restart is left, "" where one is. left: how many more failures would be restarted. charged: whether this one counts.
+    refusal: why no further restart is allowed, "" if one is. left: how many restarts may follow this one. charged: whether this failure
+    counts against `intensity`.
     """
 
-    spent: str
+    refusal: str
     left: int
     charged: bool
 
 
 def balance(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Policy) -> BudgetBalance:
-    """Charge a failure of `cause` at time `t` to the budget; `failures` are those before it."""
+    """Charge a failure of `cause` at time `t` to the budget; `failures` are those before it.
+
+    The infrastructure's `recurring_stop`-th failure stops the run. A failure that a change of the job answered does not count.
+    """
+    earlier = recent(failures, cause, t, policy)
     infrastructure = family(cause) == "infrastructure"
-    charged, count = spent(failures, cause, t, policy), len(recent(failures, cause, t, policy))
-    reason = ""
-    if charged >= policy.intensity:
-        reason = f"failed {charged + 1} times within {policy.period_s:.0f} s without progress"
-    elif infrastructure and count >= policy.recurring_stop:
-        reason = f"the infrastructure failed {count + 1} times within {policy.period_s:.0f} s without progress"
-    left = policy.recurring_stop - count - 1 if infrastructure else policy.intensity - charged - 1
-    return BudgetBalance(reason, max(left, 0), charged=not infrastructure)
+    if infrastructure:
+        used, allowed = sum(not f.changed for f in earlier), policy.recurring_stop - 1
+        reason = f"the infrastructure failed {used + 1} times without progress"
+    else:
+        used, allowed = sum(f.charged for f in earlier), policy.intensity
+        reason = f"failed {used + 1} times within {policy.period_s:.0f} s without progress"
+    return BudgetBalance(reason if used >= allowed else "", max(allowed - used - 1, 0), charged=not infrastructure)
 
 
 def backoff_s(used: int, jitter: float, policy: Policy) -> float:
-    """Return the delay before the next restart: none after the first failure, then full jitter under a ceiling that doubles from the base.
+    """Return the delay before the next restart: full jitter under a ceiling that doubles from the base.
+
+    used: earlier failures that count. 0: restart at once.
 
     Full jitter: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """

@@ -384,7 +384,7 @@ class Policy:
     ladders: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of the user's, by cause: names of strategies
     steps_back: int = 2  # to an older checkpoint, in one run
     recurring_alert: int = 3  # after this many equal failures in a run, with progress or without, alert a person
-    recurring_stop: int = 10  # ... stop the run, unless keep_going; also the limit of infrastructure failures within a period (budget.py)
+    recurring_stop: int = 10  # … stop the run, unless keep_going; also the limit of infrastructure failures without progress (budget.py)
     start_tries: int = 2  # for the infrastructure's failures before the first step
     allocator: str = ""  # torch's allocator settings in the user's own environment
     clears: str = "supervise gpus clear"  # what a person types, before a GPU's name, to put it back into use

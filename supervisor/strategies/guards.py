@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core.budget import family
+from supervisor.core import budget
 from supervisor.core.model import Cause, Plan, PlanKind
 from supervisor.strategies.consent import SURE
 from supervisor.strategies.rung import Rung
@@ -39,27 +39,21 @@ def within_cap(situation: Situation) -> Plan | None:
 
 
 def recurring(situation: Situation) -> Plan | None:
-    """Stop at the `recurring_stop`-th equal failure of a run: 65, or 75 if the infrastructure failed.
+    """Stop with 65 at the `recurring_stop`-th equal failure of a run, with 75 at as many infrastructure failures without progress.
 
-    Ten equal failures are no accident, even with progress between them; --keep-going says otherwise. A failure that a change of the job
-    answered is not counted: the next attempt was a different one. Failures of the infrastructure count only while no progress is made: a
-    link that flaps once a day for a month is a reason to have a supervisor. The core alerts at the third equal failure.
+    Ten equal failures are no accident, even with progress between them; --keep-going permits them. Failures of the infrastructure count
+    together, and only while no progress is made: a link that flaps once a day for a month is a reason to have a supervisor. A failure that
+    a change of the job answered does not count, because the next attempt was a different one. The core alerts at the third equal failure.
     """
-    policy = situation.policy
-    if policy.keep_going:
-        return None
-    infrastructure = family(situation.verdict.cause) == "infrastructure"
-    equal = sum(1 for f in situation.failures if f.fingerprint == situation.verdict.fingerprint and not (f.progressed_since or f.changed))
-    count = (equal if infrastructure else situation.recurrences) + 1
-    if count < policy.recurring_stop:
-        return None
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"failed {count} times in the same way in this run" + (", with no progress between them" if infrastructure else ""),
-        next_rung="remove the cause, or start with --keep-going",
-        strategy="recurring",
-        exit_code=75 if infrastructure else 65,
-    )
+    policy, cause = situation.policy, situation.verdict.cause
+    if budget.family(cause) == "infrastructure":
+        reason = budget.balance(situation.failures, cause, situation.t, policy).refusal
+        next_rung, code = "the scheduler's requeue continues this run", 75
+    else:
+        count = situation.recurrences + 1
+        reason = f"failed {count} times in the same way in this run" if count >= policy.recurring_stop and not policy.keep_going else ""
+        next_rung, code = "remove the cause, or start with --keep-going", 65
+    return Plan(kind=PlanKind.STOP, reason=reason, next_rung=next_rung, strategy="recurring", exit_code=code) if reason else None
 
 
 def requeue(situation: Situation) -> Plan:
@@ -98,8 +92,8 @@ def start_tries(situation: Situation) -> Plan | None:
         return None
     if not all(f.before_first_step for f in situation.failures):
         return None  # the run has made steps: what is between it and the next one is an outage, not a start
-    current = family(situation.verdict.cause)
-    tries = sum(1 for f in situation.failures if family(f.cause) == current)
+    current = budget.family(situation.verdict.cause)
+    tries = sum(1 for f in situation.failures if budget.family(f.cause) == current)
     if tries < situation.policy.start_tries:
         return None
     return Plan(
@@ -132,7 +126,7 @@ def environment_at_fault(situation: Situation) -> Plan | None:
 
 RUNGS = (
     Rung("within_cap", within_cap, "stop: --max-restarts, or the attempts of a run, are used up"),
-    Rung("recurring", recurring, "stop at the tenth equal failure of a run (65; infrastructure without progress 75)"),
+    Rung("recurring", recurring, "stop at a run's tenth equal failure (65), or tenth of the infrastructure without progress (75)"),
     Rung("requeue", requeue, "leave with 75: the scheduler brings the job back"),
     Rung("own_code_before_first_step", own_code_before_first_step, "stop with the rank's own code if no step was made"),
     Rung("start_tries", start_tries, "stop with 75 when a run's start failed three times"),

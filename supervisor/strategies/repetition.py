@@ -111,8 +111,8 @@ def restart_within_budget(situation: Situation) -> Plan:
     """Restart within the budget, else stop with the code of that kind of end."""
     policy, cause, t = situation.policy, situation.verdict.cause, situation.t
     balance = budget.balance(situation.failures, cause, t, policy)
-    if balance.spent:
-        return _budget_spent(situation, balance.spent)
+    if balance.refusal:
+        return _budget_spent(situation, balance.refusal)
     return Plan(
         kind=PlanKind.RESTART,
         reason=_start_text(situation),

@@ -1,7 +1,7 @@
 """The rung for a full disk, a file system that fails, or a store that does not answer: wait, longer each time.
 
-The job is not at fault. The waits double from half a minute to ten; together they last about an hour, and then the scheduler may try
-elsewhere (75).
+The job is not at fault. The waits double from half a minute to ten. Nine of them last about an hour; then the guard `recurring` stops the
+run with 75, and the scheduler may try elsewhere.
 """
 
 from __future__ import annotations
@@ -17,24 +17,15 @@ if TYPE_CHECKING:
 
 FIRST_S = 30.0
 LONGEST_S = 600.0
-TRIES = 9
 _WAITS_FOR = {Cause.DISK_FULL: "space", Cause.IO_ERROR: "the file system", Cause.STORAGE_REMOTE: "the remote store"}
 
 
 def wait_for_storage(situation: Situation) -> Plan:
-    """Restart after a wait, or stop with 75 once waiting led nowhere."""
+    """Restart after a wait."""
     verdict = situation.verdict
     storage = _WAITS_FOR.get(verdict.cause, "storage")
     where = f" ({path})" if (path := situation.fact("path")) else ""
     count = len(recent(situation.failures, verdict.cause, situation.t, situation.policy))
-    if count >= TRIES:
-        return Plan(
-            kind=PlanKind.STOP,
-            reason=f"{count} failures within {situation.policy.period_s:.0f} s, and {storage}{where} did not come back",
-            next_rung="the scheduler's requeue continues this run",
-            strategy="wait_for_storage",
-            exit_code=75,
-        )
     # half of it fixed, half of it jitter: never at once, and not all jobs of a cluster in the same second
     delay_s = min(FIRST_S * 2**count, LONGEST_S) * (0.5 + 0.5 * situation.jitter)
     return Plan(
@@ -48,4 +39,4 @@ def wait_for_storage(situation: Situation) -> Plan:
     )
 
 
-RUNGS = (Rung("wait_for_storage", wait_for_storage, "restart after a wait that doubles from 30 s to 600 s; about an hour, then 75"),)
+RUNGS = (Rung("wait_for_storage", wait_for_storage, "restart after a wait that doubles from 30 s to 600 s"),)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.budget import backoff_s, balance, spent
+from supervisor.core.budget import backoff_s, balance
 from supervisor.core.model import Cause, Failure, Policy
 
 T = 10_000.0
@@ -17,7 +17,7 @@ def failure(cause: Cause = Cause.KILLED_UNKNOWN, **changes: object) -> Failure:
 
 
 def test_a_failure_that_was_not_charged_does_not_count() -> None:
-    assert spent((failure(), failure(charged=False)), Cause.KILLED_UNKNOWN, T, Policy()) == 1
+    assert balance((failure(), failure(charged=False)), Cause.KILLED_UNKNOWN, T, Policy(intensity=3)).left == 1
 
 
 @pytest.mark.parametrize(
@@ -29,22 +29,25 @@ def test_a_failure_that_was_not_charged_does_not_count() -> None:
         (Cause.KILLED_UNKNOWN, (failure(progressed_since=True),) * 3, 2),
         (Cause.KILLED_UNKNOWN, (failure(t=T - 3601),) * 3, 2),
         (Cause.KILLED_UNKNOWN, (failure(Cause.USER_CODE),) * 3, 2),
-        (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False),) * 4, 0),
-        (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False),) * 5, None),
+        (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False),) * 3, 0),
+        (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False),) * 4, None),
+        (Cause.RENDEZVOUS, (failure(Cause.GLOO_ERROR, charged=False, t=T - 3601),) * 4, None),
+        (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False, changed=True),) * 4, 3),
+        (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False, progressed_since=True),) * 4, 3),
     ],
 )
 def test_the_budget_is_spent_at_its_limit_for_each_family(cause: Cause, before: tuple[Failure, ...], left: int | None) -> None:
     found = balance(before, cause, T, Policy(intensity=3, period_s=3600, recurring_stop=5))
-    assert bool(found.spent) == (left is None)
-    assert found.left == (left or 0) or found.spent
+    assert bool(found.refusal) == (left is None)
+    assert found.left == (left or 0) or found.refusal
     assert found.charged == (cause is not Cause.RENDEZVOUS)
 
 
-@pytest.mark.parametrize(("cause", "charged", "restarts"), [(Cause.KILLED_UNKNOWN, True, 3), (Cause.RENDEZVOUS, False, 5)])
+@pytest.mark.parametrize(("cause", "charged", "restarts"), [(Cause.KILLED_UNKNOWN, True, 3), (Cause.RENDEZVOUS, False, 4)])
 def test_what_is_left_is_the_number_of_restarts_that_follow(cause: Cause, charged: bool, restarts: int) -> None:  # noqa: FBT001 -- a row
     found = [balance((failure(cause, charged=charged),) * n, cause, T, Policy(intensity=3, recurring_stop=5)) for n in range(restarts + 1)]
     assert [one.left for one in found[:-1]] == list(reversed(range(restarts)))
-    assert [bool(one.spent) for one in found] == [False] * restarts + [True]
+    assert [bool(one.refusal) for one in found] == [False] * restarts + [True]
 
 
 def test_the_first_restart_is_immediate_and_later_ones_spread_under_a_doubling_ceiling() -> None:

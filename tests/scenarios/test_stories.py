@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.model import Cause
+from supervisor.core.actions import ReportDecision
+from supervisor.core.model import Cause, PlanKind
 from supervisor.strategies import LADDERS, RUNGS
-from tests.scenarios.driver import PLAYED, STORIES, told
+from tests.scenarios.driver import PLAYED, STORIES, World, told
 from tests.scenarios.planted import PLANTED
 from tests.scenarios.test_scenarios import SCENARIOS, held
 
@@ -16,6 +17,23 @@ ROWS = [(cause, rung) for cause, ladder in LADDERS.items() for rung in ladder]
 @pytest.mark.parametrize(("name", "cause"), PLAYED, ids=[f"{name} [{cause}]" for name, cause in PLAYED])
 def test_story(name: str, cause: Cause) -> None:
     told(name, cause)
+
+
+@pytest.mark.parametrize("lasts_s", [60.0, 3000.0], ids=["within-the-period", "beyond-it"])
+@pytest.mark.parametrize("kinds", ["aaaaaaaaaa", "abcdefghij"], ids=["equal", "different"])
+@pytest.mark.parametrize("cause", [Cause.NCCL_NETWORK, Cause.RENDEZVOUS])
+def test_an_infrastructure_failures_card_counts_the_restarts_until_the_stop(cause: Cause, kinds: str, lasts_s: float) -> None:
+    world = World({}, cause)
+    world.start()
+    plans = []
+    for kind in kinds:
+        world.play({"kind": kind, "lasts_s": lasts_s})
+        (report,) = world.of(ReportDecision)
+        plans.append(report.plan)
+    assert [(plan.kind, plan.exit_code) for plan in plans] == [(PlanKind.RESTART, 0)] * 9 + [(PlanKind.STOP, 75)]
+    counted = [f"{n} more restart{'s' * (n > 1)} of this kind without progress, then stop" for n in range(8, 0, -1)]
+    assert [plan.next_rung for plan in plans[:8]] == counted
+    assert plans[8].next_rung == "the same again: stop (75): the infrastructure failed 10 times without progress"
 
 
 def reached() -> dict[tuple[Cause, str], set[tuple[str, Cause]]]:

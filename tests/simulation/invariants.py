@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 #: Plans that are made where no failure is judged.
 NOT_JUDGED = frozenset({"takeover", "peer", "beginning", "health"})
-#: Restarts of the infrastructure that may lead nowhere, where its failures differ: the waits for storage.
-STORAGE_TRIES = 10
 #: The codes of docs/exit-codes.md that a strategy may stop with; () where they are the rank's own, 1 to 63 or 128+n.
 CODES: dict[str, tuple[int, ...]] = {
     "requeue": (ExitCode.REQUEUE,),
@@ -40,11 +38,10 @@ CODES: dict[str, tuple[int, ...]] = {
     "memory_held_by_others": (ExitCode.BAD_NODE,),
     "exclude_gpu": (ExitCode.BAD_NODE,),
     "same_gpu_twice": (ExitCode.DETERMINISTIC, ExitCode.BAD_NODE),
-    "wait_for_storage": (ExitCode.REQUEUE,),
     "environment_at_fault": (ExitCode.BAD_NODE, ExitCode.CONFIG),
     "exhausted": (ExitCode.DETERMINISTIC,),
     "same_place": (ExitCode.DETERMINISTIC, ExitCode.HANG),
-    "restart_within_budget": (1, ExitCode.DETERMINISTIC, ExitCode.REQUEUE),
+    "restart_within_budget": (1, ExitCode.DETERMINISTIC),  # the guard `recurring` ends infrastructure failures
     "recurring": (ExitCode.DETERMINISTIC, ExitCode.REQUEUE),
     "beginning": (ExitCode.DETERMINISTIC, ExitCode.REQUEUE),
     "health": (ExitCode.BAD_NODE,),
@@ -282,9 +279,10 @@ class Watch:
         if last.plan.kind is PlanKind.STOP or last.changed:
             return
         policy, mine = self.job.policy, family(last.verdict.cause)
-        recent = [r for r in self.records if family(r.verdict.cause) == mine and not r.progressed and last.t - r.t <= policy.period_s]
-        plain = [r for r in recent if not r.changed]
-        most = policy.intensity if mine != "infrastructure" else max(policy.recurring_stop, STORAGE_TRIES)
+        plain = [r for r in self.records if family(r.verdict.cause) == mine and not (r.progressed or r.changed)]
+        most = policy.recurring_stop - 1
+        if mine != "infrastructure":
+            plain, most = [r for r in plain if last.t - r.t <= policy.period_s], policy.intensity
         demand(len(plain) <= most, f"plain restart number {len(plain)} of the family {mine} without progress, {most} are allowed")
 
     def quarantines(self, action: act.Quarantine) -> None:

@@ -113,16 +113,17 @@ def consent(record: Record, _past: Past, books: Watch) -> str:
 
 
 def recurring(record: Record, past: Past, books: Watch) -> str:
-    """The same failure so many times."""
-    policy = books.job.policy
-    if policy.keep_going or record.verdict.cause is Cause.PREEMPTED or record.stops:
+    """The same failure so many times, or the infrastructure's without progress."""
+    policy, mine = books.job.policy, family(record.verdict.cause)
+    if record.verdict.cause is Cause.PREEMPTED or record.stops:
         return ""
     # what failed while a person's stop was under way was answered by that
     judged = [r for r in past if r.plan.strategy != "stop"]
-    equal = [r for r in judged if r.verdict.fingerprint == record.verdict.fingerprint and not r.changed]
-    if family(record.verdict.cause) == "infrastructure":
-        equal = [r for r in equal if not r.progressed]
-    return f"equal failure number {len(equal) + 1} is answered by a restart" if len(equal) + 1 >= policy.recurring_stop else ""
+    if mine == "infrastructure":
+        alike = [r for r in judged if family(r.verdict.cause) == mine and not (r.progressed or r.changed)]
+    else:
+        alike = [r for r in judged if r.verdict.fingerprint == record.verdict.fingerprint and not (r.changed or policy.keep_going)]
+    return f"failure number {len(alike) + 1} of a kind is answered by a restart" if len(alike) + 1 >= policy.recurring_stop else ""
 
 
 def own_code(record: Record, _past: Past, books: Watch) -> str:

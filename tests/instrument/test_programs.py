@@ -118,11 +118,27 @@ def test_a_framework_is_known_by_its_classes(attempt: Attempt, tmp_path: Path, n
     assert (done.returncode != 0) == fails, done.stderr
     assert written(attempt) == {**wanted, "batchnorm": False}
     if fails:
-        (error,) = attempt.errors().errors
-        assert (list(error.programs), dict(error.values)) == (wanted["programs"], wanted["values"])
+        assert len(attempt.errors().errors) == 1
     found = error_files.programs(attempt.directory)
     assert (found is None) == (not wanted["programs"])
     assert found is None or dict(found.values) == wanted["values"]
+
+
+def test_a_framework_that_fails_in_a_process_without_a_rank_is_known(attempt: Attempt, tmp_path: Path) -> None:
+    lay_out(tmp_path, "transformers.trainer", ARGS + "class Trainer:\n    args = Args()\n    def train(self): raise MemoryError\n")
+    script = "from transformers.trainer import Trainer\nTrainer().train()"
+    assert attempt.run("-c", script, env=attempt.env("launcher", pythonpath=str(tmp_path))).returncode
+    assert [error.exc_type for error in attempt.errors().unclaimed] == ["builtins.MemoryError"]
+    found = error_files.programs(attempt.directory)
+    assert found is not None
+    assert (found.programs, dict(found.values)["batch_size"]) == (("hf_trainer",), "32")
+
+
+def test_an_exception_shows_the_framework_that_the_first_step_did_not(attempt: Attempt, tmp_path: Path) -> None:
+    lay_out(tmp_path, "transformers.trainer", ARGS + "class Trainer:\n    args = Args()\n    def train(self): raise MemoryError\n")
+    script = LOOP + "train(None)\nfrom transformers.trainer import Trainer\nTrainer().train()"
+    assert attempt.run("-c", script, env=attempt.env(pythonpath=str(tmp_path))).returncode
+    assert written(attempt)["programs"] == ["hf_trainer"]
 
 
 @pytest.mark.parametrize("where", [pytest.param("at the top", marks=pytest.mark.slow), "in a function"])

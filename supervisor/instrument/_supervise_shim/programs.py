@@ -2,7 +2,7 @@
 
 The frames are those above the first optimizer step, or those of an uncaught exception (out of memory mostly comes before the first step).
 The result is the names of rows of docs/programs.md, the framework's own values of the knobs, and whether a batch norm was made. It is
-written once to `program-<local rank>.json`, and into the error file. Nothing of a frame is kept, nothing is imported, and nothing of the
+written to `program-<local rank>.json`. Nothing of a frame is kept, nothing is imported, and nothing of the
 user's is called but a framework's own plain attributes.
 
 A new framework is a row of FRAMES: the module that its frames are of, and the function that reads its values.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 
+from . import layout
 from .layout import quiet
 
 TYPE_CHECKING = False
@@ -120,12 +121,12 @@ PACKAGES = frozenset(name.partition(".")[0] for name, _ in FRAMES)
 
 
 class ProgramRecognition:
-    """Holds weak references to the batch norms, and whether the file is written."""
+    """Holds weak references to the batch norms, and whether the file names something."""
 
     def __init__(self, identity: ProcessIdentity) -> None:
         self._identity = identity
         self._norms: list[Any] = []
-        self._written = False
+        self._recognised = False
 
     def watch_norms(self, module: Any) -> None:
         """Note every batch norm that is made (torch.nn.modules.batchnorm; SyncBatchNorm and the lazy ones are of the same base)."""
@@ -145,16 +146,16 @@ class ProgramRecognition:
 
     @quiet
     def at_first_step(self) -> None:
-        """Read the frames that led to the optimizer's step, and write the file."""
+        """Read the frames that led to a rank's optimizer step, and write the file."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to the frames
-        self._write(self._look(_upwards(frame)))
+        if self._identity.claimed:
+            self._write(self._look(_upwards(frame)))
 
     @quiet
-    def at_exception(self, trace: TracebackType | None) -> dict[str, Any]:
-        """Read the frames that the exception came through; write the file unless a step did. Return what goes into the error file."""
-        found = self._look(_inwards(trace))
-        self._write(found)
-        return found
+    def at_exception(self, trace: TracebackType | None) -> None:
+        """Read the frames that the exception came through, and write the file unless the first step recognised something."""
+        if not self._recognised:
+            self._write(self._look(_inwards(trace)))
 
     def _look(self, frames: Iterable[FrameType]) -> dict[str, Any]:
         seen = ProgramFindings()
@@ -167,12 +168,13 @@ class ProgramRecognition:
 
     def _write(self, found: dict[str, Any]) -> None:
         who = self._identity
-        if self._written or not who.claimed or not who.enabled:
+        if not who.enabled:
             return
-        self._written = True
+        self._recognised = bool(found["programs"] or found["batchnorm"])
         import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
 
-        path = os.path.join(who.directory, f"program-{who.local_rank}.json")  # noqa: PTH118 - pathlib costs 5 ms of start-up
+        owner = who.local_rank if who.claimed else f"{layout.UNCLAIMED}-{who.pid}"
+        path = os.path.join(who.directory, f"program-{owner}.json")  # noqa: PTH118 - pathlib costs 5 ms of start-up
         fd = os.open(path + ".half", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="ascii") as file:  # noqa: PTH123 - see above
             json.dump({"v": 1, "pid": who.pid, **found}, file)

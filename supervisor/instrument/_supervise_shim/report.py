@@ -129,7 +129,6 @@ class ExceptionReporter:
             "torch": self._beat.torch_loaded,
             "t_ns": monotonic_ns(),
             "wall": time(),
-            **(self._programs.at_exception(trace) or {}),
         }
         path = who.path("error")
         half = path + ".half"
@@ -137,6 +136,7 @@ class ExceptionReporter:
         with open(fd, "w", encoding="ascii") as file:  # noqa: PTH123 - see above
             json.dump(record, file)
         os.rename(half, path)  # noqa: PTH104 - see above
+        self._programs.at_exception(trace)
 
 
 def _at_default(signum: int) -> bool:

@@ -1,6 +1,6 @@
-"""Reads the error files of an attempt: the uncaught exceptions that ranks wrote down themselves.
+"""Reads what ranks wrote down themselves: their uncaught exceptions (error files), and what trains in them (program files).
 
-A file that is half-written, huge, of another form or of another process is no evidence; it is listed with the reason.
+An error file that is half-written, huge, of another form or of another process is no evidence; it is listed with the reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Phase
-from supervisor.instrument._supervise_shim.layout import file_name
+from supervisor.instrument._supervise_shim.layout import UNCLAIMED, file_name
 from supervisor.observe.ranks import heartbeats
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ErrorReport:
 
     `local_rank` and `rank` are None for a process that was not known to be a rank: a launcher, a helper, or a rank under `bash
     run.sh` that had not trained yet. `step` is absolute, None where unknown; `steps` were counted. `t_ns` is CLOCK_MONOTONIC, `wall`
-    Unix seconds. `torch`: it had loaded torch. `programs`, `values`, `batchnorm`: see `ReportedProgram`.
+    Unix seconds. `torch`: it had loaded torch.
     """
 
     path: str
@@ -50,9 +50,6 @@ class ErrorReport:
     t_ns: int
     wall: float
     torch: bool = False
-    programs: tuple[str, ...] = ()
-    values: tuple[tuple[str, str], ...] = ()
-    batchnorm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +115,16 @@ def read(directory: Path, ranks: Iterable[RankInfo], *, since_ns: int = 0) -> Er
 
 
 def programs(directory: Path) -> ReportedProgram | None:
-    """Read what the attempt's processes saw of themselves, also out of their error files; None where nobody saw anything.
+    """Read what the attempt's processes saw of themselves; None where nobody saw anything.
 
-    Where two hold different values of one knob, that of the lower local rank counts.
+    Where two hold different values of one knob, that of the lower local rank counts, and a rank's before that of an unclaimed process.
     """
     names: dict[str, None] = {}
     values: dict[str, str] = {}
     batchnorm = False
-    for path in (*_in_order(directory, "program-*.json"), *_in_order(directory, "error-*.json")):
+    for path in (*_in_order(directory, "program-[0-9]*.json"), *_in_order(directory, f"program-{UNCLAIMED}-*.json")):
         try:
-            seen = ReportedProgram(**_program(_row(path)))
+            seen = _program(_row(path))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
         names |= dict.fromkeys(seen.programs)
@@ -141,14 +138,12 @@ def _in_order(directory: Path, pattern: str) -> list[Path]:
     return sorted(directory.glob(pattern), key=lambda path: ([int(n) for n in re.findall(r"\d+", path.name)], path.name))[:MOST_FILES]
 
 
-def _program(row: dict[str, Any]) -> dict[str, Any]:
-    """Give the fields of `ReportedProgram`; a file of an older instrumentation has none of them."""
-    values = row.get("values") or {}
-    return {
-        "programs": tuple(str(name) for name in row.get("programs") or ()),
-        "values": tuple((str(knob), str(value)) for knob, value in values.items()),
-        "batchnorm": row.get("batchnorm") is True,
-    }
+def _program(row: dict[str, Any]) -> ReportedProgram:
+    return ReportedProgram(
+        programs=tuple(str(name) for name in row["programs"]),
+        values=tuple((str(knob), str(value)) for knob, value in row["values"].items()),
+        batchnorm=row["batchnorm"] is True,
+    )
 
 
 def _row(path: Path) -> dict[str, Any]:
@@ -186,7 +181,6 @@ def _report(path: Path) -> ErrorReport:
         t_ns=int(row["t_ns"]),
         wall=float(row["wall"]),
         torch=row.get("torch") is True,
-        **_program(row),
     )
 
 

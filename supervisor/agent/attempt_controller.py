@@ -18,15 +18,21 @@ from typing import TYPE_CHECKING
 
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import round_agreement
-from supervisor.agent.link import Admit, AllGather, Broadcast, Go, Publish, Start, StopCommand
 from supervisor.agent.messages import (
+    Admit,
     AgentFailed,
+    AllGather,
     AllGathered,
+    Broadcast,
     BroadcastReceived,
     DecisionOfPeer,
+    Go,
     NodesMet,
     PeerStopped,
+    Publish,
     RendezvousCompleted,
+    Start,
+    StopCommand,
     WaitingNodesCounted,
 )
 from supervisor.agent.node_messages import NodeAllGathers, NodeBroadcasts
@@ -37,7 +43,8 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store  # type: ignore[attr-defined]  # exported where the build has it
 
-    from supervisor.agent.link import AgentLink, Command
+    from supervisor.agent.link import AgentLink
+    from supervisor.agent.messages import Command
 
 LEAVE_S = 2.5  # from the last rank's end to ours, when the supervisor ordered us to leave
 ORPHANED_S = 6.0  # the guardian ends us 4 s after the supervisor's end; this is for the day that it does not

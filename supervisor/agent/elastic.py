@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # exported where the build has it
 
     from supervisor.agent.attempt_controller import AttemptController
-    from supervisor.agent.link import Go, ScriptArgs
+    from supervisor.agent.messages import Go, ScriptArgs
     from supervisor.agent.spawn import OutputChannel
 
 WAKE_S = 0.001  # torch sleeps this long between two polls; the wait itself is in `_monitor_workers`, which a death ends at once

@@ -1,16 +1,17 @@
-"""What the agent reports to the supervisor: one dataclass for each message, used at both ends of the link.
+"""The messages of the agent to the supervisor, and the supervisor's commands: one dataclass for each, used at both ends of the link.
 
-The agent runs in the user's interpreter, so this is standard library only. On the wire a message is one line of JSON with its name as `ev`;
-the supervisor checks the types of each field when it reads the line (launch/elastic_session.py, msgspec). `attempt` is 0 where none is
-under way.
+The agent runs in the user's interpreter, so this is standard library only. On the wire a message is one line of JSON with its name: `ev` of
+a message of the agent, `do` of a command. Each reader checks the type of every field: the supervisor with msgspec
+(launch/elastic_session.py), the agent in `decode_command`. `attempt` is 0 where none is under way.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, is_dataclass
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -180,11 +181,103 @@ class DecisionOfPeer:
     first: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptArgs:
+    """The script's arguments, replaced as a whole: they must be `before` and become `after`. If they differ, the attempt fails."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Meet the other nodes; on a one-node job also start the ranks as `attempt`.
+
+    `env` and `unset` edit the ranks' environment. First `script_args` replaces the script's arguments (None: they stay), then `replace`
+    fills placeholders in them (placeholder → value), then `args` are appended. The agent outlives many attempts, so it fills the
+    placeholders. `nproc`: ranks of this node, None: as in torchrun's arguments.
+    """
+
+    attempt: int
+    env: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    replace: Mapping[str, str] = field(default_factory=dict)
+    script_args: ScriptArgs | None = None
+    nproc: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopCommand:
+    """End the ranks: `signum`, KILL after `grace_s`; then wait for a Go (`exit_code` None), or exit with this code.
+
+    failure: why the supervisor ends the attempt, "" if it did not fail. The round of the other nodes ends with this text. The command does
+    nothing if the ranks are already being stopped or all ended well.
+    """
+
+    attempt: int
+    signum: int
+    grace_s: float
+    exit_code: int | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """This node's decision for all nodes of the attempt. kind: restart or stop; the rest as in core/actions.py."""
+
+    attempt: int
+    kind: str
+    exit_code: int = 0
+    reason: str = ""
+    overrides: tuple[tuple[str, str], ...] = ()
+    rejected: tuple[str, ...] = ()
+    first: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """This node's text for all-gather `number` of the round. The answer `all_gathered` has the texts of all nodes."""
+
+    attempt: int
+    number: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """A text for the other nodes of the round while the ranks run. Theirs come as `broadcast`."""
+
+    attempt: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The nodes have agreed: start the ranks with `go`. A one-node job needs only the first Go."""
+
+    go: Go
+
+    @property
+    def attempt(self) -> int:
+        """The attempt of its `go`."""
+        return self.go.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Stop the ranks so that waiting nodes can join the next round."""
+
+    attempt: int
+
+
 #: About the nodes of one attempt.
 NodesMessage = RendezvousCompleted | NodesMet | AllGathered | BroadcastReceived | WaitingNodesCounted | PeerStopped | DecisionOfPeer
 #: About one attempt, and void where that is not the current one.
 AttemptMessage = RanksStarted | RankReaped | RanksStopped | AgentFinished | NodesMessage
 AgentMessage = AgentHello | AgentUnfit | AgentFailed | AttemptMessage
+
+Command = Go | Start | AllGather | Broadcast | StopCommand | Publish | Admit
 
 #: The name of each message on the wire.
 MESSAGES: dict[str, type[AgentMessage]] = {
@@ -203,9 +296,55 @@ MESSAGES: dict[str, type[AgentMessage]] = {
     "peer_stopped": PeerStopped,
     "peer_decided": DecisionOfPeer,
 }
-_NAMES = {kind: name for name, kind in MESSAGES.items()}
+COMMANDS: dict[str, type[Command]] = {
+    "go": Go,
+    "start": Start,
+    "all_gather": AllGather,
+    "broadcast": Broadcast,
+    "stop": StopCommand,
+    "publish": Publish,
+    "admit": Admit,
+}
+_NAMES: dict[type[AgentMessage | Command], str] = {kind: name for name, kind in (*MESSAGES.items(), *COMMANDS.items())}
 
 
-def encode(message: AgentMessage) -> bytes:
+def name_of(message: AgentMessage | Command) -> str:
+    """Return the name of a message on the wire."""
+    return _NAMES[type(message)]
+
+
+def encode(message: AgentMessage | Command) -> bytes:
     """Return the line of a message."""
-    return json.dumps({"ev": _NAMES[type(message)], **asdict(message)}, default=str).encode() + b"\n"
+    key = "do" if isinstance(message, Command) else "ev"
+    return json.dumps({key: name_of(message), **asdict(message)}, default=str).encode() + b"\n"
+
+
+def decode_command(line: bytes) -> Command:
+    """Return the command in one line. Raises ValueError where it is none, or a field has another type."""
+    try:
+        fields = json.loads(line)
+        command: Command = _as_type(fields, COMMANDS[fields.pop("do")])
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
+        msg = f"not a command: {line[:200]!r}: {e!r}"
+        raise ValueError(msg) from e
+    return command
+
+
+def _as_type(value: Any, kind: Any) -> Any:  # noqa: ANN401 - JSON, and a type as it stands at a field
+    """Return a value of JSON as `kind`: one of the types that the fields of the commands have."""
+    items = get_args(kind)
+    if isinstance(kind, type) and is_dataclass(kind):
+        types = get_type_hints(kind)
+        return kind(**{name: _as_type(item, types[name]) for name, item in value.items()})
+    if isinstance(kind, UnionType):  # X | None
+        return None if value is None else _as_type(value, items[0])
+    if get_origin(kind) is Mapping:
+        return {_as_type(key, items[0]): _as_type(item, items[1]) for key, item in value.items()}
+    if get_origin(kind) is tuple and isinstance(value, list):
+        kinds = items[:1] * len(value) if items[-1] is Ellipsis else items
+        return tuple(_as_type(item, one) for item, one in zip(value, kinds, strict=True))
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is not Any and type(value) is not kind:
+        raise TypeError(value, kind)
+    return value

@@ -22,20 +22,30 @@ import msgspec
 
 from supervisor.agent.messages import (
     MESSAGES,
+    Admit,
     AgentFailed,
     AgentFinished,
     AgentHello,
     AgentUnfit,
+    AllGather,
     AllGathered,
+    Broadcast,
     BroadcastReceived,
     DecisionOfPeer,
+    Go,
     NodesMet,
     PeerStopped,
+    Publish,
     RankReaped,
     RanksStarted,
     RanksStopped,
     RendezvousCompleted,
+    ScriptArgs,
+    Start,
+    StopCommand,
     WaitingNodesCounted,
+    encode,
+    name_of,
 )
 from supervisor.agent.selfcheck import UNFIT
 from supervisor.core.events import (
@@ -57,7 +67,7 @@ from supervisor.launch.session import AttemptEnding, SessionContext
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from supervisor.agent.messages import AgentMessage, AttemptMessage, NodesMessage
+    from supervisor.agent.messages import AgentMessage, AttemptMessage, Command, NodesMessage
     from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.events import Event
     from supervisor.knobs.knob_set import AttemptCommand
@@ -78,7 +88,7 @@ class ElasticSession:
     def __init__(self, context: SessionContext, argv: Sequence[str], *, shim: str, script_args: Sequence[str] = ()) -> None:
         self._context = context
         self._argv = list(argv)
-        self._script_args = list(script_args)
+        self._script_args = tuple(script_args)
         self._shim = shim
         self._ending = AttemptEnding(context)
         self._link: socket.socket | None = None
@@ -88,7 +98,7 @@ class ElasticSession:
         self._is_ready = False
         self._fits = False  # an agent has spoken, so that one that does not is no matter of the installation
         self._finished = False
-        self._waiting: Callable[[], Mapping[str, Any] | None] | None = None  # makes the message that starts the attempt
+        self._waiting: Callable[[], Go | None] | None = None  # makes the command that starts the attempt
         self._nodes_met = False  # for the current attempt
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._deaths: dict[int, RankExit] = {}  # of the current attempt, by rank; those in the state may still be in the loop's inbox
@@ -102,31 +112,31 @@ class ElasticSession:
 
     def gather(self, action: GatherNodes) -> None:
         """See Session. The agent meets the other nodes, and starts its ranks with the order that `begin` sends."""
-        self._open(action.attempt, lambda: {"do": "go", "attempt": action.attempt, "nproc": action.nproc})
+        self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc))
 
     def all_gather(self, attempt: int, number: int, text: str, received: Callable[[list[str]], None]) -> None:
         """See Session."""
         if self._nodes_met and attempt == self._ending.attempt:
             self._awaited[number] = received
-            self._send({"do": "all_gather", "attempt": attempt, "number": number, "text": text})
+            self._send(AllGather(attempt, number, text))
 
     def broadcast(self, attempt: int, text: str) -> None:
         """See Session."""
-        self._send({"do": "broadcast", "attempt": attempt, "text": text})
+        self._send(Broadcast(attempt, text))
 
     def begin(self, action: BeginAttempt, applied: AttemptCommand) -> None:
         """See Session. Where the nodes have met, the agent is ordered to start its ranks."""
         if not self._nodes_met or action.attempt != self._ending.attempt:
-            self._open(action.attempt, lambda: self._order("go", action, applied))
+            self._open(action.attempt, lambda: self._order(action, applied))
             return
-        message = self._order("start", action, applied)
-        if message is not None:
-            self._send(message)
+        go = self._order(action, applied)
+        if go is not None:
+            self._send(Start(go))
 
-    def _open(self, attempt: int, message: Callable[[], Mapping[str, Any] | None]) -> None:
+    def _open(self, attempt: int, make_go: Callable[[], Go | None]) -> None:
         """Order a living agent to go on with another attempt; otherwise start one, which gets the order after its hello."""
         self._ending.start(attempt)
-        self._waiting = message
+        self._waiting = make_go
         self._nodes_met, self._awaited = False, {}
         self._deaths = {}
         if self._exited is not None:
@@ -144,11 +154,10 @@ class ElasticSession:
     def stop(self, action: StopRanks) -> None:
         """See Session."""
         if action.why == "failure":
-            message = {"do": "stop", "attempt": action.attempt, "signum": action.signum, "grace_s": action.grace_s}
-            self._send({**message, "then": "wait", "failure": action.text or "the attempt failed"})
+            self._send(StopCommand(action.attempt, action.signum, action.grace_s, failure=action.text or "the attempt failed"))
             return
         if action.why == "membership":
-            self._send({"do": "admit", "attempt": action.attempt})
+            self._send(Admit(action.attempt))
             return
         if self._is_ready:
             self._send_leave(action.signum, action.grace_s, 128 + action.signum)
@@ -162,15 +171,15 @@ class ElasticSession:
 
     def publish(self, action: PublishDecision) -> None:
         """See Session."""
-        self._send({"do": "publish", **asdict(action)})
+        first = None if action.first is None else asdict(action.first)
+        self._send(Publish(action.attempt, action.kind, action.exit_code, action.reason, action.overrides, action.rejected, first))
 
     def leave(self, exit_code: int) -> None:
         """See Session. The agent ignores TERM by design, so it gets a message."""
         self._send_leave(signal.SIGTERM, 0.0, exit_code)
 
     def _send_leave(self, signum: int, grace_s: float, exit_code: int) -> None:
-        message = {"do": "stop", "attempt": self._ending.attempt, "signum": signum, "grace_s": grace_s, "then": "exit"}
-        self._send(message | {"exit_code": exit_code})
+        self._send(StopCommand(self._ending.attempt, signum, grace_s, exit_code))
 
     # messages of the guardian
 
@@ -363,17 +372,15 @@ class ElasticSession:
         threading.Thread(target=self._read, args=(ours,), name="agent-link", daemon=True).start()
 
     def _go(self) -> None:
-        message, self._waiting = self._waiting, None
-        if message is None or not self._context.loop.state.awaits_ranks(
-            self._ending.attempt
-        ):  # a stop came first, or the agent's first messages led elsewhere
-            return
-        made = message()
-        if made is not None:
-            self._send(made)
+        make_go, self._waiting = self._waiting, None
+        if make_go is None or not self._context.loop.state.awaits_ranks(self._ending.attempt):
+            return  # a stop came first, or the agent's first messages led elsewhere
+        go = make_go()
+        if go is not None:
+            self._send(go)
 
-    def _order(self, what: str, action: BeginAttempt, applied: AttemptCommand) -> Mapping[str, Any] | None:
-        """Return the message that starts the attempt's ranks; None where that is impossible, which is reported."""
+    def _order(self, action: BeginAttempt, applied: AttemptCommand) -> Go | None:
+        """Return the command that starts the attempt's ranks; None where that is impossible, which is reported."""
         job = self._context.job
         given = resume_handover(job.settings, job.command, action.resume)
         before = len(job.command) - len(self._script_args)
@@ -381,26 +388,23 @@ class ElasticSession:
             text = f"a knob would change torchrun's own arguments, which hold for all attempts: {shlex.join(applied.argv[:before])}"
             self._ending.refused(action.attempt, text)
             return None
-        message: dict[str, Any] = {
-            "do": what,
-            "attempt": action.attempt,
-            "env": attempt_variables(job, action, applied, self._shim) | given.variables,
-            "unset": list(given.removed),
-            "args": list(given.arguments),
-            "replace": given.words,
-            "nproc": action.nproc,
-        }
-        if tuple(applied.argv) != job.command:
-            message["script_args"] = {"from": self._script_args, "to": list(applied.argv[before:])}
-        return message
+        return Go(
+            action.attempt,
+            env=attempt_variables(job, action, applied, self._shim) | given.variables,
+            unset=given.removed,
+            args=given.arguments,
+            replace=given.words,
+            script_args=None if tuple(applied.argv) == job.command else ScriptArgs(self._script_args, tuple(applied.argv[before:])),
+            nproc=action.nproc,
+        )
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send(self, command: Command) -> None:
         if self._link is None:
             return
         try:
-            self._link.sendall(json.dumps(message).encode() + b"\n")
+            self._link.sendall(encode(command))
         except OSError as error:
-            self._context.note("request.lost", {"do": message["do"], "error": str(error)})
+            self._context.note("request.lost", {"do": name_of(command), "error": str(error)})
 
     def _read(self, link: socket.socket) -> None:
         """Pass on every whole line, then the end of the link. A killed agent may leave half a line, which is dropped."""

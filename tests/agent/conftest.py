@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.agent.messages import Go, Start, StopCommand, encode
 from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from supervisor.agent.messages import Command
 
 HERE = Path(__file__).parent
 AGENT_FILE = HERE.parents[1] / "supervisor" / "agent" / "__main__.py"
@@ -35,7 +38,7 @@ class Agent:
     def __init__(self, cwd: Path, torchrun_args: list[str], *, options: tuple[str, ...] = (), **env: str) -> None:
         self.agrees = True
         self.events: list[dict[str, Any]] = []
-        self._went: dict[int, dict[str, object]] = {}
+        self._went: dict[int, Go] = {}
         self.output: dict[tuple[int, int, str], bytes] = {}
         self.handed: list[dict[str, Any]] = []
         self._changed = threading.Condition()
@@ -60,15 +63,15 @@ class Agent:
         for target in (self._read_events, self._read_packets):
             threading.Thread(target=target, daemon=True).start()
 
-    def send(self, do: str, attempt: int, **fields: object) -> None:
+    def send(self, command: Command) -> None:
         """Send a command."""
-        if do == "go":
-            self._went[attempt] = fields
-        self._link.sendall(json.dumps({"do": do, "attempt": attempt, **fields}).encode() + b"\n")
+        if isinstance(command, Go):
+            self._went[command.attempt] = command
+        self._link.sendall(encode(command))
 
-    def stop(self, attempt: int, *, then: str = "exit", exit_code: int = 0, grace_s: float = 2.0) -> None:
+    def stop(self, attempt: int, *, exit_code: int | None = 0, grace_s: float = 2.0) -> None:
         """Send a stop."""
-        self.send("stop", attempt, signum=15, grace_s=grace_s, then=then, exit_code=exit_code)
+        self.send(StopCommand(attempt, signal.SIGTERM, grace_s, exit_code))
 
     def expect(self, ev: str, attempt: int | None = None, **fields: object) -> dict[str, Any]:
         """Wait for a message like this."""
@@ -130,7 +133,7 @@ class Agent:
                     self.events.append({**event, "seen_ns": time.monotonic_ns()})
                     self._changed.notify_all()
                 if event["ev"] == "gathered" and self.agrees:
-                    self.send("start", event["attempt"], **self._went[event["attempt"]])
+                    self.send(Start(self._went[event["attempt"]]))
         self._link.close()
 
     def _read_packets(self) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.agent.messages import Go, ScriptArgs
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -23,10 +25,11 @@ def facts(where: Path, attempt: int, rank: int) -> dict[str, Any]:
 def test_between_attempts_the_scripts_own_arguments_and_the_number_of_ranks_may_change(start: Callable[..., Any], tmp_path: Path) -> None:
     agent = start("--standalone", "--nproc-per-node=3", "--max-restarts=1", JOB="0 exit=42;* exit=0 2;* exit=0 3;1 sleep;2 sleep")
     agent.expect("hello", nproc=3)
-    agent.send("go", 1)
+    agent.send(Go(1))
     agent.expect("started", 1, world_size=3)
     agent.expect("stopped", 1, outcome="failed")
-    agent.send("go", 2, script_args={"from": ["own"], "to": ["--batch-size", "{b}"]}, replace={"{b}": "16"}, args=["--more"], nproc=2)
+    script_args = ScriptArgs(("own",), ("--batch-size", "{b}"))
+    agent.send(Go(2, script_args=script_args, replace={"{b}": "16"}, args=("--more",), nproc=2))
     agent.expect("started", 2, world_size=2)
     agent.expect("stopped", 2, outcome="succeeded")
     assert agent.wait_exit() == 0
@@ -36,7 +39,7 @@ def test_between_attempts_the_scripts_own_arguments_and_the_number_of_ranks_may_
 
 def test_arguments_that_are_not_the_scripts_are_refused_aloud(start: Callable[..., Any], tmp_path: Path) -> None:
     agent = start("--standalone", "--nproc-per-node=2", JOB="")
-    agent.send("go", 1, script_args={"from": ["theirs"], "to": []})
+    agent.send(Go(1, script_args=ScriptArgs(("theirs",), ())))
     assert "the script's arguments cannot be changed" in agent.expect("failed", 1)["text"]
     assert agent.wait_exit() == 1
     assert not list(tmp_path.glob("facts-*"))
@@ -54,7 +57,7 @@ def test_one_agent_runs_many_attempts_each_with_its_own_store_arguments_and_envi
     hello = agent.expect("hello")
     assert (hello["nnodes"], hello["nproc"], hello["rdzv_backend"], hello["max_restarts"]) == ([1, 1], 2, "c10d", 1)
 
-    agent.send("go", 1, env={"MARK": "a"})
+    agent.send(Go(1, env={"MARK": "a"}))
     agent.expect("rendezvous", 1, world_size=2)
     started = agent.expect("started", 1, world_size=2)
     assert [r["rank"] for r in started["ranks"]] == [0, 1]
@@ -63,7 +66,7 @@ def test_one_agent_runs_many_attempts_each_with_its_own_store_arguments_and_envi
     assert agent.expect("rank_exited", 1, rank=0)["signal"] == signal.SIGTERM
     assert agent.expect("stopped", 1)["outcome"] == "failed"
 
-    agent.send("go", 2, env={"MARK": "b"}, unset=["GONE"], args=["--more"], replace={"own": "mine"})
+    agent.send(Go(2, env={"MARK": "b"}, unset=("GONE",), args=("--more",), replace={"own": "mine"}))
     assert agent.expect("stopped", 2)["outcome"] == "succeeded"
     agent.expect("finished", 2)
     assert agent.wait_exit() == 0
@@ -83,7 +86,7 @@ def test_one_agent_runs_many_attempts_each_with_its_own_store_arguments_and_envi
 def test_how_a_rank_ended_is_told(start: Callable[..., Any]) -> None:
     agent = start(JOB="1 exit=255 1;0 sleep 1;1 kill=11 2;0 sleep 2;1 kill=6 3;0 sleep 3")
     for attempt, ended in ((1, (255, None)), (2, (None, 11)), (3, (None, 6))):
-        agent.send("go", attempt)
+        agent.send(Go(attempt))
         exited = agent.expect("rank_exited", attempt, rank=1)
         assert (exited["code"], exited["signal"]) == ended
         agent.expect("stopped", attempt, outcome="failed")

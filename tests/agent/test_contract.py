@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.agent.messages import Go
 from supervisor.agent.selfcheck import ROWS
 
 if TYPE_CHECKING:
@@ -111,10 +112,10 @@ def test_the_elastic_code_of_every_version_runs_under_us(start: Callable[..., An
     """Our agent over that version's own: a rank dies once, and the job recovers with the same gloo ranks."""
     path = str(overlay(tmp_path / "wheel", version))
     agent = start("--standalone", "--nproc-per-node=2", "--log-dir=logs", script="gloo_job.py", PYTHONPATH=path)
-    agent.send("go", 1)
+    agent.send(Go(1))
     agent.expect("rank_exited", 1, code=42)
     agent.expect("stopped", 1, outcome="failed")
-    agent.send("go", 2)
+    agent.send(Go(2))
     agent.expect("stopped", 2, outcome="succeeded")
     assert agent.wait_exit() == 0
     assert f"{os.sep}over{os.sep}" in json.loads(agent_module_file(path))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.agent.messages import Go
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -85,7 +87,7 @@ sys.meta_path.insert(0, Bend())
 """
     )
     agent = start(PYTHONPATH=str(bent))
-    agent.send("go", 1)
+    agent.send(Go(1))
     told = agent.expect("unfit", 0)["missing"]
     assert told == ["torch.distributed.elastic.agent.server.api:SimpleElasticAgent._rendezvous: there is no such name"]
     assert agent.wait_exit() == 79
@@ -105,7 +107,7 @@ def test_a_healthy_job_prints_what_torchrun_prints(start: Callable[..., Any], tm
 
     args = ["--standalone", "--nproc-per-node=2"]
     agent = start(*args, options=("--entry", entry), JOB="* exit=0")
-    agent.send("go", 1)
+    agent.send(Go(1))
     agent.expect("stopped", 1, outcome="succeeded")
     assert agent.wait_exit() == 0
     command = [

@@ -7,50 +7,74 @@ import socket
 
 import pytest
 
-from supervisor.agent.link import Admit, AgentLink, Command, Go, Publish, ScriptArgs, StopCommand, parse
-from supervisor.agent.messages import AgentFinished
+from supervisor.agent.link import AgentLink
+from supervisor.agent.messages import (
+    Admit,
+    AgentFinished,
+    AllGather,
+    Broadcast,
+    Command,
+    Go,
+    Publish,
+    ScriptArgs,
+    Start,
+    StopCommand,
+    decode_command,
+    encode,
+)
 
 
 @pytest.mark.parametrize(
-    ("line", "command"),
+    ("command", "line"),
     [
-        ({"do": "go", "attempt": 1}, Go(1)),
+        (Go(1), {"do": "go", "attempt": 1}),
         (
-            {"do": "go", "attempt": 2, "env": {"A": 1}, "unset": ["B"], "args": ["-x"], "replace": {"{r}": "p"}},
             Go(2, env={"A": "1"}, unset=("B",), args=("-x",), replace={"{r}": "p"}),
-        ),
-        ({"do": "stop", "attempt": 3, "signum": 15, "grace_s": 2, "then": "wait"}, StopCommand(3, 15, 2.0)),
-        (
-            {"do": "stop", "attempt": 3, "signum": 2, "grace_s": 0.5, "then": "exit", "exit_code": 130},
-            StopCommand(3, 2, 0.5, exit_code=130),
+            {"do": "go", "attempt": 2, "env": {"A": "1"}, "unset": ["B"], "args": ["-x"], "replace": {"{r}": "p"}},
         ),
         (
-            {"do": "go", "attempt": 2, "script_args": {"from": ["--bs", "32"], "to": ["--bs", "16"]}, "nproc": 2},
             Go(2, script_args=ScriptArgs(("--bs", "32"), ("--bs", "16")), nproc=2),
+            {"do": "go", "attempt": 2, "script_args": {"before": ["--bs", "32"], "after": ["--bs", "16"]}, "nproc": 2},
         ),
-        ({"do": "publish", "attempt": 3, "kind": "stop", "exit_code": 65, "reason": "r"}, Publish(3, "stop", 65, "r")),
+        (Start(Go(2, {"A": "1"})), {"do": "start", "go": {"attempt": 2, "env": {"A": "1"}}}),
+        (AllGather(2, 1, "mine"), {"do": "all_gather", "attempt": 2, "number": 1, "text": "mine"}),
+        (Broadcast(2, "mine"), {"do": "broadcast", "attempt": 2, "text": "mine"}),
+        (StopCommand(3, 15, 2.0), {"do": "stop", "attempt": 3, "signum": 15, "grace_s": 2}),
+        (StopCommand(3, 2, 0.5, exit_code=130), {"do": "stop", "attempt": 3, "signum": 2, "grace_s": 0.5, "exit_code": 130}),
+        (Publish(3, "stop", 65, "r"), {"do": "publish", "attempt": 3, "kind": "stop", "exit_code": 65, "reason": "r"}),
         (
-            {"do": "publish", "attempt": 3, "kind": "restart", "reason": "r", "overrides": [["batch_size", "16"]], "rejected": ["c.pt"]},
-            Publish(3, "restart", 0, "r", (("batch_size", "16"),), ("c.pt",)),
+            Publish(3, "restart", 0, "r", (("batch_size", "16"),), ("c.pt",), {"summary": "s"}),
+            {
+                "do": "publish",
+                "attempt": 3,
+                "kind": "restart",
+                "reason": "r",
+                "overrides": [["batch_size", "16"]],
+                "rejected": ["c.pt"],
+                "first": {"summary": "s"},
+            },
         ),
-        ({"do": "admit", "attempt": 3}, Admit(3)),
+        (Admit(3), {"do": "admit", "attempt": 3}),
     ],
 )
-def test_a_line_is_a_command(line: dict[str, object], command: Command) -> None:
-    assert parse(json.dumps(line).encode()) == command
+def test_a_line_is_a_command(command: Command, line: dict[str, object]) -> None:
+    assert decode_command(json.dumps(line).encode()) == command
+    assert decode_command(encode(command)) == command
 
 
 @pytest.mark.parametrize(
     "line",
     [
         *(b"", b"[]", b'{"do":"go"}', b'{"do":"dance","attempt":1}', b'{"do":"stop","attempt":1}', b'{"do":"go","attempt":1,"env":3}'),
-        b'{"do":"go","attempt":1,"script_args":{"from":[]}}',
+        *(b'{"do":"go","attempt":"1"}', b'{"do":"go","attempt":1,"env":{"A":1}}', b'{"do":"go","attempt":1,"args":"-x"}'),
+        *(b'{"do":"go","attempt":1,"dance":1}', b'{"do":"start","attempt":1}', b'{"do":"start","go":{}}'),
+        b'{"do":"go","attempt":1,"script_args":{"before":[]}}',
         b'{"do":"publish","attempt":1,"kind":"stop","overrides":[["a"]]}',
     ],
 )
 def test_anything_else_is_a_bug_and_says_so(line: bytes) -> None:
-    with pytest.raises(ValueError, match="command"):
-        parse(line)
+    with pytest.raises(ValueError, match="not a command"):
+        decode_command(line)
 
 
 def test_a_broken_link_ends_the_commands_and_does_not_fail_the_sender() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
+from supervisor.agent.messages import Admit, AllGather, Go, Publish, Start
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
@@ -32,30 +33,29 @@ def test_a_node_that_ended_well_begins_again_with_one_that_failed_after_it_and_a
     job = "0 exit=0 1;1 sleep 1;0 sleep 2;1 wait=0 2;1 exit=9 2"
     first, second = (static(start, n, where, job) for n in (0, 1))
     for agent in (first, second):
-        agent.send("go", 1)
+        agent.send(Go(1))
     assert first.expect("rank_exited", 1)["code"] == 0
     wait_for((tmp_path / "ready-1-1").exists, "ready-1-1")
     assert not first.has("stopped", 1), "success is not one node's to tell"
 
-    changes = {"overrides": [["batch_size", "16"]], "rejected": ["ckpt/7.pt"]}
     cause = {"summary": "rank 1 raised ValueError"}
-    second.send("publish", 1, kind="restart", exit_code=0, reason="because", first=cause, **changes)  # which ends the round
+    second.send(Publish(1, "restart", 0, "because", (("batch_size", "16"),), ("ckpt/7.pt",), cause))  # which ends the round
     assert first.expect("peer_stopped", 1)["text"] == "because"
     decided = first.expect("peer_decided", 1)
     assert decided["reason"] == "because"
-    assert {key: decided[key] for key in changes} == changes
+    assert (decided["overrides"], decided["rejected"]) == ([["batch_size", "16"]], ["ckpt/7.pt"])
     assert decided["first"] == {**cause, "node": f"{socket.gethostname()}:1"}
     first.expect("stopped", 1, outcome="failed")
-    second.stop(1, then="wait")
+    second.stop(1, exit_code=None)
     second.expect("stopped", 1, outcome="stopped")
     for agent in (first, second):
-        agent.send("go", 2)
+        agent.send(Go(2))
 
     assert second.expect("rank_exited", 2)["code"] == 9
     assert first.expect("peer_stopped", 2)["text"] == "rank 1: exit code 9"
     for agent in (first, second):
         agent.expect("stopped", 2, outcome="failed")
-    second.send("publish", 2, kind="stop", exit_code=9, reason="enough")
+    second.send(Publish(2, "stop", 9, "enough"))
     second.stop(2, exit_code=9)
     decided = first.expect("peer_decided", 2)
     assert (decided["kind"], decided["exit_code"], decided["reason"]) == ("stop", 9, "enough")
@@ -68,18 +68,18 @@ def test_the_agent_of_a_static_node_is_replaced(start: Callable[..., Any], tmp_p
     job = "* sleep 1;* exit=0 2"
     first, second = (static(start, n, where, job) for n in (0, 1))
     for agent in (first, second):
-        agent.send("go", 1)
+        agent.send(Go(1))
     for rank in (0, 1):
         wait_for((tmp_path / f"ready-1-{rank}").exists, f"ready-1-{rank}")
     second.close()
     replacement = static(start, 1, where, job)
-    replacement.send("go", 2)
+    replacement.send(Go(2))
     assert "replaced" in first.expect("peer_stopped", 1)["text"]
     decided = first.expect("peer_decided", 1)
     assert decided["kind"] == "restart"
     assert decided["overrides"] is None  # nobody knows: all stays as it is
     first.expect("stopped", 1, outcome="failed")
-    first.send("go", 2)
+    first.send(Go(2))
     for agent in (first, replacement):
         agent.expect("stopped", 2, outcome="succeeded")
         assert agent.wait_exit() == 0
@@ -90,16 +90,16 @@ def test_nodes_wait_until_they_are_admitted(start: Callable[..., Any], tmp_path:
     args = ("--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{where}", "--rdzv-id=job")
     args += ("--rdzv-conf=last_call_timeout=1",)
     first = start(*args, JOB="* sleep 1;* exit=0 2")
-    first.send("go", 1)
+    first.send(Go(1))
     assert first.expect("rendezvous", 1)["world_size"] == 1
     wait_for((tmp_path / "ready-1-0").exists, "ready-1-0")
     second = start(*args, JOB="* exit=0")
-    second.send("go", 1)
+    second.send(Go(1))
     assert first.expect("nodes_waiting", 1)["count"] == 1
     assert not first.has("rank_exited", 1), "torch would have restarted a healthy rank"
-    first.send("admit", 1)
+    first.send(Admit(1))
     first.expect("stopped", 1, outcome="membership")
-    first.send("go", 2)
+    first.send(Go(2))
     assert first.expect("rendezvous", 2)["world_size"] == 2
     for agent in (first, second):
         assert agent.wait_exit() == 0
@@ -110,24 +110,24 @@ def test_no_rank_starts_before_all_nodes_said_what_they_have_and_were_told_to_st
     first, second = (static(start, n, where, "* exit=0") for n in (0, 1))
     for agent in (first, second):
         agent.agrees = False
-        agent.send("go", 1)
+        agent.send(Go(1))
     for node, agent in enumerate((first, second)):
         assert agent.expect("gathered", 1, node=node)["nodes"] == 2
-        agent.send("all_gather", 1, number=1, text=f"of {node}")
+        agent.send(AllGather(1, 1, f"of {node}"))
     for agent in (first, second):
         assert agent.expect("all_gathered", 1, number=1)["texts"] == ["of 0", "of 1"]
-    second.send("all_gather", 1, number=2, text="again")
+    second.send(AllGather(1, 2, "again"))
     assert not second.has("started", 1)
-    first.stop(1, then="wait")  # in the middle of it: the other node's round ends, and neither has started a rank
+    first.stop(1, exit_code=None)  # in the middle of it: the other node's round ends, and neither has started a rank
     first.expect("stopped", 1, outcome="stopped")
-    first.send("go", 2)
+    first.send(Go(2))
     assert "left the round" in second.expect("peer_stopped", 1)["text"]
     second.expect("peer_decided", 1, kind="restart")
     second.expect("stopped", 1, outcome="failed")
-    second.send("go", 2)
+    second.send(Go(2))
     for agent in (first, second):
         agent.expect("gathered", 2)
-        agent.send("start", 2, env={"MARK": "agreed"})
+        agent.send(Start(Go(2, env={"MARK": "agreed"})))
     for agent in (first, second):
         agent.expect("stopped", 2, outcome="succeeded")
         assert agent.wait_exit() == 0
@@ -140,7 +140,7 @@ def pair(start: Callable[..., Any], tmp_path: Path, job: str, *, where: int | No
     where = where or free_port()
     agents = [static(start, node, where, job) for node in (0, 1)]
     for agent in agents:
-        agent.send("go", 1)
+        agent.send(Go(1))
     for rank, agent in enumerate(agents):
         agent.expect("started", 1)
         wait_for((tmp_path / f"facts-1-{rank}").exists, f"rank {rank}")
@@ -217,7 +217,7 @@ def test_a_node_whose_supervisor_dies_after_its_ranks_ended_well_takes_the_other
 @pytest.mark.slow
 def test_without_supervisor_and_guardian_the_agent_ends_by_itself(start: Callable[..., Any], tmp_path: Path) -> None:
     agent = start(JOB="* deaf")
-    agent.send("go", 1)
+    agent.send(Go(1))
     for rank in (0, 1):
         wait_for((tmp_path / f"ready-1-{rank}").exists, f"ready-1-{rank}")
     agent.hang_up()

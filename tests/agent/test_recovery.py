@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.agent.messages import Go, Publish
 from tests.support.ports import free_port
 
 if TYPE_CHECKING:
@@ -30,17 +31,17 @@ def rendezvous(kind: str, nodes: int) -> list[list[str]]:
 def run(start: Callable[..., Any], kind: str, nodes: int, *, skew_s: float) -> None:
     agents = [start(*args, script="gloo_job.py", SKEW_S=str(skew_s)) for args in rendezvous(kind, nodes)]
     for agent in agents:
-        agent.send("go", 1)
+        agent.send(Go(1))
     met = [agent.expect("rendezvous", 1) for agent in agents]
     ends = [agent.expect("stopped", 1) for agent in agents]
     assert [e["outcome"] for e in ends] == ["failed"] * nodes
     culprit = next(a for a in agents if any(e["ev"] == "rank_exited" and e["code"] == 42 for e in a.events))
-    culprit.send("publish", 1, kind="restart", exit_code=0, reason="again")
+    culprit.send(Publish(1, "restart", 0, "again"))
     for agent in agents:
         if agent is not culprit:
             assert agent.has("peer_stopped", 1)
             assert agent.expect("peer_decided", 1)["kind"] == "restart"
-        agent.send("go", 2)
+        agent.send(Go(2))
     again = [agent.expect("rendezvous", 2) for agent in agents]
     assert len({m["master_port"] for m in met}) == len({m["master_port"] for m in again}) == 1
     assert met[0]["master_port"] != again[0]["master_port"]

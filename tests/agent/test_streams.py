@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.agent.messages import Go
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -17,7 +19,7 @@ PRINT = "* print=hello;* exit=0"
 
 
 def finish(agent: Any) -> None:  # noqa: ANN401  an Agent, of conftest.py
-    agent.send("go", 1)
+    agent.send(Go(1))
     agent.expect("stopped", 1, outcome="succeeded")
     assert agent.wait_exit() == 0
 
@@ -32,7 +34,7 @@ def test_one_stream_where_ours_are_one_and_what_a_filter_hides_is_captured(start
 
 def test_redirected_streams_stay_torchs_and_their_ends_are_told_on_failure(start: Callable[..., Any]) -> None:
     agent = start("--standalone", "--nproc-per-node=2", "--redirects=0:1", "--log-dir=logs", JOB="0 print=text;0 sleep;1 wait=0;1 exit=3")
-    agent.send("go", 1)
+    agent.send(Go(1))
     stopped = agent.expect("stopped", 1)
     assert stopped["log_tails"] == [{"rank": 0, "name": "out", "text": "text\n"}]
     agent.wrote(1, 0, "err", b"text\n")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.agent.messages import Go, StopCommand
 from tests.support.figures import within
 from tests.support.waiting import wait_for
 
@@ -32,13 +33,13 @@ def test_peers_are_ended_within_milliseconds_and_the_unwilling_within_the_grace(
         "* sleep 3;"
         "0 sleep 4;2 sleep 4;1 wait=0,2 4;1 exit=1 4",
     )
-    agent.send("go", 1)
+    agent.send(Go(1))
     died = agent.expect("rank_exited", 1, rank=1)["at_ns"]
     assert agent.expect("rank_exited", 1, rank=0)["signal"] == signal.SIGKILL, "a stopped rank would not hear TERM"
     ends = agent.expect("stopped", 1, outcome="failed")
     assert (ends["seen_ns"] - died) / 1e9 < 2.5, "the stopped rank was waited for"
 
-    agent.send("go", 2)
+    agent.send(Go(2))
     died = agent.expect("rank_exited", 2, rank=1)["at_ns"]
     assert agent.expect("rank_exited", 2, rank=2)["signal"] == signal.SIGTERM
     unwilling = agent.expect("rank_exited", 2, rank=0)
@@ -47,14 +48,14 @@ def test_peers_are_ended_within_milliseconds_and_the_unwilling_within_the_grace(
     ends = agent.expect("stopped", 2, outcome="failed")
     assert ends["errors"] == []
 
-    agent.send("go", 3)
+    agent.send(Go(3))
     for rank in range(3):
         wait_for((tmp_path / f"ready-3-{rank}").exists, f"ready-3-{rank}")
-    agent.stop(3, then="wait")
+    agent.stop(3, exit_code=None)
     agent.stop(2)  # of an attempt that is over: not for now
     agent.expect("stopped", 3, outcome="stopped")
 
-    agent.send("go", 4)
+    agent.send(Go(4))
     died = agent.expect("rank_exited", 4, rank=1)["at_ns"]
     last = max(agent.expect("rank_exited", 4, rank=r)["at_ns"] for r in (0, 2))
     print(f"death of one rank to death of its peers: {(last - died) / 1e6:.1f} ms")  # noqa: T201  a figure to read
@@ -66,17 +67,17 @@ def test_a_failure_that_the_supervisor_tells_ends_ranks_that_run_and_is_nothing_
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
     agent = start("--standalone", "--nproc-per-node=2", options=("--grace-s", "2"), JOB="* sleep 1;0 deaf 2;1 wait=0 2;1 exit=3 2")
-    told = {"signum": 15, "then": "wait", "failure": "health: a GPU fell off the bus"}
-    agent.send("go", 1)
+    failure = "health: a GPU fell off the bus"
+    agent.send(Go(1))
     for rank in range(2):
         wait_for((tmp_path / f"ready-1-{rank}").exists, f"ready-1-{rank}")
-    agent.send("stop", 1, grace_s=30.0, **told)
+    agent.send(StopCommand(1, signal.SIGTERM, 30.0, failure=failure))
     assert {agent.expect("rank_exited", 1, rank=rank)["signal"] for rank in range(2)} == {signal.SIGTERM}
     agent.expect("stopped", 1, outcome="failed")
 
-    agent.send("go", 2)
+    agent.send(Go(2))
     died = agent.expect("rank_exited", 2, rank=1)["at_ns"]
-    agent.send("stop", 2, grace_s=0.0, **told)
+    agent.send(StopCommand(2, signal.SIGTERM, 0.0, failure=failure))
     unwilling = agent.expect("rank_exited", 2, rank=0)
     assert unwilling["signal"] == signal.SIGKILL
     assert (unwilling["at_ns"] - died) / 1e9 > 1.9, "the grace is the rank's own"
@@ -90,7 +91,7 @@ def test_the_latency_of_ending_peers(start: Callable[..., Any]) -> None:
     agent = start(JOB=job)
     took = []
     for n in range(1, count + 1):
-        agent.send("go", n)
+        agent.send(Go(n))
         died = agent.expect("rank_exited", n, rank=1)["at_ns"]
         took.append((agent.expect("rank_exited", n, rank=0)["at_ns"] - died) / 1e6)
         agent.expect("stopped", n)
@@ -107,7 +108,7 @@ def test_an_agent_that_is_deaf_in_a_store_wait_still_answers_and_leaves(start: C
         where = silent.getsockname()[1]
         agent = start("--nnodes=2", "--node-rank=1", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={where}")
         agent.expect("hello")
-        agent.send("go", 1)
+        agent.send(Go(1))
         silent.settimeout(60)
         connection, _ = silent.accept()
         with connection:
@@ -127,7 +128,7 @@ def test_a_storm_of_signals_is_not_heard_and_an_ignored_hup_stays_ignored(start:
     finally:
         signal.signal(signal.SIGHUP, before)
     agent.expect("hello")
-    agent.send("go", 1)
+    agent.send(Go(1))
     until = time.monotonic() + 60
     while not all((tmp_path / f"ready-1-{r}").exists() for r in (0, 1)):  # through rendezvous and spawning
         assert time.monotonic() < until
@@ -146,7 +147,7 @@ def test_a_storm_of_signals_is_not_heard_and_an_ignored_hup_stays_ignored(start:
 def test_ranks_die_with_their_agent(start: Callable[..., Any], tmp_path: Path) -> None:
     """By kill -9, while the ranks ignore TERM: the kernel does it. The fixture asserts that none is left."""
     agent = start(JOB="* deaf")
-    agent.send("go", 1)
+    agent.send(Go(1))
     for rank in (0, 1):
         wait_for((tmp_path / f"ready-1-{rank}").exists, f"ready-1-{rank}")
     agent.process.kill()
@@ -155,7 +156,7 @@ def test_ranks_die_with_their_agent(start: Callable[..., Any], tmp_path: Path) -
 
 def test_an_executable_that_is_not_there_is_told_with_torchs_own_words(start: Callable[..., Any], tmp_path: Path) -> None:
     agent = start("--standalone", "--no-python", "--nproc-per-node=1", str(tmp_path / "absent"))
-    agent.send("go", 1)
+    agent.send(Go(1))
     assert "FileNotFoundError" in agent.expect("failed", 1)["text"]
     assert agent.wait_exit() == 1
     assert "FileNotFoundError" in agent.errors()

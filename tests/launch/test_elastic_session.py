@@ -8,13 +8,27 @@ import json
 import os
 import queue
 import socket
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
 
-from supervisor.agent.messages import DecisionOfPeer, RanksStarted, RanksStopped, SpawnedRank, TorchError, encode
+from supervisor.agent.messages import (
+    AllGather,
+    DecisionOfPeer,
+    Go,
+    Publish,
+    RanksStarted,
+    RanksStopped,
+    ScriptArgs,
+    SpawnedRank,
+    Start,
+    StopCommand,
+    TorchError,
+    decode_command,
+    encode,
+)
 from supervisor.config.settings import Settings
 from supervisor.core.actions import BeginAttempt, GatherNodes, PublishDecision, StopRanks
 from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBack, LauncherStarted, NodesGathered, PeerDecided, RankExited
@@ -29,6 +43,8 @@ from tests.launch.conftest import make_job
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from supervisor.agent.messages import Command
 
 PID = 4711
 BEGIN = BeginAttempt(1, "start", None)
@@ -123,12 +139,11 @@ class Stage:
         assert self.agent is not None
         self.agent.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
 
-    def hears(self) -> dict[str, Any]:
-        """Return the next message to the agent."""
+    def hears(self) -> Command:
+        """Return the next command to the agent."""
         assert self.agent is not None
         with self.agent.makefile("rb") as lines:
-            message: dict[str, Any] = json.loads(lines.readline())
-        return message
+            return decode_command(lines.readline())
 
     def hangs_up(self) -> None:
         assert self.agent is not None
@@ -231,9 +246,9 @@ def test_torch_says_how_many_nodes_and_ranks_there_are_and_an_attempt_as_written
     stage.take(1)
     assert stage.posted(LauncherStarted) == [LauncherStarted(0.0, PID, None, 2, 3, 1)]
     go = stage.hears()
-    assert (go["do"], go["attempt"], go["nproc"]) == ("go", 1, None)
-    assert "script_args" not in go
-    assert "CUDA_VISIBLE_DEVICES" not in go["env"]  # the user's own stays
+    assert isinstance(go, Go)
+    assert (go.attempt, go.nproc, go.script_args) == (1, None, None)
+    assert "CUDA_VISIBLE_DEVICES" not in go.env  # the user's own stays
 
 
 def test_what_a_plan_changes_goes_to_the_agent_with_the_attempt(stage: Stage) -> None:
@@ -244,12 +259,13 @@ def test_what_a_plan_changes_goes_to_the_agent_with_the_attempt(stage: Stage) ->
     stage.state = JobState(attempt=Attempt(2), stage=JobStage.STARTING)
     stage.session.begin(BeginAttempt(2, "failure", None, (("batch_size", "16"),), gpus=("GPU-a", "GPU-c"), nproc=2), applied)
     go = stage.hears()
-    assert go["script_args"] == {"from": ["--bs", "32"], "to": ["--bs", "16", "--accum=2"]}
-    assert go["nproc"] == 2
-    assert go["env"]["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-c"
-    assert go["env"]["SUPERVISE_JOB_BATCH_SIZE"] == "16"
-    assert go["env"]["SUPERVISE_JOB_ATTEMPT"] == "2"
-    assert go["env"]["PYTHONPATH"] == "theirs"
+    assert isinstance(go, Go)
+    assert go.script_args == ScriptArgs(("--bs", "32"), ("--bs", "16", "--accum=2"))
+    assert go.nproc == 2
+    assert go.env["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-c"
+    assert go.env["SUPERVISE_JOB_BATCH_SIZE"] == "16"
+    assert go.env["SUPERVISE_JOB_ATTEMPT"] == "2"
+    assert go.env["PYTHONPATH"] == "theirs"
 
 
 def test_a_failure_that_the_agent_may_not_know_of_is_told_to_it(stage: Stage) -> None:
@@ -257,8 +273,7 @@ def test_a_failure_that_the_agent_may_not_know_of_is_told_to_it(stage: Stage) ->
     stage.take(1)
     stage.hears()
     stage.session.stop(StopRanks(1, 15, 5.0, "failure", "health: GPU 1 fell off the bus"))
-    told = {"do": "stop", "attempt": 1, "signum": 15, "grace_s": 5.0, "then": "wait", "failure": "health: GPU 1 fell off the bus"}
-    assert stage.hears() == told
+    assert stage.hears() == StopCommand(1, 15, 5.0, exit_code=None, failure="health: GPU 1 fell off the bus")
 
 
 def test_a_change_of_torchruns_own_arguments_is_refused_aloud(stage: Stage) -> None:
@@ -284,18 +299,11 @@ def test_a_decision_goes_to_the_other_nodes_and_comes_from_them_with_what_it_cha
     failure = Failure(1, 7.0, Cause.CUDA_OOM, "cuda_oom:x", 40, before_first_step=False, charged=True)
     first = FirstCause(failure, 0.97, "rank 2 raised OutOfMemoryError", 2)
     stage.session.publish(PublishDecision(1, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",), first))
-    told = stage.hears()
-    cause = told.pop("first")
-    assert told == {
-        "do": "publish",
-        "attempt": 1,
-        "kind": "restart",
-        "exit_code": 0,
-        "reason": "why",
-        "overrides": [["batch_size", "16"]],
-        "rejected": ["c.pt"],
-    }
-    stage.says({**told, "ev": "peer_decided", "first": {**cause, "node": "b:1"}})
+    published = stage.hears()
+    assert isinstance(published, Publish)
+    assert published.first is not None
+    assert published == Publish(1, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",), published.first)
+    stage.says({**asdict(published), "ev": "peer_decided", "first": {**published.first, "node": "b:1"}})
     stage.take(1)
     first = replace(first, node="b:1")
     assert stage.posted(PeerDecided) == [PeerDecided(0.0, 1, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",), first)]
@@ -332,20 +340,21 @@ def test_nodes_meet_say_what_they_have_and_start_as_they_agreed_and_what_came_of
     stage.hears()
     stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=2))
     stage.session.gather(GatherNodes(2, nproc=2))
-    assert stage.hears() == {"do": "go", "attempt": 2, "nproc": 2}
+    assert stage.hears() == Go(2, nproc=2)
     heard: list[list[str]] = []
     stage.session.all_gather(2, 1, "too early", heard.append)
     stage.says({"ev": "gathered", "attempt": 2, "node": 1, "nodes": 2})
     stage.take(1)
     assert stage.posted(NodesGathered) == [NodesGathered(0.0, 2, 1, 2)]
     stage.session.all_gather(2, 1, "mine", heard.append)
-    assert stage.hears() == {"do": "all_gather", "attempt": 2, "number": 1, "text": "mine"}
+    assert stage.hears() == AllGather(2, 1, "mine")
     stage.says(*[{"ev": "all_gathered", "attempt": 2, "number": 1, "texts": ["theirs", "mine"]}] * 2)
     stage.take(2)
     assert heard == [["theirs", "mine"]]
     stage.session.begin(BeginAttempt(2, "failure", CheckpointRef("c.pt", 7, "digest")), AS_WRITTEN)
     started = stage.hears()
-    assert (started["do"], started["attempt"], started["env"]["SUPERVISE_JOB_RESUME_FROM"]) == ("start", 2, "c.pt")
+    assert isinstance(started, Start)
+    assert (started.attempt, started.go.env["SUPERVISE_JOB_RESUME_FROM"]) == (2, "c.pt")
 
 
 HEADER = 'Traceback (most recent call last):\n  File "run.py", line 1, in main\n    run()\n'

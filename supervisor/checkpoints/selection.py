@@ -13,7 +13,7 @@ from checkpointing.training import snapshot_writer
 from checkpointing.verification import verify
 from supervisor.checkpoints.recording.watcher import to_event, to_ref
 from supervisor.core.events import CheckpointSelected
-from supervisor.core.model import Unused
+from supervisor.core.model import UnusedCheckpoints
 from supervisor.observe.ranks.path_patterns import checkpoint_path, pattern_of
 from supervisor.observe.ranks.progress_sampler import loads
 
@@ -142,7 +142,7 @@ class CheckpointSelector:
         settings = self._job.settings
         return settings.job.resumes_itself or not settings.checkpoints.paths
 
-    def _unused(self) -> tuple[Unused, ...]:
+    def _unused(self) -> tuple[UnusedCheckpoints, ...]:
         """Return where whole checkpoints of this job lie that nobody loads. Only what is known already is returned: no file is read."""
         discovery = self._records.discovery
         if discovery is None or self._job.settings.checkpoints.paths:
@@ -154,7 +154,7 @@ class CheckpointSelector:
             if known is not None and known.verdict is Verdict.VERIFIED and discovery.is_saved(candidate.path):
                 found.setdefault(pattern_of(candidate.path), []).append(candidate)
         return tuple(
-            Unused(pattern, len(found[pattern]), max(found[pattern], key=lambda one: one.mtime_ns or one.identity.mtime_ns).path)
+            UnusedCheckpoints(pattern, len(found[pattern]), max(found[pattern], key=lambda one: one.mtime_ns or one.identity.mtime_ns).path)
             for pattern in sorted(found)
         )
 

@@ -13,7 +13,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from supervisor.core.model import CheckpointRef, Evidence, Finding, FirstCause, Gpu, Launcher, Phase, Policy, RankExit, RankInfo, Unused
+from supervisor.core.model import (
+    CheckpointRef,
+    Evidence,
+    Finding,
+    FirstCause,
+    Gpu,
+    Launcher,
+    Phase,
+    Policy,
+    RankExit,
+    RankInfo,
+    UnusedCheckpoints,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +230,7 @@ class CheckpointSelected:
     this_node_leaves: bool = False
     peer_leaves: bool = False
     notes: tuple[str, ...] = ()
-    unused: tuple[Unused, ...] = ()
+    unused: tuple[UnusedCheckpoints, ...] = ()
     torn_in_use: str = ""
     dangerous: tuple[tuple[str, str], ...] = ()
 

@@ -87,8 +87,8 @@ class Beginning(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unused:
-    """Whole checkpoints in a location that this job saves to and no rank loaded from: its pattern, their number, and the newest one."""
+class UnusedCheckpoints:
+    """Valid checkpoints at a place that the job saves to, while none was selected: no rank is known to load from that place."""
 
     pattern: str
     count: int
@@ -219,7 +219,8 @@ class Knob:
 
     value: as in the user's command, "" unknown. how: as a person would write it (`--batch-size`). by: who declared it, "declared" or the
     program that was recognised. seen: False while the program was only recognised in the script's text; such a knob is enabled by
-    ProgramSeen. counts: of batch_size gpu or global, of grad_accum rank, world or derived (the program divides by itself).
+    ProgramSeen. counts: what one unit is per. batch_size: "gpu" or "global". grad_accum: "rank", "world" or "derived" (the program computes
+    it).
     """
 
     name: str
@@ -267,9 +268,9 @@ class Plan:
 
     strategy: the rung that proposed it. changes: what the next attempts run with, beside what earlier plans changed. rejected: checkpoints
     that no attempt of this run resumes from any more. exclude: UUIDs of GPUs that go into the ledger. nproc: ranks of this node from now
-    on, None: as before. notes: lines for the card (arithmetic, cost, warnings). alert: what a person must know beside the incident, "" for
-    nothing; alert_kind: that of the alert (core/actions.py), "" for a line at the terminal alone. charged: whether the failure counts
-    against the budget of its family. trace: the next attempts record their collectives.
+    on, None: as before. notes: lines for the card (arithmetic, cost, warnings). alert: text for a person beside the incident ("": none).
+    alert_kind: sends it as an alert of this kind (core/actions.py; "": terminal only). charged: whether the failure counts against the
+    budget of its family. trace: the next attempts record their collectives.
     """
 
     kind: PlanKind
@@ -316,9 +317,10 @@ class Failure:
     """A past failure of this run, as much as the rules about repetition need.
 
     rung: the strategy whose plan answered it. gpu: UUID of the culprit's, "" where unknown. resumed: path of the checkpoint that the
-    attempt was given, "" for none. loading: it failed while that was being read. progressed_since: the run got beyond its high-water mark
-    after it; passed_since: beyond the neighbourhood of the place where it failed, so that the same failure there would be no repetition.
-    changed: the plan that answered it changed the job.
+    attempt was given, "" for none. loading: it failed while that was being read. progressed_since: after this failure the run set a new
+    highest step, or a checkpoint of one was verified. passed_since: after it the run trained more than `same_place_steps` past the failed
+    step, or such a checkpoint was verified; the same failure there is then no repetition. changed: the plan that answered it changed the
+    job.
     """
 
     attempt: int
@@ -383,8 +385,8 @@ class Policy:
     keep_going: bool = False  # --keep-going
     ladders: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of the user's, by cause: names of strategies
     steps_back: int = 2  # to an older checkpoint, in one run
-    recurring_alert: int = 3  # after this many equal failures in a run, with progress or without, alert a person
-    recurring_stop: int = 10  # … stop the run, unless keep_going; also the limit of infrastructure failures without progress (budget.py)
+    recurring_alert: int = 3  # alert after this many equal failures in a run, with progress or without
+    recurring_stop: int = 10  # stop after this many, unless keep_going; also after this many of infrastructure without progress (budget.py)
     start_tries: int = 2  # for the infrastructure's failures before the first step
     allocator: str = ""  # torch's allocator settings in the user's own environment
     clears: str = "supervise gpus clear"  # what a person types, before a GPU's name, to put it back into use

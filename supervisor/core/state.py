@@ -28,7 +28,7 @@ from supervisor.core.model import (
     Progress,
     RankExit,
     RankInfo,
-    Unused,
+    UnusedCheckpoints,
     Verdict,
 )
 
@@ -129,7 +129,7 @@ class Run:
     newest: CheckpointRef | None = None
     verified: tuple[CheckpointRef, ...] = ()  # the newest, oldest first: as planning.with_verified orders them
     known_good: int = 0  # checkpoints that the last selection found nothing wrong with
-    unused: tuple[Unused, ...] = ()  # whole checkpoints that the newest attempt was not given
+    unused: tuple[UnusedCheckpoints, ...] = ()  # whole checkpoints that the newest attempt was not given
     ever_loaded: bool = False
     # what the next attempt waits for
     next_resume: CheckpointRef | None = None  # its checkpoint is chosen, the findings are awaited

@@ -26,7 +26,7 @@ from supervisor.core.model import (
     Policy,
     RankExit,
     RankInfo,
-    Unused,
+    UnusedCheckpoints,
 )
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "rejected": tuple,
     "torn": lambda rows: tuple((path, why) for path, why in rows),
     "refused": lambda rows: tuple((path, why) for path, why in rows),
-    "unused": lambda rows: tuple(Unused(**row) for row in rows),
+    "unused": lambda rows: tuple(UnusedCheckpoints(**row) for row in rows),
     "repaired": lambda rows: tuple((path, what) for path, what in rows),
 }
 #: What a row leaves out.

@@ -22,6 +22,7 @@ def facts(where: Path, attempt: int, rank: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_between_attempts_the_scripts_own_arguments_and_the_number_of_ranks_may_change(start: Callable[..., Any], tmp_path: Path) -> None:
     agent = start("--standalone", "--nproc-per-node=3", "--max-restarts=1", JOB="0 exit=42;* exit=0 2;* exit=0 3;1 sleep;2 sleep")
     agent.expect("hello", nproc=3)

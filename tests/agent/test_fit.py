@@ -100,7 +100,8 @@ def test_ranks_forked_from_torchrun_itself_are_left_to_torchrun(start: Callable[
     assert agent.wait_exit() == 79
 
 
-@pytest.mark.parametrize("entry", ["torchrun", pytest.param("run", marks=pytest.mark.slow), pytest.param("launch", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ["torchrun", "run", "launch"])
 def test_a_healthy_job_prints_what_torchrun_prints(start: Callable[..., Any], tmp_path: Path, entry: str) -> None:
     def plain(text: str) -> list[str]:
         return [re.sub(r"^W\d+ \S+ \d+", "W", line) for line in text.splitlines()]  # times and pids

@@ -63,6 +63,7 @@ def test_a_node_that_ended_well_begins_again_with_one_that_failed_after_it_and_a
     assert (first.wait_exit(), second.wait_exit()) == (9, 9)
 
 
+@pytest.mark.slow
 def test_the_agent_of_a_static_node_is_replaced(start: Callable[..., Any], tmp_path: Path) -> None:
     where = free_port()
     job = "* sleep 1;* exit=0 2"
@@ -147,7 +148,7 @@ def pair(start: Callable[..., Any], tmp_path: Path, job: str, *, where: int | No
     return agents
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_ranks_that_save_and_end_well_after_their_supervisor_died_are_no_success_of_the_job(
     start: Callable[..., Any], tmp_path: Path, lost: int
 ) -> None:
@@ -163,6 +164,7 @@ def test_ranks_that_save_and_end_well_after_their_supervisor_died_are_no_success
     assert agents[lost].wait_exit() == 1
 
 
+@pytest.mark.slow
 def test_a_node_without_supervisor_that_is_ended_before_its_ranks_are_is_no_success_either(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -187,6 +189,7 @@ def test_a_node_whose_ranks_ended_well_begins_again_where_the_store_goes_before_
     second.expect("stopped", 1, outcome="failed")
 
 
+@pytest.mark.slow
 def test_the_node_that_serves_the_store_stays_until_every_node_knows_of_the_success(start: Callable[..., Any], tmp_path: Path) -> None:
     where = free_port()
     first, second = pair(start, tmp_path, "0 wait=9;1 exit=0", where=where)

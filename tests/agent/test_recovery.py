@@ -53,9 +53,8 @@ def run(start: Callable[..., Any], kind: str, nodes: int, *, skew_s: float) -> N
     assert all("TCPStore" not in agent.errors() for agent in agents), "torch printed a lost connection at the end of a healthy job"
 
 
-@pytest.mark.parametrize(
-    ("kind", "nodes"), [("c10d", 2), pytest.param("static", 1, marks=pytest.mark.slow), pytest.param("static", 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "nodes"), [("c10d", 2), ("static", 1), ("static", 2)])
 def test_a_dead_rank_is_recovered_from(start: Callable[..., Any], kind: str, nodes: int) -> None:
     run(start, kind, nodes, skew_s=0.5)
 

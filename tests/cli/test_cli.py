@@ -361,7 +361,7 @@ def test_closed_standard_streams_harm_nothing_and_no_file_takes_their_place(tmp_
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("closed", [[1], [2], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("closed", [[0, 1, 2], *(pytest.param(closed, marks=pytest.mark.slow) for closed in ([1], [2]))], ids=str)
 def test_a_job_runs_and_is_looked_at_whatever_streams_are_closed(tmp_path: Path, closed: list[int]) -> None:
     def close() -> None:
         for fd in closed:

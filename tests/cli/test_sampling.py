@@ -58,6 +58,7 @@ def test_a_flood_is_looked_at_in_part_and_its_line_numbers_hold() -> None:
     assert exception.line == 50_004
 
 
+@pytest.mark.slow
 def test_what_is_new_in_a_flood_is_found_wherever_it_stands() -> None:
     flooding = "".join(OOM.format(number) for number in range(30_000))
     log = flooding + "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed.\n" + flooding
@@ -72,6 +73,7 @@ def test_what_is_no_flood_is_read_as_if_by_a_reader(every: int, end: str) -> Non
     assert read(FloodReader(CATALOGUE, SCANNER), log) == read(Reader(CATALOGUE, SCANNER), log)
 
 
+@pytest.mark.slow
 def test_a_flood_of_lines_that_all_differ_is_bounded_too() -> None:
     alphabet = "ghijklmnopqrstuvwxyz"
     names = (a + b + c + d for a in alphabet for b in alphabet for c in alphabet for d in alphabet)

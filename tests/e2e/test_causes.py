@@ -137,6 +137,7 @@ def test_a_rank_that_touches_shared_memory_which_is_not_there(
     assert (found["cause"], found["rank"]) == ("shm_exhausted", 1)
 
 
+@pytest.mark.slow
 def test_after_a_collective_that_timed_out_the_next_attempt_writes_down_what_its_collectives_do(
     supervise: Callable[..., Supervised],
 ) -> None:

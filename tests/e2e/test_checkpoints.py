@@ -121,6 +121,7 @@ def test_what_no_hook_sees_saved_is_in_the_mirror_and_comes_back_to_an_empty_dis
     assert len(again) == 1, "what was restored is not sent again"
 
 
+@pytest.mark.slow
 def test_a_mirror_with_only_other_jobs_checkpoints_asks_what_is_meant(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     mirror = tmp_path / "mirror"
     mirror.mkdir()
@@ -216,6 +217,7 @@ for step in range(first + 1, 4):
 """
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_second_save_does_not_lose_the_first_and_the_last_one_is_verified(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
@@ -244,6 +246,7 @@ torch.save({"step": at + 1, "mode": Mode.WARM}, f"ckpt/step_{at + 1}.pt")
 """
 
 
+@pytest.mark.slow
 def test_a_job_of_a_chain_resumes_from_what_the_job_before_it_saved(
     supervise: Callable[..., Supervised], tmp_path: Path, surroundings: type[Surroundings]
 ) -> None:

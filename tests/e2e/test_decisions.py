@@ -182,7 +182,12 @@ BY_ENVIRONMENT = "if path := os.environ.get('SUPERVISE_JOB_RESUME_FROM'):\n    s
 BY_PLACEHOLDER = "sys.argv = [a for a in sys.argv if a != '--resume=']\n"
 
 
-HANDED_OVER = [("plain", "environment"), ("plain", "placeholder"), ("plain", "arguments"), ("torchrun", "placeholder")]
+HANDED_OVER = [
+    ("plain", "environment"),
+    ("plain", "placeholder"),
+    ("plain", "arguments"),
+    pytest.param("torchrun", "placeholder", marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("launcher", "how"), HANDED_OVER)
@@ -292,6 +297,7 @@ def test_ranks_that_are_forks_of_torchrun_are_left_to_torchrun(supervise: Callab
     assert "--run-path" in run.stderr
 
 
+@pytest.mark.slow
 def test_the_torchrun_of_another_interpreter_is_ours_all_the_same(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     import torch  # noqa: PLC0415  # only its place is wanted, and only here
 
@@ -437,7 +443,7 @@ def test_an_attempt_that_ignores_its_checkpoint_is_called_what_it_is_everywhere(
     assert "resumed" not in run.stderr + card
 
 
-@pytest.mark.parametrize("endpoint", ["refuses", "never answers"])
+@pytest.mark.parametrize("endpoint", [pytest.param("refuses", marks=pytest.mark.slow), "never answers"])
 def test_a_dead_endpoint_does_not_hold_the_job_up(supervise: Callable[..., Supervised], endpoint: str) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -169,6 +169,7 @@ def test_alternating_lines_keep_their_order_where_both_streams_are_one(
     assert lines == [f"{name} {n}" for n in range(200) for name in ("out", "err")]
 
 
+@pytest.mark.slow
 def test_under_torchrun_a_print_is_seen_at_once_and_alternating_lines_keep_their_order(
     supervise: Run, surroundings: type[Surroundings], tmp_path: Path
 ) -> None:
@@ -226,9 +227,8 @@ def test_an_unflushed_print_under_u_is_seen_at_once(supervise: Run, tmp_path: Pa
     assert run.stdout == "step 0 step 1 step 2 step 3 step 4 "
 
 
-@pytest.mark.parametrize(
-    "option", ["--tee=3", *(pytest.param(other, marks=pytest.mark.slow) for other in ("--redirects=3", "--local-ranks-filter=0"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--tee=3", "--redirects=3", "--local-ranks-filter=0"])
 def test_torchruns_own_options_about_output_keep_their_meaning(
     supervise: Run, surroundings: type[Surroundings], tmp_path: Path, option: str
 ) -> None:
@@ -298,7 +298,7 @@ SHADOWS = {
 }
 
 
-@pytest.mark.parametrize("launcher", [["python"], ONE_RANK], ids=["python", "torchrun"])
+@pytest.mark.parametrize("launcher", [["python"], pytest.param(ONE_RANK, marks=pytest.mark.slow)], ids=["python", "torchrun"])
 def test_modules_of_the_users_that_bear_our_names_are_the_users(supervise: Run, tmp_path: Path, launcher: list[str]) -> None:
     for name, text in SHADOWS.items():
         script(tmp_path, text, name=name)

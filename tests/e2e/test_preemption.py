@@ -109,7 +109,7 @@ def test_a_script_that_asks_and_never_gets_to_its_save_is_stopped_before_the_tim
 
 
 @pytest.mark.parametrize("then", ["ends", "goes on"])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_plain_script_that_saves_by_its_own_means_is_to_go_on_later(
     supervise: Callable[..., Supervised], tmp_path: Path, then: str, signum: int
 ) -> None:

@@ -226,7 +226,8 @@ def starts(place: Path) -> list[int]:
     return [int(step) for rank, step, _ in words_of(place / "started") if rank == "0"]
 
 
-@pytest.mark.parametrize(("poison", "ranks"), [("segfault", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in POISONS)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("poison", "ranks"), [("segfault", 1), *((name, 2) for name in POISONS)])
 def test_a_checkpoint_that_kills_twice_while_it_is_loaded_is_poisoned_and_the_one_before_is_taken(
     supervise: Callable[..., Supervised], tmp_path: Path, poison: str, ranks: int
 ) -> None:

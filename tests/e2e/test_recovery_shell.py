@@ -108,6 +108,7 @@ def test_without_a_knob_the_arguments_stay_and_the_job_stops_with_the_line_that_
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_plain_command_and_a_checkpoint_handed_over_go_with_a_changed_batch(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -27,7 +27,8 @@ def agent_of(run: Supervised) -> int:
     return int(Path(f"/proc/{run.rank_pids()[0]}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.parametrize("time", [0, *(pytest.param(time, marks=pytest.mark.slow) for time in (1, 2))])
+@pytest.mark.slow
+@pytest.mark.parametrize("time", [0, 1, 2])
 def test_a_job_that_ends_while_supervise_is_stopped_is_not_run_again(supervise: Callable[..., Supervised], time: int) -> None:
     del time  # the order in which two threads wake up is nobody's choice
     run = supervise(
@@ -77,6 +78,7 @@ def zombies_of(parent: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_guardians_death_ends_the_job_and_none_of_what_was_there_before_us(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings]
 ) -> None:

@@ -21,6 +21,7 @@ def look_of(why: str) -> list[str]:
     return line[2:]
 
 
+@pytest.mark.slow
 def test_the_output_of_a_failed_run_is_shown_after_a_good_one(supervise: Callable[..., Supervised]) -> None:
     script = "if [ -e flag ]; then echo good; else echo bad; exit 3; fi"
     first = supervise("bash", "-c", script, options=("--max-attempts", "1"))

@@ -61,7 +61,9 @@ PHASES: dict[str, tuple[list[str], Callable[[Supervised], object]]] = {
 }
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "phase", [phase if phase in {"train", "start"} else pytest.param(phase, marks=pytest.mark.slow) for phase in PHASES]
+)
 @pytest.mark.parametrize("launcher", [PLAIN, pytest.param(LAUNCHED, marks=pytest.mark.slow)], ids=["plain", "torchrun"])
 def test_term_ends_the_job_in_every_phase_with_143_and_is_no_failure(
     supervise: Callable[..., Supervised], tmp_path: Path, launcher: list[str], phase: str
@@ -129,6 +131,7 @@ def test_twenty_terms_in_a_tenth_of_a_second_are_one(supervise: Callable[..., Su
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_terms_up_to_the_last_moment_end_it_with_143_and_not_by_a_signal(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     for number in range(3):
         run = supervise("sleep", "600", options=["--no-instrument", "--no-health"], place=tmp_path / str(number))
@@ -144,8 +147,8 @@ def test_terms_up_to_the_last_moment_end_it_with_143_and_not_by_a_signal(supervi
     ("launcher", "first"),
     [
         pytest.param(PLAIN, "supervise", id="supervise-plain"),
-        pytest.param(LAUNCHED, "ranks", id="ranks-torchrun"),
-        pytest.param(PLAIN, "ranks", id="ranks-plain", marks=pytest.mark.slow),
+        pytest.param(LAUNCHED, "ranks", id="ranks-torchrun", marks=pytest.mark.slow),
+        pytest.param(PLAIN, "ranks", id="ranks-plain"),
         pytest.param(LAUNCHED, "supervise", id="supervise-torchrun", marks=pytest.mark.slow),
     ],
 )
@@ -208,6 +211,7 @@ def test_the_second_int_hurries_and_the_third_kills_at_once(supervise: Callable[
     run.wait_for_nothing_left(0)
 
 
+@pytest.mark.slow
 def test_a_hang_up_that_was_ignored_at_the_start_stays_ignored_by_all(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     nohup = tmp_path / "bin" / "supervise"
     nohup.parent.mkdir()

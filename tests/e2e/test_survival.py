@@ -300,7 +300,8 @@ def test_term_ends_a_job_whose_agent_is_stopped(supervise: Callable[..., Supervi
     assert within(1 + 3 + 1, since=asked)
 
 
-@pytest.mark.parametrize("who", ["guardian", pytest.param("agent", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["guardian", "agent"])
 def test_a_helper_that_is_killed_while_the_ranks_may_still_save_ends_the_wait(supervise: Callable[..., Supervised], who: str) -> None:
     run = supervise(*TORCHRUN, NO_TORCH, "--steps=100000", *STEADY, *DAEMON, "--ignore-term")
     run.wait_for_step(3)

@@ -70,6 +70,7 @@ def shown() -> Iterator[Shown]:
         yield Shown(place, stale, done, time.monotonic() - began)
 
 
+@pytest.mark.slow
 def test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint_within_90_s(shown: Shown) -> None:
     done = shown.done
     assert shown.took_s < 90

@@ -181,6 +181,7 @@ def test_a_directory_is_told_as_one(done: Done) -> None:
     assert [(Path(row["path"]).name, row["via"]) for row in done.rows("directories", "loads")] == [("step_2", "dcp")]
 
 
+@pytest.mark.slow
 def test_a_save_that_was_cut_off_began_and_never_ended(died: Done) -> None:
     rows = died.rows("cut off")
     first = rows[0]["n"]

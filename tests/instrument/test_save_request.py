@@ -119,8 +119,8 @@ def test_every_rank_is_told_at_the_same_call(attempt: Attempt, tmp_path: Path, n
     [
         ("save", True, True),  # and ends in order
         ("save dies", False, False),
-        ("asks", True, False),
-        ("own dies", True, True),
+        pytest.param("asks", True, False, marks=pytest.mark.slow),
+        pytest.param("own dies", True, True, marks=pytest.mark.slow),
         pytest.param("save asks", True, True, marks=pytest.mark.slow),
         pytest.param("save steps", True, True, marks=pytest.mark.slow),
         pytest.param("save fails", False, False, marks=pytest.mark.slow),

@@ -96,7 +96,10 @@ def test_the_phases_of_a_rank_and_what_it_loaded(attempt: Attempt, tmp_path: Pat
     assert (rows[0]["inode"], rows[0]["size"], rows[0]["mtime_ns"]) == (saved.st_ino, saved.st_size, saved.st_mtime_ns)
 
 
-@pytest.mark.parametrize(("then", "phase"), [("raise", "load"), ("try_another()", "init")], ids=["uncaught", "caught"])
+@pytest.mark.parametrize(
+    ("then", "phase"),
+    [pytest.param("raise", "load", id="uncaught"), pytest.param("try_another()", "init", id="caught", marks=pytest.mark.slow)],
+)
 def test_an_exception_that_comes_out_of_a_load_is_one_while_loading(attempt: Attempt, tmp_path: Path, then: str, phase: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -191,12 +194,13 @@ ACCELERATE_RANKS = [*ACCELERATE, "--multi_gpu", "--num_processes=2", "--main_pro
 ACCELERATE_ALONE = [*ACCELERATE, "--cpu", "--num_processes=1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
     [
         pytest.param(TORCHRUN, id="torchrun"),
-        pytest.param([*TORCHRUN, "--no-python", sys.executable], id="no-python", marks=pytest.mark.slow),
-        pytest.param(ACCELERATE_RANKS, id="accelerate", marks=pytest.mark.slow),
+        pytest.param([*TORCHRUN, "--no-python", sys.executable], id="no-python"),
+        pytest.param(ACCELERATE_RANKS, id="accelerate"),
     ],
 )
 def test_the_ranks_of_a_launcher_are_instrumented_and_it_is_not(attempt: Attempt, tmp_path: Path, launcher: list[str]) -> None:

@@ -104,6 +104,7 @@ def test_the_same_seed_is_the_same_history() -> None:
     assert len(first[0].journal) > 10
 
 
+@pytest.mark.slow
 def test_a_seed_replays_with_what_judges_it() -> None:
     judged = []
 

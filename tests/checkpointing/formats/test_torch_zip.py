@@ -118,6 +118,7 @@ def harmless_offsets(content: bytes) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_that_anybody_reads_is_seen(sound: bytes, tmp_path: Path) -> None:
     path = tmp_path / "t.pt"
     harmless = harmless_offsets(sound)

@@ -39,7 +39,7 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("named_by", ["options", "profile", "environment"])
+@pytest.mark.parametrize("named_by", ["options", *(pytest.param(by, marks=pytest.mark.slow) for by in ("profile", "environment"))])
 def test_a_checkpoint_goes_to_a_server_and_comes_back(swift: servers.Server, tmp_path: Path, saved: Path, named_by: str) -> None:
     bucket = f"b{uuid.uuid4().hex[:16]}"
     swift.client().create_bucket(Bucket=bucket)

@@ -66,7 +66,7 @@ def test_two_nodes_that_send_the_same_content_at_once_leave_one_whole_checkpoint
     assert place.no_manifest_lies() == 1
 
 
-@pytest.mark.parametrize("answer", ["501 NotImplemented", "400 InvalidArgument"])
+@pytest.mark.parametrize("answer", [pytest.param("501 NotImplemented", marks=pytest.mark.slow), "400 InvalidArgument"])
 @pytest.mark.parametrize("request_line", ["^POST.*uploads", "^PUT.*partNumber", "^POST.*uploadId"], ids=["create", "part", "complete"])
 def test_a_server_that_refuses_checksums_gets_none_and_is_compared_by_its_etag(place: Place, request_line: str, answer: str) -> None:
     path = place.home / "ckpt" / "step_1.pt"

@@ -33,7 +33,8 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(kind: str, 
     assert all(one["step"] > one["start"] for one in found), found
 
 
-@pytest.mark.parametrize("number", [4, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [4, 25])
 def test_a_kill_in_the_middle_of_a_snapshot_leaves_the_other_slot(number: int, tmp_path: Path) -> None:
     found = kills("snapshot", number, tmp_path / "ckpt")
     assert sum(one["invalid_slots"] == 1 for one in found) >= number / 2, found

@@ -96,6 +96,7 @@ def test_told_to_stop_it_saves_and_the_next_start_goes_on_from_there(tmp_path: P
     assert len(re.findall(rf"starts at step {int(saved.stem[5:])} from {saved.name}", text)) == 2, text
 
 
+@pytest.mark.slow
 def test_by_itself_it_needs_neither_torchrun_nor_the_supervisor(tmp_path: Path) -> None:
     alone = [sys.executable, str(EXAMPLE), "--save-every=10"]
     assert "starts at step 0 from scratch" in finish(start([*alone, "--steps=20"], tmp_path, "one"), tmp_path, "one")

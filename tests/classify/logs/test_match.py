@@ -242,14 +242,19 @@ def test_any_bytes_at_all_have_a_verdict(data: bytes) -> None:
 @pytest.mark.parametrize(
     "flood",
     [
-        OOM.encode() + b"\n",
         b"[rank%d]: " + OOM.encode() + b"\n",
-        b"[rank%d]: ValueError: %d\n",
-        pytest.param(TRACE.encode(), id="traces", marks=pytest.mark.slow),
-        b'[rank%d]:   File "a.py", line 1, in f\n',
-        b"exitcode  : -9 (pid: %d)\n",
-        b"Error Error Error ",
         b"\r\r\r\r",
+        *(
+            pytest.param(flood, marks=pytest.mark.slow)
+            for flood in (
+                OOM.encode() + b"\n",
+                b"[rank%d]: ValueError: %d\n",
+                TRACE.encode(),
+                b'[rank%d]:   File "a.py", line 1, in f\n',
+                b"exitcode  : -9 (pid: %d)\n",
+                b"Error Error Error ",
+            )
+        ),
     ],
 )
 def test_a_flood_is_read_in_bounded_memory(flood: bytes) -> None:

@@ -26,12 +26,12 @@ def _wanted(faults: tuple[Fault, ...]) -> set[str]:
 @pytest.mark.parametrize(
     ("nodes", "faults"),
     [
-        pytest.param(8, (), id="8-well"),
-        pytest.param(8, ("slow-compute:3:1.5",), id="8-slow"),
-        pytest.param(8, ("fail:5:0.2",), id="8-failing"),
+        pytest.param(8, (), id="8-well", marks=pytest.mark.slow),
+        pytest.param(8, ("slow-compute:3:1.5",), id="8-slow", marks=pytest.mark.slow),
+        pytest.param(8, ("fail:5:0.2",), id="8-failing", marks=pytest.mark.slow),
         pytest.param(8, ("slow-link:1-6:0.005",), id="8-link"),
         pytest.param(8, ("slow-compute:3:1.5", "fail:5:0.2", "slow-link:1-6:0.005"), id="8-all"),
-        pytest.param(8, ("corrupt:2:0.2", "fail:5:0.2"), id="8-two-failing"),
+        pytest.param(8, ("corrupt:2:0.2", "fail:5:0.2"), id="8-two-failing", marks=pytest.mark.slow),
         pytest.param(4, ("fail:0:0.2",), id="4-failing"),
         pytest.param(16, ("slow-compute:3:1.5", "fail:5:0.2", "slow-link:1-6:0.005"), id="16-all", marks=pytest.mark.slow),
     ],

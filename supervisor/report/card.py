@@ -149,6 +149,8 @@ def why_text(job: str, node: str, incident: RecordedIncident, address: str, *, s
 
 def stopped_text(state: JobState) -> str:
     """Return the last line of a run that somebody stopped: how far it came, and from where the same command goes on."""
+    if not state.attempt.number:
+        return "stopped before the first attempt: the command was not started"
     newest, policy = state.run.newest, state.run.policy
     reached = f"stopped at {_step(state.attempt.progress.step, relative=state.attempt.progress.relative)}"
     if newest is None:

@@ -170,6 +170,7 @@ class _Run:
     def go(self) -> int:
         """Run the loop between a tidy beginning and a tidy end."""
         threading.excepthook = self._thread_failed
+        self.signals.catch()  # before the journal names this run: from then on every end is recorded
         self._start_alerts()
         self._begin_journal()
         try:
@@ -182,7 +183,6 @@ class _Run:
 
     def _go(self) -> int:
         self._tidy_up()
-        self.signals.catch()
         self._restore()
         checkpoints = self.factory.checkpoints
         feed = None if self.mirror is None else checkpoints.mirror_feed(self.mirror, self._has_rank_0)
@@ -433,7 +433,7 @@ class _Run:
         if numbers := self.factory.checkpoints.numbers():
             self.terminal.message(f"{numbers}: check the loss before you use the result", "warning")
         state = self.loop.state
-        if state.run.stop is not None and state.attempt.number and code != 0:
+        if state.run.stop is not None and code != 0:
             self.terminal.message(cards.stopped_text(state))
         self.notifier.stopping(f"ends with {code}")
         self.notifier.extend_timeout(END_DEADLINE_S)

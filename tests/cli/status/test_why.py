@@ -420,13 +420,16 @@ def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        (JobState(), "stopped at step unknown; no checkpoint of this run was verified"),
+        (JobState(), "stopped before the first attempt: the command was not started"),
+        (JobState(attempt=Attempt(1)), "stopped at step unknown; no checkpoint of this run was verified"),
         (
-            JobState(attempt=Attempt(progress=Progress(423)), run=Run(newest=CheckpointRef("/d/400.pt", 400, "digest"), ever_loaded=True)),
+            JobState(
+                attempt=Attempt(1, progress=Progress(423)), run=Run(newest=CheckpointRef("/d/400.pt", 400, "digest"), ever_loaded=True)
+            ),
             "stopped at step 423; the newest verified checkpoint is /d/400.pt (step 400); the same command resumes from it",
         ),
         (
-            JobState(attempt=Attempt(progress=Progress(9, relative=True)), run=Run(newest=CheckpointRef("/d/a.pt", None, "digest"))),
+            JobState(attempt=Attempt(1, progress=Progress(9, relative=True)), run=Run(newest=CheckpointRef("/d/a.pt", None, "digest"))),
             (
                 "stopped at step 9 (counted from where it began); the newest verified checkpoint is /d/a.pt;"
                 " the same command resumes only if the script does so by itself"

@@ -1,0 +1,68 @@
+"""Signals that reach `supervise -- CMD` in its first moments. The program under test signals itself at a given point."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from supervisor.journal.records import Ended, Record, RunBegan, scan
+from tests.e2e.conftest import clean_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Arguments: the signal, and the method of a run before which it arrives.
+SIGNALLED = """
+import os, sys
+from supervisor.cli.main import main
+from supervisor.run.main import _Run
+
+signum, name = int(sys.argv.pop(1)), sys.argv.pop(1)
+method = getattr(_Run, name)
+
+def signalled(run, *given):
+    os.kill(os.getpid(), signum)
+    return method(run, *given)
+
+setattr(_Run, name, signalled)
+sys.exit(main())
+"""
+JOB = ["--job", "j", "--state-dir", "state", "--no-health", "--", sys.executable, "-c", "open('started', 'w')"]
+
+pytestmark = pytest.mark.process
+
+
+def run(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603  the program under test
+        [sys.executable, *words, *JOB], cwd=place, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def bodies(place: Path) -> list[Any]:
+    """What the journal holds."""
+    (journal,) = place.glob("state/**/journal.jsonl")
+    return [record.body for record in scan(journal) if isinstance(record, Record)]
+
+
+@pytest.mark.parametrize(("signum", "code"), [(2, 130), (15, 143)], ids=["INT", "TERM"])
+@pytest.mark.parametrize("before", ["_begin_journal", "_tidy_up"])
+def test_a_signal_before_the_first_attempt_ends_the_run_with_a_record_and_starts_no_job(
+    tmp_path: Path, before: str, signum: int, code: int
+) -> None:
+    ended = run(tmp_path, "-c", SIGNALLED, str(signum), before)
+    assert ended.returncode == code, ended.stderr
+    assert [body.exit_code for body in bodies(tmp_path) if isinstance(body, Ended)] == [code]
+    assert ended.stderr.splitlines()[-1] == "supervise: stopped before the first attempt: the command was not started"
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_signal_before_the_journal_names_the_run_ends_at_once_and_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-c", SIGNALLED, "15", "go")
+    assert ended.returncode == -15
+    assert not [body for body in bodies(tmp_path) if isinstance(body, RunBegan)]
+    again = run(tmp_path, "-m", "supervisor")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "started").exists()

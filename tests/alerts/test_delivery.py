@@ -99,7 +99,7 @@ def test_500_then_200_is_the_same_alert_again(
     assert log.last("alert.failed delayed")["reason"] == "status 502"
 
 
-def test_what_reached_nobody_is_told_after_the_end(
+def test_what_reached_nobody_is_counted_after_the_end(
     begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], closed_port: int
 ) -> None:
     reached = begin(endpoint.url)
@@ -245,7 +245,7 @@ def test_an_alert_gets_out_while_the_disk_hangs(  # noqa: PLR0913, PLR0917 - fix
     assert files(tmp_path / "outbox") == []
 
 
-def test_a_full_disk_keeps_alerts_in_memory_and_is_said_once(  # noqa: PLR0913, PLR0917 - fixtures
+def test_a_full_disk_keeps_alerts_in_memory_and_is_reported_once(  # noqa: PLR0913, PLR0917 - fixtures
     begin: Callable[..., AlertSender],
     endpoint: Endpoint,
     alert: Callable[..., OutgoingAlert],
@@ -314,7 +314,7 @@ def test_over_the_cap_the_oldest_are_dropped_and_counted(  # noqa: PLR0913, PLR0
     assert [request.event_id for request in endpoint.received[-4:]] == [alert(number).event_id for number in range(3, 7)]
 
 
-def test_nothing_said_names_more_than_the_host(
+def test_nothing_logged_names_more_than_the_host(
     begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log, tmp_path: Path
 ) -> None:
     endpoint.script = [(500, {}), (404, {})]
@@ -339,12 +339,12 @@ def test_neither_a_broken_log_nor_a_broken_alert_reaches_the_caller(
     assert [request.event_id for request in endpoint.received] == [alert().event_id]
 
 
-def test_a_url_that_cannot_be_one_is_said_at_start(tmp_path: Path, log: Log) -> None:
+def test_an_impossible_url_is_refused_at_start(tmp_path: Path, log: Log) -> None:
     with pytest.raises(SuperviseError):
         start(tmp_path, "gopher://x", None, 5, log)
 
 
-def test_each_event_told_is_in_the_closed_list() -> None:
+def test_each_event_logged_is_in_the_closed_list() -> None:
     sent = set(re.findall(r'"(alert\.\w+)"', SOURCE.read_text()))
     assert sent == {event.value for event in LogEvent if event.value.startswith("alert.")} - {LogEvent.ALERT_RAISED.value}  # the reporter's
 

@@ -68,7 +68,7 @@ def test_what_is_of_no_incident_is_looked_up_by_the_jobs_status(alert: Callable[
 
 
 @pytest.mark.parametrize("job", ["/home/alice/secret/train", "a b\nSTATUS: x", "\udcff\u202e", "", "x" * 5000, "python train.py --token=1"])
-def test_an_odd_job_name_neither_fails_nor_tells_a_path(alert: Callable[..., OutgoingAlert], job: str) -> None:
+def test_an_odd_job_name_neither_fails_nor_shows_a_path(alert: Callable[..., OutgoingAlert], job: str) -> None:
     body = encode(alert(job=job))
     told = json.loads(body)
     assert len(body) < 1024

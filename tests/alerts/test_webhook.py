@@ -132,7 +132,7 @@ def test_a_resolver_that_hangs_is_left_behind_and_not_piled_up(monkeypatch: pyte
         "https://h/s3crét",
     ],
 )
-def test_a_url_that_cannot_be_one_is_refused_without_being_told(url: str) -> None:
+def test_an_impossible_url_is_refused_without_being_shown(url: str) -> None:
     with pytest.raises(SuperviseError) as caught:
         WebhookSink(url, None)
     assert caught.value.exit_code == 78

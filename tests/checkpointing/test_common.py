@@ -65,6 +65,6 @@ def test_two_files_are_one_checkpoint_by_what_was_read_and_not_by_their_names() 
     assert "node 0 has step 60 and node 1 has step 40" in accepted(rows, [Proof("", 60, "d"), Proof("", 40, "d")])
 
 
-def test_a_person_is_told_what_a_node_has() -> None:
+def test_a_message_names_what_a_node_has() -> None:
     assert summary([shared(60), shared(40), shared(20)]) == "step 60, /shared/60.pt and 2 older"
     assert summary([shared(None, "last.pt")]) == "/shared/last.pt"

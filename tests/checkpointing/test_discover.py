@@ -89,7 +89,7 @@ def test_what_is_no_file_is_left_alone(tree: Path) -> None:
     assert found(tree, "ckpt/*.pt") == ["ckpt/step_1.pt", "ckpt/step_2.pt"]
 
 
-def test_a_distributed_checkpoint_is_a_candidate_that_is_told_of(tree: Path) -> None:
+def test_a_distributed_checkpoint_is_a_candidate_that_is_reported(tree: Path) -> None:
     (tree / "ckpt/step_9").mkdir()
     (tree / "ckpt/step_9/.metadata").write_text("")
     assert found(tree, "ckpt/step_*") == ["ckpt/step_1.pt", "ckpt/step_2.pt", "ckpt/step_9"]
@@ -113,7 +113,7 @@ def test_a_name_that_no_journal_can_hold_is_a_problem(tree: Path) -> None:
     assert listing.problems == ((f"{tree}/ckpt/step_8\\xff.pt", "its name is not UTF-8"),)
 
 
-def test_what_could_not_be_listed_is_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_listed_is_reported(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.scandir
 
     def broken(path: str) -> object:

@@ -79,7 +79,7 @@ def test_names_that_count_something_else_throughout_are_right(tmp_path: Path) ->
     assert [found.verdict for found in examine.look(str(tmp_path / "step_450.pt"))] == [Verdict.BAD]
 
 
-def test_files_of_each_rank_whose_names_tell_the_ranks_two_ways(tmp_path: Path) -> None:
+def test_files_of_each_rank_whose_names_have_the_ranks_in_two_ways(tmp_path: Path) -> None:
     for rank in range(2):
         save(tmp_path / "step_10" / f"model_rank_{rank}.pt", step=10)
         save(tmp_path / "step_10" / f"optimizer_world_size_2_rank_{rank}.pt", step=10)
@@ -89,7 +89,7 @@ def test_files_of_each_rank_whose_names_tell_the_ranks_two_ways(tmp_path: Path) 
     assert [one.verdict for one in examine.look(str(tmp_path / "step_10"))] == [Verdict.BAD]
 
 
-def test_a_zero_shard_of_another_step_is_told_by_the_optimizers_own_count(tmp_path: Path) -> None:
+def test_a_zero_shard_of_another_step_is_recognised_by_the_optimizers_own_count(tmp_path: Path) -> None:
     directory = tmp_path / "global_step10"
     save(directory / "mp_rank_00_model_states.pt", dp_world_size=2, mp_world_size=1, global_steps=10, param_shapes=[1])
     for rank, step in ((0, 10), (1, 10), (1, 20)):

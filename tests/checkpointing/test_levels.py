@@ -137,7 +137,7 @@ def test_bytes_that_fit_are_proven_where_no_structure_can(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_without_time_the_same_file_is_believed_and_that_is_told(bench: Bench, *, cached: bool) -> None:
+def test_without_time_the_same_file_is_believed_and_that_is_reported(bench: Bench, *, cached: bool) -> None:
     bench.record(bench.save("step_3.pt", 3))
     cache = bench.cache if cached else Cache()
     selection = bench.choose(cache=cache, budget_s=1, clock=Clock())
@@ -210,7 +210,7 @@ def test_a_copy_of_just_what_is_avoided_is_avoided_and_an_older_one_is_not(bench
     assert bench.choose(spares=[older, same], avoid=[str(path), older.place]).chosen is None
 
 
-def test_incomplete_and_dangerous_ones_are_fenced_as_what_they_are(bench: Bench) -> None:
+def test_incomplete_and_dangerous_ones_are_rejected_as_what_they_are(bench: Bench) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.mkdir, (str(bench.directory / "executed"),)

@@ -109,7 +109,7 @@ def ckpt(tmp_path: Path) -> Path:
     return tmp_path / "ckpt"
 
 
-def test_a_newer_state_under_a_lower_step_is_taken_and_said(ckpt: Path) -> None:
+def test_a_newer_state_under_a_lower_step_is_taken_and_reported(ckpt: Path) -> None:
     save(ckpt / "step_140.pt", 140, 100)
     save(ckpt / "step_100.pt", 100, 200)
 
@@ -144,7 +144,7 @@ def test_what_was_given_up_is_taken_only_where_nothing_else_is(ckpt: Path) -> No
     assert not later.of_candidate(find(["*.pt"], str(ckpt)).candidates[0], None).is_rolled_back
 
 
-def test_a_step_back_from_what_tells_no_step_means_that_content_alone() -> None:
+def test_a_step_back_from_a_checkpoint_without_a_step_means_that_content_alone() -> None:
     poisoned, older = made(None, "a", 10, (1, 1), "x"), made(None, "a", 5, (1, 1), "y")
     order = Order(roll_backs=(RollBack(Lineage(1, "a", 1), None, "/ckpt/x", poisoned.id),))
     assert order.of_manifest(poisoned, ordering.COPY, "").is_rolled_back
@@ -173,7 +173,7 @@ def test_a_run_is_later_than_all_that_is_known_whatever_the_clock_says(tmp_path:
     assert again.current == Lineage(7001, "b", 1)
 
 
-def test_what_no_manifest_tells_of_belongs_to_the_attempt_that_ran_when_it_was_modified(tmp_path: Path) -> None:
+def test_a_file_without_a_manifest_belongs_to_the_attempt_that_ran_when_it_was_modified(tmp_path: Path) -> None:
     lineages = Lineages(tmp_path, "a")
     lineages.begin_attempt(1, 110 * 10**9)  # the disk had not answered yet
     lineages.begin_run(tuple, 100)
@@ -199,7 +199,7 @@ def test_a_record_of_a_later_version_is_left_as_it_is(tmp_path: Path) -> None:
     assert "newer supervise" in (lineages.problem or "")
 
 
-def test_a_manifest_tells_when_a_directory_was_saved(tmp_path: Path) -> None:
+def test_a_manifest_shows_when_a_directory_was_saved(tmp_path: Path) -> None:
     save(tmp_path / "ckpt" / "step_5.pt", 5, 1234)
     built = check.build(verify(str(tmp_path / "ckpt" / "step_5.pt")), now=lambda: 9999.0)
     manifests = Manifests(str(tmp_path / "state"))

@@ -57,7 +57,7 @@ def test_the_record_is_durable_before_add_returns(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1}', b'{"version": 1, "fences": [{}]}', b"\xff", b"[" * 10**5])
-def test_a_damaged_record_is_told_and_begun_anew(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_record_is_reported_and_begun_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "fences.json").write_bytes(content)
     rejections = Rejections(tmp_path)
     assert rejections.problem is not None

@@ -49,7 +49,7 @@ def test_the_highest_step_wins_not_the_latest_file(tmp_path: Path) -> None:
     assert (selection.found, selection.torn) == (2, ())
 
 
-def test_torn_ones_are_fenced_and_left_untouched(tmp_path: Path) -> None:
+def test_torn_ones_are_rejected_and_left_untouched(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path / f"step_{step}.pt", step)
     for step in (2, 3):
@@ -63,7 +63,7 @@ def test_torn_ones_are_fenced_and_left_untouched(tmp_path: Path) -> None:
     assert {path.name: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.glob("*.pt")} == before
 
 
-def test_a_fenced_file_is_not_read_again_until_it_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_file_is_not_read_again_until_it_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "step_3.pt", 3)
     tear(path)
     assert choose(tmp_path).chosen is None
@@ -75,7 +75,7 @@ def test_a_fenced_file_is_not_read_again_until_it_is_written_anew(tmp_path: Path
     assert chosen_name(choose(tmp_path)) == "step_3.pt"
 
 
-def test_none_good_any_more_is_told_from_none_there(tmp_path: Path) -> None:
+def test_none_good_any_more_differs_from_none_there(tmp_path: Path) -> None:
     assert choose(tmp_path) == Selection(None, 0)
     path = save(tmp_path / "step_3.pt", 3)
     tear(path)
@@ -117,7 +117,7 @@ def test_a_step_that_is_the_epochs_own_does_not_make_an_older_checkpoint_the_new
     assert selection.chosen.step == step
 
 
-def test_the_later_one_of_an_epoch_wins_and_a_count_of_the_whole_run_is_told(tmp_path: Path) -> None:
+def test_the_later_one_of_an_epoch_wins_and_a_count_of_the_whole_run_is_reported(tmp_path: Path) -> None:
     save(tmp_path / "a.pt", 20, epoch=2, mtime=100)
     save(tmp_path / "b.pt", 10, epoch=2, mtime=200)
     assert chosen_name(choose(tmp_path)) == "a.pt"
@@ -159,7 +159,7 @@ def test_what_is_no_checkpoint_is_not_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_crc")
-def test_what_cannot_be_proven_is_not_handed_out_and_not_fenced(tmp_path: Path) -> None:
+def test_what_cannot_be_proven_is_not_handed_out_and_not_rejected(tmp_path: Path) -> None:
     save(tmp_path / "step_9.pt", 9)
     torch.serialization.set_crc32_options(True)
     save(tmp_path / "step_3.pt", 3)
@@ -169,7 +169,7 @@ def test_what_cannot_be_proven_is_not_handed_out_and_not_fenced(tmp_path: Path) 
     assert (selection.found, selection.torn) == (2, ())
 
 
-def test_what_cannot_be_read_is_neither_fenced_nor_forgotten(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_neither_rejected_nor_forgotten(tmp_path: Path) -> None:
     save(tmp_path / "step_3.pt", 3)
     listing = find(["*.pt"], str(tmp_path))
     (tmp_path / "step_3.pt").unlink()
@@ -227,7 +227,7 @@ def test_a_verdict_is_cached_by_identity(tmp_path: Path) -> None:
     assert (gone.verdict, cache.get(gone.path, gone.identity)) == (Verdict.UNKNOWN, None)
 
 
-def test_a_poisoned_one_is_passed_over_unread_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poisoned_one_is_passed_over_unread_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2, 3):
         save(tmp_path / f"step_{step}.pt", step)
     read: list[str] = []
@@ -247,7 +247,7 @@ def test_where_all_are_poisoned_there_is_something_and_nothing_is_chosen(tmp_pat
     assert (selection.chosen, selection.found) == (None, 1)
 
 
-def test_what_stands_behind_the_chosen_one_is_told_oldest_first(tmp_path: Path) -> None:
+def test_what_stands_behind_the_chosen_one_is_reported_oldest_first(tmp_path: Path) -> None:
     for step in range(1, select.MOST_OLDER + 5):
         save(tmp_path / f"step_{step}.pt", step)
     selection = choose(tmp_path)
@@ -265,7 +265,7 @@ def weights(path: Path, step: int, *, weight: float = 1.0, bias: float = 1.0) ->
 NAN = float("nan")
 
 
-def test_one_whose_weights_turned_nan_gives_way_to_the_newest_that_is_finite_and_that_is_said(tmp_path: Path) -> None:
+def test_one_whose_weights_turned_nan_gives_way_to_the_newest_that_is_finite_and_that_is_reported(tmp_path: Path) -> None:
     for step, weight in ((100, 1.0), (150, 3.0), (200, NAN), (250, NAN)):
         weights(tmp_path / f"step_{step}.pt", step, weight=weight)
     selection = choose(tmp_path, prefer_finite=True)

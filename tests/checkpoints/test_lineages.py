@@ -233,7 +233,7 @@ def test_a_step_back_holds_on_another_host_that_sees_the_same_disk(tmp_path: Pat
     assert chosen(node.run("run-b")) == ("step_850.pt", 850)
 
 
-def test_a_state_that_was_written_later_under_a_lower_step_is_taken_and_that_is_said(tmp_path: Path) -> None:
+def test_a_state_that_was_written_later_under_a_lower_step_is_taken_and_that_is_reported(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.run("run-a")
     node.attempt(1)
@@ -281,7 +281,7 @@ def test_a_declared_file_in_a_directory_of_its_own_is_copied_from_its_first_save
     assert chosen(node.stops(1))[1] == 1
 
 
-def test_where_no_copy_can_be_had_that_is_told_once_unless_a_save_replaces_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_copy_can_be_had_that_is_reported_once_unless_a_save_replaces_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path, paths=("last.pt",), mirror=())
     node.run("run-a")
     node.attempt(1)

@@ -126,7 +126,7 @@ def test_the_same_name_and_step_with_other_bytes_is_another_checkpoint(tmp_path:
     assert "different files" in str(found[0].node_offers)
 
 
-def test_where_only_one_node_has_any_none_begins_and_each_is_told_who_has_what(tmp_path: Path) -> None:
+def test_where_only_one_node_has_any_none_begins_and_each_learns_who_has_what(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=False)
     nodes.saved(60, 0)
     found = nodes.agree()

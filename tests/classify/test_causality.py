@@ -77,7 +77,7 @@ def test_the_cause_and_not_what_followed_from_it(log: str, cause: Cause, rank: i
         assert verdict.rank == rank
 
 
-def test_what_followed_is_told_with_the_verdict() -> None:
+def test_the_verdict_names_what_followed() -> None:
     verdict = classify(read_text(OOM.format(3) + peers(WATCHDOG, 3), CATALOGUE))
     assert any("Watchdog" in fact.text for fact in verdict.because)
     assert (verdict.runner_up, verdict.rank, verdict.gpu) == (Cause.NCCL_TIMEOUT, 3, "3")
@@ -208,13 +208,13 @@ def test_a_program_that_ended_well_did_not_fail() -> None:
     assert classify(read_text("Process finished with exit code 0\n", CATALOGUE)).cause is Cause.NONE
 
 
-def test_the_facts_tell_what_an_xid_means() -> None:
+def test_the_facts_name_what_an_xid_means() -> None:
     facts = dict(classify(read_text(XID.format("9c", 1, "79, GPU has fallen off the bus."), CATALOGUE)).facts)
     assert (facts["xid"], facts["xid_action"], facts["xid_same_gpu"]) == ("79", "reboot", "after_reset")
     assert facts["xid_meaning"].startswith("GPU_HAS_FALLEN_OFF_THE_BUS: ")
 
 
-def test_the_frames_are_those_of_the_exceptions_own_source_in_whatever_order_both_are_told() -> None:
+def test_the_frames_are_those_of_the_exceptions_own_source_in_whatever_order_both_come() -> None:
     def of(source: str, path: str) -> tuple[Evidence, ...]:
         trace = Evidence(source, "traceback", f'  File "{path}", line 1, in f', 0, 1.0)
         return Evidence(source, "exception", "ValueError: bad", 0, 1.0), trace

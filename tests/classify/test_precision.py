@@ -171,7 +171,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_cause_that_is_told_before_a_general_end_is_found(name: str) -> None:
+def test_a_cause_that_is_logged_before_a_general_end_is_found(name: str) -> None:
     log, cause = FOUND[name]
     assert classify(read_text(log, CATALOGUE)).cause is cause
 

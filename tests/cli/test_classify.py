@@ -398,7 +398,7 @@ def shell(words: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["sh", "-c", command], cwd=cwd, env=env, capture_output=True, timeout=60, check=False)  # noqa: S603, S607  ours
 
 
-def test_a_closed_stdin_is_told_as_such(tmp_path: Path) -> None:
+def test_a_closed_stdin_is_reported_as_such(tmp_path: Path) -> None:
     done = shell("- <&-", tmp_path)
     assert done.returncode == 64
     assert b"cannot read -: standard input is closed" in done.stderr
@@ -406,7 +406,7 @@ def test_a_closed_stdin_is_told_as_such(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["a.log", "--json a.log b.log"])
-def test_a_stdout_that_is_full_is_told_as_such(tmp_path: Path, words: str) -> None:
+def test_a_stdout_that_is_full_is_reported_as_such(tmp_path: Path, words: str) -> None:
     (tmp_path / "a.log").write_text(OOM)
     (tmp_path / "b.log").write_text(OOM)
     done = shell(f"{words} > /dev/full", tmp_path)

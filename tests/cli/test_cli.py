@@ -395,7 +395,7 @@ def test_a_working_directory_may_have_any_name(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("arguments", [["--", "true"], ["status"], ["config", "show"]], ids=str)
-def test_a_working_directory_that_was_deleted_is_told(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_working_directory_that_was_deleted_is_reported(tmp_path: Path, arguments: list[str]) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     done = supervise(*arguments, cwd=gone, preexec_fn=gone.rmdir)
@@ -431,7 +431,7 @@ def test_a_reader_that_has_read_enough_is_no_error(failed_job: Path, arguments: 
 
 @pytest.mark.process
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-def test_a_stdout_that_is_full_is_told_and_is_no_bug(tmp_path: Path, unbuffered: str) -> None:
+def test_a_full_stdout_is_reported_and_is_no_bug(tmp_path: Path, unbuffered: str) -> None:
     environ = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = supervise("config", "show", cwd=tmp_path, stdout=full, env=environ)

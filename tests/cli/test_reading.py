@@ -60,7 +60,7 @@ def test_what_is_not_surely_another_encoding_stays_as_it_is(tmp_path: Path, data
     ],
     ids=["every byte", "NULs", "nothing", "a hole", "a progress bar", "GB 18030"],
 )
-def test_what_is_text_is_told_from_what_is_not(data: bytes, problem: str) -> None:
+def test_text_is_distinguished_from_what_is_not(data: bytes, problem: str) -> None:
     texture = Texture()
     texture.take(data)
     assert texture.problem == problem

@@ -161,7 +161,7 @@ def test_an_unknown_variable_names_the_nearest_and_what_is_not_ours_is_left_alon
         ("quite_another_thing = 1", "unknown setting: quite_another_thing in "),
     ],
 )
-def test_a_file_that_cannot_be_settings_is_told_as_such(home: Path, load: Callable[..., Settings], text: str, said: str) -> None:
+def test_a_file_that_cannot_be_settings_is_reported_as_such(home: Path, load: Callable[..., Settings], text: str, said: str) -> None:
     path = local(home, text)
     with pytest.raises(SuperviseError, match=re.escape(said)) as caught:
         load()

@@ -25,7 +25,7 @@ def test_it_finds_what_re_finds_with_groups_by_name() -> None:
     assert told == []
 
 
-def test_a_search_without_end_is_given_up_and_told_once_and_never_begun_again() -> None:
+def test_a_search_without_end_is_given_up_and_reported_once_and_never_begun_again() -> None:
     told: list[str] = []
     pattern = Bounded(ENDLESS, told.append)
     began = time.process_time()

@@ -55,7 +55,7 @@ def test_every_cause_is_explained() -> None:
         assert all(text and not text.endswith(".") for text in (row.meaning, row.proof, row.remedy)), cause
 
 
-def test_a_cause_is_told_by_the_signals_that_are_judged_so() -> None:
+def test_a_cause_is_recognised_by_the_signals_that_are_judged_so() -> None:
     signals = {exits.SIGNAL_NAMES[number]: row.cause for number, row in exits.BY_SIGNAL.items()}
     for cause, row in EXPLANATIONS.items():
         named = set(re.findall(r"\bSIG[A-Z]+", row.proof))
@@ -65,7 +65,7 @@ def test_a_cause_is_told_by_the_signals_that_are_judged_so() -> None:
 
 
 @pytest.mark.parametrize("cause", [Cause.GPU_ECC, Cause.GPU_LOST, Cause.NVLINK])
-def test_a_cause_is_told_by_the_xids_that_are_judged_so(cause: Cause) -> None:
+def test_a_cause_is_recognised_by_the_xids_that_are_judged_so(cause: Cause) -> None:
     numbers = [int(number) for number in re.findall(r"\b\d{2,3}\b", EXPLANATIONS[cause].proof)]
     assert numbers
     assert {number for number in numbers if (known := xids.lookup(number)) is None or CAUSES[known.part] is not cause} == set()

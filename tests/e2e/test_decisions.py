@@ -137,7 +137,7 @@ def test_a_ranks_own_code_under_torchrun_comes_out_up_to_63_and_else_as_1(superv
 
 
 @pytest.mark.bench
-def test_an_import_error_at_the_start_of_a_plain_script_is_told_within_three_seconds(supervise: Callable[..., Supervised]) -> None:
+def test_an_import_error_at_the_start_of_a_plain_script_is_reported_within_three_seconds(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*PLAIN, "--pids=pids", "--fail-rank=0", "--fail-how=import-error")
     wait_for((run.place / "pids").exists, "the rank's start")
     began = time.monotonic()
@@ -163,7 +163,7 @@ def test_a_script_that_never_loads_anything_is_not_started_again_after_the_limit
     assert "restarting" not in run.stderr
 
 
-def test_within_the_limit_it_is_started_from_scratch_and_that_is_said(supervise: Callable[..., Supervised]) -> None:
+def test_within_the_limit_it_is_started_from_scratch_and_that_is_reported(supervise: Callable[..., Supervised]) -> None:
     once = ["--fail-rank=0", "--fail-at-step=3", "--fail-how=kill", "--fail-once-file=failed"]
     run = supervise(*PLAIN, "--steps=6", "--pids=pids", *once)
     assert run.exit_code() == 0
@@ -212,7 +212,7 @@ def test_the_checkpoint_is_handed_over(supervise: Callable[..., Supervised], tmp
     assert [step for rank, step in run.progress() if rank == 0].count(1) == 1  # nothing from scratch
 
 
-def test_a_torn_newest_checkpoint_is_fenced_and_the_one_before_is_used(supervise: Callable[..., Supervised]) -> None:
+def test_a_torn_newest_checkpoint_is_rejected_and_the_one_before_is_used(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*PLAIN, "--steps=60", "--hold-at=23", "--digest=digest", *SAVING, options=RESUMING)
     run.wait_for_step(22)
     pid = run.rank_pids()[0]
@@ -268,7 +268,9 @@ STEADY = ["--steps=200", "--step-ms=20", "--digest=digest", *SAVING]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["renamed", "deleted"])
-def test_a_torch_that_does_not_fit_is_said_once_and_run_as_it_is(supervise: Callable[..., Supervised], tmp_path: Path, change: str) -> None:
+def test_a_torch_that_does_not_fit_is_reported_once_and_run_as_it_is(
+    supervise: Callable[..., Supervised], tmp_path: Path, change: str
+) -> None:
     (tmp_path / "site").mkdir()
     patch = f"import sys\nif any('supervisor/agent' in word for word in sys.orig_argv):\n    {RENAMED[change]}"
     (tmp_path / "site" / "sitecustomize.py").write_text(patch)
@@ -380,7 +382,7 @@ HOPELESS = ["--fail-rank=0", "--fail-how=exit:3"]
     [(RECOVERS, 0, ["opened", "resolved"]), (HOPELESS, 3, ["opened", "given_up"])],
     ids=["recovers", "hopeless"],
 )
-def test_the_webhook_is_told(  # a fixture and a case
+def test_the_webhook_gets_the_alerts(  # a fixture and a case
     supervise: Callable[..., Supervised], receiver: Receiver, fault: list[str], code: int, events: list[str]
 ) -> None:
     given = {"SUPERVISE_WEBHOOK_URL": receiver.url, "SUPERVISE_WEBHOOK_SECRET": SECRET}

@@ -131,7 +131,7 @@ DAMAGES = [cut_in_the_last_record, cut_in_the_middle, cut_in_the_first_record, z
 
 
 @pytest.mark.slow
-def test_a_torn_journal_is_told_and_the_next_start_goes_on(supervise: Run, tmp_path: Path) -> None:
+def test_a_torn_journal_is_reported_and_the_next_start_goes_on(supervise: Run, tmp_path: Path) -> None:
     """Each damage is done to the journal of a run that had a failure and recovered."""
     job = [*PLAIN, "--steps=4", "--save-every=1", "--fail-rank=0", "--fail-at-step=3", "--fail-how=kill", "--fail-once-file=failed"]
     first = supervise(*job, options=RESUMING)
@@ -231,7 +231,7 @@ def test_a_job_without_its_lock_and_journal_is_not_ended_when_the_lease_is_due(s
 NO_SHM = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o ro,size=16k none /dev/shm && exec "$@"', "sh")
 
 
-def test_a_stop_is_heard_while_the_jobs_own_directory_hangs(supervise: Run, surroundings: type[Surroundings], tmp_path: Path) -> None:
+def test_a_stop_is_obeyed_while_the_jobs_own_directory_hangs(supervise: Run, surroundings: type[Surroundings], tmp_path: Path) -> None:
     place, go = tmp_path / "work", tmp_path / "go"
     place.mkdir()
     dies = f"until [ -e {go} ]; do sleep 0.05; done; kill -9 $$"

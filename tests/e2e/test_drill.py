@@ -93,7 +93,7 @@ def test_a_drill_that_cannot_be_or_may_do_harm_is_refused_before_anything_is_sta
     assert not (tmp_path / "started").exists()
 
 
-def test_a_job_that_ends_before_the_step_is_told_and_no_success(tmp_path: Path) -> None:
+def test_a_job_that_ends_before_the_step_is_reported_and_no_success(tmp_path: Path) -> None:
     done = drill(tmp_path, "kill", "--", "true")
     assert done.returncode == 1
     said(done, r"the job ended \(0\) before step 10; nothing was rehearsed")
@@ -131,7 +131,7 @@ def test_a_rank_that_hangs_unnoticed_is_let_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nan_that_nobody_looks_for_is_told_with_what_would_find_it(tmp_path: Path) -> None:
+def test_nan_that_nobody_looks_for_is_reported_with_what_would_find_it(tmp_path: Path) -> None:
     done = drill(tmp_path, "nan", "--yes", "--at-step", "7", "--patience-s", "2", *RESUMED, "--", *JOB)
     assert done.returncode == 1
     said(done, r"^drill nan: rank \d and all others got gradients of NaN at step \d+$")
@@ -142,7 +142,7 @@ def test_nan_that_nobody_looks_for_is_told_with_what_would_find_it(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_job_that_ends_before_anybody_notices_is_not_said_to_have_been_awaited(tmp_path: Path) -> None:
+def test_a_job_that_ends_before_anybody_notices_is_not_reported_as_awaited(tmp_path: Path) -> None:
     job = ["--steps=12" if word.startswith("--steps") else word for word in JOB]
     done = drill(tmp_path, "nan", "--yes", "--at-step", "8", "--patience-s", "60", *RESUMED, "--", *job)
     assert done.returncode == 1

@@ -52,7 +52,7 @@ def test_a_configuration_that_is_no_file_is_78_and_named(supervise: Callable[...
     assert f"{path}: it is {what}" in words(run)
 
 
-def test_arguments_that_torchrun_does_not_take_are_told_in_its_name(supervise: Callable[..., Supervised]) -> None:
+def test_arguments_that_torchrun_does_not_take_are_reported_in_its_name(supervise: Callable[..., Supervised]) -> None:
     run = supervise("torchrun", "--bogus", "train.py")
     assert run.exit_code() == 2
     assert "usage: torchrun [-h]" in run.stderr
@@ -82,7 +82,7 @@ def test_a_long_message_hides_neither_the_exceptions_type_nor_its_cause(supervis
     assert "cause user_code, 85 % sure" in words(run)  # by the signature of the whole message, not of what the card shows of it
 
 
-def test_an_alert_that_reached_nobody_is_told_at_the_end(supervise: Callable[..., Supervised]) -> None:
+def test_an_alert_that_reached_nobody_is_reported_at_the_end(supervise: Callable[..., Supervised]) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/x"

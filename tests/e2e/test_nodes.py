@@ -162,7 +162,7 @@ def test_all_ranks_save_and_exit_0_as_one_node_loses_its_supervise_and_the_job_w
 
 
 @pytest.mark.slow
-def test_nodes_with_directories_of_their_own_stop_and_each_card_says_which_node_lacks_what(
+def test_nodes_with_directories_of_their_own_stop_and_each_card_names_what_is_missing_where(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     nodes = Cluster(supervise, tmp_path, "--step-ms=100", checkpoints="{place}/node-{node}/ckpt")

@@ -475,7 +475,7 @@ def test_term_to_the_whole_group_reaches_the_job_once(supervise: Run, tmp_path: 
     run.wait_for_nothing_left()
 
 
-def test_a_window_that_changes_its_size_tells_the_job(
+def test_the_job_learns_of_a_window_that_changes_its_size(
     supervise: Run, surroundings: type[Surroundings], terminal: Callable[[], Terminal], tmp_path: Path
 ) -> None:
     job = script(

@@ -304,7 +304,7 @@ suspects.main(each_step)
 
 
 @pytest.mark.slow
-def test_a_deterministic_bug_gets_two_attempts_and_once_it_is_mended_a_new_start_is_not_refused(
+def test_a_deterministic_bug_gets_two_attempts_and_once_it_is_fixed_a_new_start_is_not_refused(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"

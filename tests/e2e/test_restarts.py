@@ -255,7 +255,7 @@ def test_a_secret_in_an_exception_is_written_nowhere_but_into_the_ranks_own_outp
 
 
 @pytest.mark.slow
-def test_the_first_cause_is_told_on_every_node_and_counted_there(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_the_first_cause_is_reported_on_every_node_and_counted_there(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     job = [NO_TORCH, "--steps=100000", "--step-ms=20", "--fail-rank=1", "--fail-at-step=20", "--fail-how=exit:3"]
     runs = [
         supervise(*launcher, *job, options=["--no-instrument"], place=tmp_path / str(node))

@@ -26,7 +26,7 @@ def test_the_library_answers_in_time(swept: Readings) -> None:
     assert swept.table(OUTCOME, "probe:nvml")["state"] == "answered"
 
 
-def test_a_gpu_is_told_as_it_is(swept: Readings) -> None:
+def test_a_gpu_is_described_as_it_is(swept: Readings) -> None:
     for subject in swept.subjects("gpu:"):
         assert subject.startswith("gpu:GPU-")
         assert Path("/sys/bus/pci/devices", str(swept.table("gpu.identity", subject)["pci"])).exists()

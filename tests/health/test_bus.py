@@ -168,7 +168,7 @@ def test_a_driver_that_is_loaded_and_not_given_to_a_container_is_no_fault_of_the
     ],
     ids=["the same", "another time", "another code", "another gpu", "no time"],
 )
-def test_an_event_that_the_kernel_log_has_is_told_once(row: dict[str, Json], told: list[Result]) -> None:
+def test_an_event_that_the_kernel_log_has_is_reported_once(row: dict[str, Json], told: list[Result]) -> None:
     event: dict[str, Json] = {"kind": "xid", "data": 79, "t": 901.0, "pci": A}
     now = seen(A) + Readings(
         [Reading("nvml", "gpu:GPU-0", "gpu.events", [event]), Reading("kernel_log", "kernel", "kernel.findings", [row], t=1000.0)]

@@ -216,7 +216,7 @@ def test_a_path_that_hangs_is_a_finding_and_holds_up_no_other(tmp_path: Path, mo
     ],
     ids=["killed", "alarmed", "it-works-on-it", "going", "another-user"],
 )
-def test_one_that_was_left_behind_at_a_path_is_told_and_no_other_is_put_beside_it(
+def test_one_that_was_left_behind_at_a_path_is_reported_and_no_other_is_put_beside_it(
     state: str,
     pending: str,
     user: int | None,

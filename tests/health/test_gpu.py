@@ -341,7 +341,7 @@ def test_an_event_is_heard_by_who_listens(event: str, result: Result, words: str
     assert not runner.sample(("nvml",), Ask()).of("gpu.events"), "each is told once"
 
 
-def test_what_was_heard_is_told_before_the_driver_is_asked_anything() -> None:
+def test_pending_events_are_returned_before_the_driver_is_asked_anything() -> None:
     listening = nvml.session()
     listening._events.pending.append((GPU.format(0), {"kind": "xid", "data": 79}))  # noqa: SLF001  as its thread does
     assert next(listening.read(Ask())).value == [{"kind": "xid", "data": 79}]

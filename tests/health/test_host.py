@@ -280,7 +280,7 @@ def stat(pid: int, state: str, parent: int, begun: int = 100) -> str:
     return f"{pid} (a (b) c) {state} {parent} " + "0 " * 17 + f"{begun} " + "0 " * 30
 
 
-def test_one_that_is_deaf_in_the_kernel_is_told_with_how_long_it_has_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_stuck_in_the_kernel_is_reported_with_how_long_it_has_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1_700_001_000.0)
     ask = tree(tmp_path, {
         "proc/stat": "btime 1700000000",

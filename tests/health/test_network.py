@@ -396,7 +396,7 @@ sys.stdin.read()"""
 
 
 @pytest.mark.process
-def test_a_port_that_another_holds_is_told_with_its_holder() -> None:
+def test_a_port_that_another_holds_is_reported_with_its_holder() -> None:
     command = [sys.executable, "-c", LISTEN]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:  # noqa: S603 -- ours
         assert other.stdout is not None

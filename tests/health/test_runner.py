@@ -65,7 +65,7 @@ def test_a_probe_that_hangs_is_noticed_within_its_deadline_and_a_second(lasting:
 
 
 @pytest.mark.process
-def test_a_probe_in_the_kernel_is_told_with_its_place(fake_nvml: FakeNvml, runner: Runner) -> None:
+def test_a_probe_in_the_kernel_is_reported_with_its_place(fake_nvml: FakeNvml, runner: Runner) -> None:
     fake_nvml.set({"0.stuck_ms.nvmlDeviceGetMigMode": 5_000})  # sleeps in state D, as a driver's call does
     now = runner.sweep(("nvml",), Ask(deadline_s=0.5))
     assert now.table(OUTCOME, NVML)["process"] == "D"
@@ -214,7 +214,7 @@ def _fails(_now: Readings, _before: Readings | None, _limits: Thresholds) -> lis
     raise KeyError("x")
 
 
-def test_a_check_says_nothing_where_its_probe_was_not_asked_and_one_that_fails_is_told() -> None:
+def test_a_check_is_silent_where_its_probe_did_not_run_and_one_that_fails_is_reported() -> None:
     now = Readings([Reading("runner", "probe:a", OUTCOME, {"state": "answered"})])
     given = {"here": Check(("a",), _answers), "not asked": Check(("a", "b"), _answers), "broken": Check((), _fails)}
     results = judge(now, checks=given)
@@ -362,7 +362,7 @@ def test_an_ask_comes_through_as_it_was() -> None:
     assert Ask().at("/proc/1") == "/proc/1"
 
 
-def test_what_is_said_again_and_again_takes_one_line() -> None:
+def test_what_is_reported_again_and_again_takes_one_line() -> None:
     said = [CheckResult("c", "kernel", Result.DEGRADED, "killed", (f"line {number}",)) for number in range(3)]
     said.append(CheckResult("c", "kernel", Result.DEGRADED, "another"))
     shown = [(one.reason, one.evidence) for one in render.merged(said)]

@@ -219,5 +219,5 @@ def test_an_optimizer_of_any_other_kind_costs_no_step(beat: HeartbeatWriter) -> 
         (layout.TRAIN, layout.FLAG_ELSEWHERE, 3600, layout.TRAIN),
     ],
 )
-def test_before_the_first_step_is_said_only_where_it_is_proven(phase: int, flags: int, age_s: int, proven: int) -> None:
+def test_before_the_first_step_is_reported_only_where_it_is_proven(phase: int, flags: int, age_s: int, proven: int) -> None:
     assert layout.proven_phase(phase, flags, age_s * 10**9) == proven

@@ -138,7 +138,7 @@ def identity(path: Path) -> list[int]:
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
 
 
-def test_a_save_tells_where_it_began_and_what_stood_there_when_it_ended(done: Done) -> None:
+def test_a_save_is_logged_with_where_it_began_and_what_stood_there_when_it_ended(done: Done) -> None:
     rows = done.rows("saves")
     assert len(rows) == 2 * len(SAVES)
     for number, way in enumerate(SAVES):
@@ -149,7 +149,7 @@ def test_a_save_tells_where_it_began_and_what_stood_there_when_it_ended(done: Do
         assert ended["now"] == identity(saved), way
 
 
-def test_the_final_name_is_told(done: Done) -> None:
+def test_the_final_name_is_logged(done: Done) -> None:
     told = {row["path"]: row["now"] for row in done.rows("renames") if row["what"] == "renamed"}
     for number, way in enumerate(RENAMES):
         saved = done.place / "renames" / f"{number}.pt"
@@ -170,7 +170,7 @@ def test_a_step_by_which_an_optimizer_s_state_is_made_is_none_of_the_training(do
     assert [row["steps"] for row in done.rows("resume", "loads")] == [0, 1]
 
 
-def test_a_directory_is_told_as_one(done: Done) -> None:
+def test_a_directory_is_logged_as_one(done: Done) -> None:
     rows, place = done.rows("directories"), done.place / "directories"
     for step in (1, 2, 3):
         mine = [row for row in rows if row["path"] == str(place / f"step_{step}")]
@@ -193,7 +193,7 @@ def test_a_save_that_raised_did_not_end_well(done: Done) -> None:
     assert [row.get("well") for row in done.rows("failed save")] == [None, False]
 
 
-def test_what_has_no_name_is_not_told_and_saves_all_the_same(done: Done) -> None:
+def test_what_has_no_name_is_not_logged_and_saves_all_the_same(done: Done) -> None:
     assert {Path(row["path"]).name for row in done.rows("nameless")} == {"a.pt"}
     assert (done.place / "nameless" / "n").stat().st_size
 
@@ -206,7 +206,7 @@ def test_the_file_stays_small_and_keeps_the_newest_of_each_path(died: Done) -> N
     assert os.listdir(died.directory).count("saves-0.jsonl.half") == 0  # noqa: PTH208 - as short as it gets
 
 
-def test_a_forked_child_tells_nothing(done: Done) -> None:
+def test_a_forked_child_logs_nothing(done: Done) -> None:
     assert {Path(row["path"]).name for row in done.rows("fork")} == {"a.pt"}
     assert (done.place / "fork" / "c.pt").exists()
 

@@ -83,7 +83,7 @@ if "dies" in how:
 
 @pytest.mark.process
 @pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_every_rank_is_told_at_the_same_call(attempt: Attempt, tmp_path: Path, nodes: int) -> None:
+def test_every_rank_sees_the_request_at_the_same_call(attempt: Attempt, tmp_path: Path, nodes: int) -> None:
     port, world = free_port(), 2
     jobs = [attempt.job_dir, *(tmp_path / f"job-{node}" for node in range(1, nodes))]
     for job in jobs[1:]:
@@ -163,7 +163,7 @@ def test_when_the_nodes_checkpoint_counts_as_made(beats: list[RankHeartbeat], *,
     assert is_saved(beats) is made
 
 
-def test_a_rank_that_finds_the_call_behind_it_is_not_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_rank_that_finds_the_call_behind_it_does_not_see_the_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SUPERVISE_JOB_DIR", str(tmp_path))
     monkeypatch.setenv("SUPERVISE_JOB_ATTEMPT", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -210,7 +210,7 @@ def two(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     return Ranks(tmp_path, monkeypatch, nodes=request.param)
 
 
-def test_two_ranks_in_step_are_told_at_the_same_call(two: Ranks) -> None:
+def test_two_ranks_in_step_see_the_request_at_the_same_call(two: Ranks) -> None:
     step, told = Barrier(2), ([], [])  # type: tuple[list[int], list[int]]
 
     def train(rank: int) -> None:
@@ -246,7 +246,7 @@ def test_a_rank_that_does_not_come_is_waited_for_a_while_and_nobody_saves_alone(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_the_timing_all_or_none_are_told(two: Ranks, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_the_timing_all_or_none_see_the_request(two: Ranks, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save_agreement, "WAIT_S", 0.3)
     chance = random.Random(seed)  # noqa: S311 - the same again for a seed
     pauses = [[chance.choice([0, 0, 0.0005, 0.004]) for _ in range(200)] for _ in range(2)]
@@ -266,7 +266,7 @@ def test_whatever_the_timing_all_or_none_are_told(two: Ranks, seed: int, monkeyp
     assert first == second
 
 
-def test_alone_it_is_told_at_once_and_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_single_rank_sees_the_request_at_once_and_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SUPERVISE_JOB_DIR", str(tmp_path))
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -37,7 +37,7 @@ def test_the_checkpoint_to_resume_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker.resume_step() is None
 
 
-def test_asking_for_a_save_tells_that_the_script_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_asking_for_a_save_shows_that_the_script_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SUPERVISE_JOB_DIR", str(tmp_path))
     assert not worker.save_requested()
     assert (tmp_path / "wants-save").exists()

@@ -137,7 +137,7 @@ def test_any_truncation_costs_the_last_record_only(tmp_path: Path) -> None:
         assert [d.torn for d in found if isinstance(d, Damage)] == ([True] if torn else [])
 
 
-def test_a_flipped_bit_anywhere_costs_that_record_and_tells_its_offset(tmp_path: Path) -> None:
+def test_a_flipped_bit_anywhere_costs_that_record_and_its_offset_is_reported(tmp_path: Path) -> None:
     lines = [encode(i + 1, 1.0, 1.0, Note("n", "text")) for i in range(3)]
     whole, at = b"".join(lines), len(lines[0])
     for i in range(at, at + len(lines[1]) - 1):

@@ -283,7 +283,7 @@ def test_secrets_of_a_command_are_digests(tmp_path: Path, ear: Any) -> None:
     assert "512" in text
 
 
-def test_a_hung_fsync_delays_nobody_and_is_told_once(tmp_path: Path, ear: Any, disk: Disk) -> None:
+def test_a_hung_fsync_delays_nobody_and_is_reported_once(tmp_path: Path, ear: Any, disk: Disk) -> None:
     path = tmp_path / "journal.jsonl"
     journal, _ = opened(path, ear, disk)
     ear.await_synced(1)
@@ -328,7 +328,9 @@ def test_many_durable_records_share_an_fsync(tmp_path: Path, ear: Any, disk: Dis
 
 @pytest.mark.parametrize("fault", ["write_error", "fsync_error"])
 @pytest.mark.parametrize("truncate_error", [0, errno.EIO])
-def test_a_failing_disk_is_told_at_once_and_nothing_is_lost(tmp_path: Path, ear: Any, disk: Disk, fault: str, truncate_error: int) -> None:
+def test_a_failing_disk_is_reported_at_once_and_nothing_is_lost(
+    tmp_path: Path, ear: Any, disk: Disk, fault: str, truncate_error: int
+) -> None:
     path = tmp_path / "journal.jsonl"
     journal, _ = opened(path, ear, disk)
     ear.await_synced(1)
@@ -460,7 +462,7 @@ for i in range(1_000_000):
 
 
 @pytest.mark.process
-def test_what_was_said_to_be_durable_survives_kill_9(tmp_path: Path) -> None:
+def test_what_was_reported_durable_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     for _ in range(3):
         with subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:

@@ -67,7 +67,7 @@ def test_another_world_keeps_the_product_or_says_that_none_does(micro: int, step
         (size("8", "global"), accum("", "derived"), 2, "nothing sets the micro-batch"),
     ],
 )
-def test_what_is_not_known_is_said(given_size: Knob, given_accum: Knob, world: int, words: str) -> None:
+def test_what_is_not_known_is_named(given_size: Knob, given_accum: Knob, world: int, words: str) -> None:
     assert words in str(read(given_size, given_accum, world))
 
 

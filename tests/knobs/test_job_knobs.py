@@ -80,7 +80,7 @@ def test_a_variable_of_the_users_has_the_value_that_it_is_given(tmp_path: Path) 
     ],
     ids=["nothing", "the new name", "the old name"],
 )
-def test_what_the_user_told_the_allocator_is_kept(tmp_path: Path, environ: dict[str, str], expected: dict[str, str]) -> None:
+def test_the_users_allocator_settings_are_kept(tmp_path: Path, environ: dict[str, str], expected: dict[str, str]) -> None:
     found = find(tmp_path, "python train.py", environ=environ)
     overrides = (("env:PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)
     assert found.apply(["python", "train.py"], overrides, tmp_path).environment == expected
@@ -155,7 +155,7 @@ def test_deepspeeds_file_may_leave_the_accumulation_to_deepspeed(tmp_path: Path)
     assert json.loads(after.files[0].read_text()) == {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}
 
 
-def test_trainer_and_deepspeed_are_told_the_same(tmp_path: Path) -> None:
+def test_trainer_and_deepspeed_get_the_same_values(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPTS["hf_trainer"])
     (tmp_path / "ds.json").write_text(json.dumps(DEEPSPEED))
     command = ["torchrun", "train.py", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "4", "--deepspeed", "ds.json"]
@@ -199,7 +199,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("declared", WRONG)
-def test_a_knob_that_cannot_hold_is_told_at_start(tmp_path: Path, declared: str) -> None:
+def test_a_knob_that_cannot_hold_is_reported_at_start(tmp_path: Path, declared: str) -> None:
     files = {"bad.json": "{", "anchor.yaml": "bs: &a 8\nother: *a\n", "auto.json": '{"bs": "auto"}'}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -235,7 +235,7 @@ def test_a_file_is_the_one_that_the_command_names_however_it_is_written(tmp_path
     assert after.argv[-1].removeprefix("--config=") == str(after.files[0])
 
 
-def test_a_number_is_told_without_its_zeros(tmp_path: Path) -> None:
+def test_a_number_is_shown_without_its_zeros(tmp_path: Path) -> None:
     found = find(tmp_path, "python train.py --bs 012", "batch_size=--bs")
     assert found.apply(["python", "train.py", "--bs", "012"], (), tmp_path).environment == {"SUPERVISE_JOB_BATCH_SIZE": "12"}
 
@@ -288,7 +288,7 @@ def test_half_of_deepspeeds_batch_is_refused_and_the_remedy_holds(
     assert json.loads(after.files[0].read_text())["train_micro_batch_size_per_gpu"] == 4
 
 
-def test_an_override_that_this_node_cannot_make_is_told(tmp_path: Path) -> None:
+def test_an_override_that_this_node_cannot_make_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SuperviseError, match="no such knob"):
         find(tmp_path, "python train.py").apply(["python", "train.py"], HALVED, tmp_path)
 
@@ -315,7 +315,7 @@ def test_an_override_that_this_node_cannot_make_is_told(tmp_path: Path) -> None:
     ],
     ids=["one alone", "derived", "global", "odd"],
 )
-def test_the_line_at_start_says_what_is_armed(tmp_path: Path, declared: tuple[str, ...], line: str) -> None:
+def test_the_line_at_start_names_the_enabled_knobs(tmp_path: Path, declared: tuple[str, ...], line: str) -> None:
     assert opening_lines(find(tmp_path, "python train.py --bs 8 --odd 7", *declared), (), {})[0].split(": 1 ")[0] == line
 
 

@@ -90,7 +90,7 @@ def test_every_ladder_ends(cause: Cause) -> None:
     assert all(step.reason and step.strategy in RUNGS for step in steps)
 
 
-def test_what_a_rung_wants_is_said_of_rungs_and_knobs_that_there_are() -> None:
+def test_what_a_rung_wants_names_existing_rungs_and_knobs() -> None:
     assert set(start_plan._WANTS) <= set(RUNGS)  # noqa: SLF001  the table has no other reader
     assert {want for wants in start_plan._WANTS.values() for want in wants} <= set(NAMES)  # noqa: SLF001
 
@@ -134,13 +134,13 @@ def test_the_node_that_the_command_implies_is_supposed() -> None:
         ("accelerate launch train.py", "an unknown number of ranks and GPUs: the command does not say it; step 310"),
     ],
 )
-def test_what_is_supposed_is_said(capsys: pytest.CaptureFixture[str], command: str, supposed: str) -> None:
+def test_the_plan_names_what_it_supposes(capsys: pytest.CaptureFixture[str], command: str, supposed: str) -> None:
     assert main.main(["plan", "--cause", "gpu_lost", "--", *command.split()]) == 0
     assert f"(supposed: {supposed}" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("there")
-def test_what_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["plan", "--", "no-such-command", "--x"]) == 64
     assert "no such command: no-such-command" in capsys.readouterr().err
     assert main.main(["plan", "--", "python", "nosuch.py"]) == 0

@@ -250,6 +250,6 @@ def test_every_row_says_where_it_is_from_and_what_its_numbers_count() -> None:
             assert not (row.flags and row.places)
 
 
-def test_a_rank_tells_the_programs_by_the_same_names() -> None:
+def test_a_rank_reports_the_programs_by_the_same_names() -> None:
     shim = (ROOT / "supervisor" / "instrument" / "_supervise_shim" / "programs.py").read_text(encoding="utf-8")
     assert set(re.findall(r'seen\.add\(\s*"(\w+)"', shim)) == {program.name for program in programs()}

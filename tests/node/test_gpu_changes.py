@@ -108,7 +108,7 @@ def test_a_gpu_that_is_well_and_one_of_which_nothing_is_known_are_no_evidence() 
 
 @pytest.mark.parametrize(("code", "facts"), [(999, ["lost"]), (16, ["reset_required"]), (4, [])])
 @pytest.mark.parametrize("count", [2, 3], ids=["all named", "hung behind it"])
-def test_a_gpu_that_cannot_be_named_any_more_is_told_from_one_that_may_not_be_looked_at(code: int, facts: list[str], count: int) -> None:
+def test_a_gpu_that_cannot_be_named_any_more_differs_from_one_that_may_not_be_looked_at(code: int, facts: list[str], count: int) -> None:
     unnamed = [
         Reading("nvml", "gpu:#1", "gpu.identity", {"index": 1, "pci": ""}),
         Reading("nvml", "gpu:#1", "gpu.errors", [{"code": code, "call": "nvmlDeviceGetHandleByIndex"}]),
@@ -119,7 +119,7 @@ def test_a_gpu_that_cannot_be_named_any_more_is_told_from_one_that_may_not_be_lo
     assert list(gpu_changes.changed(node(150.0, ecc_uncorrected_volatile=5), None, {})) == []
 
 
-def test_what_says_what_happened_wins_over_what_only_says_that_something_did() -> None:
+def test_a_specific_gpu_error_wins_over_a_general_recovery_action() -> None:
     after = node(150.0, ecc_uncorrected_volatile=1, remapped_rows=[0, 2, 1, 0], recovery_action=1)
     facts = tuple(gpu_changes.changed(after, node(), {B: 1}))
     assert {fact.name for fact in facts} == {"ecc_uncorrected", "row_remap_pending", "recovery_action"}

@@ -65,7 +65,7 @@ def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: F
 
 
 @pytest.mark.process
-def test_changes_are_told_once_with_what_is_well_again_and_a_failure_has_its_evidence(
+def test_changes_are_reported_once_with_what_is_well_again_and_a_failure_has_its_evidence(
     fake_nvml: FakeNvml,  # noqa: F811
     watch: Callable[..., HealthWatch],
 ) -> None:
@@ -97,7 +97,7 @@ def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvm
 
 
 @pytest.mark.process
-def test_what_a_driver_told_before_it_hung_counts(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+def test_readings_of_a_driver_before_it_hung_count(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
     looks = watch()
     looks.before((), 0)
     fake_nvml.set({"1.lost": 1, "0.hang_ms.nvmlDeviceGetTemperature": 60_000})
@@ -160,7 +160,7 @@ def test_each_event_is_news_of_its_own_and_a_state_is_news_once(watch: Callable[
     assert [one.result for one in changes([replace(hot, result=Result.OK)])] == ["ok"]
 
 
-def test_what_is_too_much_for_once_is_told_the_next_time(watch: Callable[..., HealthWatch]) -> None:
+def test_what_is_too_much_for_once_is_reported_the_next_time(watch: Callable[..., HealthWatch]) -> None:
     changes = watch()._changes  # noqa: SLF001  likewise
     many = [CheckResult("gpu_temperature", f"gpu:GPU-{n}", Result.DEGRADED, "hot") for n in range(50)]
     assert [len(changes(many)) for _ in range(3)] == [40, 10, 0]
@@ -187,7 +187,7 @@ def test_the_library_is_found_where_the_job_would_find_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.process
-def test_a_port_of_the_rendezvous_that_another_holds_is_told_before_an_attempt(watch: Callable[..., HealthWatch]) -> None:
+def test_a_port_of_the_rendezvous_that_another_holds_is_reported_before_an_attempt(watch: Callable[..., HealthWatch]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -267,7 +267,7 @@ def test_a_gpu_is_back_in_use_only_where_it_was_reset_and_all_is_known_to_be_wel
     assert is_well_again(entry, now, boot) is well
 
 
-def test_the_ledger_keeps_what_tells_of_a_reset_and_reads_rows_without_it(tmp_path: Path) -> None:
+def test_the_ledger_keeps_what_shows_a_reset_and_reads_rows_without_it(tmp_path: Path) -> None:
     ledger = GpuQuarantine(tmp_path, "node", 7.0)
     ledger.quarantine(HELD)
     assert ledger.held(101.0) == (HELD,)
@@ -279,7 +279,7 @@ def test_the_ledger_keeps_what_tells_of_a_reset_and_reads_rows_without_it(tmp_pa
 
 
 @pytest.mark.process
-def test_a_check_that_fails_itself_is_told_once(watch: Callable[..., HealthWatch]) -> None:
+def test_a_check_that_fails_itself_is_reported_once(watch: Callable[..., HealthWatch]) -> None:
     looks = watch()
 
     def check(*_readings: object) -> list[CheckResult]:

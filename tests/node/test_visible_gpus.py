@@ -79,7 +79,7 @@ def test_a_containers_numbers_are_the_hosts_and_its_uuids_narrow(tmp_path: Path,
     assert seen(tmp_path, ALIKE, NVIDIA_VISIBLE_DEVICES=container) == found
 
 
-def test_where_cudas_order_cannot_be_told_no_number_is_guessed(tmp_path: Path) -> None:
+def test_where_cudas_order_is_not_known_no_number_is_guessed(tmp_path: Path) -> None:
     assert seen(tmp_path, MIXED) == []
     assert seen(tmp_path, MIXED, CUDA_VISIBLE_DEVICES="0,1") == []
     assert seen(tmp_path, MIXED, CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES="0,1") == [A, B]

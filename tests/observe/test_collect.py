@@ -80,7 +80,7 @@ def _facts(directory: Path, *deaths: RankExit) -> set[tuple[str, str, int | None
     return {(fact.name, fact.text, fact.rank) for fact in found if fact.name != "traceback"}
 
 
-def test_the_program_that_a_command_ended_with_is_its_rank_and_tells_its_phase(tmp_path: Path) -> None:
+def test_the_program_that_a_command_ended_with_is_its_rank_and_has_its_phase(tmp_path: Path) -> None:
     _raised(tmp_path, 71, ENDED.at_ns - 10)
     _raised(tmp_path, 70, ENDED.at_ns - 5, "subprocess.CalledProcessError")  # the launcher's own
     assert _facts(tmp_path, ENDED) == {

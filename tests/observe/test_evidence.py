@@ -58,7 +58,7 @@ def known() -> Signatures:
 # --- what is expected of us
 
 
-def test_every_fact_that_means_a_cause_by_itself_is_told_by_an_observer() -> None:
+def test_every_fact_that_means_a_cause_by_itself_is_reported_by_an_observer() -> None:
     group = ControlGroup(Path("/job"), 2, own=True)
     none, one = (oom_kills.GroupCounts(n, n) for n in (0, 1))
     counted = oom_kills.killed({group: none}, {group: one}, 7.0)
@@ -120,14 +120,14 @@ def test_a_line_is_of_the_rank_whose_file_it_is_in_unless_that_is_a_launchers() 
     assert [fact.rank for fact in collect.logs(read, launches=True)] == [None, 6, None]
 
 
-def test_lines_of_two_streams_of_a_rank_are_told_apart() -> None:
+def test_lines_of_two_streams_of_a_rank_are_kept_apart() -> None:
     said = Evidence("log", "exception", "ValueError: x", line=3)
     claim = replace(said, name="nan_loss.own", text="loss is nan", claim=Claim(Cause.NAN_LOSS, 0.9))
     found = collect.logs([stream(0, "err", said), stream(0, "out", claim), stream(-1, "out", said)], launches=False)
     assert len({fact.line for fact in found}) == 3
 
 
-def test_what_was_not_read_is_said() -> None:
+def test_what_was_not_read_is_reported() -> None:
     found = collect.logs([stream(1, "out", skipped=7), stream(2, "err", problem="Input/output error: rank-2.err")], launches=False)
     assert [(fact.source, fact.name, fact.rank) for fact in found] == [("observer", "skipped", 1), ("observer", "failed", 2)]
 
@@ -223,7 +223,7 @@ POOL = Evidence("error_file", "exception", "concurrent.futures.process.BrokenPro
     ],
     ids=["rank", "later", "long ago", "shell", "launcher", "worker", "pool", "beside", "beside long ago", "another signal"],
 )
-def test_a_counted_kill_is_the_cause_where_it_is_told_of_a_process_that_was_killed_then(facts: tuple[Evidence, ...], cause: Cause) -> None:
+def test_a_counted_kill_is_the_cause_where_the_log_names_a_process_that_was_killed_then(facts: tuple[Evidence, ...], cause: Cause) -> None:
     deaths = [death(1, 60.0, code=1)]
     verdict = classify(reconciled(facts, deaths, [], CLOCK))
     assert verdict.cause is cause

@@ -83,7 +83,7 @@ def test_nothing_is_lost_where_the_guardian_rotates(watch: LogWatch, tmp_path: P
     appender.close(log)
 
 
-def test_what_was_rotated_away_between_two_looks_is_told(tmp_path: Path, known: Signatures) -> None:
+def test_what_was_rotated_away_between_two_looks_is_reported(tmp_path: Path, known: Signatures) -> None:
     appender = Appender(lambda: None)
     log = LogFile(str(tmp_path / "rank-3.err"), 64 * 1024)
 
@@ -182,7 +182,7 @@ def test_what_is_no_file_is_a_problem_and_is_not_waited_for(watch: LogWatch, tmp
     assert asked((read[1],)) == [4]
 
 
-def test_signatures_that_cannot_be_read_are_told_to_who_asks(tmp_path: Path) -> None:
+def test_signatures_that_cannot_be_read_raise_at_the_caller(tmp_path: Path) -> None:
     def none() -> Signatures:
         message = "no signatures"
         raise ValueError(message)

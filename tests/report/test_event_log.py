@@ -69,7 +69,7 @@ def test_the_log_is_appended_to_and_bounded(tmp_path: Path) -> None:
     assert [line["number"] for line in kept] == list(range(kept[0]["number"], 500))
 
 
-def test_a_log_that_cannot_be_written_is_silent_and_tells_what_was_lost_when_it_can(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_is_silent_and_records_what_was_lost_when_it_can(tmp_path: Path) -> None:
     directory = tmp_path / "state"
     log = open_log(directory)
     for _ in range(3):
@@ -197,7 +197,7 @@ def test_an_attempts_last_line_sums_it_up(reporter: Reporter, written: Written) 
     assert fields == {"attempt": 2, "outcome": "failed", "ranks": 2, "world_size": 8, **resumed, **progress, **first}
 
 
-def test_an_end_that_is_well_is_told_softly(reporter: Reporter, written: Written) -> None:
+def test_a_rank_that_failed_is_logged_as_a_warning_and_a_good_end_as_info(reporter: Reporter, written: Written) -> None:
     reporter.beginning(BeginAttempt(1, "start", None))
     for rank, code in enumerate((0, 3)):
         reporter.took(events.RankExited(15.0, 1, RankExit(rank, 41, 1, code=code)))

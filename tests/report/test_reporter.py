@@ -45,7 +45,7 @@ def sent(reporter: Reporter) -> list[OutgoingAlert]:
     [(Incident(7, 1.0, 2, VERDICT, PLAN), ["resolved"]), (Incident(7, 1.0, 2), []), (None, [])],
     ids=["decided by the predecessor", "opened, and not told", "none open"],
 )
-def test_who_heard_of_an_incident_from_a_predecessor_hears_of_its_end(
+def test_who_was_alerted_of_an_incident_by_a_predecessor_is_alerted_of_its_end(
     reporter: Reporter, incident: Incident | None, told: list[str]
 ) -> None:
     reporter.goes_on(incident)
@@ -78,7 +78,7 @@ def logged(reporter: Reporter, event: LogEvent) -> list[dict[str, Any]]:
     return [call.kwargs for call in log.write.call_args_list if call.args[0] is event]
 
 
-def test_a_change_is_told_old_and_new_on_the_terminal_in_the_log_and_on_a_card_of_twelve_lines(reporter: Reporter) -> None:
+def test_a_change_is_reported_old_and_new_on_the_terminal_in_the_log_and_on_a_card_of_twelve_lines(reporter: Reporter) -> None:
     reporter.decided(ReportDecision(1, 1, VERDICT, HALVED, 7))
     changed = "--batch-size 32 -> 16, $A -> secret, 2 ranks on this node"
     assert said(reporter)[0].endswith(f"restarting as attempt 2 with {changed}")
@@ -110,7 +110,7 @@ def test_an_alert_goes_to_the_log_and_with_its_decision_to_the_terminal_and_the_
 
 
 @pytest.mark.parametrize("resolved", [False, True], ids=["incident open", "incident over"])
-def test_a_change_that_did_not_reach_the_script_is_told_at_once_though_it_is_of_the_attempt_after_the_decision(
+def test_a_change_that_did_not_reach_the_script_is_reported_at_once_though_it_is_of_the_attempt_after_the_decision(
     reporter: Reporter, *, resolved: bool
 ) -> None:
     reporter.decided(ReportDecision(3, 1, VERDICT, HALVED, 7))
@@ -123,7 +123,7 @@ def test_a_change_that_did_not_reach_the_script_is_told_at_once_though_it_is_of_
     assert (last.event.value, last.incident, last.attempt, last.action.value) == ("change_ignored", 3, 2, "restart")
 
 
-def test_an_alert_without_any_incident_in_this_process_is_told_too(reporter: Reporter) -> None:
+def test_an_alert_without_any_incident_in_this_process_is_reported_too(reporter: Reporter) -> None:
     reporter.alerted(act.Alert("change_ignored", 1, "a rank trains with batch_size 32 instead of 16"))
     (alert,) = sent(reporter)
     assert (alert.incident, alert.cause, alert.rank) == (0, Cause.NONE, None)
@@ -144,7 +144,7 @@ def test_systemd_is_asked_for_the_time_that_a_save_gets(reporter: Reporter, left
     notifier.extend_timeout.assert_called_once_with(extended)
 
 
-def test_a_gpu_that_is_put_out_of_use_is_told_with_the_command_that_puts_it_back(reporter: Reporter) -> None:
+def test_a_gpu_that_is_put_out_of_use_is_reported_with_the_command_that_puts_it_back(reporter: Reporter) -> None:
     reporter.quarantined(act.Quarantine(2, Gpu(1, "GPU-b", "0000:5e:00.0"), "xid 79", "NVRM: Xid"))
     assert said(reporter) == ["GPU GPU-b is left out on this node for 7 days; once it is repaired: supervise gpus clear GPU-b"]
     (line,) = logged(reporter, LogEvent.GPU_QUARANTINED)

@@ -83,7 +83,7 @@ def test_a_closed_stderr_costs_nothing(pipe: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("flags", [0, os.O_NONBLOCK])
 @pytest.mark.bench
-def test_a_pipe_that_nobody_reads_holds_nobody_up_and_is_told_later_what_it_missed(pipe: tuple[int, int], flags: int) -> None:
+def test_a_pipe_that_nobody_reads_holds_nobody_up_and_shows_later_what_it_missed(pipe: tuple[int, int], flags: int) -> None:
     reader, writer = pipe
     size = fill(writer)
     fcntl.fcntl(writer, fcntl.F_SETFL, flags)

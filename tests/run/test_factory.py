@@ -41,7 +41,7 @@ def test_what_a_killed_supervisor_left_in_memory_is_not_taken_for_ours(job: Job,
     assert sorted(path.name for path in job.scratch.iterdir()) == (["attempt-0001"] if continues else [])
 
 
-def test_rejections_that_cannot_be_recorded_are_kept_and_told(job: Job) -> None:
+def test_rejections_that_cannot_be_recorded_are_kept_and_reported(job: Job) -> None:
     (job.state / "checkpoints").write_text("a file is in the way")
     (job.cwd / "ckpt").mkdir()
     (job.cwd / "ckpt" / "step-3.pt").write_bytes(b"PK\x03\x04 torn")
@@ -74,7 +74,7 @@ def test_a_poisoned_path_is_not_handed_out_whatever_is_written_there(job: Job) -
     assert [(ref.path, ref.step, ref.level) for ref in free.older] == [(str(directory / "old-3.pt"), 3, "")]
 
 
-def test_a_gpu_that_is_put_out_of_use_is_told_as_such_from_then_on_by_every_job_of_the_directory(tmp_path: Path) -> None:
+def test_a_gpu_that_is_put_out_of_use_is_listed_so_from_then_on_by_every_job_of_the_directory(tmp_path: Path) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho '0, GPU-a, 00000000:3B:00.0, T4'\necho '1, GPU-b, 00000000:5E:00.0, T4'\n")
@@ -93,7 +93,7 @@ def test_a_gpu_that_is_put_out_of_use_is_told_as_such_from_then_on_by_every_job_
     assert [(entry.uuid, entry.job) for entry in of("another").held_gpus()] == [("GPU-b", "one")]
 
 
-def test_where_no_gpu_could_be_listed_none_is_told_to_be_there_when_one_is_put_out_of_use(job: Job) -> None:
+def test_where_no_gpu_could_be_listed_none_is_reported_there_when_one_is_put_out_of_use(job: Job) -> None:
     factory = JobFactory(job, (), print, print)  # a takeover, whose nvidia-smi did not answer
     assert factory.quarantine(Quarantine(1, Gpu(1, "GPU-b", ""), "xid 79", "NVRM")) == ()
     assert [entry.uuid for entry in factory.held_gpus()] == ["GPU-b"]
@@ -114,7 +114,7 @@ def test_the_world_of_an_attempt_is_known_where_one_node_says_it_in_figures(job:
     assert JobFactory(replace(job, command=tuple(command.split())), (), print, print).world_size(nproc) == world
 
 
-def test_a_disk_without_room_for_the_next_checkpoints_is_told_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     told: queue.SimpleQueue[CheckpointReport] = queue.SimpleQueue()
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
 

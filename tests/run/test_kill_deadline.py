@@ -68,7 +68,7 @@ def test_a_person_has_all_the_time_there_is() -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
-def test_where_nothing_is_known_nothing_is_said(signum: int) -> None:
+def test_where_nothing_is_known_nothing_is_reported(signum: int) -> None:
     assert kill_deadline.left_s(signum, {}, NOTHING) is None
     assert not kill_deadline.must_ask(signum, {}, NOTHING)
 

@@ -44,7 +44,7 @@ def full(_action: act.Quarantine, _errors: int) -> tuple[Gpu, ...]:
 
 
 @pytest.mark.parametrize("loop_runs", [True, False], ids=["the loop runs", "the loop has ended"])
-def test_a_ledger_that_cannot_be_written_is_told_once_and_on_the_loops_thread(*, loop_runs: bool) -> None:
+def test_a_ledger_that_cannot_be_written_is_reported_once_and_on_the_loops_thread(*, loop_runs: bool) -> None:
     parts = _Parts(full)
     if loop_runs:
         assert parts.node.wait_written(10)
@@ -65,7 +65,7 @@ def test_only_gpus_that_were_listed_take_the_place_of_those_that_the_core_knows(
 
 
 @pytest.mark.parametrize(("attempt", "event"), [(1, HealthChecked), (2, HealthChanged)], ids=["in time", "the attempt began without it"])
-def test_what_a_look_found_is_told_also_where_it_came_too_late(attempt: int, event: type) -> None:
+def test_findings_of_a_check_are_reported_also_where_they_came_too_late(attempt: int, event: type) -> None:
     parts = _Parts(lambda _action, _errors: ())
     node: Any = parts.node
     assert node.wait_written(10)

@@ -47,7 +47,7 @@ def test_the_run_ends_with_the_exception_of_a_worker_whose_answer_it_waits_for(l
         loop.run()
 
 
-def test_an_exception_of_a_worker_that_nobody_waits_for_is_told_and_the_run_goes_on(loop: Loop) -> None:
+def test_an_exception_of_a_worker_that_nobody_waits_for_is_reported_and_the_run_goes_on(loop: Loop) -> None:
     told: list[str] = []
     threads = Threads(loop, told.append)
     threads.start("stacks", recurses, awaited=False)

@@ -111,7 +111,7 @@ def test_a_ranks_own_end_as_our_exit_code(first: RankExit | None, code: int) -> 
     assert exit_code_of(first) == code
 
 
-def test_of_what_may_pass_it_is_not_said_that_a_restart_would_meet_it_again() -> None:
+def test_a_passing_failure_is_not_reported_as_one_that_a_restart_would_meet_again() -> None:
     lasting = situation(Cause.USER_CODE, before_first_step=True)
     passing = replace(lasting, verdict=replace(lasting.verdict, transient=True))
     told, told_of_passing = propose(lasting), propose(passing)

@@ -175,7 +175,7 @@ def test_root_is_refused(machine: Machine, name: str) -> None:
     assert "set User= in a drop-in" in machine.journal(unit)
 
 
-def test_a_supervise_that_is_not_found_is_said(machine: Machine, name: str) -> None:
+def test_a_supervise_that_is_not_found_is_reported(machine: Machine, name: str) -> None:
     unit = machine.unit(name, ["true"], "/nonexistent", drop_in=f"{HERE_IN}\n{QUICK}")
     assert machine.run("systemctl", "start", unit).returncode != 0
     assert machine.show(unit)["ExecMainStatus"] == "78"

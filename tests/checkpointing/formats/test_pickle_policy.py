@@ -195,7 +195,7 @@ GADGETS = (
 
 @pytest.mark.parametrize("opcode", [b"R", b"\x81", b"i", b"o"], ids=["REDUCE", "NEWOBJ", "INST", "OBJ"])
 @pytest.mark.parametrize(("module", "name"), GADGETS)
-def test_a_call_that_is_not_listed_is_told(module: str, name: str, opcode: bytes) -> None:
+def test_a_call_that_is_not_listed_is_reported(module: str, name: str, opcode: bytes) -> None:
     found = scanner.scan(calling(module, name, opcode))
     expected = () if (module, opcode) == ("somebody", b"\x81") else (f"{module}.{name}",)
     assert found.unlisted == expected

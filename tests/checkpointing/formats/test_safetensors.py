@@ -149,7 +149,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_told(file: Path, name: str) -> None:
+def test_damage_is_reported(file: Path, name: str) -> None:
     change, reason = DAMAGE[name]
     file.write_bytes(change(file.read_bytes()))
     found = verify(str(file))
@@ -238,7 +238,7 @@ BETWEEN: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
 
 
 @pytest.mark.parametrize("name", BETWEEN)
-def test_what_is_wrong_between_the_files_is_told(sharded: Path, name: str) -> None:
+def test_what_is_wrong_between_the_files_is_reported(sharded: Path, name: str) -> None:
     change, verdict, reason = BETWEEN[name]
     change(sharded)
     found = verify(str(sharded))

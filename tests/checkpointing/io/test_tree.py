@@ -30,7 +30,7 @@ def directory(tmp_path: Path) -> Path:
     return top
 
 
-def test_what_stands_there_is_told_by_its_kind(directory: Path) -> None:
+def test_each_entry_is_listed_with_its_kind(directory: Path) -> None:
     os.mkfifo(directory / "fifo")
     (directory / "loop").symlink_to("loop")
     (directory / "gone").symlink_to("absent")
@@ -83,7 +83,7 @@ def test_its_identity_follows_its_files(directory: Path, name: str) -> None:
     assert identity_of(str(directory)) != before
 
 
-def test_names_beyond_the_bound_are_told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_beyond_the_bound_are_reported(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="single process"):
         dcp.save({"w": torch.ones(2)}, checkpoint_id=str(directory))
     assert verify(str(directory)).verdict is Verdict.VERIFIED
@@ -142,7 +142,7 @@ def test_a_directory_is_one_candidate_and_its_members_are_none(tmp_path: Path) -
     assert newest.mtime_ns == (tmp_path / "out/step_2/extra.pt").stat().st_mtime_ns
 
 
-def test_what_is_told_of_a_directory_is_remembered_until_it_changes(tmp_path: Path) -> None:
+def test_what_is_known_of_a_directory_is_remembered_until_it_changes(tmp_path: Path) -> None:
     path = str(tmp_path / "step_1")
     with pytest.warns(UserWarning, match="single process"):
         dcp.save({"w": torch.ones(2)}, checkpoint_id=path)

@@ -76,7 +76,7 @@ def test_a_directory_is_proven_file_by_file(tree: Path) -> None:
     assert check.check(str(tree), made).verdict is Verdict.VERIFIED
 
 
-def test_a_missing_shard_a_changed_one_and_one_of_another_kind_are_told(tree: Path) -> None:
+def test_a_missing_shard_a_changed_one_and_one_of_another_kind_are_reported(tree: Path) -> None:
     made = check.build(found_at(tree), part_bytes=PART)
     shard = tree / "sub" / "rank_1.bin"
     content = shard.read_bytes()

@@ -83,7 +83,7 @@ def test_a_later_version_is_read_as_long_as_it_allows_that() -> None:
         documents.decode(signed({**document, "reader": VERSION + 1, "files": "elsewhere"}))
 
 
-def test_a_manifest_of_version_1_is_read_and_tells_no_lineage() -> None:
+def test_a_manifest_of_version_1_is_read_and_has_no_lineage() -> None:
     made = replace(TREE, saved_unix_ns=7, about=replace(TREE.about, began=5, attempt=2))
     document = json.loads(documents.encode(made))
     assert documents.decode(documents.encode(made)) == made

@@ -298,7 +298,7 @@ def test_a_newer_copy_that_was_passed_over_is_reported_and_recorded() -> None:
     assert note.data["passed_over"] == [["s3://b/job/run/step-120-1/", "the copy is damaged: part 2"]]
 
 
-def test_while_it_is_brought_others_are_served_and_a_stop_is_heard() -> None:
+def test_while_it_is_restored_others_are_served_and_a_stop_is_obeyed() -> None:
     begun, released, stopped = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> int:

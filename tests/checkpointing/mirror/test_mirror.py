@@ -242,7 +242,7 @@ def test_the_second_process_on_one_spool_says_so_and_ends(place: Place) -> None:
             assert second.popen.wait(20) == 75
 
 
-def test_nonsense_is_refused_and_the_next_command_is_heard(place: Place) -> None:
+def test_nonsense_is_refused_and_the_next_command_is_executed(place: Place) -> None:
     path = place.home / "ckpt" / "step_100.pt"
     with Process(place) as process:
         process.send({"cmd": "mirror"})

@@ -133,7 +133,7 @@ def test_a_sharded_save_replaces_a_directory_of_its_name(tmp_path: Path) -> None
 
 
 @pytest.mark.process
-def test_a_full_disk_is_said_in_plain_words_and_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_plain_words_and_leaves_what_was_there(tmp_path: Path) -> None:
     program = """
 import sys, os, torch
 from checkpointing import save, load_latest

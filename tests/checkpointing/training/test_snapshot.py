@@ -124,7 +124,7 @@ def test_a_slot_whose_bytes_are_not_what_was_put_there_gives_way_to_the_other(tm
     assert sorted(one.name for one in directory.iterdir()) == ["step-00000001.snapshot.pt"]
 
 
-def test_a_damaged_segment_is_told_and_freed_and_nothing_is_made_of_it(tmp_path: Path, shm: str) -> None:
+def test_a_damaged_segment_is_reported_and_freed_and_nothing_is_made_of_it(tmp_path: Path, shm: str) -> None:
     directory = tmp_path / "ckpt"
     path = Path(die_after(shm, directory, "s.snapshot(state_of(1), step=1)"))
     sound = path.read_bytes()
@@ -240,7 +240,7 @@ def test_what_is_no_step_is_refused_and_the_snapshot_before_it_stays(step: Any, 
     assert_equal(torch.load(tmp_path / "ckpt" / "step-00000001.snapshot.pt", weights_only=True), state_of(1))
 
 
-def test_what_makes_no_sense_or_has_no_place_is_said(tmp_path: Path) -> None:
+def test_what_makes_no_sense_or_has_no_place_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointingError, match="keep=0 leaves none"):
         Snapshotter(tmp_path / "ckpt", keep=0)
     with pytest.raises(CheckpointingError, match=r"of shared memory: .*missing has 0\.00 GiB left"):
@@ -309,7 +309,7 @@ def test_a_state_that_grows_gets_more_room(tmp_path: Path, shm: str) -> None:
     assert rescued.step == 3
 
 
-def test_no_room_is_said_before_anything_is_made(tmp_path: Path) -> None:
+def test_no_room_is_reported_before_anything_is_made(tmp_path: Path) -> None:
     small = tmp_path / "shm"
     small.mkdir()
     program = f"""

@@ -339,7 +339,7 @@ def test_a_record_that_cannot_be_read_is_learned_anew(tmp_path: Path, rank: Rank
     assert knows(tmp_path, rank).patterns() == ("/j/ckpt.pt",)
 
 
-def test_what_cannot_be_recorded_is_told_and_known_all_the_same(tmp_path: Path, rank: Rank) -> None:
+def test_what_cannot_be_recorded_is_reported_and_known_all_the_same(tmp_path: Path, rank: Rank) -> None:
     (tmp_path / "checkpoints").write_text("in the way")
     rank.saves("/j/ckpt.pt")
     rank.loads("/j/ckpt.pt")

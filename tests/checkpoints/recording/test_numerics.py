@@ -71,7 +71,7 @@ class Saves:
         self.disk.checkpoints.retention.keep_copy(manifest, ReadOptions(), self.disk.checkpoints.recorder)
 
 
-def test_a_weight_that_turned_nan_is_said_once_with_the_last_finite_step(disk: JobOnDisk) -> None:
+def test_a_weight_that_turned_nan_is_reported_once_with_the_last_finite_step(disk: JobOnDisk) -> None:
     saves = Saves(disk)
     for step, weight in ((50, 1.0), (100, 2.0), (150, NAN), (200, NAN)):
         saves.save(step, weight)
@@ -84,7 +84,7 @@ def test_a_weight_that_turned_nan_is_said_once_with_the_last_finite_step(disk: J
     assert "the last finite one is of step 100" in disk.checkpoints.numbers()
 
 
-def test_a_roll_back_to_a_lower_step_that_is_finite_ends_it_and_the_next_time_is_said_again(disk: JobOnDisk) -> None:
+def test_a_roll_back_to_a_lower_step_that_is_finite_ends_it_and_the_next_time_is_reported_again(disk: JobOnDisk) -> None:
     saves = Saves(disk)
     saves.save(100)
     saves.save(200, NAN)
@@ -108,7 +108,7 @@ def test_a_file_written_in_place_keeps_its_finite_copy_and_the_torn_one_is_repla
     assert verify(str(disk.here / "ckpt.pt")).step == 250
 
 
-def test_of_several_that_are_verified_the_newest_first_it_is_said_as_well(disk: JobOnDisk) -> None:
+def test_of_several_that_are_verified_the_newest_first_it_is_reported_as_well(disk: JobOnDisk) -> None:
     saves = Saves(disk)
     for step, weight in ((100, 1.0), (200, NAN)):
         saves.write(step, weight)
@@ -120,7 +120,7 @@ def test_of_several_that_are_verified_the_newest_first_it_is_said_as_well(disk: 
     assert "the last finite one is of step 100" in disk.checkpoints.numbers()
 
 
-def test_nothing_is_said_of_what_another_run_saved(disk: JobOnDisk) -> None:
+def test_nothing_is_reported_of_what_another_run_saved(disk: JobOnDisk) -> None:
     saves = Saves(disk)
     saves.save(100)
     object.__setattr__(disk.job, "run_id", "run-2")

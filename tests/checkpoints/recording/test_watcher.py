@@ -76,7 +76,7 @@ def save(path: Path, step: int) -> None:
     path.with_suffix(".tmp").replace(path)
 
 
-def test_each_new_checkpoint_is_told_once(tmp_path: Path, watch: Callable[..., Watched]) -> None:
+def test_each_new_checkpoint_is_reported_once(tmp_path: Path, watch: Callable[..., Watched]) -> None:
     watched = watch()
     for step in (10, 20):
         save(tmp_path / f"step_{step}.pt", step)
@@ -94,7 +94,7 @@ def test_one_file_written_over_and_over(tmp_path: Path, watch: Callable[..., Wat
         assert watched.next() == ("last.pt", step)
 
 
-def test_a_step_below_an_earlier_one_is_told_too(tmp_path: Path, watch: Callable[..., Watched]) -> None:
+def test_a_step_below_an_earlier_one_is_reported_too(tmp_path: Path, watch: Callable[..., Watched]) -> None:
     """After a roll-back training writes lower steps than it once reached."""
     save(tmp_path / "step_500.pt", 500)
     watched = watch()
@@ -155,7 +155,9 @@ def test_a_file_whose_save_was_seen_to_end_is_read_at_once(tmp_path: Path) -> No
     assert told.empty(), "of step 2 nobody saw the end of the save"
 
 
-def test_a_torn_file_is_not_told_and_not_fenced_and_told_once_it_is_whole(tmp_path: Path, watch: Callable[..., Watched]) -> None:
+def test_a_torn_file_is_neither_reported_nor_rejected_and_is_reported_once_it_is_whole(
+    tmp_path: Path, watch: Callable[..., Watched]
+) -> None:
     watched = watch()
     torch.save({"step": 5}, tmp_path / "whole")
     content = (tmp_path / "whole").read_bytes()
@@ -167,7 +169,7 @@ def test_a_torn_file_is_not_told_and_not_fenced_and_told_once_it_is_whole(tmp_pa
     assert watched.next() == ("step_5.pt", 5)
 
 
-def test_what_the_selection_verified_is_not_told_again(tmp_path: Path, watch: Callable[..., Watched]) -> None:
+def test_what_the_selection_verified_is_not_reported_again(tmp_path: Path, watch: Callable[..., Watched]) -> None:
     save(tmp_path / "step_10.pt", 10)
     cache = Cache()
     selection = newest(find(["*.pt"], str(tmp_path)), Rejections(tmp_path / "state"), cache)
@@ -179,7 +181,7 @@ def test_what_the_selection_verified_is_not_told_again(tmp_path: Path, watch: Ca
     )
 
 
-def test_the_event_tells_torn_from_unproven(tmp_path: Path) -> None:
+def test_the_event_distinguishes_torn_from_unproven(tmp_path: Path) -> None:
     torch.serialization.set_crc32_options(compute_crc32=False)
     try:
         torch.save({"step": 9}, tmp_path / "step_9.pt")
@@ -268,7 +270,7 @@ def test_a_file_system_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatc
     assert watcher.stop(DEADLINE_S)
 
 
-def test_a_failure_of_its_own_is_told_once_and_watching_goes_on(tmp_path: Path) -> None:
+def test_a_failure_of_its_own_is_reported_once_and_watching_goes_on(tmp_path: Path) -> None:
     told: queue.Queue[str] = queue.Queue()
     looks = 0
 

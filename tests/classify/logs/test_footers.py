@@ -83,7 +83,7 @@ LONGEST_SEARCH_S = 0.25
         ("Job exited with exit code 137", "signal", "9", None),
     ],
 )
-def test_an_end_is_told_in_many_forms(line: str, name: str, text: str, rank: int | None) -> None:
+def test_an_end_is_logged_in_many_forms(line: str, name: str, text: str, rank: int | None) -> None:
     (fact,) = footers.read(line)
     assert (fact.source, fact.name, fact.text, fact.rank, fact.t) == ("exit", name, text, rank, 0.0)
     assert (name, text, rank) in [(found.name, found.text, found.rank) for found in read_text(f"step 1\n{line}\n", NO_ROWS)], "in a log"

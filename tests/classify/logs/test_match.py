@@ -289,7 +289,7 @@ XID = "kernel: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"
 
 
 @pytest.mark.parametrize("lines", [1, 8])
-def test_what_thousands_of_ranks_say_does_not_push_out_what_is_said_once(lines: int) -> None:
+def test_what_thousands_of_ranks_log_does_not_push_out_what_is_logged_once(lines: int) -> None:
     flood = "".join(f"[rank{rank}]: {OOM}\n" * lines for rank in range(3000))
     facts = hits(flood + XID + flood)
     assert [fact.name for fact in facts if fact.name == "gpu_lost.xid79"] == ["gpu_lost.xid79"]

@@ -85,7 +85,7 @@ def test_rows_and_the_table_of_exception_types_agree_on_what_may_pass_by_itself(
     ],
     ids=["plural", "capital", "comment", "empty", "good"],
 )
-def test_a_file_without_a_row_or_with_a_misspelt_table_is_told(text: str, problems: list[str]) -> None:
+def test_a_file_without_a_row_or_with_a_misspelt_table_is_reported(text: str, problems: list[str]) -> None:
     parsed, wrong = rows.parse(text, "mine.toml")
     assert [problem.id for problem in wrong] == problems
     assert all("[[signature]]" in str(problem) and "mine.toml" in str(problem) for problem in wrong)

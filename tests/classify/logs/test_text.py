@@ -42,7 +42,7 @@ def test_what_prints_settings_and_commands_is_an_echo(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["error: 'No space left on device'", "io_timeout: [10.0.0.1]", "loss.... a", "a.b.c"])
-def test_what_tells_of_an_event_is_none(line: str) -> None:
+def test_a_line_about_an_event_is_no_event(line: str) -> None:
     assert text.is_echo(line) == line.startswith("loss")
 
 

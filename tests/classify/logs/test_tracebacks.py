@@ -260,7 +260,7 @@ def test_a_logged_line_ends_a_message() -> None:
     assert raised(one) == [("RuntimeError", "bad")]
 
 
-def test_source_code_within_a_traceback_is_told_from_what_happened() -> None:
+def test_source_code_within_a_traceback_is_not_taken_for_what_happened() -> None:
     finder = Finder()
     lines = [
         "Traceback (most recent call last):",
@@ -311,6 +311,6 @@ def test_a_traceback_that_the_end_cut_off_is_one_without_an_exception() -> None:
     assert chain.raised == ()
 
 
-def test_frames_are_told_to_rows_as_path_and_function() -> None:
+def test_rows_get_frames_as_path_and_function() -> None:
     trace = 'Traceback (most recent call last):\n  File "C:\\py\\torch\\serialization.py", line 9, in _load\n    x()\nEOFError'
     assert calls(frames_in(trace)) == "C:/py/torch/serialization.py:_load"

@@ -45,7 +45,7 @@ def test_one_rank_of_one_attempt_with_its_parts_in_order(written: Any, capfdbina
     assert capfdbinary.readouterr().out == b"one\ntwo\xff\nthree\n"
 
 
-def test_all_ranks_are_told_apart(written: Any, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_each_part_names_its_rank(written: Any, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     finished(written)
     for name in ("rank-10.out", "rank-2.err", "rank-2.out", "agent.log"):
         written.log(2, name, name.encode() + b"\n")

@@ -158,7 +158,7 @@ def test_the_text_is_short_and_narrow(written: Any, capsys: pytest.CaptureFixtur
     assert all(len(line) <= 100 for line in lines if not line.startswith(("  files ", "  look ")))  # those are there to be copied
 
 
-def test_without_a_name_it_is_the_most_recent_job_and_it_is_said_of_how_many(root: Path, make_job: Any, capsys: Any) -> None:
+def test_without_a_name_it_is_the_most_recent_job_and_the_number_of_jobs_is_shown(root: Path, make_job: Any, capsys: Any) -> None:
     for age, name in enumerate(("oldest", "older", "newest")):
         job = make_job(root, name)
         job.begin()
@@ -189,7 +189,7 @@ def test_no_job_and_no_such_job_are_usage_errors_that_say_what_there_is(written:
     assert "train" in other.value.hint
 
 
-def test_damage_is_told_on_stderr_and_the_rest_is_read(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_reported_on_stderr_and_the_rest_is_read(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.close()

@@ -275,7 +275,7 @@ MENDED = (("ckpt/9.pt", f"{TORN}: moved to ckpt/9.pt.torn-1; the copy of step 9 
 
 
 @pytest.mark.parametrize("fenced", [(), (("ckpt/7.pt", "torn"),)], ids=["repaired alone", "one more is left where it is"])
-def test_what_was_done_to_the_checkpoints_is_told_once(written: Any, fenced: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_done_to_the_checkpoints_is_reported_once(written: Any, fenced: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -340,7 +340,7 @@ def test_the_card_tells_what_where_why_and_what_next() -> None:
         assert part in text
 
 
-def test_a_start_from_scratch_is_said_loudly() -> None:
+def test_a_start_from_scratch_is_reported_loudly() -> None:
     assert "attempt 4 STARTED FROM SCRATCH" in card(
         "train", decision(), ReportResume(2, 4, None, None, confirmed=True), address="--job train"
     )

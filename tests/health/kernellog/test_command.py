@@ -56,7 +56,7 @@ def test_an_ordinary_log_is_0_and_says_nothing_to_programs() -> None:
     assert b"nothing in this log" in _doctor("--kernel-log", "-", said=ORDINARY.encode()).stdout
 
 
-def test_a_log_without_a_message_is_not_told_to_be_well() -> None:
+def test_a_log_without_a_message_is_not_reported_as_well() -> None:
     done = _doctor("--kernel-log", "-", said=b"\n")
     assert (done.returncode, b"proves nothing about the node" in done.stdout) == (0, True)
 
@@ -91,7 +91,7 @@ def test_a_long_log_takes_little_memory(tmp_path: Path) -> None:
     ],
     ids=["cut", "xz", "journal", "binary"],
 )
-def test_what_is_no_text_is_told_with_what_makes_one(said: bytes, cause: bytes, hint: bytes) -> None:
+def test_what_is_no_text_is_reported_with_what_makes_one(said: bytes, cause: bytes, hint: bytes) -> None:
     done = _doctor("--kernel-log", "-", said=said)
     assert done.returncode == 64
     assert cause in done.stderr
@@ -103,7 +103,7 @@ def test_a_log_in_another_encoding_is_read(encoding: str) -> None:
     assert _doctor("--kernel-log", "-", said=f"{ORDINARY} é\r\n{XID}\r\n".encode(encoding)).returncode == 69
 
 
-def test_a_file_that_is_not_there_is_told_with_what_helps(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported_with_what_helps(tmp_path: Path) -> None:
     done = _doctor("--kernel-log", str(tmp_path / "none.log"))
     assert done.returncode == 64
     assert b"No such file" in done.stderr

@@ -53,7 +53,7 @@ def test_a_form_is_found_with_its_code_and_address(number: int) -> None:
         assert found.meaning
 
 
-def test_a_link_that_comes_and_goes_is_told_by_each_drivers_words() -> None:
+def test_a_link_that_comes_and_goes_is_recognised_by_each_drivers_words() -> None:
     words = ("mlx5_core 0000:5e:00.0 ens1f0np0: Link {}", "ixgbe 0000:01:00.0 eno1: NIC Link is {}", "r8169 0000:01:00.0 eth0: Link is {}")
     for said in words:
         down, up = ("down", "up") if "Link {}" in said and "is" not in said else ("Down", "Up")

@@ -37,7 +37,7 @@ def test_thousands_of_xids_are_judged_in_a_moment() -> None:
     assert len(judge.findings()) == 8001
 
 
-def test_of_more_than_can_be_held_the_newest_are_told_and_the_others_counted(
+def test_of_more_than_can_be_held_the_newest_are_reported_and_the_others_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(judging, "MOST_FINDINGS", 20)

@@ -118,7 +118,7 @@ def test_only_what_is_recent_and_critical_is_a_failure(row: dict[str, Json], tol
     assert _results([row]) == told
 
 
-def test_what_was_there_at_the_baseline_is_not_told_again() -> None:
+def test_what_was_there_at_the_baseline_is_not_reported_again() -> None:
     assert _results([_row()], before=[_row(age_s=5.0)]) == [(Result.OK, Repair.NONE)]
     assert _results([_row(line=XID + " again")], before=[_row()]) == [(Result.FAILED, Repair.REBOOT)]
     was = _row(last_time=100.0, line_number=4999, count=3)
@@ -126,7 +126,7 @@ def test_what_was_there_at_the_baseline_is_not_told_again() -> None:
     assert _results([_row(last_time=101.0)], before=[was]) == [(Result.FAILED, Repair.REBOOT)]
 
 
-def test_many_findings_are_told_as_some_and_a_number() -> None:
+def test_many_findings_are_reported_as_some_and_a_number() -> None:
     assert len(_results([_row(line_number=n) for n in range(80)])) == checked.MOST_SHOWN + 1
 
 

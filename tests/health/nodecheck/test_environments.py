@@ -64,7 +64,7 @@ def _told(*nodes: Node) -> list[CheckResult]:
     return [one for one in said if one.check == "env_nodes"]
 
 
-def test_another_torch_and_another_variable_are_told_with_who_has_them() -> None:
+def test_another_torch_and_another_variable_are_reported_with_who_has_them() -> None:
     told = _told(_node("n0"), _node("n1"), _node("n2", {"NCCL_ALGO": "Ring"}, torch="2.8.0"))
     assert [(one.result, one.reason) for one in told] == [
         (Result.FAILED, "version of torch is not the same on all nodes: n2: 2.8.0; 2 of 3 have 2.9.0"),
@@ -91,7 +91,7 @@ def test_a_difference_that_may_be_meant_warns_and_the_nodes_stay_fit(other: Node
     assert report.exit_code([one]) == 0
 
 
-def test_nodes_of_one_name_are_told_apart_by_their_ranks() -> None:
+def test_nodes_of_one_name_are_distinguished_by_their_ranks() -> None:
     (one,) = _told(_node("box"), _node("box", torch="2.8.0"), _node("box"))
     assert "box (rank 2): 2.8.0; 2 of 3 have 2.9.0" in one.reason
 
@@ -110,7 +110,7 @@ def test_a_node_that_could_not_be_read_is_unknown_and_not_alike() -> None:
 
 
 @pytest.mark.process
-def test_who_cannot_be_killed_is_told_where_it_hangs_and_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_killed_is_reported_with_where_it_hangs_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in state D: SIGKILL is sent, and nobody can be waited for. Played at the system's door."""
     waited: list[int] = []
 

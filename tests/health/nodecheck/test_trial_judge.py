@@ -42,7 +42,7 @@ def _even(kind: Kind, pair: Pair) -> float:
     return MS * (1 + 0.01 * ((sum(pair) + len(kind)) % 5))
 
 
-def test_all_well_is_said_with_how_much_was_looked_at() -> None:
+def test_all_well_is_reported_with_how_much_was_looked_at() -> None:
     (one,) = report.results(_evidence(8, _even))
     assert one.result is Result.OK
     assert "8 of 8 ranks came; 84 meetings of 28 pairs" in one.reason

@@ -119,7 +119,7 @@ def test_a_line_that_comes_in_parts_is_one(known: Signatures) -> None:
     assert [(fact.text, fact.claim and fact.claim.cause) for fact in found] == [(XID, Cause.GPU_LOST)]
 
 
-def test_overruns_are_told(known: Signatures) -> None:
+def test_overruns_are_reported(known: Signatures) -> None:
     found = _watched(known, JobProcesses(os.getpid()), None, _record("nothing at all"), None, _record(XID))
     assert [(fact.source, fact.name) for fact in found] == [("kernel", "gpu_lost.xid"), ("kernel", "overrun")]
     assert "2 times" in found[1].text
@@ -165,7 +165,7 @@ def test_a_flood_without_end_is_not_awaited(known: Signatures) -> None:
     assert [fact.name for fact in found] == ["gpu_lost.xid", "unread"]
 
 
-def test_what_was_found_by_the_deadline_is_told_whoever_does_not_answer(known: Signatures) -> None:
+def test_what_was_found_by_the_deadline_is_reported_whoever_does_not_answer(known: Signatures) -> None:
     stuck, hangs = threading.Event(), threading.Event()
 
     class Stuck(FakeKmsg):
@@ -187,7 +187,7 @@ def test_what_was_found_by_the_deadline_is_told_whoever_does_not_answer(known: S
     assert [fact.name for fact in watch.finish(5)] == ["gpu_lost.xid"]
 
 
-def test_what_was_read_before_the_log_broke_is_told(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_read_before_the_log_broke_is_reported(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that was held for its continuation, what was overwritten, and that nothing else could be asked."""
     monkeypatch.setattr(sources, "SYSLOG_FILES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -368,7 +368,7 @@ def test_a_log_that_nobody_may_read_is_not_healthy(known: Signatures, tmp_path: 
     assert "syslog" in fact.text
 
 
-def test_a_device_that_is_only_called_so_is_told(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_only_called_so_is_reported(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "SYSLOG_FILES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(kmsg_reader, "KMSG", "/dev/null")

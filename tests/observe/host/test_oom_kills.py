@@ -141,7 +141,7 @@ def test_a_group_that_kills_without_end_is_no_list_without_end(tmp_path: Path, m
     assert [fact.t for fact in facts] == [float(n) for n in range(200 - oom_kills.MOST_KEPT, 200)]
 
 
-def test_memory_that_ran_short_and_killed_nobody_is_told(tmp_path: Path) -> None:
+def test_memory_that_ran_short_and_killed_nobody_is_reported(tmp_path: Path) -> None:
     mount = _machine(tmp_path, 2, path="/job")
     _count(mount / "job", 2, 0, hits=0)
     before = _read(tmp_path)

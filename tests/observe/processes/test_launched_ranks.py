@@ -65,7 +65,7 @@ def add(seen: LaunchedRanks, *pids: int) -> None:
     wait_for(lambda: set(pids) <= set(seen.pids.values()), "the ranks to be known", 10)
 
 
-def test_a_rank_that_is_killed_and_not_reaped_tells_the_signal_and_its_loaders_are_no_ranks(
+def test_a_rank_that_is_killed_and_not_reaped_shows_the_signal_and_its_loaders_are_no_ranks(
     seen: LaunchedRanks, started: Callable[[int], subprocess.Popen[str]]
 ) -> None:
     one, two = started(0), started(1)
@@ -80,7 +80,7 @@ def test_a_rank_that_is_killed_and_not_reaped_tells_the_signal_and_its_loaders_a
     assert (end.rank, end.pid, end.signal) == (1, two.pid, signal.SIGKILL)
 
 
-def test_an_end_in_order_is_none_a_code_is_told_and_a_rank_that_is_started_again_lives(
+def test_an_end_in_order_is_none_a_code_is_reported_and_a_rank_that_is_started_again_lives(
     seen: LaunchedRanks, started: Callable[[int], subprocess.Popen[str]]
 ) -> None:
     one, two = started(0), started(1)

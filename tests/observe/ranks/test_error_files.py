@@ -65,7 +65,7 @@ def test_first_in_time_comes_first(tmp_path: Path) -> None:
         ({"message": "x" * 300_000}, "bytes"),
     ],
 )
-def test_a_file_that_proves_nothing_is_passed_over_and_why_is_said(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
+def test_a_file_that_proves_nothing_is_passed_over_and_why_is_reported(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
     _write(tmp_path, **changed)
     scan = error_files.read(tmp_path, [RANK])
     assert scan.errors == ()

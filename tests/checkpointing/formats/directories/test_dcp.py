@@ -142,7 +142,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_told(directory: Path, name: str) -> None:
+def test_damage_is_reported(directory: Path, name: str) -> None:
     change, verdict, reason = DAMAGE[name]
     change(directory)
     found = verify(str(directory))
@@ -233,7 +233,7 @@ def test_what_another_save_left_is_a_note(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["in_place", "kept_times"])
-def test_shards_of_a_later_save_are_told_by_their_times(directory: Path, tmp_path: Path, how: str) -> None:
+def test_shards_of_a_later_save_are_recognised_by_their_times(directory: Path, tmp_path: Path, how: str) -> None:
     later = save(tmp_path / "later", state(seed=2))
     metadata = (directory / ".metadata").stat()
     if how == "in_place":
@@ -255,7 +255,7 @@ def stepped(steps: tuple[float, float]) -> dict[str, object]:
     return {"optimizer": {"state": {str(n): {"step": torch.tensor(steps[n // 4]), "exp_avg": torch.randn(50)} for n in range(8)}}}
 
 
-def test_shards_of_another_step_are_told_by_the_optimizers_counts(tmp_path: Path) -> None:
+def test_shards_of_another_step_are_recognised_by_the_optimizers_counts(tmp_path: Path) -> None:
     made = []
     for name, steps in (("old", (10.0, 10.0)), ("new", (20.0, 20.0)), ("uneven", (10.0, 20.0))):
         writer = dcp.FileSystemWriter(str(tmp_path / name), thread_count=2)

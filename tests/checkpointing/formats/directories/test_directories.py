@@ -102,7 +102,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_told(checkpoint: Path, name: str) -> None:
+def test_damage_is_reported(checkpoint: Path, name: str) -> None:
     change, verdict, reason = DAMAGE[name]
     change(checkpoint)
     found = verify(str(checkpoint))

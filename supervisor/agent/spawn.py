@@ -23,6 +23,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from supervisor.agent.ranks import MonitoredRank, spawned
+from supervisor.guardian.messages import RankStream
 
 PIPE_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
@@ -46,10 +47,10 @@ class OutputChannel:
     streams: str
     window: tuple[int, int] = (24, 80)
 
-    def hand_over(self, fd: int, **what: object) -> None:
+    def hand_over(self, fd: int, stream: RankStream) -> None:
         """Send the read end `fd` to the guardian and close it here."""
         try:
-            socket.send_fds(self.sock, [json.dumps(what).encode()], [fd])
+            socket.send_fds(self.sock, [json.dumps(stream).encode()], [fd])
         finally:
             os.close(fd)
 
@@ -71,7 +72,7 @@ class _OutputEnds:
 
     out: int | None
     err: int | None
-    for_guardian: tuple[tuple[int, dict[str, object]], ...]
+    for_guardian: tuple[tuple[int, RankStream], ...]
     linebuf: bool
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class RankHandler(SubprocessHandler):
             env.pop(name, None)
         rank, local_rank = int(env["RANK"]), int(self._asked["local_rank_id"])
         paths = {"out": self._asked["stdout"] or "", "err": self._asked["stderr"] or ""}
-        ends = self._ends(paths, local_rank)
+        ends = self._ends(paths, rank, local_rank)
         if ends.linebuf:
             env["SUPERVISE_JOB_LINEBUF"] = "1"
         try:
@@ -115,31 +116,35 @@ class RankHandler(SubprocessHandler):
             ends.close()
         logs = tuple((name, path) for name, path in paths.items() if path not in ("", os.devnull))
         self._environment.on_started(spawned(proc.pid, rank, local_rank, env.get("TORCHELASTIC_ERROR_FILE", ""), logs))
-        for fd, what in ends.for_guardian:
-            self._output.hand_over(fd, attempt=self._environment.attempt, rank=rank, **what)
+        for fd, stream in ends.for_guardian:
+            self._output.hand_over(fd, stream)
         return proc
 
-    def _ends(self, paths: Mapping[str, str], local_rank: int) -> _OutputEnds:
+    def _ends(self, paths: Mapping[str, str], rank: int, local_rank: int) -> _OutputEnds:
         """Make a pipe for each stream that torch would let through or send to /dev/null.
 
         Streams that the filter (--local-ranks-filter) sends to /dev/null get a pipe too: logged, not shown.
         """
+
+        def stream(name: str, *, show: bool, to: int, terminal: bool) -> RankStream:
+            return {"attempt": self._environment.attempt, "rank": rank, "name": name, "show": show, "to": to, "pty": terminal}
+
         shown = {name: path != os.devnull for name, path in paths.items() if path in ("", os.devnull)}
         streams = self._output.streams
         terminal = self._environment.terminal and local_rank == 0
         if streams == TTY and terminal and len(shown) == len(paths) and all(shown.values()):
             master, slave = _terminal(self._output.window)
-            return _OutputEnds(slave, os.dup(slave), ((master, {"name": "both", "show": True, "to": 1, "pty": True}),), linebuf=False)
+            return _OutputEnds(slave, os.dup(slave), ((master, stream("both", show=True, to=1, terminal=True)),), linebuf=False)
         linebuf = streams in {TTY, TTY_OUT}
         if streams in {ONE, TTY} and len(shown) == len(paths) and len(set(shown.values())) == 1:
             read, write = _pipe()
-            return _OutputEnds(write, os.dup(write), ((read, {"name": "both", "show": shown["out"], "to": 1}),), linebuf=linebuf)
+            return _OutputEnds(write, os.dup(write), ((read, stream("both", show=shown["out"], to=1, terminal=False)),), linebuf=linebuf)
         written: dict[str, int] = {}
-        for_guardian: list[tuple[int, dict[str, object]]] = []
+        for_guardian: list[tuple[int, RankStream]] = []
         for name, show in shown.items():
             is_terminal = terminal and show and _TERMINALS.get(streams) == name
             read, written[name] = _terminal(self._output.window) if is_terminal else _pipe()
-            for_guardian.append((read, {"name": name, "show": show, "to": 1 if name == "out" else 2, "pty": is_terminal}))
+            for_guardian.append((read, stream(name, show=show, to=1 if name == "out" else 2, terminal=is_terminal)))
         return _OutputEnds(written.get("out"), written.get("err"), tuple(for_guardian), linebuf=linebuf)
 
 

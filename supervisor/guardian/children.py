@@ -15,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Collection
-    from typing import Any
 
+    from .messages import GuardianEvent, SpawnRequest
     from .outputs import Outputs
     from .reactor import Reactor
 
@@ -28,7 +28,7 @@ class Children:
     `childless`: the last `reap` found no child.
     """
 
-    def __init__(self, reactor: Reactor, send: Callable[[dict[str, Any]], None], outputs: Outputs, ignored: Collection[int]) -> None:
+    def __init__(self, reactor: Reactor, send: Callable[[GuardianEvent], None], outputs: Outputs, ignored: Collection[int]) -> None:
         self.job_dir = ""
         self.childless = True
         self.detach_requests = killing.DetachRequests()
@@ -43,7 +43,7 @@ class Children:
         """The pids of the living commands."""
         return set(self._commands)
 
-    def spawn(self, message: dict[str, Any], fds: list[int]) -> None:
+    def spawn(self, message: SpawnRequest, fds: list[int]) -> None:
         """Start a command. A failure is reported to the supervisor; only a malformed request raises (KeyError, TypeError, ValueError)."""
         attempt, kind, env = int(message["attempt"]), str(message["kind"]), dict(message["env"])
         cwd, show = str(message["cwd"]), bool(message["show"])
@@ -121,13 +121,14 @@ class Children:
         self._reactor.unwatch(command.exec_fd)
         os.close(command.exec_fd)
         command.exec_fd = -1
-        about = {"attempt": command.attempt, "kind": command.kind}
+        attempt, kind = command.attempt, command.kind
         if report:
             del self._commands[command.pid]
             number, _, text = report.decode("utf-8", "replace").partition(" ")
-            self._send({"ev": "spawn_failed", **about, "errno": int(number), "text": text or os.strerror(int(number))})
+            why = text or os.strerror(int(number))
+            self._send({"ev": "spawn_failed", "attempt": attempt, "kind": kind, "errno": int(number), "text": why})
         else:
-            self._send({"ev": "spawned", **about, "pid": command.pid, "start_ticks": command.start_ticks})
+            self._send({"ev": "spawned", "attempt": attempt, "kind": kind, "pid": command.pid, "start_ticks": command.start_ticks})
 
     def _send_exit(self, command: SpawnedCommand, status: int) -> None:
         self._send(

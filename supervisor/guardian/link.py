@@ -15,8 +15,8 @@ from . import protocol
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
+    from .messages import GuardianEvent, GuardianRequest
     from .reactor import Reactor
 
 
@@ -24,7 +24,7 @@ class GuardianLink:
     """`on_request` gets each message and its descriptors, which it must take or close; `on_end` is called once."""
 
     def __init__(
-        self, reactor: Reactor, fd: int, on_request: Callable[[dict[str, Any], list[int]], None], on_end: Callable[[], None]
+        self, reactor: Reactor, fd: int, on_request: Callable[[GuardianRequest, list[int]], None], on_end: Callable[[], None]
     ) -> None:
         self._reactor = reactor
         os.set_inheritable(fd, False)  # noqa: FBT003 - no child may hold it: its end is how our death is seen
@@ -32,7 +32,7 @@ class GuardianLink:
         self._sock.settimeout(0)
         self._on_request = on_request
         self._on_end = on_end
-        self._outbox: collections.deque[dict[str, Any]] = collections.deque()
+        self._outbox: collections.deque[GuardianEvent] = collections.deque()
         self._open = True
         self._parent_fd = -1
 
@@ -45,7 +45,7 @@ class GuardianLink:
             return  # no pidfds in this sandbox: the link's end has to do
         self._reactor.watch(self._parent_fd, self._close)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: GuardianEvent) -> None:
         """Send an event, now or when there is room."""
         if self._open:
             self._outbox.append(message)

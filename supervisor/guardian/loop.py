@@ -24,8 +24,8 @@ from .streams import DrainRequest
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
+    from .messages import GuardianRequest, ProcessesEnded, RemainingProcess, SurvivorsFound
     from .streams import OutputStream
 
 DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
@@ -100,28 +100,27 @@ class GuardianLoop:
         if signal.SIGWINCH in received:
             self._outputs.drain.resize(lambda: self._reactor.post(lambda: self._children.signal(signal.SIGWINCH, to_all=False)))
 
-    def _on_request(self, message: dict[str, Any], fds: list[int]) -> None:
-        do = message.get("do")
+    def _on_request(self, message: GuardianRequest, fds: list[int]) -> None:
         self._read_signals()  # first: a signal that came before this request counts for the command that it names
         try:
-            if do == "spawn":
+            if message["do"] == "spawn":
                 self._endings.clear()  # they were ordered before this command, and would hit it
                 self._children.spawn(message, fds)
-            elif do == "log_dir":
+            elif message["do"] == "log_dir":
                 self._outputs.turn_to(int(message["attempt"]), str(message["log_dir"]))
-            elif do == "signal":
+            elif message["do"] == "signal":
                 signum = int(message["signum"])
                 self._children.signal(signum, to_all=message["to"] == "all", group_received_at=self._received_at.get(signum, 0.0))
-            elif do == "end":
+            elif message["do"] == "end":
                 self._end(str(message["what"]), int(message["signum"]), float(message["grace_s"]))
-            elif do == "tails":
+            elif message["do"] == "tails":
                 self._outputs.send_tails(message["id"], message.get("attempt"))
-            elif do == "finish":
+            elif message["do"] == "finish":
                 self._finish()
             else:
-                raise ValueError(do)  # noqa: TRY301 - refused like a malformed one
+                raise ValueError(message["do"])  # noqa: TRY301 - refused like a malformed one
         except (KeyError, TypeError, ValueError) as error:
-            self._link.send({"ev": "refused", "do": str(do), "text": repr(error)})
+            self._link.send({"ev": "refused", "do": str(message.get("do")), "text": repr(error)})
         finally:
             protocol.close(fds)
 
@@ -167,11 +166,11 @@ class GuardianLoop:
             self._tick_s = min(_LAST_TICK_S, 1.5 * self._tick_s)
 
     def _answer_end(self, what: str, ending: killing.TreeTermination) -> None:
-        left = [{"pid": pid, "why": why} for pid, why in ending.left]
-        answer = {"ev": "ended", "what": what, "killed": len(ending.signalled), "left": left}
+        left: list[RemainingProcess] = [{"pid": pid, "why": why} for pid, why in ending.left]
+        answer: ProcessesEnded = {"ev": "ended", "what": what, "killed": len(ending.signalled), "left": left}
         self._outputs.flush_then(lambda: self._send_last(answer), within_s=0.5)
 
-    def _send_last(self, answer: dict[str, Any]) -> None:
+    def _send_last(self, answer: ProcessesEnded | SurvivorsFound) -> None:
         self._outputs.send_losses()
         self._link.send(answer)
 

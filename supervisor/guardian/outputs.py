@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
-    from typing import Any
 
+    from .messages import GuardianEvent, RankStream, StdoutClosed, StreamTail, StreamTails
     from .reactor import Reactor
     from .spawn import CommandOutput
 
@@ -28,9 +28,7 @@ REPORT_EVERY_S = 1.0
 class Outputs:
     """An attempt whose log directory is not known is logged where the newest is."""
 
-    def __init__(
-        self, reactor: Reactor, send: Callable[[dict[str, Any]], None], before_streams: Callable[[], None], log_bytes: int
-    ) -> None:
+    def __init__(self, reactor: Reactor, send: Callable[[GuardianEvent], None], before_streams: Callable[[], None], log_bytes: int) -> None:
         self._log_dirs: dict[int, str] = {}
         self._reactor = reactor
         self._send = send
@@ -70,18 +68,17 @@ class Outputs:
         """Run `task` in the main thread once all that is written by now has been shown and logged, or the time is over."""
         self.drain.sync(DrainRequest(lambda _: self._reactor.post(task), pass_s=within_s, log_s=within_s))
 
-    def send_tails(self, request_id: object, attempt: int | None) -> None:
+    def send_tails(self, request_id: int, attempt: int | None) -> None:
         """Send the last 16 KiB of each stream (of one attempt), one packet each since one may fill a packet, then an empty one."""
 
         def copy(streams: list[OutputStream]) -> None:  # in the drain's thread, which owns the tails
-            about = {"ev": "tails", "id": request_id}
-            packets: list[dict[str, Any]] = []
+            packets: list[StreamTails] = []
             for stream in streams:
                 if attempt is None or stream.attempt == attempt:
                     text = bytes(stream.tail[-TAIL_BYTES:]).decode("utf-8", "replace")
-                    tail = {"attempt": stream.attempt, "rank": stream.rank, "name": stream.name, "text": text}
-                    packets.append({**about, "tails": [tail], "more": True})
-            packets.append({**about, "tails": [], "more": False})
+                    tail: StreamTail = {"attempt": stream.attempt, "rank": stream.rank, "name": stream.name, "text": text}
+                    packets.append({"ev": "tails", "id": request_id, "tails": [tail], "more": True})
+            packets.append({"ev": "tails", "id": request_id, "tails": [], "more": False})
             self._reactor.post(lambda: self._send_all(packets))
 
         self.drain.sync(DrainRequest(copy))
@@ -97,7 +94,7 @@ class Outputs:
         errors = [text for text in (self._appender.error, *(each.error for each in passes)) if text]
         self._send({"ev": "output", "dropped_bytes": dropped, "log_errors": "; ".join(errors) or None})
 
-    def _send_all(self, packets: list[dict[str, Any]]) -> None:
+    def _send_all(self, packets: list[StreamTails]) -> None:
         for packet in packets:
             self._send(packet)
 
@@ -108,7 +105,7 @@ class Outputs:
             self._reactor.post(lambda: self._reactor.call_at("losses", self._reported_at + REPORT_EVERY_S, self.send_losses))
 
     def _open_pass(self, fd: int) -> Passthrough:
-        closed = {"ev": "stdout_closed", "stream": fd}
+        closed: StdoutClosed = {"ev": "stdout_closed", "stream": fd}
         return Passthrough(fd, self.drain.wake, lambda: self._reactor.post(lambda: self._send(closed)), self._note_loss)
 
     def _read_link(self, sock: socket.socket) -> None:
@@ -129,13 +126,13 @@ class Outputs:
                 return
             self._accept(*received)
 
-    def _accept(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _accept(self, message: RankStream, fds: list[int]) -> None:
         try:
             to = int(message["to"]) if message["show"] else 0
             attempt, rank, name = int(message["attempt"]), int(message["rank"]), str(message["name"])
             if name not in ("out", "err", "both") or not fds:
                 raise ValueError(name)  # noqa: TRY301 - refused like every malformed one
-            self._take(fds.pop(0), attempt, rank, name, to=to, pty=bool(message.get("pty")))
+            self._take(fds.pop(0), attempt, rank, name, to=to, pty=bool(message["pty"]))
         except (KeyError, TypeError, ValueError) as error:
             self._send({"ev": "refused", "do": "output", "text": repr(error)})
         finally:

@@ -1,4 +1,4 @@
-"""Packets on the guardian's links: one JSON object each, with file descriptors beside it, over AF_UNIX SOCK_SEQPACKET.
+"""Packets on the guardian's links (messages.py): one JSON object each, with file descriptors beside it, over AF_UNIX SOCK_SEQPACKET.
 
 A packet that would exceed PACKET_BYTES (a spawn with a large environment) travels in a memfd, sent as the packet's first descriptor. A
 malformed packet raises ValueError, and its descriptors are closed.
@@ -13,7 +13,7 @@ import sys
 
 TYPE_CHECKING = False  # typing itself is not imported: it would cost the guardian half a MiB
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 PACKET_BYTES = 96 * 1024  # below the kernel's default send buffer of 208 KiB, with room for its own bookkeeping
@@ -27,7 +27,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = (), *, wait: bool = True) -> None:
+def send(sock: socket.socket, message: Mapping[str, object], fds: Sequence[int] = (), *, wait: bool = True) -> None:
     """Send one message. Raises BlockingIOError where it would have to wait and may not, OSError where the peer is gone."""
     flags = 0 if wait else socket.MSG_DONTWAIT
     payload = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
@@ -44,8 +44,8 @@ def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = (), 
         os.close(body)
 
 
-def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Receive one message and its descriptors (close-on-exec), or None at the end of the link.
+def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
+    """Receive one message, a dict of unchecked fields, and its descriptors (close-on-exec), or None at the end of the link.
 
     Raises BlockingIOError where nothing is there, ValueError for a packet that is no JSON object.
     """

@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
@@ -65,11 +65,12 @@ from supervisor.launch.environment import attempt_variables, job_environment, re
 from supervisor.launch.session import AttemptEnding, SessionContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from supervisor.agent.messages import AgentMessage, AttemptMessage, Command, NodesMessage
     from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.events import Event
+    from supervisor.guardian.messages import CommandExited, GuardianEvent
     from supervisor.knobs.knob_set import AttemptCommand
 
 SEND_DEADLINE_S = 1
@@ -93,7 +94,7 @@ class ElasticSession:
         self._ending = AttemptEnding(context)
         self._link: socket.socket | None = None
         self._pid: int | None = None
-        self._exited: Mapping[str, Any] | None = None  # by the guardian, while the link may still hold earlier messages
+        self._exited: CommandExited | None = None  # by the guardian, while the link may still hold earlier messages
         self._at_end = False  # of the link
         self._is_ready = False
         self._fits = False  # an agent has spoken, so that one that does not is no matter of the installation
@@ -183,18 +184,17 @@ class ElasticSession:
 
     # messages of the guardian
 
-    def on_guardian(self, message: Mapping[str, Any]) -> None:
+    def on_guardian(self, message: GuardianEvent) -> None:
         """See Session."""
-        kind = message["ev"]
-        if kind == "ended":
-            self._ending.swept(message["what"], message.get("left", []))
-        elif kind == "spawned" and message.get("kind") == "agent":
-            self._pid = int(message["pid"])
-        elif kind == "spawn_failed":
+        if message["ev"] == "ended":
+            self._ending.swept(message["what"], message["left"])
+        elif message["ev"] == "spawned" and message["kind"] == "agent":
+            self._pid = message["pid"]
+        elif message["ev"] == "spawn_failed":
             self._drop_link()
             self._ending.not_spawned(f"{self._argv[0]}: {message['text']}")
             self._launcher_exited(code=1, signum=None)
-        elif kind == "exited" and int(message["pid"]) == self._pid:
+        elif message["ev"] == "exited" and message["pid"] == self._pid:
             self._exited = message
             if self._at_end:
                 self._agent_exited(message)
@@ -210,7 +210,7 @@ class ElasticSession:
         self._pid = self._exited = None
         self._drop_link()
 
-    def _agent_exited(self, message: Mapping[str, Any]) -> None:
+    def _agent_exited(self, message: CommandExited) -> None:
         """The agent has ended. All its messages were received, or something else held the link open for LINK_END_S."""
         if message is not self._exited:
             return

@@ -16,18 +16,20 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.guardian import protocol
 from supervisor.guardian.libc import become_subreaper
+from supervisor.guardian.messages import EVENTS, GuardianEvent, GuardianRequest, SpawnRequest, StreamTail
 from supervisor.launch import orphans
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-Event = dict[str, Any]
-OnEvent = Callable[[Event], None]
+OnEvent = Callable[[GuardianEvent], None]
 
 ORPHAN_GRACE_S = 2.0
 LOG_BYTES = 64 * 1024 * 1024  # per file; five are kept per rank
@@ -60,12 +62,12 @@ class GuardianClient:
         self._link = link
         self._on_event = on_event
         self._on_died = on_died
-        self._tails: dict[int, list[Event]] = {}
+        self._tails: dict[int, list[StreamTail]] = {}
         self._hello = threading.Event()
         self._ended = threading.Event()
         self._started = False  # its end is to be reported
         self._dismissed = False
-        self._backlog: deque[tuple[Event, list[int]]] = deque()
+        self._backlog: deque[tuple[GuardianRequest, list[int]]] = deque()
         self._sending = threading.Condition()
         threading.Thread(target=self._read, name="guardian-events", daemon=True).start()
         threading.Thread(target=self._write, name="guardian-requests", daemon=True).start()
@@ -127,8 +129,17 @@ class GuardianClient:
         kind: plain, or agent: then fds[0] is the agent's end of its link, and "{link_fd}" and "{output_fd}" in argv become its
         descriptors. The caller keeps (and closes) its fds. env: the complete environment. show: pass its output through to ours.
         """
-        request = {"do": "spawn", "attempt": attempt, "kind": kind, "argv": list(argv), "env": dict(env)}
-        self._request({**request, "cwd": cwd, "log_dir": log_dir, "show": show}, fds)
+        request: SpawnRequest = {
+            "do": "spawn",
+            "attempt": attempt,
+            "kind": kind,
+            "argv": list(argv),
+            "env": dict(env),
+            "cwd": cwd,
+            "log_dir": log_dir,
+            "show": show,
+        }
+        self._request(request, fds)
 
     def log_dir(self, attempt: int, log_dir: str) -> None:
         """Log the streams of a new attempt of a living agent there."""
@@ -163,7 +174,7 @@ class GuardianClient:
         self._dismissed = True
         self._request({"do": "finish"})
 
-    def _request(self, request: Event, fds: Sequence[int] = ()) -> None:
+    def _request(self, request: GuardianRequest, fds: Sequence[int] = ()) -> None:
         """Send at once, so that it arrives before any later message to the agent; later where the guardian is too busy."""
         with self._sending:
             if not self._backlog:
@@ -173,7 +184,7 @@ class GuardianClient:
             self._backlog.append((request, [os.dup(fd) for fd in fds]))
             self._sending.notify()
 
-    def _send(self, request: Event, fds: Sequence[int], *, wait: bool) -> None:
+    def _send(self, request: GuardianRequest, fds: Sequence[int], *, wait: bool) -> None:
         try:
             protocol.send(self._link, request, fds, wait=wait)
         except BlockingIOError:
@@ -213,7 +224,7 @@ class GuardianClient:
                 return
             event, fds = received
             protocol.close(fds)
-            self._take(event)
+            self._take(msgspec.convert(event, EVENTS[event["ev"]]))
 
     def _link_ended(self) -> None:
         with self._sending:
@@ -226,7 +237,7 @@ class GuardianClient:
         if is_reported and not self._dismissed:
             self._on_died()
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: GuardianEvent) -> None:
         if event["ev"] == "hello":
             self._hello.set()
         elif event["ev"] == "tails":
@@ -234,7 +245,7 @@ class GuardianClient:
             tails += event["tails"]
             if event["more"]:
                 return
-            event = {"ev": "tails", "id": event["id"], "tails": self._tails.pop(event["id"])}
+            event = {**event, "tails": self._tails.pop(event["id"])}
         self._on_event(event)
 
 

@@ -8,7 +8,7 @@ start a rank again. launch/session.py lists the calls and their events.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from supervisor.agent.link import filled_command
 from supervisor.core.events import AttemptStarted, LauncherExited, RankExited
@@ -17,10 +17,11 @@ from supervisor.launch.environment import attempt_variables, job_environment, re
 from supervisor.launch.session import AttemptEnding, SessionContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.model import Evidence
+    from supervisor.guardian.messages import CommandExited, GuardianEvent
     from supervisor.knobs.knob_set import AttemptCommand
 
 #: A killed command's other processes get this time between TERM and KILL once a person's deadline is over.
@@ -110,33 +111,33 @@ class PlainSession:
         self._ending.launcher_died(code, signum, "the guardian")
         self._pid = None
 
-    def on_guardian(self, message: Mapping[str, Any]) -> None:
+    def on_guardian(self, message: GuardianEvent) -> None:
         """See Session."""
-        kind, attempt = message["ev"], self._ending.attempt
-        if kind == "ended":
-            self._ending.swept(message["what"], message.get("left", []))
+        attempt = self._ending.attempt
+        if message["ev"] == "ended":
+            self._ending.swept(message["what"], message["left"])
         elif message.get("attempt") != attempt:
             return
-        elif kind == "spawned":
-            self._pid = int(message["pid"])
-            rank = RankInfo(0, 0, self._pid, int(message["start_ticks"]))
+        elif message["ev"] == "spawned":
+            self._pid = message["pid"]
+            rank = RankInfo(0, 0, self._pid, message["start_ticks"])
             self._context.loop.post(AttemptStarted(self._context.loop.clock.now(), attempt, (rank,), 1, self._pid))
-        elif kind == "spawn_failed":
+        elif message["ev"] == "spawn_failed":
             self._ending.not_spawned(f"{self._program}: {message['text']}")
             self._context.loop.post(LauncherExited(self._context.loop.clock.now(), attempt, "command", code=1))
-        elif kind == "exited" and int(message["pid"]) == self._pid:  # not the agent's that was tried before us, in the same attempt
+        elif message["ev"] == "exited" and message["pid"] == self._pid:  # not the agent's that was tried before us, in the same attempt
             self._exited(message)
 
-    def _exited(self, message: Mapping[str, Any]) -> None:
-        pid, self._pid = int(message["pid"]), None
+    def _exited(self, message: CommandExited) -> None:
+        pid, self._pid = message["pid"], None
         loop, attempt = self._context.loop, self._ending.attempt
         self._context.last_sample()
         if loop.state.stops_ranks:
             self._ending.sweep("all", "stopped", self._context.job.settings.stop.grace_s)
-        elif message["code"] == 0 and loop.clock.at_monotonic_ns(int(message["at_ns"])) < (loop.state.attempt.over_t or math.inf):
+        elif message["code"] == 0 and loop.clock.at_monotonic_ns(message["at_ns"]) < (loop.state.attempt.over_t or math.inf):
             self._ending.done("succeeded")
         elif message["code"] != 0:  # a script that saves when it gets our TERM may leave with 0 too: that is no success
-            death = RankExit(0, pid, int(message["at_ns"]), message["code"], message["signal"], bool(message.get("core_dumped")))
+            death = RankExit(0, pid, message["at_ns"], message["code"], message["signal"], message["core_dumped"])
             self._ending.rank_died(death)
             loop.post(RankExited(loop.clock.now(), attempt, death))
             if loop.state.run.stop is not None:  # it ended by itself while it was left alone to save

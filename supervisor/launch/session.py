@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from supervisor.core.events import Event
     from supervisor.core.model import RankExit
     from supervisor.core.state import JobState
+    from supervisor.guardian.messages import GuardianEvent, RemainingProcess
     from supervisor.job.clock import Clock
     from supervisor.knobs.knob_set import AttemptCommand
 
@@ -119,7 +120,7 @@ class Session(Protocol):
         """Have the launcher go, whose ranks are gone; the guardian ends it where it does not."""
         ...
 
-    def on_guardian(self, message: Mapping[str, Any]) -> None:
+    def on_guardian(self, message: GuardianEvent) -> None:
         """Take a message of the guardian."""
         ...
 
@@ -175,7 +176,7 @@ class AttemptEnding:
             t = self.context.loop.clock.at_monotonic_ns(death.at_ns)
             self.facts.append(Evidence("exit", "core", "it dumped core", rank=death.rank, t=t))
 
-    def swept(self, what: str, left: list[Mapping[str, Any]]) -> None:
+    def swept(self, what: str, left: list[RemainingProcess]) -> None:
         """The guardian has answered. That orphans are gone is no answer where all was asked for since: what all ends is still there."""
         if what != self.asked:
             return

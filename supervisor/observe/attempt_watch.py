@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from supervisor.core.model import Evidence
+from supervisor.guardian.messages import StreamTail
 from supervisor.observe import collect
 from supervisor.observe.host import resources
 from supervisor.observe.host.kernel_watch import KernelWatch
@@ -45,7 +46,7 @@ KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline with what it has
 class LauncherFacts:
     """What the ranks' parents know: the guardian's last lines of each stream (waits for its answer), and the launcher's facts."""
 
-    tails: Callable[[], list[Mapping[str, Any]]]
+    tails: Callable[[], list[StreamTail]]
     facts: Callable[[], tuple[Evidence, ...]]
 
 

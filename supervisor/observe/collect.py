@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from supervisor.classify import exits as exits_of
 from supervisor.classify import redact
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.core.model import RankExit, RankInfo
+    from supervisor.guardian.messages import StreamTail
     from supervisor.job.clock import Clock
     from supervisor.observe.log_watch import Signatures, StreamRead
 
@@ -224,7 +225,7 @@ def _of_a_program(fact: Evidence) -> Evidence:
     return replace(fact, source="log", name="kernel_text", free_text=True, claim=None)
 
 
-def tails(kept: Iterable[Mapping[str, Any]], read: Iterable[StreamRead], signatures: Signatures, now: float) -> tuple[Evidence, ...]:
+def tails(kept: Iterable[StreamTail], read: Iterable[StreamRead], signatures: Signatures, now: float) -> tuple[Evidence, ...]:
     """Return the last lines of each stream.
 
     Where the stream's log does not end as the stream does (a disk that took no more of it, or none) its last lines are what is read for
@@ -233,7 +234,7 @@ def tails(kept: Iterable[Mapping[str, Any]], read: Iterable[StreamRead], signatu
     ends = {(stream.rank, stream.name): stream.end.decode("utf-8", "replace") for stream in read if not stream.problem}
     found: list[Evidence] = []
     for tail in kept:
-        text, rank = str(tail["text"]), tail["rank"] if tail["rank"] >= 0 else None
+        text, rank = tail["text"], tail["rank"] if tail["rank"] >= 0 else None
         lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
         if not lines:
             continue

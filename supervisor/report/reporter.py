@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from supervisor.core.events import Event
     from supervisor.core.model import Evidence
     from supervisor.core.state import Incident
+    from supervisor.guardian.messages import OutputTrouble, SurvivingProcess
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
     from supervisor.job.sd_notify import Notifier
@@ -344,22 +345,22 @@ class Reporter:
 
     # what the guardian reports
 
-    def survivors(self, processes: Sequence[Mapping[str, Any]]) -> None:
+    def survivors(self, processes: Sequence[SurvivingProcess]) -> None:
         """List once what outlives a finished job; nothing is killed after exit 0."""
         if processes:
-            listed = [{**process, "cmd": clean(str(process["cmd"]))} for process in processes]
+            listed = [{**process, "cmd": clean(process["cmd"])} for process in processes]
             names = ", ".join(f"{p['pid']} ({p['cmd']})" for p in listed[:5])
             more = f" and {len(processes) - 5} more" if len(processes) > 5 else ""  # noqa: PLR2004 (as many as fit a line)
             self._terminal.message(f"the job is done; left running: {names}{more}")
             self._log.write(LogEvent.SURVIVORS_LISTED, processes=listed)
 
-    def output(self, message: Mapping[str, Any]) -> None:
+    def output(self, message: OutputTrouble) -> None:
         """Log trouble with the ranks' output."""
         if message["ev"] == "refused":
             self._log.write(LogEvent.REQUEST_REFUSED, request=message["do"], text=message["text"])
             return
         if message["ev"] == "stdout_closed":
-            stream = int(message["stream"])
+            stream = message["stream"]
             if stream not in self._closed_streams:
                 self._closed_streams.add(stream)
                 name = {1: "stdout", 2: "stderr"}.get(stream, str(stream))

@@ -47,11 +47,12 @@ from supervisor.run.rank_requests import RankRequests, wall_t
 from supervisor.run.threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from supervisor.core.events import Event
     from supervisor.core.model import Evidence, RankExit, RankInfo
     from supervisor.core.state import JobState
+    from supervisor.guardian.messages import GuardianEvent, StreamTail
     from supervisor.job.job import Job
     from supervisor.knobs.knob_set import AttemptCommand
     from supervisor.launch.guardian_client import GuardianClient
@@ -101,7 +102,7 @@ class Executor:
         self._began_ns = 0
         self._gone = threading.Event()
         self._requests = itertools.count(1)
-        self._tails_asked: dict[int, queue.SimpleQueue[list[Mapping[str, Any]]]] = {}
+        self._tails_asked: dict[int, queue.SimpleQueue[list[StreamTail]]] = {}
         self._finish_asked: act.Finish | None = None
         self._reported_problems: set[str] = set()  # with the checkpoints, each reported once
         self._rank_requests = RankRequests(job, loop, reporter, self.threads, factory.checkpoints.saved_since)
@@ -321,18 +322,17 @@ class Executor:
 
     # the guardian's messages
 
-    def _on_guardian(self, message: Mapping[str, Any]) -> None:
-        kind = message["ev"]
-        if kind == "tails":
-            answer = self._tails_asked.pop(int(message["id"]), None)
+    def _on_guardian(self, message: GuardianEvent) -> None:
+        if message["ev"] == "tails":
+            answer = self._tails_asked.pop(message["id"], None)
             if answer is not None:
                 answer.put(message["tails"])
-        elif kind == "survivors":
+        elif message["ev"] == "survivors":
             self._reporter.survivors(message["pids"])
             self._leave()
-        elif kind in {"output", "stdout_closed", "refused"}:
+        elif message["ev"] in {"output", "stdout_closed", "refused"}:
             self._reporter.output(message)
-        elif kind == "ended" and self._finish_asked is not None:
+        elif message["ev"] == "ended" and self._finish_asked is not None:
             self._leave()
         elif self._session is not None:
             self._session.on_guardian(message)
@@ -380,9 +380,9 @@ class Executor:
             with contextlib.suppress(CheckpointingError, OSError):
                 self._factory.checkpoints.node_offer.reject_mixed(wall_t(self._loop.clock, since_t))
 
-    def _tails(self, action: act.CollectEvidence) -> list[Mapping[str, Any]]:
+    def _tails(self, action: act.CollectEvidence) -> list[StreamTail]:
         """Ask the guardian for the ranks' last lines, and wait for them. In a thread of the collection's."""
-        answer: queue.SimpleQueue[list[Mapping[str, Any]]] = queue.SimpleQueue()
+        answer: queue.SimpleQueue[list[StreamTail]] = queue.SimpleQueue()
 
         def ask() -> None:
             if self._guardian is None:

@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from checkpointing.model import CheckpointingError
 from supervisor.checkpoints.job import JobCheckpoints
@@ -21,7 +21,7 @@ from supervisor.job import identity
 from supervisor.knobs import python_command, torchrun
 from supervisor.launch import orphans, previous_processes
 from supervisor.launch.elastic_session import ElasticSession
-from supervisor.launch.guardian_client import GuardianClient
+from supervisor.launch.guardian_client import GuardianClient, OnEvent
 from supervisor.launch.plain_session import PlainSession
 from supervisor.node import gpu_quarantine, visible_gpus
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
@@ -76,7 +76,7 @@ class JobFactory:
         per_node, nodes = torchrun.size(self.torchrun, self._job.environ)
         return (nproc or per_node or None) if nodes == 1 else None
 
-    def start_guardian(self, on_event: Callable[[dict[str, Any]], None], on_died: Callable[[], None]) -> GuardianClient:
+    def start_guardian(self, on_event: OnEvent, on_died: Callable[[], None]) -> GuardianClient:
         """Start a guardian."""
         settings = self._job.settings
         guardian = GuardianClient.start(

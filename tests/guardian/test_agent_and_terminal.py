@@ -35,7 +35,7 @@ AGENT = """
     def ranks(attempt):
         for rank in range(4):
             read_fd, write_fd = os.pipe()
-            about = {"attempt": attempt, "rank": rank, "name": "both", "show": rank < 3, "to": 1}
+            about = {"attempt": attempt, "rank": rank, "name": "both", "show": rank < 3, "to": 1, "pty": False}
             socket.send_fds(sock, [json.dumps(about).encode()], [read_fd])
             os.close(read_fd)
             if os.fork() == 0:

@@ -35,6 +35,7 @@ from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBac
 from supervisor.core.model import Cause, CheckpointRef, Failure, FirstCause
 from supervisor.core.state import Attempt, JobState, Run, StopRequest
 from supervisor.core.state import Stage as JobStage
+from supervisor.guardian.messages import EVENTS
 from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.launch.elastic_session import ElasticSession, decode, exception_line
 from supervisor.launch.session import SessionContext
@@ -50,6 +51,8 @@ PID = 4711
 BEGIN = BeginAttempt(1, "start", None)
 COMMAND = ("torchrun", "train.py", "--bs", "32")
 AS_WRITTEN = AttemptCommand(COMMAND, {})
+SPAWNED = {"ev": "spawned", "attempt": 1, "kind": "agent", "pid": PID, "start_ticks": 1}
+EXITED = {**SPAWNED, "ev": "exited", "code": None, "signal": None, "core_dumped": False, "at_ns": 1}
 HELLO = {"ev": "hello", "attempt": 0, "pid": PID, "nnodes": [1, 2], "nproc": 3, "max_restarts": None}
 RANKS = [{"rank": 0, "local_rank": 0, "pid": 1, "start_ticks": 1}]
 STARTED = {"ev": "started", "attempt": 1, "world_size": 1, "ranks": RANKS}
@@ -80,7 +83,7 @@ class Stage:
         )
         self.session = ElasticSession(context, ["agent"], shim="off", script_args=COMMAND[2:])
         self.session.begin(BEGIN, AS_WRITTEN)
-        self.from_guardian(ev="spawned", kind="agent", pid=PID)
+        self.from_guardian(**SPAWNED)
 
     # the loop
 
@@ -127,11 +130,11 @@ class Stage:
         self.ended.append(what)
         self.graces.append(grace_s)
 
-    def from_guardian(self, **message: object) -> None:
-        self.session.on_guardian(message)
+    def from_guardian(self, **message: Any) -> None:
+        self.session.on_guardian(msgspec.convert(message, EVENTS[message["ev"]]))
 
     def agent_exits(self, code: int) -> None:
-        self.from_guardian(ev="exited", kind="agent", attempt=1, pid=PID, code=code, signal=None)
+        self.from_guardian(**{**EXITED, "code": code})
 
     # the agent
 
@@ -227,11 +230,11 @@ def test_an_agent_that_ends_before_its_first_word_is_no_fault_of_the_jobs(stage:
 def test_one_that_is_killed_before_its_first_word_or_ends_after_another_has_spoken_is_started_again(stage: Stage) -> None:
     stage.hangs_up()
     stage.take(1)
-    stage.from_guardian(ev="exited", kind="agent", attempt=1, pid=PID, code=None, signal=9)
+    stage.from_guardian(**{**EXITED, "signal": 9})
     assert len(stage.posted(LauncherExited)) == 1
     stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=2))
     stage.session.begin(BeginAttempt(2, "failure", None), AS_WRITTEN)
-    stage.from_guardian(ev="spawned", kind="agent", pid=PID)
+    stage.from_guardian(**SPAWNED)
     stage.says(STARTED)
     stage.take(1)
     stage.hangs_up()
@@ -330,7 +333,7 @@ def test_a_stop_before_the_agents_first_word_kills_it_at_once_and_a_late_word_st
     stage.agent.settimeout(0.0)
     with pytest.raises(BlockingIOError):
         stage.agent.recv(1)
-    stage.from_guardian(ev="ended", what="all")
+    stage.from_guardian(ev="ended", what="all", killed=0, left=[])
     assert [event.outcome for event in stage.posted(AttemptEnded)] == ["stopped"]
 
 

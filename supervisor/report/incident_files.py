@@ -13,25 +13,29 @@ if TYPE_CHECKING:
 
 
 class IncidentFiles:
-    """One writer of small files."""
+    """One writer of small files. Every loss is reported by a call of `failed`."""
 
     def __init__(self, failed: Callable[[str, str], None]) -> None:
-        """Start the thread. `failed(name, cause)` is called in it."""
+        """Start the thread. `failed(what, cause)` is called in any thread; `what` is a file's name, or how many files."""
         self._failed = failed
         self._writer: BackgroundWriter[tuple[Callable[[], Path], str, str]] = BackgroundWriter("incident-files", self._write)
 
-    def keep(self, directory: Callable[[], Path], name: str, text: str) -> None:
-        """Have `text` written to `directory()/name`; returns at once."""
+    def write_soon(self, directory: Callable[[], Path], name: str, text: str) -> None:
+        """Queue `text` for `directory()/name`. `directory` is called on the writer's thread, because it may wait for a disk."""
         self._writer.put((directory, name, text))
 
     def close(self, deadline_s: float) -> None:
         """Wait until all is written, at most `deadline_s`."""
-        self._writer.close(deadline_s)
+        if not self._writer.close(deadline_s):
+            self._failed("the last files", f"the disk did not answer within {deadline_s:g} s")
 
-    def _write(self, file: tuple[Callable[[], Path], str, str], _dropped: int) -> bool:
+    def _write(self, file: tuple[Callable[[], Path], str, str], dropped: int) -> bool:
+        """Write one file. `dropped`: how many did not fit into the queue before it, because the disk hung."""
+        if dropped:
+            self._failed(f"{dropped} files", "the disk did not answer, and the queue was full")
         directory, name, text = file
         try:
             staging.write(str(directory() / name), f"{text}\n".encode(errors="backslashreplace"), is_durable=False)
         except OSError as error:
             self._failed(name, error.strerror or str(error))
-        return True
+        return True  # handled, not dropped: `failed` has reported the error

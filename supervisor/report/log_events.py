@@ -275,5 +275,5 @@ class LogEvent(StrEnum):
         "log.lost",
         "warning",
         "lines file error",
-        "`lines` lines of this log, or a small `file` of an incident, could not be written",
+        "`lines` lines of this log, or small files of an incident (`file`: which one, or how many), could not be written",
     )

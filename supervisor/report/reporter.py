@@ -127,7 +127,7 @@ class Reporter:
         self._began_t: float | None = None
         self._began = "restart"  # how the last restart began, in the alerts' words, where it was seen
         self._closed_streams: set[int] = set()
-        self._incident_files = IncidentFiles(self._not_kept)
+        self._incident_files = IncidentFiles(self._files_lost)
 
     # the run
 
@@ -219,7 +219,7 @@ class Reporter:
         self._cores = self._attempt.attempt, tuple(fact for fact in facts if fact.name == core_dumps.NAME)
         rows = [{key: value for key, value in asdict(fact).items() if key == "rank" or value not in (None, 0.0, False)} for fact in facts]
         self._log.write(LogEvent.EVIDENCE_COLLECTED, incident=incident, attempt=self._attempt.attempt, facts=len(rows))
-        self._keep(incident, "evidence.json", json.dumps(rows, indent=1))
+        self._write_file(incident, "evidence.json", json.dumps(rows, indent=1))
 
     def decided(self, action: act.ReportDecision) -> None:
         """One line, the card, the alert."""
@@ -250,7 +250,7 @@ class Reporter:
         for line in plan.notes:
             self._terminal.message(clean(line))
         self.last_card = self._card(action, None)
-        self._keep(action.incident, "card.txt", self.last_card)
+        self._write_file(action.incident, "card.txt", self.last_card)
         if action.incident not in self._opened:
             self._opened.add(action.incident)
             self._alert("opened", action.incident, action.attempt, action.step)
@@ -271,7 +271,7 @@ class Reporter:
             resume_from=action.resume_from,
         )
         if self._decision is not None:
-            self._keep(action.incident, "card.txt", self._card(self._decision, action))
+            self._write_file(action.incident, "card.txt", self._card(self._decision, action))
 
     def closed(self, action: act.CloseIncident) -> None:
         """Log it, and alert that it is over, one way or the other."""
@@ -432,11 +432,11 @@ class Reporter:
             job.name, decision, resumed, address=address, node=job.node, state_dir=str(job.state), dumped=dumped, repaired=repaired
         )
 
-    def _keep(self, incident: int, name: str, text: str) -> None:
-        self._incident_files.keep(lambda: self._job.incident_dir(incident), name, text)
+    def _write_file(self, incident: int, name: str, text: str) -> None:
+        self._incident_files.write_soon(lambda: self._job.incident_dir(incident), name, text)
 
-    def _not_kept(self, name: str, cause: str) -> None:
-        self._log.write(LogEvent.LOG_LOST, file=name, error=cause)
+    def _files_lost(self, what: str, cause: str) -> None:
+        self._log.write(LogEvent.LOG_LOST, file=what, error=cause)
 
 
 def _judged(decision: act.ReportDecision | None) -> dict[str, object]:

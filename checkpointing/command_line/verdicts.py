@@ -80,7 +80,7 @@ def latest(
 
 
 def _known(cache: Cache, path: str, identity: Identity | None, why: str) -> Verification:
-    """Return what was found about one that was passed over; if it was not read now, what is recorded."""
+    """Return the verdict on a checkpoint that was passed over; if it was not read now, the recorded one."""
     found = None if identity is None else cache.get(path, identity)
     if found is not None:
         return found if found.verdict is not Verdict.VERIFIED else replace(found, reasons=(why,))

@@ -155,7 +155,7 @@ def examine_member(tree: Tree, name: str, *, bulk: bool) -> Examination:
 
 
 def nested(name: str, part: Examination) -> Examination:
-    """Take what was found about a directory for a part of the one that holds it under `name`."""
+    """Make the examination of a directory a part of the one that holds it under `name`."""
     reason = f"{name}: {part.reason}" if part.reason else ""
     return replace(part, reason=reason, place=NOWHERE, format="", files=(), non_finite=prefixed(f"{name}/", part.non_finite))
 

@@ -92,7 +92,7 @@ class ListingCache:
         self._paths.pop(path, None)
 
     def end_listing(self) -> None:
-        """Forget what was not asked for since the last call: it is no longer there, or no longer matched."""
+        """Forget the paths that were not used since the last call: they are no longer there, or no longer matched."""
         self._paths = {path: cached for path, cached in self._paths.items() if path in self._used}
         self._listed = {path: listed for path, listed in self._listed.items() if path in self._used}
         self._used = set()

@@ -1,7 +1,7 @@
 """Uploads one checkpoint to one mirror: its data, and after all of it has arrived, its manifest.
 
-A kill may come at any byte. The entry's log and the mirror hold what was sent, so the next process continues there and sends no part
-twice. A part at the mirror is trusted only if its checksum is right, if the log has its ETag, or if its ETag is the MD5 of our bytes.
+A kill may come at any byte. The entry's log and the mirror hold the parts that were sent. So the next process continues there and sends no
+part twice. A part at the mirror is trusted only if its checksum is right, if the log has its ETag, or if its ETag is the MD5 of our bytes.
 The source is read once: its bytes are compared with the manifest while they are sent. The manifest is written after every file was
 listed at the mirror with its size.
 """

@@ -207,7 +207,7 @@ def _is_guarded(_path: str) -> bool:
 
 
 def _is_of(directory: str, given: str) -> bool:
-    """Return whether what the supervisor hands out is in `directory`, or a copy of ours of what was: a script may load two things."""
+    """Return whether the supervisor's checkpoint is in `directory`, or is our copy of one there: a script may load from two directories."""
     homes = [given]
     with contextlib.suppress(OSError, documents.ManifestDamaged):
         homes.append(documents.read(f"{os.path.dirname(os.path.dirname(given))}/{documents.FILE_NAME}").path)  # noqa: PTH120 -- as above

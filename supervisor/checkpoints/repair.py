@@ -72,7 +72,7 @@ class CheckpointRepair:
         self._ranks_ended_ns = time.time_ns()
 
     def repair(self, rejected: Sequence[str], attempt: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
-        """Move torn checkpoints aside: the rejected ones, and those of which a save was cut off. Return each path and what was done."""
+        """Move torn checkpoints aside: the rejected ones, and those whose save was interrupted. Return each path with its repair."""
         self._discovery.stat_interrupted_saves()
         torn = (*rejected, *self._cut_candidates(), *self._unfinished_directories())
         return tuple(row for path in torn for row in self._try(path, attempt, permission))
@@ -85,7 +85,7 @@ class CheckpointRepair:
             yield path, f"it could not be moved aside: {error}"
 
     def _repair(self, path: str, attempt: int, permission: RepairPermission) -> Iterator[tuple[str, str]]:
-        """Move a torn checkpoint aside, where the rule of ownership holds; yield its path and what was done.
+        """Move a torn checkpoint aside if the rule of ownership holds; yield its path with its repair.
 
         If a link or a framework's pointer file leads to it, it stays, unless a copy takes its place at once.
         """
@@ -110,7 +110,7 @@ class CheckpointRepair:
             yield path, done
 
     def _put_back(self, to: str, attempt: int, reason: str, copy: Copy | None, leads: str) -> str:
-        """Put the copy, where there is one, in the place of a torn checkpoint that was moved; return what was done."""
+        """Put the copy, if there is one, in the place of a torn checkpoint that was moved; return a description."""
         moves = self._records.moves
         problem = "" if copy is None else self._records.copies.put_back(copy, moves, attempt, reason)
         if problem and leads:

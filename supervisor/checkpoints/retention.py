@@ -119,7 +119,7 @@ class Retention:
             return True
 
     def _remove_copies(self, directory: str) -> str:
-        """Remove our copies but the newest, where they lie on the disk that is short; return what was done."""
+        """Remove our copies but the newest if they are on the disk that is short; return a description."""
         try:
             if os.stat(directory).st_dev != os.stat(self._records.directory).st_dev:  # noqa: PTH116 (strings throughout)
                 return ""

@@ -387,7 +387,7 @@ def _take(found: Account, t: float, body: Any) -> None:  # noqa: ANN401 (any rec
 
 
 def _lines(order: DrillOrder, struck: Struck, found: Account, *, ended_first: bool) -> list[str]:
-    """Say what was noticed, decided, recovered and lost."""
+    """Return the lines of the report: noticed, decided, recovered, lost."""
     if found.noticed_t is None:
         lines = [f"  noticed    {'no: the job had ended by then' if ended_first else f'not within {order.patience_s:.0f} s'}"]
         if order.kind == "hang" and not ended_first:

@@ -71,7 +71,7 @@ class StatusLine:
 
 
 def flush() -> None:
-    """Write out what was printed on stdout. Raises OSError where it cannot be written."""
+    """Flush stdout. Raises OSError if it cannot be written."""
     sys.stdout.flush()
 
 

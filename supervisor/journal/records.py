@@ -137,7 +137,7 @@ class Damage:
     torn: bool = False
 
     def __str__(self) -> str:
-        """Return what was found, and where."""
+        """Name the damage and its place."""
         what = "unfinished record at the end" if self.torn else "damaged record"
         return f"{what}: {self.length} bytes at offset {self.offset}"
 

@@ -286,7 +286,7 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
     continues: Callable[[Past], bool] | None = None,
     files: FileOperations | None = None,
 ) -> tuple[Journal, Past]:
-    """Read the journal at `path`, begin to write to it, and return the writer and what was in it.
+    """Read the journal at `path`, begin to write to it, and return the writer and its past content.
 
     If `continues` returns False for the run found, a new file begins, and the old one is kept beside it. The caller
     holds the job's lock. A file that cannot be read, or holds no record, is set aside once the directory allows it. Raises SuperviseError

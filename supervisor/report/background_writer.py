@@ -18,7 +18,7 @@ class BackgroundWriter(Generic[Item]):
     """A bounded queue, and a thread that gives its items to `sink`. What does not fit is dropped and counted."""
 
     def __init__(self, name: str, sink: Callable[[Item, int], bool], limit: int = _QUEUED) -> None:
-        """Start the thread. `sink(item, dropped)` returns False if it dropped the item too; `dropped` counts what was lost before."""
+        """Start the thread. `sink(item, dropped)` returns False if it dropped the item too; `dropped` counts the items lost before."""
         self._queue: queue.Queue[Item | None] = queue.Queue(limit)
         self._sink = sink
         self._lock = threading.Lock()

@@ -384,7 +384,7 @@ def _checkpoint(last: Round) -> list[tuple[str, float | None, str]]:
 
 
 def _first_of(repairs: Sequence[tuple[str, str]]) -> str:
-    """Return the first path with what was done to it, and how many more there are."""
+    """Return the first path with its repair, and how many more there are."""
     path, what = repairs[0]
     more = f", and {len(repairs) - 1} more" if len(repairs) > 1 else ""
     return f"{path}: {what}{more}"

@@ -181,7 +181,7 @@ class Reporter:
 
     def beginning(self, action: act.BeginAttempt) -> None:
         """Note that an attempt was ordered."""
-        for alert in self._take_pending_alerts():  # what was found before it began, and no decision followed from
+        for alert in self._take_pending_alerts():  # raised before the attempt, and followed by no decision
             self._report_alert(alert, self._last)
         self._began_t, self._began = self._clock.now(), "restart"
         resume = action.resume

@@ -275,7 +275,7 @@ class Executor:
         return self._given is not None and self._given.attempt == attempt
 
     def _never_began(self, attempt: int) -> None:
-        """Answer for an attempt that was asked for and of which nothing was started."""
+        """Post the end of an attempt that was ordered and of which nothing was started."""
         if self._is_current(attempt):
             return  # its nodes have met: the session is being ended, and answers
         self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "stopped"))
@@ -371,9 +371,9 @@ class Executor:
         self.threads.start("evidence", work, awaited=False)  # the core has a timer for it, and judges by the deaths then
 
     def _distrust(self) -> None:
-        """Reject what was saved while nodes trained from different states, before the run can end. In a thread of the collection's.
+        """Reject checkpoints saved while nodes trained from different states, before the run can end. Runs in a thread of the collection.
 
-        The next agreement reads what could not be read now, and reports it.
+        The next agreement reads those that could not be read now, and reports them.
         """
         since_t = self._loop.state.run.mixed_from_t
         if since_t is not None:

@@ -111,7 +111,7 @@ def closed_port() -> Iterator[int]:
 
 @dataclass(slots=True)
 class Log:
-    """The log callback, and what it was told."""
+    """The log callback, and its calls."""
 
     told: list[tuple[str, dict[str, object]]] = field(default_factory=list)
 
@@ -121,7 +121,7 @@ class Log:
         self.told.append((f"{event} {outcome}".rstrip(), fields))
 
     def count(self, event: str) -> int:
-        """How often this event was told."""
+        """How often this event was logged."""
         return Counter(name for name, _ in list(self.told))[event]
 
     def last(self, event: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""One try: what is said, what each answer means, and that it is over at its deadline."""
+"""One try: the request, the meaning of each answer, and the end at its deadline."""
 
 from __future__ import annotations
 

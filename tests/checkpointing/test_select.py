@@ -1,4 +1,4 @@
-"""The newest whole checkpoint is chosen; the torn ones before it are fenced and stay where they are."""
+"""The newest whole checkpoint is chosen; the torn ones before it are rejected and stay where they are."""
 
 from __future__ import annotations
 

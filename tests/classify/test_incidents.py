@@ -1,4 +1,4 @@
-"""A directory that is one incident: what is kept of many streams, and who is told to have failed first."""
+"""A directory that is one incident: what is kept of many streams, and which rank is named as the first to fail."""
 
 from __future__ import annotations
 

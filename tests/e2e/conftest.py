@@ -294,7 +294,7 @@ def surroundings() -> type[Surroundings]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Add what its runs said and wrote to the report of a test that failed."""
+    """Add the output and files of its runs to the report of a test that failed."""
     report = yield
     if report.failed and report.when == "call":  # type: ignore[attr-defined]  # what a wrapper is sent has no type
         for number, run in enumerate(item.stash.get(RUNS, [])):

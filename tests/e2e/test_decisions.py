@@ -42,7 +42,7 @@ pytestmark = pytest.mark.process
 
 
 def starts(run: Supervised) -> int:
-    """Return how many ranks were ever started, as they said themselves."""
+    """Return how many ranks were ever started, from their own records."""
     return len((run.place / "pids").read_text().splitlines())
 
 

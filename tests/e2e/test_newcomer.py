@@ -1,4 +1,4 @@
-"""What somebody does in the first hour who has read little: each wrong turn is told, at once and in words that help."""
+"""The first hour of a user who has read little: each mistake is reported, at once and with a hint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=1"]
 
 
 def words(run: Supervised) -> str:
-    """Return what was said, whatever lines it was folded into."""
+    """Return the output as one line, however it was folded."""
     return " ".join(run.stderr.split())
 
 

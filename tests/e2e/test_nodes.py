@@ -89,7 +89,7 @@ class Cluster:
         return sorted(int(path.stem.removeprefix("step-")) for path in (self.place / "ckpt").glob("*.pt"))
 
     def resumed(self) -> list[str]:
-        """Return what each node said of how its last attempt began."""
+        """Return how each node reported that its last attempt began."""
         return [next((line for line in reversed(run.stderr.splitlines()) if "resumed at" in line), "") for run in self.runs]
 
 

@@ -54,7 +54,7 @@ def wait_for_ask(run: Supervised) -> None:
 
 
 def told(run: Supervised) -> list[tuple[int, int]]:
-    """Return the (rank, step) pairs at which ranks were told to save."""
+    """Return the (rank, step) pairs at which ranks saw the save request."""
     return sorted((int(rank), int(step)) for rank, step in words_of(run.place / "told"))
 
 

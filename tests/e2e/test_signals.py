@@ -35,7 +35,7 @@ pytestmark = pytest.mark.process
 
 
 def incidents(run: Supervised) -> int:
-    """Return how many incidents a person is told of, and told by an alert."""
+    """Return the number of incidents in the status plus the number of decisions in the journal."""
     return int(run.status()["incidents"]) + run.journal().count('"ReportDecision"')
 
 

@@ -1,4 +1,4 @@
-"""The bench's judgements: reached, not, and not resolved are told apart."""
+"""The bench's judgements: reached, not reached, and not resolved."""
 
 from __future__ import annotations
 

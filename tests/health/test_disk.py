@@ -32,7 +32,7 @@ NFS: Json = {"point": "/data", "kind": "nfs4", "source": "filer:/data", "options
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was read of a path (of the host for NVMe), and what is said."""
+    """Readings of a path (of the host for NVMe), and the expected result."""
 
     check: str
     read: Mapping[str, Json]

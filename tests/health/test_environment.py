@@ -26,7 +26,7 @@ OK, DEGRADED, FAILED, UNKNOWN, SKIPPED = Result.OK, Result.DEGRADED, Result.FAIL
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was read, and what is said."""
+    """Readings, and the expected result."""
 
     check: str
     read: Mapping[str, Json]

@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was read, and what is said. before: what was read at the job's start, None for no baseline. subject: of what else is there."""
+    """Readings and the expected result. before: the readings at the job's start, None for no baseline. subject: of the result."""
 
     check: str
     read: Mapping[str, Json]

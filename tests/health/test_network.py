@@ -37,7 +37,7 @@ Values = Mapping[tuple[str, str], Json]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was read, by subject and name; what is said of `subject`, and who else is spoken of."""
+    """Readings by subject and name; the expected result for `subject`, and the other subjects with a result."""
 
     check: str
     read: Values

@@ -1,4 +1,4 @@
-"""Which framework trains is told by the identity of modules and classes: stand-ins of their names here, the real accelerate beside them."""
+"""The framework is recognised by the identity of modules and classes: stand-ins of their names here, the real accelerate beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank saves is told from outside, under its final name; what was cut off is told by what is missing."""
+"""A rank's saves are logged for the supervisor, under their final names; an interrupted save has no end in the log."""
 
 from __future__ import annotations
 

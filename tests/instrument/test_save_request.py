@@ -1,4 +1,4 @@
-"""Saving when told: all ranks at the same call, on one node and over several; and when the checkpoint counts as made."""
+"""Saving on request: all ranks at the same call, on one node and over several; and when the checkpoint counts as made."""
 
 from __future__ import annotations
 

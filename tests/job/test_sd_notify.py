@@ -1,4 +1,4 @@
-"""What systemd is told, over real sockets, and that telling it can cost nothing."""
+"""The messages to systemd, over real sockets; they never delay or fail the run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def plain_sgd(torch: Any, parameters: Any) -> Any:
 
 
 def save(torch: Any, path: Path, content: dict[str, Any], args: argparse.Namespace) -> None:
-    """Write the checkpoint, beside its name unless told otherwise; --save-ms is spent in the middle of it."""
+    """Write the checkpoint, by default beside its name; --save-ms is spent in the middle of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     target = path if args.save_in_place else path.with_name(path.name + ".tmp")
     if args.save_in_place and args.save_ms:

@@ -125,7 +125,7 @@ def strike(how: str) -> None:
 
 @dataclass
 class Job:
-    """One rank of a test job, and the faults that it was told to have."""
+    """One rank of a test job, and the faults that its options ask for."""
 
     args: argparse.Namespace
     rank: int = field(default_factory=lambda: int(os.environ.get("RANK", "0")))

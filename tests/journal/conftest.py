@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Ear:
-    """A listener that remembers what it heard, in order."""
+    """A listener that records its calls, in order."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []
@@ -47,7 +47,7 @@ class Ear:
             self._changed.notify_all()
 
     def await_word(self, what: str, text: str = "", within_s: float = 20.0) -> str:
-        """Wait until `what` was heard with `text` in it, and return what was said."""
+        """Wait until `what` was called with `text` in its text, and return that text."""
         until = time.monotonic() + within_s
         with self._changed:
             while True:
@@ -64,7 +64,7 @@ class Ear:
                 assert self._changed.wait(max(0.0, until - time.monotonic())) or time.monotonic() < until, f"{seq}: {self.heard}"
 
     def count(self, what: str) -> int:
-        """Return how often `what` was heard."""
+        """Return how often `what` was called."""
         return sum(1 for heard, _ in self.heard if heard == what)
 
 

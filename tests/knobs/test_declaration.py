@@ -1,4 +1,4 @@
-"""What a person writes behind --knob, and how what cannot be meant is told."""
+"""Declarations behind --knob, and the errors for those that make no sense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people are told that the parts alone would not show: across two supervisors, and without secrets."""
+"""Reports to people that the parts alone would not show: across two supervisors, and without secrets."""
 
 from __future__ import annotations
 

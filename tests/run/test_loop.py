@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Numbers:
-    """Counts records, as the journal does; nothing is ever said to be durable unless the test says it."""
+    """Counts records, as the journal does; nothing is reported durable unless the test does so."""
 
     last = 0
 

@@ -1,4 +1,4 @@
-"""An exception in a worker thread is never silent: it ends the run where the loop waits for its answer, and is told where nobody does."""
+"""An exception in a worker thread is never silent: it ends the run where the loop waits for its answer, and is reported if nobody waits."""
 
 from __future__ import annotations
 

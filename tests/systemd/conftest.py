@@ -55,7 +55,7 @@ class Machine:
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
     def journal(self, unit: str) -> str:
-        """Give what the unit said."""
+        """Return the unit's output."""
         return self.run("journalctl", "--no-pager", "--output=cat", "--unit", unit).stdout
 
 

@@ -296,7 +296,7 @@ class PickleMachine:
         self.stack = []
 
     def pop_mark(self) -> list[Any]:
-        """Return what was pushed since the last mark."""
+        """Return the items pushed since the last mark."""
         items = self.stack
         self.stack = self.below.pop()
         return items
@@ -309,7 +309,7 @@ class PickleMachine:
             self.pop_mark()
 
     def discard_to_mark(self) -> None:
-        """POP_MARK: drop what was pushed since the last mark."""
+        """POP_MARK: drop the items pushed since the last mark."""
         self.pop_mark()
 
     def replace(self, count: int, value: object) -> None:

@@ -47,7 +47,7 @@ class ClockSkewed(CredentialsExpired):
 
 
 class TransferDamaged(BackendError):  # noqa: N818 -- a fact about the bytes
-    """A checksum or a length differs from what was announced."""
+    """A checksum or a length differs from the announced one."""
 
 
 class Unavailable(BackendError):  # noqa: N818 -- a fact about the storage

@@ -111,7 +111,7 @@ class Discovery:
         return (*found, *(pattern for pattern in given if pattern not in found))
 
     def _likely_patterns(self, locations: tuple[Location, ...]) -> tuple[str, ...]:
-        """Return the patterns of what was most likely saved as a checkpoint, where none was also loaded."""
+        """Return the patterns of the most likely checkpoints, if none was also loaded."""
         if any(location.kind == "checkpoint" for location in locations):
             return ()
         likely = [p.pattern for p in locations if p.saved and not p.data and (p.saved >= REPEATED or names_checkpoint(p.pattern))]
@@ -345,7 +345,7 @@ class Discovery:
 
 
 def read_last_run(directory: Path) -> Discovery:
-    """Return what was discovered of a job, with what its last run was seen to write."""
+    """Return the discoveries of a job, with the files that its last run was seen to write."""
     return Discovery(directory, discovery_record.read(directory / FILE_NAME).run)
 
 

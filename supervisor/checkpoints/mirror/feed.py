@@ -45,7 +45,7 @@ class MirrorFeed:
         self._sent: set[tuple[str, str]] = set()
 
     def send_known(self, listing: Listing) -> None:
-        """Send what was recorded before it was likely to be a checkpoint."""
+        """Send the files that were recorded before they were likely to be checkpoints."""
         for candidate in listing.candidates:
             made = self._recorder.newest.get(candidate.path)
             if made is not None and made.identity == candidate.identity:

@@ -31,7 +31,7 @@ class CheckpointOrder:
     """The lineages of one job's checkpoints. `run` "" only reads."""
 
     def __init__(self, directory: Path, manifests: Manifests, discovery: Discovery | None = None, run: str = "") -> None:
-        """Read what was recorded in `directory`, the `checkpoints` of the state directory."""
+        """Read the records in `directory`, the `checkpoints` of the state directory."""
         self._directory, self._manifests, self._discovery = directory, manifests, discovery
         self._lineages = Lineages(directory, run)
         self._read: dict[str, tuple[Identity, Lineage]] = {}  # by path, from manifests: that of a large directory takes long to read

@@ -209,7 +209,7 @@ class Reader:
             self._block(data, t)
 
     def evidence(self) -> tuple[Evidence, ...]:
-        """Return what was found so far."""
+        """Return the evidence so far."""
         raised = [part for _, parts in self._tracebacks for part in parts]
         known = {(part.name, part.line + i) for part in raised if part.claim is not None for i in range(part.text.count("\n") + 1)}
         found = [*self._facts, *raised, *(fact for fact in self._hits if (fact.name, fact.line) not in known)]

@@ -91,7 +91,7 @@ def quarantine_command(invocation: Invocation, *, path: str, reason: str) -> int
 
 
 def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
-    """Print the job's checkpoints, the places that were learned, and what was moved. Returns 0."""
+    """Print the job's checkpoints, the discovered locations, and the moved files. Returns 0."""
     place = find_job(state_root(settings), job)
     directory = place.directory / DIRECTORY
     discovered = record.read_locations(directory)

@@ -124,10 +124,10 @@ class ProgressSampler:
 
 
 def is_saved(asking: Sequence[RankHeartbeat]) -> bool:
-    """Return whether the checkpoint that was asked for is made, as far as this node's ranks that ask can show.
+    """Return whether the requested checkpoint is saved, as far as this node's ranks that poll for requests can show.
 
     Each of them went on after the request (or is gone), and one saw its save end. On a node without rank 0 none need have saved: often
-    rank 0 alone does, and in a synchronous training the others come round to their next question only with it.
+    only rank 0 saves, and in a synchronous training the others reach their next poll only together with it.
     """
     if not any(beat.save_asked for beat in asking):
         return False

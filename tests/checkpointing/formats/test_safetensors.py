@@ -1,4 +1,4 @@
-"""safetensors files and indexes: what the library writes is whole, and each kind of damage is told."""
+"""safetensors files and indexes: what the library writes is whole, and each kind of damage is reported."""
 
 from __future__ import annotations
 

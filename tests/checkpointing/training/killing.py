@@ -174,7 +174,7 @@ KINDS = {"save": in_a_save, "sharded": in_a_sharded_save, "snapshot": in_a_snaps
 
 
 def main() -> None:
-    """Kill as often as told."""
+    """Kill as often as the arguments ask."""
     torch.set_num_threads(1)
     kind, kills, directory = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     directory.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Snapshots in shared memory: what is in them, when they go to disk, who frees the memory, and what is said where there is none."""
+"""Snapshots in shared memory: what is in them, when they go to disk, who frees the memory, and the error if there is none."""
 
 from __future__ import annotations
 

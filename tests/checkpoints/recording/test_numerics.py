@@ -1,4 +1,4 @@
-"""What is said of numbers that turned to NaN or Inf: of the save in which they did, never of a mask that is so from the first save on."""
+"""Reports of numbers that turned NaN or Inf: of the save in which they did, never of a mask that has them from the first save on."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ DEADLINE_S = 20.0
 
 
 class Watched:
-    """A watcher of `*.pt` in a directory, and what it told."""
+    """A watcher of `*.pt` in a directory, and its reports."""
 
     def __init__(self, directory: Path, cache: Cache, quiet_s: float) -> None:
         """Make it; nothing runs yet."""

@@ -1,4 +1,4 @@
-"""A log with very many findings: the newest are told, the oldest counted, and each costs the same."""
+"""A log with very many findings: the newest are reported, the oldest counted, and each costs the same."""
 
 from __future__ import annotations
 

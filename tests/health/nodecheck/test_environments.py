@@ -1,4 +1,4 @@
-"""What the nodes are made of: read by the first rank of each, brought together on the board, and what differs is told."""
+"""The nodes' environments: the first rank of each reads its own, the store brings them together, and differences are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories of torch.distributed.checkpoint: what the library writes is whole, each kind of damage is told, and no pickle runs."""
+"""Directories of torch.distributed.checkpoint: what the library writes is whole, each kind of damage is reported, and no pickle runs."""
 
 from __future__ import annotations
 

@@ -1,35 +1,8 @@
-"""Uploads checkpoints to mirrors, as a process: `python -P -m checkpointing.mirror.process`, JSON lines on stdin and stdout.
+"""Uploads checkpoints to mirrors, as a process: `python -P -m checkpointing.mirror.process`, with the lines of JSON of messages.py.
 
 It runs beside the training and must not slow it: low priority, a cap on bandwidth, pages dropped from the cache, and memory that does not
 grow with the size of a checkpoint. A request is on disk (checkpointing/mirror/spool.py) before it is acknowledged. After a kill at any byte
 the next process continues. It ends at the end of stdin, so it does not outlive its supervisor.
-
-Commands on stdin, one per line; the first must be `configure`:
-    {"cmd": "configure", "spool": DIR, "mirrors": [URL, …], "job": NAME, "workers": 4, "bandwidth_mib_s": null, "spool_entries": 3,
-     "keep": null, "keep_every": null, "s3": {"endpoint": "", "region": "", "path_style": null, "ca_bundle": "", "sse": "", "profile": ""}}
-    {"cmd": "mirror", "path": PATH, "step": N or null, "manifest": FILE}   FILE holds the manifest of the checkpoint at PATH
-    {"cmd": "retry"}                                                       end the pause: credentials or network were repaired
-    {"cmd": "finish", "deadline_s": S}                                     end when every worker is idle, or when the time is up
-    {"cmd": "stop"}                                                        end now; the rest stays in the spool
-
-Events on stdout, one per line:
-    {"ev": "ready", "mirrors": […], "left": n}           n entries were in the spool already
-    {"ev": "spooled", "path", "step", "id", "pin", "left"}    the queue entry is on disk; `pin`: how the files are held: reflink, link,
-                                                              or path (not held)
-    {"ev": "progress", "id", "mirror", "sent", "bytes"}       at most one per second for each mirror, while bytes are sent
-    {"ev": "uploaded", "path", "step", "id", "mirror", "key", "bytes", "sent", "seconds"}    with its manifest; sent < bytes: resumed
-    {"ev": "alert", "what", "mirror", "message", "hint"}      sent once when a trouble begins; `what` names it
-                                                              retried: away, damaged, expired, clock, denied,
-                                                                  disk (the checkpoints' or the spool's),
-                                                                  tidy (the removal of old copies and uploads from the mirror)
-                                                              not retried: changed, dropped, refused
-                                                              held: another process has the spool, this one exits with 75
-    {"ev": "recovered", "mirror", "what"}                     that trouble is over
-    {"ev": "pruned", "mirror", "key", "step"}                 a checkpoint was removed from the mirror
-    {"ev": "swept", "mirror", "key"}                          an old unfinished upload of ours was aborted
-    {"ev": "idle", "left": n}                                 every worker is idle: nothing left to send, or pausing after a failure;
-                                                              n entries are left in the spool
-    {"ev": "stopped", "left": n}                              the last line
 
 Exit code 0 after stop or the end of stdin; 78 if the configuration is wrong; 75 after an alert "held": a later start may succeed, because
 the process that has the spool ends with its own supervisor.
@@ -43,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from checkpointing.io.reader import CHUNK_BYTES, Throttle
 from checkpointing.manifest import documents as manifests
@@ -58,6 +31,8 @@ from checkpointing.retention import rules
 if TYPE_CHECKING:
     from typing import TextIO
 
+    from checkpointing.mirror.messages import MirrorAlert, MirrorCommand, MirrorConfiguration, MirrorEvent
+
 _NICE: Final = 15
 _MIB: Final = 1 << 20
 _CONFIG_EXIT: Final = 78
@@ -69,7 +44,7 @@ _JOIN_S: Final = 5.0
 class MirrorProcess:
     """Owns the workers, the spool and the output. One per process."""
 
-    def __init__(self, row: dict[str, Any], out: TextIO) -> None:
+    def __init__(self, row: MirrorConfiguration, out: TextIO) -> None:
         """Configure. Raises CheckpointingError, OSError; KeyError, TypeError or ValueError if the configuration is incomplete or wrong."""
         self._out = out
         self._writing = threading.Lock()
@@ -88,7 +63,7 @@ class MirrorProcess:
             pause=self._stop.wait,
             is_stopped=self._stop.is_set,
         )
-        keep = rules.RetentionPolicy(int(row["keep"]), row.get("keep_every")) if row.get("keep") else None
+        keep = rules.RetentionPolicy(n_kept, row.get("keep_every")) if (n_kept := row.get("keep")) else None
         self._urls = tuple(backend.url for backend in backends)
         self._workers = [
             MirrorWorker(
@@ -104,32 +79,31 @@ class MirrorProcess:
             for backend in backends
         ]
 
-    def emit(self, ev: str, **more: Any) -> None:  # noqa: ANN401 -- a row of JSON
+    def emit(self, event: MirrorEvent) -> None:
         """Write an event. A closed pipe is ignored: stdin ends at the same time."""
         with self._writing, contextlib.suppress(BrokenPipeError):
-            self._out.write(json.dumps({"ev": ev, **more}) + "\n")
+            self._out.write(json.dumps(event) + "\n")
             self._out.flush()
 
     def serve(self, lines: TextIO) -> None:
         """Execute the commands until the lines end."""
-        self.emit("ready", mirrors=list(self._urls), left=len(self._spool.entries()))
+        self.emit({"ev": "ready", "mirrors": list(self._urls), "left": len(self._spool.entries())})
         threads = [threading.Thread(target=worker.run, name="worker", daemon=True) for worker in self._workers]
         threads.append(threading.Thread(target=self._report_idle, name="idle", daemon=True))
         for thread in threads:
             thread.start()
         for line in lines:
             try:
-                row = json.loads(line)
-                command = row["cmd"]
-                if command == "stop":
+                command: MirrorCommand = json.loads(line)
+                if command["cmd"] == "stop":
                     break
-                if command == "mirror":
-                    self._take(row["path"], row["step"], row["manifest"])
-                elif command == "retry":
+                if command["cmd"] == "mirror":
+                    self._take(command["path"], command["step"], command["manifest"])
+                elif command["cmd"] == "retry":
                     self._retry_now()
-                elif command == "finish":
+                elif command["cmd"] == "finish":
                     self._retry_now()
-                    self._wait_idle(float(row["deadline_s"]))
+                    self._wait_idle(float(command["deadline_s"]))
                     break
             except (ValueError, KeyError, TypeError) as error:
                 message = f"cannot follow a command: {line.strip()[:200]}: {type(error).__name__}: {error}"
@@ -140,7 +114,7 @@ class MirrorProcess:
         until = time.monotonic() + _JOIN_S
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-        self.emit("stopped", left=len(self._spool.entries()))
+        self.emit({"ev": "stopped", "left": len(self._spool.entries())})
 
     def _take(self, path: str, step: int | None, manifest: str) -> None:
         try:
@@ -151,13 +125,15 @@ class MirrorProcess:
             return
         with self._wake:
             self._wake.notify_all()
-        self.emit("spooled", path=path, step=step, id=entry.id, pin=entry.how, left=len(self._spool.entries()))
+        n_left = len(self._spool.entries())
+        self.emit({"ev": "spooled", "path": path, "step": step, "id": entry.id, "pin": entry.how, "left": n_left})
         # a pin keeps the disk space of a file that the job has removed, so few may wait
         for old in self._spool.drop_waiting(self._max_waiting_entries, self._urls):
             trouble = next((worker.trouble for worker in self._workers if worker.trouble is not None), None)
             why, hint = trouble or ("the uploads are slower than the saves", "raise bandwidth_mib_s, or save less often")
             message = f"{old.path} is dropped from the mirror's queue, because newer checkpoints wait: {why}"
-            self.emit("alert", what="dropped", mirror="", message=message, hint=hint, path=old.path, id=old.id)
+            dropped: MirrorAlert = {"ev": "alert", "what": "dropped", "mirror": "", "message": message, "hint": hint}
+            self.emit({**dropped, "path": old.path, "id": old.id})
 
     def _retry_now(self) -> None:
         with self._wake:
@@ -171,7 +147,8 @@ class MirrorProcess:
             self._wake.wait_for(lambda: all(worker.is_waiting and not worker.retry_now for worker in self._workers), deadline_s)
 
     def _refuse(self, message: str, hint: str, path: str) -> None:
-        self.emit("alert", what="refused", mirror="", message=message, hint=hint, path=path, left=len(self._spool.entries()))
+        alert: MirrorAlert = {"ev": "alert", "what": "refused", "mirror": "", "message": message, "hint": hint}
+        self.emit({**alert, "path": path, "left": len(self._spool.entries())})
 
     def _report_idle(self) -> None:
         """Emit `idle` each time all workers have become idle.
@@ -186,7 +163,7 @@ class MirrorProcess:
                 reported = self._n_waits()
             if self._stop.is_set():
                 return
-            self.emit("idle", left=len(self._spool.entries()))
+            self.emit({"ev": "idle", "left": len(self._spool.entries())})
 
     def _n_waits(self) -> int:
         return sum(worker.n_waits for worker in self._workers)
@@ -203,8 +180,8 @@ def main() -> int:
         hint = error.hint if isinstance(error, CheckpointingError) else "report this: the first line must be a configuration"
         held = isinstance(error, SpoolBusy)
         message = error.message if isinstance(error, SpoolBusy) else f"cannot mirror: {error}"
-        json.dump({"ev": "alert", "what": "held" if held else "refused", "mirror": "", "message": message, "hint": hint}, out)
-        out.write("\n")
+        alert: MirrorAlert = {"ev": "alert", "what": "held" if held else "refused", "mirror": "", "message": message, "hint": hint}
+        out.write(json.dumps(alert) + "\n")
         out.flush()
         return _HELD_EXIT if held else _CONFIG_EXIT
     mirror.serve(sys.stdin)

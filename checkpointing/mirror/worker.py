@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from checkpointing.io.reader import Interrupted
 from checkpointing.mirror import keys, listing, removal
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
+    from checkpointing.mirror.messages import MirrorAlert, MirrorEvent, UploadProgress
     from checkpointing.mirror.spool import Spool, SpoolEntry
     from checkpointing.retention import rules
 
@@ -54,12 +55,12 @@ class MirrorWorker:
         *,
         mirrors: tuple[str, ...],
         job: str,
-        emit: Callable[..., None],
+        emit: Callable[[MirrorEvent], None],
         wake: threading.Condition,
         control: TransferControl,
         keep: rules.RetentionPolicy | None = None,
     ) -> None:
-        """Ask nothing of the mirror yet. `emit` writes an event (checkpointing/mirror/process.py lists them)."""
+        """Ask nothing of the mirror yet. `emit` writes an event."""
         self._backend = backend
         self._spool = spool
         self._mirrors = mirrors
@@ -93,13 +94,8 @@ class MirrorWorker:
             except SourceChanged as error:
                 self._spool.release(self._backend.url)
                 self._spool.drop(entry)
-                self._alert(
-                    "changed",
-                    f"{entry.path} was not mirrored: {error}",
-                    "let each save have a path of its own",
-                    path=entry.path,
-                    id=entry.id,
-                )
+                alert = self._made_alert("changed", f"{entry.path} was not mirrored: {error}", "let each save have a path of its own")
+                self._emit({**alert, "path": entry.path, "id": entry.id})
                 self._forget(entry)
             except BackendError as error:
                 self._spool.release(self._backend.url, failing=not isinstance(error, Unavailable))
@@ -112,38 +108,48 @@ class MirrorWorker:
                     )
 
     def _upload(self, entry: SpoolEntry) -> None:
-        began, state = time.monotonic(), {"sent": 0, "reported_at": time.monotonic()}
+        began = reported_at = time.monotonic()
+        progress: UploadProgress = {
+            "ev": "progress",
+            "id": entry.id,
+            "mirror": self._backend.url,
+            "sent": 0,
+            "bytes": entry.manifest.n_bytes,
+        }
         control = self._control
 
         def moving() -> None:
-            if time.monotonic() - state["reported_at"] >= _PROGRESS_S:
-                state["reported_at"] = time.monotonic()
-                self._emit("progress", id=entry.id, mirror=self._backend.url, sent=state["sent"], bytes=entry.manifest.n_bytes)
+            nonlocal reported_at
+            if time.monotonic() - reported_at >= _PROGRESS_S:
+                reported_at = time.monotonic()
+                self._emit(progress)
 
         def take(n_bytes: int) -> None:
             control.throttle(n_bytes)
             moving()  # a part may take an hour
 
         def sent(n_bytes: int) -> None:
-            state["sent"] += n_bytes
+            progress["sent"] += n_bytes
             moving()
 
         own = TransferControl(control.workers, take, control.pause, control.is_stopped, sent)
         key = upload(self._backend, entry, self._spool.log(entry, self._backend.url), own)
         self._spool.mark_done(entry, self._backend.url, self._mirrors)
         if self._trouble:
-            self._emit("recovered", mirror=self._backend.url, what=self._trouble)
+            self._emit({"ev": "recovered", "mirror": self._backend.url, "what": self._trouble})
         self._trouble, self.trouble, self._pause_s = "", None, 0.0
         self._emit(
-            "uploaded",
-            path=entry.path,
-            step=entry.step,
-            id=entry.id,
-            mirror=self._backend.url,
-            key=key,
-            bytes=entry.manifest.n_bytes,
-            sent=state["sent"],
-            seconds=round(time.monotonic() - began, 3),
+            {
+                "ev": "uploaded",
+                "path": entry.path,
+                "step": entry.step,
+                "id": entry.id,
+                "mirror": self._backend.url,
+                "key": key,
+                "bytes": entry.manifest.n_bytes,
+                "sent": progress["sent"],
+                "seconds": round(time.monotonic() - began, 3),
+            }
         )
         self._tidy(key)
 
@@ -158,7 +164,7 @@ class MirrorWorker:
         else:
             if self._untidy:
                 self._untidy = False
-                self._emit("recovered", mirror=self._backend.url, what="tidy")
+                self._emit({"ev": "recovered", "mirror": self._backend.url, "what": "tidy"})
 
     def _remove_old(self, arrived: str) -> None:
         """Remove old unfinished uploads of our job, once, and the checkpoints beyond the policy.
@@ -169,13 +175,13 @@ class MirrorWorker:
             for stored in list(self._backend.list(keys.prefix_of(self._job), unfinished=True)):
                 if 0 < stored.at < time.time() - _LEFTOVER_S:
                     self._backend.remove(stored.key, stored.upload_id)
-                    self._emit("swept", mirror=self._backend.url, key=stored.key)
+                    self._emit({"ev": "swept", "mirror": self._backend.url, "key": stored.key})
             self._swept = True
         if self._keep is not None:
             kept, _ = listing.newest_first(self._backend, self._job, known=self._known)
             for one in removal.may_go(kept, self._keep, arrived):
                 removal.remove(self._backend, one.location.key)
-                self._emit("pruned", mirror=self._backend.url, key=one.location.key, step=one.manifest.step)
+                self._emit({"ev": "pruned", "mirror": self._backend.url, "key": one.location.key, "step": one.manifest.step})
 
     def _forget(self, entry: SpoolEntry) -> None:
         """Remove the files of a content that will never be whole. If the mirror does not answer, they stay without a manifest."""
@@ -194,8 +200,11 @@ class MirrorWorker:
             self._pause_s = min(longest, self._pause_s * 2)
         self._wait(self._pause_s * random.uniform(0.8, 1.2))  # noqa: S311 -- a thousand nodes must not come back at once
 
-    def _alert(self, what: str, message: str, hint: str, **more: Any) -> None:  # noqa: ANN401 -- a row of JSON
-        self._emit("alert", what=what, mirror=self._backend.url, message=message, hint=hint, **more)
+    def _alert(self, what: str, message: str, hint: str) -> None:
+        self._emit(self._made_alert(what, message, hint))
+
+    def _made_alert(self, what: str, message: str, hint: str) -> MirrorAlert:
+        return {"ev": "alert", "what": what, "mirror": self._backend.url, "message": message, "hint": hint}
 
     def _wait(self, seconds: float | None) -> None:
         """Wait for a new entry, or for a time; new entries do not shorten the pause after a failure."""

@@ -11,13 +11,12 @@ from supervisor.core import actions as act
 from supervisor.report.log_events import LogEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from checkpointing.mirror.messages import MirrorEvent
     from supervisor.report.event_log import EventLog
     from supervisor.report.reporter import Reporter
 
-#: Only logged: they are many.
-_QUIET = frozenset({"ready", "spooled", "progress", "idle", "stopped", "pruned", "swept", "uploaded"})
 #: A checkpoint that waits longer while nothing moves is alerted, unless the reason was reported already.
 STALLED_S: Final = 600.0
 _HOLDS_UP: Final = frozenset({"stalled", "away", "damaged", "expired", "clock", "denied", "disk", "held", "process"})
@@ -34,30 +33,28 @@ class MirrorReport:
         self._troubled: set[tuple[str, str]] = set()
         self._deaths = 0
 
-    def took(self, row: Mapping[str, Any]) -> None:
-        """Take a line."""
-        event = str(row.get("ev", ""))
-        if event not in {"progress", "idle"}:
-            fields = {key: value for key, value in row.items() if key not in {"ev", "bytes"}}
-            self._log.write(LogEvent.MIRROR_REPORTED, None if event in {"alert", "died"} else "info", what=event, **_renamed(fields))
-        if event in _QUIET:
-            return
-        what, mirror = str(row.get("what", "")), str(row.get("mirror", ""))
-        if event == "alert" and (what, mirror) not in self._troubled:
-            self._troubled.add((what, mirror))
-            hint = f" ({row['hint']})" if row.get("hint") else ""
-            self._alert("mirror_failing", f"{row['message']}{hint}; the training goes on")
-        elif event == "recovered":
+    def took(self, event: MirrorEvent) -> None:
+        """Take an event."""
+        name = event["ev"]
+        if name not in {"progress", "idle"}:
+            fields = {key: value for key, value in event.items() if key not in {"ev", "bytes"}}
+            self._log.write(LogEvent.MIRROR_REPORTED, None if name in {"alert", "died"} else "info", what=name, **_renamed(fields))
+        if event["ev"] == "alert" and (event["what"], event["mirror"]) not in self._troubled:
+            self._troubled.add((event["what"], event["mirror"]))
+            hint = f" ({event['hint']})" if event["hint"] else ""
+            self._alert("mirror_failing", f"{event['message']}{hint}; the training goes on")
+        elif event["ev"] == "recovered":
+            what, mirror = event["what"], event["mirror"]
             self._troubled.discard((what, mirror))
             whose = f"the mirror {mirror} gets" if mirror else "the mirrors get"
             again = f"old checkpoints in the mirror {mirror} are removed again" if what == "tidy" else f"{whose} checkpoints again"
             self._alert("mirror_recovered", again)
-        elif event == "died":
+        elif event["ev"] == "died":
             self._deaths += 1
             if self._deaths == 1:
-                last_line = f" ({row['last_line']})" if row.get("last_line") else ""
+                last_line = f" ({event['last_line']})" if event["last_line"] else ""
                 again = "and is started again; the training goes on"
-                self._alert("mirror_failing", f"the mirror's process ended with {row['code']}{last_line} {again}")
+                self._alert("mirror_failing", f"the mirror's process ended with {event['code']}{last_line} {again}")
 
     def waited(self, seconds: float) -> None:
         """Take how long a checkpoint has waited while no upload moved. Whatever the reason is, somebody must hear of it."""

@@ -17,13 +17,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from checkpointing.mirror.messages import EVENTS
 from supervisor.launch import orphans
 from supervisor.launch.environment import job_environment
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from checkpointing.mirror.messages import MirrorCheckpoint, MirrorCommand, MirrorConfiguration, MirrorEvent
     from supervisor.config.settings import Settings
     from supervisor.job.job import Job
 
@@ -51,12 +55,12 @@ def mirrors(settings: Settings) -> list[str]:
 class MirrorLink:
     """One mirror process after another. `on_event` gets each row that it writes, in a thread of ours."""
 
-    def __init__(self, job: Job, on_event: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, job: Job, on_event: Callable[[MirrorEvent], None]) -> None:
         """Nothing runs before `start`."""
         checkpoints = job.settings.checkpoints
         self._on_event = on_event
         self._environ = job_environment(job.environ)
-        self._configuration = {
+        self._configuration: MirrorConfiguration = {
             "cmd": "configure",
             "spool": str(job.state / "spool"),
             "mirrors": mirrors(job.settings),
@@ -67,9 +71,9 @@ class MirrorLink:
             "keep_every": checkpoints.keep_every or None,
             "s3": s3_options(job.settings),
         }
-        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[MirrorCommand | None] = queue.SimpleQueue()
         self._changed = threading.Lock()
-        self._pending: dict[str, dict[str, Any]] = {}  # path → what was asked and is not held yet
+        self._pending: dict[str, MirrorCheckpoint] = {}  # path → what was asked and is not held yet
         self._left: int | None = None  # entries in its spool, None while it is busy or has not reported
         self._still_since: float | None = None  # something waits, and nothing has moved since then (monotonic seconds)
         self._n_held = 0
@@ -86,7 +90,7 @@ class MirrorLink:
 
     def send(self, path: str, step: int | None, manifest: str) -> None:
         """Send a checkpoint to the mirrors; return at once. `manifest` is the file of its manifest."""
-        row = {"cmd": "mirror", "path": path, "step": step, "manifest": manifest}
+        row: MirrorCheckpoint = {"cmd": "mirror", "path": path, "step": step, "manifest": manifest}
         with self._changed:
             self._pending[path] = row
             self._left = None
@@ -125,9 +129,8 @@ class MirrorLink:
                 code = self._serve()
             except OSError as error:
                 code = None
-                self._on_event(
-                    {"ev": "alert", "what": "process", "message": f"the mirror's process could not be started: {error}", "hint": ""}
-                )
+                message = f"the mirror's process could not be started: {error}"
+                self._on_event({"ev": "alert", "what": "process", "mirror": "", "message": message, "hint": ""})
             closing = self._closing.is_set()
             if code == _REFUSED or (closing and code == 0):
                 return  # its configuration is wrong, and would be the next time; or it sent what it could in its time
@@ -162,7 +165,7 @@ class MirrorLink:
             errors = threading.Thread(target=self._listen_to_errors, args=(process,), name="mirror-err", daemon=True)
             errors.start()
             with self._changed:
-                rows: list[dict[str, Any] | None] = [self._configuration, *self._pending.values()]
+                rows: list[MirrorCommand | None] = [self._configuration, *self._pending.values()]
                 while not self._queue.empty():
                     self._queue.get()
                 if self._closing.is_set():
@@ -185,9 +188,10 @@ class MirrorLink:
         for line in process.stdout:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 row = json.loads(line)
-                self._note(row)
-                if not self._is_passing(row):
-                    self._on_event(row)
+                event: MirrorEvent = msgspec.convert(row, EVENTS[row["ev"]])
+                self._note(event)
+                if not self._is_passing(event):
+                    self._on_event(event)
         self._queue.put(None)
 
     def _listen_to_errors(self, process: subprocess.Popen[str]) -> None:
@@ -196,7 +200,7 @@ class MirrorLink:
         for line in process.stderr:
             self._last_error_line = clean(line) or self._last_error_line
 
-    def _is_passing(self, row: Mapping[str, Any]) -> bool:
+    def _is_passing(self, row: MirrorEvent) -> bool:
         """Return whether a row only reports that our predecessor's process has not ended yet. That it stays is reported once."""
         if row["ev"] == "ready":
             if self._n_held >= _HELD_ALERTS:
@@ -207,13 +211,13 @@ class MirrorLink:
         self._n_held += 1
         return self._n_held != _HELD_ALERTS
 
-    def _note(self, row: Mapping[str, Any]) -> None:
+    def _note(self, row: MirrorEvent) -> None:
         with self._changed:
             if row["ev"] == "spooled" or (row["ev"] == "alert" and row.get("path")):
                 self._pending.pop(row["path"], None)
                 self._left = None
             elif row["ev"] in {"idle", "stopped"}:
-                self._left = int(row["left"])
+                self._left = row["left"]
             if row["ev"] in {"progress", "uploaded"} or (row["ev"] == "ready" and row["left"] and self._still_since is None):
                 self._still_since = time.monotonic()
             elif row.get("left") == 0 and not self._pending and row["ev"] != "ready":

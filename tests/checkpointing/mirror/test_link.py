@@ -141,7 +141,7 @@ def test_a_checkpoint_that_waits_while_nothing_moves_is_an_alert_once() -> None:
     assert "has waited for 10 minutes to be uploaded, and no byte is sent" in heard.alerts[0][1]
     news.waited(3.0)
     assert [kind for kind, _ in heard.alerts] == ["mirror_failing", "mirror_recovered"]
-    news.took({"ev": "alert", "what": "away", "mirror": "s3://b", "message": "no answer"})
+    news.took({"ev": "alert", "what": "away", "mirror": "s3://b", "message": "no answer", "hint": ""})
     news.waited(900.0)
     assert len(heard.alerts) == 3, "the reason was reported already"
 

@@ -49,7 +49,7 @@ def test_the_highest_step_is_restored_whatever_was_proven_after_it(tmp_path: Pat
 
 
 def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[dict[str, Any]] = []
+    events: list[Any] = []
     denied, real = True, type(backend).remove
 
     def remove(self: Backend, key: str, upload_id: str = "") -> None:
@@ -66,7 +66,7 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
             spool,
             mirrors=(backend.url,),
             job="job",
-            emit=lambda ev, **row: events.append({"ev": ev, **row}),
+            emit=events.append,
             wake=wake,
             control=TransferControl(is_stopped=stop.is_set),
             keep=RetentionPolicy(1),
@@ -98,13 +98,13 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
 )
 def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: RetentionPolicy, left: list[int]) -> None:
     would = [one.location.key for one in removal.may_go(listing.newest_first(backend, "job")[0], policy)]
-    events: list[dict[str, Any]] = []
+    events: list[Any] = []
     worker = MirrorWorker(
         backend,
         None,  # type: ignore[arg-type] -- tidying up needs no spool
         mirrors=(backend.url,),
         job="job",
-        emit=lambda ev, **row: events.append({"ev": ev, **row}),
+        emit=events.append,
         wake=threading.Condition(),
         control=TransferControl(),
         keep=policy,

@@ -1,4 +1,6 @@
-"""Makes the agent deaf to signals: the supervisor stops it over the link, and ends it through the guardian if it must.
+"""Makes the agent ignore signals: the supervisor stops it over the link, and ends it through the guardian if it must.
+
+supervisor/run/stop_signals.py handles the signals to the supervisor.
 
 `guard` returns a function that makes it deaf again after torch installed handlers of its own. Main thread only. Standard library only,
 because it runs before torch is imported.

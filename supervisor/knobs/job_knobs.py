@@ -1,4 +1,8 @@
-"""Finds what may be changed in a job's command: the knobs that the user declared, and those of the program that it runs."""
+"""Finds what may be changed in a job's command: the knobs that the user declared, and those of the program that it runs.
+
+declaration.py parses one declaration, declared_knobs.py finds the declared knobs' values, program_knobs.py the knobs of a recognised
+program. knob_set.py holds the result and sets values.
+"""
 
 from __future__ import annotations
 

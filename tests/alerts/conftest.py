@@ -113,20 +113,20 @@ def closed_port() -> Iterator[int]:
 class Log:
     """The log callback, and its calls."""
 
-    told: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+    events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
 
     def __call__(self, event: str, fields: dict[str, object]) -> None:
         """Take it down."""
         outcome = fields.pop("outcome", "")
-        self.told.append((f"{event} {outcome}".rstrip(), fields))
+        self.events.append((f"{event} {outcome}".rstrip(), fields))
 
     def count(self, event: str) -> int:
         """How often this event was logged."""
-        return Counter(name for name, _ in list(self.told))[event]
+        return Counter(name for name, _ in list(self.events))[event]
 
     def last(self, event: str) -> dict[str, object]:
         """The fields of the latest of these events."""
-        return [fields for name, fields in list(self.told) if name == event][-1]
+        return [fields for name, fields in list(self.events) if name == event][-1]
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def test_what_is_refused_is_a_dead_letter_and_the_next_goes_out(
     for number in range(3):
         sender.enqueue(alert(number))
     assert sender.close(10) == 0
-    assert [event for event, _ in log.told] == ["alert.failed refused", "alert.failed refused", "alert.sent"]
+    assert [event for event, _ in log.events] == ["alert.failed refused", "alert.failed refused", "alert.sent"]
     assert files(tmp_path / "outbox/dead") == sorted([alert(0).event_id, alert(1).event_id])
     assert len(endpoint.received) == 3
     assert not any(request.target.startswith("GET") for request in endpoint.received)
@@ -155,7 +155,7 @@ def test_an_alert_is_sent_once(begin: Callable[..., AlertSender], endpoint: Endp
     sender.enqueue(alert())
     assert sender.close(10) == 0
     again = begin(endpoint.url)
-    again.enqueue(alert())  # the same news, said by a supervisor that replayed its journal
+    again.enqueue(alert())  # the same news, shown by a supervisor that replayed its journal
     again.enqueue(alert(2))
     assert again.close(10) == 0
     assert [request.event_id for request in endpoint.received] == [alert().event_id, alert(2).event_id]
@@ -321,9 +321,9 @@ def test_nothing_logged_names_more_than_the_host(
     sender = begin(endpoint.url)
     sender.enqueue(alert())
     sender.close(5)
-    said = repr(log.told) + "".join(path.read_text() for path in (tmp_path / "outbox").rglob("*.json"))
-    assert "127.0.0.1" in repr(log.told)
-    assert not [secret for secret in ("T0P-SECRET", "s3cret", "key", str(tmp_path)) if secret in said]
+    shown = repr(log.events) + "".join(path.read_text() for path in (tmp_path / "outbox").rglob("*.json"))
+    assert "127.0.0.1" in repr(log.events)
+    assert not [secret for secret in ("T0P-SECRET", "s3cret", "key", str(tmp_path)) if secret in shown]
 
 
 def test_neither_a_broken_log_nor_a_broken_alert_reaches_the_caller(

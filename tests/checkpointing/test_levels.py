@@ -64,7 +64,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def told(selection: Selection) -> tuple[str, str]:
+def chosen(selection: Selection) -> tuple[str, str]:
     assert selection.chosen is not None, selection
     return selection.chosen.path.rpartition("/")[2], selection.chosen.level
 
@@ -83,8 +83,8 @@ def rot(path: Path, *, keep_times: bool = True) -> None:
 
 def test_with_its_manifest_every_byte_is_proven(bench: Bench) -> None:
     bench.record(bench.save("step_3.pt", 3))
-    assert told(bench.choose()) == ("step_3.pt", "digest")
-    assert told(bench.choose(cache=Cache())) == ("step_3.pt", "digest")
+    assert chosen(bench.choose()) == ("step_3.pt", "digest")
+    assert chosen(bench.choose(cache=Cache())) == ("step_3.pt", "digest")
 
 
 def test_well_formed_damage_shows_and_the_one_before_is_taken(bench: Bench) -> None:
@@ -96,10 +96,10 @@ def test_well_formed_damage_shows_and_the_one_before_is_taken(bench: Bench) -> N
     before = everything(bench.directory)
     rejections = Rejections(bench.state)
     selection = bench.choose(rejections=rejections)
-    assert told(selection) == ("step_2.pt", "digest")
+    assert chosen(selection) == ("step_2.pt", "digest")
     assert "is not what was recorded" in selection.torn[0][1]
     assert everything(bench.directory) == before
-    assert told(bench.choose(rejections=rejections))[0] == "step_2.pt"
+    assert chosen(bench.choose(rejections=rejections))[0] == "step_2.pt"
 
 
 def test_what_moved_is_proven_by_its_digest_or_bad(bench: Bench) -> None:
@@ -108,7 +108,7 @@ def test_what_moved_is_proven_by_its_digest_or_bad(bench: Bench) -> None:
     aside = bench.directory / "aside"
     shutil.copy2(path, aside)
     aside.replace(path)
-    assert told(bench.choose(cache=Cache(), budget_s=0.0)) == ("step_3.pt", "digest")
+    assert chosen(bench.choose(cache=Cache(), budget_s=0.0)) == ("step_3.pt", "digest")
     rot(aside := shutil.copy2(path, aside))
     aside.replace(path)
     selection = bench.choose(cache=Cache())
@@ -119,7 +119,7 @@ def test_what_was_written_anew_is_judged_by_its_structure(bench: Bench) -> None:
     path = bench.save("step_3.pt", 3)
     bench.record(path)
     rot(path, keep_times=False)
-    assert told(bench.choose()) == ("step_3.pt", "structure")
+    assert chosen(bench.choose()) == ("step_3.pt", "structure")
 
 
 @pytest.mark.usefixtures("without_crc")
@@ -128,7 +128,7 @@ def test_bytes_that_fit_are_proven_where_no_structure_can(bench: Bench) -> None:
     found = replace(verify(str(path)), verdict=Verdict.VERIFIED)  # as a save of ours knows what it wrote
     bench.manifests.put(check.build(found))
     os.utime(path, ns=(1, 1))
-    assert told(bench.choose(cache=Cache())) == ("step_3.pt", "digest")
+    assert chosen(bench.choose(cache=Cache())) == ("step_3.pt", "digest")
     bench.save("step_3.pt", 4)
     selection = bench.choose(cache=Cache())
     assert (selection.chosen, len(selection.unverifiable)) == (None, 1)
@@ -141,7 +141,7 @@ def test_without_time_the_same_file_is_believed_and_that_is_reported(bench: Benc
     bench.record(bench.save("step_3.pt", 3))
     cache = bench.cache if cached else Cache()
     selection = bench.choose(cache=cache, budget_s=1, clock=Clock())
-    assert told(selection) == ("step_3.pt", "identity")
+    assert chosen(selection) == ("step_3.pt", "identity")
     assert selection.chosen is not None
     assert selection.chosen.step == 3
 
@@ -150,7 +150,7 @@ def test_after_a_failure_that_it_may_have_caused_nothing_is_believed(bench: Benc
     path = bench.save("step_3.pt", 3)
     bench.record(path)
     rot(path)
-    assert told(bench.choose(budget_s=0)) == ("step_3.pt", "identity")
+    assert chosen(bench.choose(budget_s=0)) == ("step_3.pt", "identity")
     selection = bench.choose(budget_s=0, suspect=True)
     assert (selection.chosen, len(selection.torn)) == (None, 1)
 
@@ -158,8 +158,8 @@ def test_after_a_failure_that_it_may_have_caused_nothing_is_believed(bench: Benc
 def test_without_a_manifest_suspicion_has_the_structure_read_again(bench: Bench) -> None:
     path = bench.save("step_3.pt", 3)
     bench.cache.put(verify(str(path)))
-    assert told(bench.choose(budget_s=0))[1] == "identity"
-    assert told(bench.choose(budget_s=0, suspect=True))[1] == "structure"
+    assert chosen(bench.choose(budget_s=0))[1] == "identity"
+    assert chosen(bench.choose(budget_s=0, suspect=True))[1] == "structure"
 
 
 def spare_of(bench: Bench, path: Path, name: str) -> Spare:
@@ -178,7 +178,7 @@ def test_a_copy_is_taken_where_what_was_copied_is_torn(bench: Bench) -> None:
     assert (selection.chosen.step if selection.chosen else None, selection.older) == (300, ((spare.place, 200),))
     os.truncate(path, 700)
     selection = bench.choose(spares=[spare], rejections=Rejections(bench.state))
-    assert told(selection) == ("kept", "digest")
+    assert chosen(selection) == ("kept", "digest")
     assert (selection.spare, len(selection.torn), selection.found) == (spare, 1, 2)
     rot(bench.state / "kept")
     assert bench.choose(spares=[spare]).chosen is None

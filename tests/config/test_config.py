@@ -153,7 +153,7 @@ def test_an_unknown_variable_names_the_nearest_and_what_is_not_ours_is_left_alon
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("x = " + "[" * 3000 + "]" * 3000, "its values are nested too deeply"),
         ('job.state_dir = "a\\u0000b"', "expected text without a NUL character"),
@@ -161,9 +161,9 @@ def test_an_unknown_variable_names_the_nearest_and_what_is_not_ours_is_left_alon
         ("quite_another_thing = 1", "unknown setting: quite_another_thing in "),
     ],
 )
-def test_a_file_that_cannot_be_settings_is_reported_as_such(home: Path, load: Callable[..., Settings], text: str, said: str) -> None:
+def test_a_file_that_cannot_be_settings_is_reported_as_such(home: Path, load: Callable[..., Settings], text: str, expected: str) -> None:
     path = local(home, text)
-    with pytest.raises(SuperviseError, match=re.escape(said)) as caught:
+    with pytest.raises(SuperviseError, match=re.escape(expected)) as caught:
         load()
     assert caught.value.exit_code == ExitCode.CONFIG
     assert str(path) in caught.value.message
@@ -173,18 +173,18 @@ def test_a_file_that_cannot_be_settings_is_reported_as_such(home: Path, load: Ca
 def test_a_command_that_only_reads_is_warned_and_goes_on_with_what_is_right(home: Path) -> None:
     local(home, "[job]\nstate_dir = 'there'\nnaem = 'x'\n[restart]\nintensity = 'many'\nmax_attempts = 7\n")
     environ = {"XDG_CONFIG_HOME": str(home / "home"), "SUPERVISE_TYPO": "1", "SUPERVISE_RESTART_PERIOD_S": "60"}
-    told: list[SuperviseError] = []
-    settings = loading.load({}, environ, home / "jobs", system_file=home / "etc.toml", warn=told.append)
+    warnings: list[SuperviseError] = []
+    settings = loading.load({}, environ, home / "jobs", system_file=home / "etc.toml", warn=warnings.append)
     assert (settings.job.state_dir, settings.restart.max_attempts, settings.restart.period_s) == ("there", 7, 60.0)
     assert settings.restart.intensity == Settings().restart.intensity
-    assert [error.message.split(" in ")[0].split(" = ")[0] for error in told] == [
+    assert [error.message.split(" in ")[0].split(" = ")[0] for error in warnings] == [
         "unknown setting: job.naem",
         "wrong value: restart.intensity",
         "unknown setting: SUPERVISE_TYPO",
     ]
     local(home, "[job\n")
-    settings = loading.load({"job.name": "j"}, {}, home / "jobs", system_file=home / "etc.toml", warn=told.append)
-    assert (settings.job.name, len(told)) == ("j", 4)
+    settings = loading.load({"job.name": "j"}, {}, home / "jobs", system_file=home / "etc.toml", warn=warnings.append)
+    assert (settings.job.name, len(warnings)) == ("j", 4)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.kind in (int, float)], ids=lambda row: row.key)
@@ -197,7 +197,7 @@ def test_every_number_has_two_bounds(row: Any, load: Callable[..., Settings]) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("restart.intensity = 'many'", "restart.intensity = 'many' from file FILE:1: expected an integer"),
         ("restart.intensity = 2.5", "restart.intensity = 2.5 from file FILE:1: expected an integer"),
@@ -228,11 +228,13 @@ def test_every_number_has_two_bounds(row: Any, load: Callable[..., Settings]) ->
         ("restart = [", "is not TOML: FILE"),
     ],
 )
-def test_a_wrong_value_names_key_value_place_and_what_was_expected(home: Path, load: Callable[..., Settings], text: str, said: str) -> None:
+def test_a_wrong_value_names_key_value_place_and_what_was_expected(
+    home: Path, load: Callable[..., Settings], text: str, expected: str
+) -> None:
     path = local(home, text)
     with pytest.raises(SuperviseError) as caught:
         load()
-    assert said.replace("FILE", str(path)) in caught.value.message
+    assert expected.replace("FILE", str(path)) in caught.value.message
     assert caught.value.exit_code == ExitCode.CONFIG
 
 
@@ -245,7 +247,7 @@ def test_a_wrong_flag_is_a_usage_error(load: Callable[..., Settings]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "said"),
+    ("flag", "value", "expected"),
     [
         ("job.name", "a/b", "'a/b' from command line --job: expected a name"),
         ("job.name", "", "expected something that is not empty"),
@@ -257,11 +259,11 @@ def test_a_wrong_flag_is_a_usage_error(load: Callable[..., Settings]) -> None:
     ],
 )
 def test_a_flag_that_says_nothing_or_would_not_work_is_a_usage_error(
-    load: Callable[..., Settings], flag: str, value: str | tuple[str, ...], said: str
+    load: Callable[..., Settings], flag: str, value: str | tuple[str, ...], expected: str
 ) -> None:
     with pytest.raises(SuperviseError) as caught:
         load({flag: value})
-    assert said in caught.value.message
+    assert expected in caught.value.message
     assert caught.value.exit_code == ExitCode.USAGE
 
 

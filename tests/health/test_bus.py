@@ -43,7 +43,7 @@ def seen(*gpus: str, init: int = 0, count: int | None = None) -> Readings:
     return Readings(rows)
 
 
-def said(check: str, now: Readings, before: Readings | None = None) -> CheckResult:
+def result_of(check: str, now: Readings, before: Readings | None = None) -> CheckResult:
     results = list(registry.checks()[check].check(now, before, Thresholds()))
     assert len(results) == 1
     return results[0]
@@ -67,7 +67,7 @@ def test_the_count(  # noqa: PLR0913, PLR0917 -- a table's columns
     there: tuple[str, ...], known: tuple[str, ...], gone: str, files: int | None, result: Result, words: str, tmp_path: Path
 ) -> None:
     now = seen(*known) + Readings(pci.read(bus(tmp_path, *there, gone=gone, files=files)))
-    one = said("gpu_count", now)
+    one = result_of("gpu_count", now)
     assert (one.result, one.blocks) == (result, result is Result.FAILED)
     assert words in one.reason
 
@@ -80,10 +80,10 @@ def test_the_count(  # noqa: PLR0913, PLR0917 -- a table's columns
 def test_a_driver_that_was_not_heard_out_has_lost_no_gpu(now: Readings, tmp_path: Path) -> None:
     ask = bus(tmp_path, A, B)
     for before in (None, seen(A, B)):
-        one = said("gpu_count", now + Readings(pci.read(ask)), before)
+        one = result_of("gpu_count", now + Readings(pci.read(ask)), before)
         assert (one.subject, one.result, one.blocks) == ("host", Result.UNKNOWN, False)
     (tmp_path / f"sys/bus/pci/devices/{B}/config").write_bytes(b"\xff" * 64)
-    one = said("gpu_count", now + Readings(pci.read(ask)), seen(A, B))
+    one = result_of("gpu_count", now + Readings(pci.read(ask)), seen(A, B))
     assert (one.result, one.blocks) == (Result.FAILED, True), "the bus has a word of its own"
 
 
@@ -110,7 +110,7 @@ def test_a_cgroup_that_gives_one_gpu_hides_the_others_and_loses_none(refused: bo
     (tmp_path / "dev/nvidia1").symlink_to("nowhere")  # there, and not to be opened; root may open all else
     others = [Reading("nvml", "gpu:#1", "gpu.identity", {"index": 1, "pci": "", "name": "", "refused": "Insufficient Permissions"})]
     now = seen(A, count=1 + refused) + Readings(others * refused) + Readings(pci.read(ask))
-    assert said("gpu_count", now).result is Result.OK
+    assert result_of("gpu_count", now).result is Result.OK
     assert [one.result for one in registry.checks()["gpu_errors"].check(now, None, Thresholds())][1:] == [Result.UNKNOWN] * refused
     assert {one.subject for one in registry.checks()["gpu_recovery"].check(now, None, Thresholds())} == {"gpu:GPU-0"}
 
@@ -128,21 +128,21 @@ def test_a_cgroup_that_gives_one_gpu_hides_the_others_and_loses_none(refused: bo
 def test_a_driver_that_is_not_there_is_a_fault_where_gpus_are(
     there: tuple[str, ...], code: int, result: Result, words: str, tmp_path: Path
 ) -> None:
-    one = said("gpu_driver", seen(init=code) + Readings(pci.read(bus(tmp_path, *there))))
+    one = result_of("gpu_driver", seen(init=code) + Readings(pci.read(bus(tmp_path, *there))))
     assert one.result is result
     assert words in one.reason
 
 
 def test_no_library_of_ours_is_no_fault_of_the_node(tmp_path: Path) -> None:
     now = Readings([Reading("nvml", "host", "nvml.init", problem="nvidia-ml-py cannot be imported: x")])
-    assert said("gpu_driver", now + Readings(pci.read(bus(tmp_path, A)))).result is Result.UNKNOWN
+    assert result_of("gpu_driver", now + Readings(pci.read(bus(tmp_path, A)))).result is Result.UNKNOWN
 
 
 def test_a_mismatch_names_the_loaded_module(tmp_path: Path) -> None:
     ask = bus(tmp_path, A)
     (tmp_path / "sys/module/nvidia").mkdir(parents=True)
     (tmp_path / "sys/module/nvidia/version").write_text("570.86.15\n", "ascii")
-    one = said("gpu_driver", seen(init=18) + Readings([*pci.read(ask), *driver.read(ask)]))
+    one = result_of("gpu_driver", seen(init=18) + Readings([*pci.read(ask), *driver.read(ask)]))
     assert "loaded module: 570.86.15" in one.evidence
 
 
@@ -151,14 +151,14 @@ def test_a_driver_that_is_loaded_and_not_given_to_a_container_is_no_fault_of_the
     (tmp_path / "sys/module/nvidia").mkdir(parents=True)
     (tmp_path / "sys/module/nvidia/version").write_text("570.86.15\n", "ascii")
     first = seen(init=9) + Readings([*pci.read(ask), *driver.read(ask)])
-    one = said("gpu_driver", first)
+    one = result_of("gpu_driver", first)
     assert (one.result, one.blocks) == (Result.UNKNOWN, False)
     assert "the driver 570.86.15 is loaded and may not be used from here" in one.reason
-    assert said("gpu_driver", seen(init=9) + Readings(pci.read(ask)), before=first).result is Result.UNKNOWN, "a sample"
+    assert result_of("gpu_driver", seen(init=9) + Readings(pci.read(ask)), before=first).result is Result.UNKNOWN, "a sample"
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [
         ({"kind": "xid", "code": 79, "pci": "0000:10:00", "age_s": 99.0}, []),
         ({"kind": "xid", "code": 79, "pci": "0000:10:00", "age_s": 9.0}, [Result.FAILED]),
@@ -168,12 +168,12 @@ def test_a_driver_that_is_loaded_and_not_given_to_a_container_is_no_fault_of_the
     ],
     ids=["the same", "another time", "another code", "another gpu", "no time"],
 )
-def test_an_event_that_the_kernel_log_has_is_reported_once(row: dict[str, Json], told: list[Result]) -> None:
+def test_an_event_that_the_kernel_log_has_is_reported_once(row: dict[str, Json], expected: list[Result]) -> None:
     event: dict[str, Json] = {"kind": "xid", "data": 79, "t": 901.0, "pci": A}
     now = seen(A) + Readings(
         [Reading("nvml", "gpu:GPU-0", "gpu.events", [event]), Reading("kernel_log", "kernel", "kernel.findings", [row], t=1000.0)]
     )
-    assert [one.result for one in registry.checks()["gpu_events"].check(now, None, Thresholds())] == told
+    assert [one.result for one in registry.checks()["gpu_events"].check(now, None, Thresholds())] == expected
 
 
 @pytest.mark.parametrize("running", [True, False])

@@ -147,8 +147,8 @@ def test_real_paths_are_written_and_nothing_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_want_of_room_for_a_checkpoint_holds_a_start_back(tmp_path: Path) -> None:
-    [said] = judged("disk_space", look(tmp_path, need=1 << 60)).values()
-    assert (said.result, said.blocks) == (FAILED, True)
+    [outcome] = judged("disk_space", look(tmp_path, need=1 << 60)).values()
+    assert (outcome.result, outcome.blocks) == (FAILED, True)
 
 
 @pytest.mark.process
@@ -200,8 +200,8 @@ def test_a_path_that_hangs_is_a_finding_and_holds_up_no_other(tmp_path: Path, mo
     assert (state["hung"], state["after"], state["state"]) == (True, "stat", "S")
     assert not Path(f"/proc/{state['pid']}").exists(), "it was ended"
     assert now.table("path.state", "path:/alive")["answers"] is True
-    said = judged("disk_paths", now)
-    assert (said["path:/dead"].result, said["path:/alive"].result) == (FAILED, OK)
+    outcome = judged("disk_paths", now)
+    assert (outcome["path:/dead"].result, outcome["path:/alive"].result) == (FAILED, OK)
 
 
 @pytest.mark.process
@@ -301,8 +301,8 @@ def test_a_real_read_only_remount(tmp_path: Path) -> None:
     assert now.table("path.space", f"path:{tmp_path}")["read_only"] is True
     assert now.table("path.write", f"path:{tmp_path}")["errno"] == "EROFS"
     assert now.table("path.mount", f"path:{tmp_path}")["kind"] == "tmpfs"
-    [said] = judged("disk_writes", now).values()
-    assert said.result is FAILED
+    [outcome] = judged("disk_writes", now).values()
+    assert outcome.result is FAILED
 
 
 @pytest.mark.process
@@ -310,11 +310,11 @@ def test_a_real_full_disk_and_one_without_inodes(tmp_path: Path) -> None:
     full = "mount('-t', 'tmpfs', '-o', 'size=1m', 'tmpfs', root); open(root + '/x', 'wb').write(bytes(1 << 20))"
     now = namespace(tmp_path, full)
     assert now.table("path.write", f"path:{tmp_path}")["errno"] == "ENOSPC"
-    [said] = judged("disk_writes", now).values()
-    assert said.result is FAILED
+    [outcome] = judged("disk_writes", now).values()
+    assert outcome.result is FAILED
     none = "mount('-t', 'tmpfs', '-o', 'size=900m,nr_inodes=100', 'tmpfs', root); [open(f'{root}/{n}', 'wb').close() for n in range(99)]"
-    [said] = judged("disk_space", namespace(tmp_path, none)).values()
-    assert (said.result, "inodes left" in said.reason) == (FAILED, True)
+    [outcome] = judged("disk_space", namespace(tmp_path, none)).values()
+    assert (outcome.result, "inodes left" in outcome.reason) == (FAILED, True)
 
 
 @pytest.mark.process
@@ -331,8 +331,8 @@ assert ctypes.CDLL(None, use_errno=True).mount(b"dead", root.encode(), b"fuse", 
     assert time.monotonic() - begun < 20
     assert now.table("path.state", f"path:{tmp_path}")["hung"] is True
     assert now.table("path.mount", f"path:{tmp_path}")["source"] == "dead"
-    [said] = judged("disk_paths", now).values()
-    assert said.result is FAILED
+    [outcome] = judged("disk_paths", now).values()
+    assert outcome.result is FAILED
 
 
 @pytest.mark.process
@@ -360,5 +360,5 @@ def test_nvme_disks_of_a_tree(tmp_path: Path) -> None:
     assert now.rows("nvme.controllers")[0] == {
         "name": "nvme0", "model": "ACME 3T", "state": "live", "transport": "pcie", "address": "0000:00:00.0", "namespaces": 1,
     }  # fmt: skip
-    [said] = judged("disk_nvme", now).values()
-    assert said.result is FAILED
+    [outcome] = judged("disk_nvme", now).values()
+    assert outcome.result is FAILED

@@ -222,10 +222,10 @@ def test_a_state_is_judged(row: Row, fake_nvml: FakeNvml, runner: Runner, tmp_pa
         before = runner.sample(probes, ask)
     fake_nvml.set(row.state)
     results = judge(runner.sample(probes, ask), before)
-    said = found(results, row.check, row.gpu)
-    assert (said.result, said.repair, said.blocks) == (row.result, row.repair, row.blocks), said
-    assert row.reason in said.reason
-    assert said.result in {OK, SKIPPED, UNKNOWN} or said.evidence or said.command
+    outcome = found(results, row.check, row.gpu)
+    assert (outcome.result, outcome.repair, outcome.blocks) == (row.result, row.repair, row.blocks), outcome
+    assert row.reason in outcome.reason
+    assert outcome.result in {OK, SKIPPED, UNKNOWN} or outcome.evidence or outcome.command
 
 
 def test_every_check_of_gpus_has_a_row_for_health_and_one_for_the_fault() -> None:
@@ -280,8 +280,8 @@ def test_a_gpu_that_cannot_be_looked_up_is_named_by_what_it_was(fake_nvml: FakeN
     fake_nvml.set({"1.lost": 1, "1.err.nvmlDeviceGetHandleByIndex_v2": 999})
     runner.sample(("nvml",), Ask())  # the session learns that it must open the library anew
     results = judge(runner.sample(("nvml", "pci", "driver"), Ask()), before)
-    said = found(results, "gpu_errors", 1)
-    assert (said.result, said.repair, said.blocks) == (FAILED, Repair.REBOOT, True)
+    outcome = found(results, "gpu_errors", 1)
+    assert (outcome.result, outcome.repair, outcome.blocks) == (FAILED, Repair.REBOOT, True)
     assert found(results, "gpu_errors", 0).result is OK
     fresh = judge(Runner(environ=fake_nvml.environ).sweep(("nvml", "pci", "driver"), Ask()))
     assert [one.subject for one in fresh if one.result is FAILED] == ["gpu:#1"]
@@ -335,9 +335,9 @@ def test_an_event_is_heard_by_who_listens(event: str, result: Result, words: str
     while not (now := runner.sample(("nvml",), Ask())).of("gpu.events"):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    said = found(judge(now), "gpu_events", 0)
-    assert said.result is result
-    assert words in said.reason
+    outcome = found(judge(now), "gpu_events", 0)
+    assert outcome.result is result
+    assert words in outcome.reason
     assert not runner.sample(("nvml",), Ask()).of("gpu.events"), "each is told once"
 
 
@@ -353,11 +353,11 @@ def test_a_process_that_holds_memory_is_a_leftover_or_a_stranger(fake_nvml: Fake
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environ) as holder:
         fake_nvml.set({"0.procs": f"{holder.pid}:{4 << 30}"})
 
-        def said(ask: Ask) -> CheckResult:
+        def outcome(ask: Ask) -> CheckResult:
             return found(judge(runner.sweep(("nvml",), ask)), "gpu_memory", 0)
 
-        assert said(Ask(cookie="c00kie")).repair is Repair.RESTART_JOB
-        assert "held by others" in said(Ask(cookie="another")).reason
+        assert outcome(Ask(cookie="c00kie")).repair is Repair.RESTART_JOB
+        assert "held by others" in outcome(Ask(cookie="another")).reason
         holder.communicate(b"\n", timeout=20)
 
 

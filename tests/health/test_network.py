@@ -184,14 +184,14 @@ def readings(values: Values, t: float, problems: Mapping[tuple[str, str], str] |
     return Readings([*rows, *(Reading("network", subject, what, None, why, t) for (subject, what), why in (problems or {}).items())])
 
 
-def said(check: str, now: Readings, before: Readings | None = None) -> dict[str, CheckResult]:
+def results_of(check: str, now: Readings, before: Readings | None = None) -> dict[str, CheckResult]:
     return {one.subject: one for one in registry.checks()[check].check(now, before, Thresholds())}
 
 
 @pytest.mark.parametrize("row", TABLE, ids=[f"{at}-{row.check}" for at, row in enumerate(TABLE)])
 def test_the_table(row: Row) -> None:
     before = None if row.before is None else readings(row.before, 1000.0)
-    found = said(row.check, readings(row.read, 1000.0 + SPAN, row.problems), before)[row.subject]
+    found = results_of(row.check, readings(row.read, 1000.0 + SPAN, row.problems), before)[row.subject]
     assert (found.result, found.repair, found.blocks) == (row.result, row.repair, False), found
     assert row.words in found.reason
 
@@ -212,10 +212,10 @@ def card(root: Path, device: str, pci: str, files: Mapping[str, str]) -> Ask:
     verbs = root / "sys/class/infiniband_verbs" / f"uverbs_{device}"
     verbs.mkdir(parents=True)
     (verbs / "ibdev").write_text(device + "\n", "ascii")
-    told = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand",
+    given = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand",
             "counters/link_downed": "3", "counters/symbol_error": "N/A (no PMA)", "counters/port_rcv_data": "9",
             "hw_counters/roce_slow_restart": "7"}  # fmt: skip
-    for file, text in {**told, **files}.items():
+    for file, text in {**given, **files}.items():
         (at / "ports/1" / file).write_text(text + "\n", "ascii")
     for file, text in (("carrier", "0"), ("carrier_changes", "4"), ("mtu", "4092")):
         (real / "net/ib0" / file).write_text(text + "\n", "ascii")
@@ -230,7 +230,7 @@ def test_a_port_of_a_tree(tmp_path: Path) -> None:
     }  # fmt: skip
     assert now.table("port.counters", A) == {"link_downed": 3, "roce_slow_restart": 7}
     assert now.value("port.verbs") == ["mlx5_0"]
-    assert said("net_infiniband", now)[A].result is DEGRADED
+    assert results_of("net_infiniband", now)[A].result is DEGRADED
 
 
 COMPLAINT = "3,812,5000,-;mlx5_core 0000:a8:00.0: mlx5_cmd_out_err:839:(pid 9): ACCESS_REG(0x805) op_mod(0x1) failed, status bad operation"
@@ -335,7 +335,7 @@ def test_real_peers_answer_or_do_not() -> None:
         now = Readings(reach.read(Ask(hosts=(f"127.0.0.1:{other}", f"localhost:{open_port}"))))
         assert now.table("peer.answer", f"peer:127.0.0.1:{other}")["answer"] == "open"
         assert now.table("peer.answer", f"peer:localhost:{open_port}")["answer"] == "refused"
-    found = said("net_reach", now)
+    found = results_of("net_reach", now)
     assert {one.result for one in found.values()} == {OK}
 
 
@@ -407,7 +407,7 @@ def test_a_port_that_another_holds_is_reported_with_its_holder() -> None:
         [holding] = row["holders"] if isinstance(row["holders"], list) else []
         assert isinstance(holding, dict)
         assert (holding["pid"], holding["state"], holding["ours"]) == (other.pid, "listening", False)
-        [found] = said("net_ports", now).values()
+        [found] = results_of("net_ports", now).values()
         assert f"process {other.pid} (" in found.reason
         other.kill()
     assert Readings(ports.read(Ask(ports=(taken,)))).table("listen.state", f"listen:{taken}")["free"] is True
@@ -425,18 +425,18 @@ def test_a_port_that_another_holds_is_reported_with_its_holder() -> None:
         ({"MASTER_PORT": "{port}"}, "c00kie", FAILED),
         ({"MASTER_PORT": "1"}, "", FAILED),
     ],
-    ids=["this-job", "another-job", "a-job", "told-it", "endpoint", "told-it-and-not-ours", "told-another"],
+    ids=["this-job", "another-job", "a-job", "given-it", "endpoint", "given-it-and-not-ours", "given-another"],
 )
 def test_a_port_that_the_job_itself_holds_is_no_conflict(variables: dict[str, str], cookie: str, result: Result) -> None:
     with listener() as free:
         pass
-    told = {name: value.format(port=free) for name, value in variables.items()}
+    given = {name: value.format(port=free) for name, value in variables.items()}
     script = LISTEN.replace('("0.0.0.0", 0)', f'("0.0.0.0", {free})')
     kept = {name: value for name, value in os.environ.items() if name not in {"SUPERVISE_JOB_COOKIE", "MASTER_PORT"}}
     command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept | told) as other:  # noqa: S603 -- ours
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept | given) as other:  # noqa: S603 -- ours
         assert other.stdout is not None
         assert int(other.stdout.readline()) == free
-        [found] = said("net_ports", Readings(ports.read(Ask(ports=(free,), cookie=cookie)))).values()
+        [found] = results_of("net_ports", Readings(ports.read(Ask(ports=(free,), cookie=cookie)))).values()
         other.kill()
     assert found.result is result, found

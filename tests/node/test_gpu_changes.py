@@ -129,7 +129,7 @@ def test_a_specific_gpu_error_wins_over_a_general_recovery_action() -> None:
     assert "uncorrectable memory error" in verdict.summary
 
 
-def told(*events: tuple[str, int, float]) -> Readings:
+def xid_events(*events: tuple[str, int, float]) -> Readings:
     rows = [Reading("nvml", f"gpu:{uuid}", "gpu.identity", {"index": n, "pci": f"0000:1{n}:00.0"}) for n, uuid in enumerate((A, B))]
     by_gpu: dict[str, list[Any]] = {}
     for uuid, code, t in events:
@@ -142,10 +142,10 @@ def told(*events: tuple[str, int, float]) -> Readings:
     [(48, Cause.GPU_ECC, "yes"), (79, Cause.GPU_LOST, "yes"), (74, Cause.NVLINK, "yes"), (31, Cause.GPU_XID_OTHER, "unknown")],
 )
 def test_an_xid_of_nvml_is_claimed_as_the_kernels_own_line(code: int, cause: Cause, hardware: str) -> None:
-    now = told((B, code, 190.0))
-    heard, memory = tuple(gpu_changes.new_xids(now)), Memory()
-    gpu_changes.remember(heard, memory)
-    facts = tuple(gpu_changes.xid_facts(heard, memory, now, {B: 1}, CATALOGUE))
+    now = xid_events((B, code, 190.0))
+    new, memory = tuple(gpu_changes.new_xids(now)), Memory()
+    gpu_changes.remember(new, memory)
+    facts = tuple(gpu_changes.xid_facts(new, memory, now, {B: 1}, CATALOGUE))
     verdict = classify((DEATH, *facts))
     assert (verdict.cause, verdict.gpu, verdict.rank) == (cause, B, 1)
     assert {fact.source for fact in facts} == {"nvml"}
@@ -166,10 +166,10 @@ def test_an_xid_of_nvml_is_claimed_as_the_kernels_own_line(code: int, cause: Cau
     ids=["again on one GPU", "on several GPUs", "after more than a day", "another code", "one burst", "again after a burst"],
 )
 def test_the_memory_of_xids_tells_hardware_from_program(events: tuple[tuple[str, int, float], ...], hardware: str) -> None:
-    now, memory = told(*events), Memory()
-    heard = tuple(gpu_changes.new_xids(now))
-    gpu_changes.remember(heard, memory)
-    last = max(heard, key=lambda one: one.t)
+    now, memory = xid_events(*events), Memory()
+    new = tuple(gpu_changes.new_xids(now))
+    gpu_changes.remember(new, memory)
+    last = max(new, key=lambda one: one.t)
     (fact,) = gpu_changes.xid_facts((last,), memory, now, {}, CATALOGUE)
     assert dict(fact.fields)["hardware"] == hardware
     assert fact.claim is not None
@@ -178,7 +178,7 @@ def test_the_memory_of_xids_tells_hardware_from_program(events: tuple[tuple[str,
 
 @pytest.mark.parametrize(("ranks", "hardware"), [({B: 0}, "unknown"), ({A: 0, B: 1}, "suspected")], ids=["one GPU in use", "two"])
 def test_the_only_gpu_in_use_is_not_suspected_for_what_no_other_did(ranks: dict[str, int], hardware: str) -> None:
-    now, memory = told((B, 31, 100.0), (B, 31, 40_000.0)), Memory()
-    heard = tuple(gpu_changes.new_xids(now))
-    gpu_changes.remember(heard, memory)
-    assert {dict(fact.fields)["hardware"] for fact in gpu_changes.xid_facts(heard, memory, now, ranks, CATALOGUE)} == {hardware}
+    now, memory = xid_events((B, 31, 100.0), (B, 31, 40_000.0)), Memory()
+    new = tuple(gpu_changes.new_xids(now))
+    gpu_changes.remember(new, memory)
+    assert {dict(fact.fields)["hardware"] for fact in gpu_changes.xid_facts(new, memory, now, ranks, CATALOGUE)} == {hardware}

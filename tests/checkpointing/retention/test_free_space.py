@@ -22,8 +22,8 @@ MIB = 1 << 20
 
 def test_two_saves_fit(tmp_path: Path) -> None:
     before = tmp_path.stat().st_mtime_ns
-    told = free_space.forecast(str(tmp_path), 20 * MIB)
-    assert (told.room, told.fit, told.reason) == (Room.ENOUGH, 2, "")
+    forecast = free_space.forecast(str(tmp_path), 20 * MIB)
+    assert (forecast.room, forecast.fit, forecast.reason) == (Room.ENOUGH, 2, "")
     assert list(tmp_path.iterdir()) == []
     assert tmp_path.stat().st_mtime_ns == before
 
@@ -31,8 +31,8 @@ def test_two_saves_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("save_mib", "room", "fit"), [(3, Room.ENOUGH, 2), (5, Room.SHORT, 1), (20, Room.SHORT, 0)])
 def test_what_is_free_is_counted_in_saves(tmp_path: Path, save_mib: int, room: Room, fit: int) -> None:
     with tmpfs(tmp_path / "disk", 8 * MIB) as disk:
-        told = free_space.forecast(str(disk), save_mib * MIB)
-        assert (told.room, told.fit) == (room, fit)
+        forecast = free_space.forecast(str(disk), save_mib * MIB)
+        assert (forecast.room, forecast.fit) == (room, fit)
 
 
 def test_nothing_is_allocated_opened_for_writing_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,36 +51,40 @@ def test_nothing_is_allocated_opened_for_writing_or_written(tmp_path: Path, monk
 def test_a_file_system_in_memory_is_as_large_as_the_memory_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_room, "_cgroup_rows", lambda: [(3 * MIB, "the memory limit of cgroup /job")])
     with tmpfs(tmp_path / "disk", 64 * MIB) as disk:
-        told = free_space.forecast(str(disk), 2 * MIB)
-    assert (told.room, told.fit, told.free_bytes) == (Room.SHORT, 1, 3 * MIB)
-    assert told.reason == "it is in memory, and the memory limit of cgroup /job leaves 0.00315 GB"
+        forecast = free_space.forecast(str(disk), 2 * MIB)
+    assert (forecast.room, forecast.fit, forecast.free_bytes) == (Room.SHORT, 1, 3 * MIB)
+    assert forecast.reason == "it is in memory, and the memory limit of cgroup /job leaves 0.00315 GB"
     assert free_space.forecast(str(tmp_path), 2 * MIB).room is Room.ENOUGH, "a disk is no memory"
 
 
 def test_a_quota_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_space, "_quotas", lambda _: [(5 * MIB, "user")])
-    told = free_space.forecast(str(tmp_path), 3 * MIB)
-    assert (told.room, told.fit, told.reason) == (Room.SHORT, 1, "the quota of the user leaves 0.00524 GB")
+    forecast = free_space.forecast(str(tmp_path), 3 * MIB)
+    assert (forecast.room, forecast.fit, forecast.reason) == (Room.SHORT, 1, "the quota of the user leaves 0.00524 GB")
 
 
 def test_a_disk_without_inodes_is_short(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", 8 * MIB, inodes=3) as disk:
         while os.statvfs(disk).f_favail:
             (disk / f"{os.statvfs(disk).f_favail}").touch()
-        told = free_space.forecast(str(disk), 1)
-    assert (told.room, "inodes" in told.reason) == (Room.SHORT, True)
+        forecast = free_space.forecast(str(disk), 1)
+    assert (forecast.room, "inodes" in forecast.reason) == (Room.SHORT, True)
 
 
 def test_a_limit_on_the_size_of_files_is_found(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
     try:
-        told = free_space.forecast(str(tmp_path), 2 * MIB)
+        forecast = free_space.forecast(str(tmp_path), 2 * MIB)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (told.room, told.fit, told.reason) == (Room.SHORT, 0, "the limit on the size of a file (ulimit -f) is less than one save")
+    assert (forecast.room, forecast.fit, forecast.reason) == (
+        Room.SHORT,
+        0,
+        "the limit on the size of a file (ulimit -f) is less than one save",
+    )
 
 
 def test_what_cannot_be_looked_at_is_unknown(tmp_path: Path) -> None:
-    told = free_space.forecast(str(tmp_path / "gone"), 1)
-    assert (told.room, told.fit, os.strerror(errno.ENOENT) in told.reason) == (Room.UNKNOWN, None, True)
+    forecast = free_space.forecast(str(tmp_path / "gone"), 1)
+    assert (forecast.room, forecast.fit, os.strerror(errno.ENOENT) in forecast.reason) == (Room.UNKNOWN, None, True)

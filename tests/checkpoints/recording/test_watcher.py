@@ -36,7 +36,7 @@ class Watched:
 
     def __init__(self, directory: Path, cache: Cache, quiet_s: float) -> None:
         """Make it; nothing runs yet."""
-        self.told: queue.Queue[CheckpointRef] = queue.Queue()
+        self.reports: queue.Queue[CheckpointRef] = queue.Queue()
         self.threads: set[int] = set()
         self.told_at: list[float] = []
         self.watcher = CheckpointWatcher(lambda: find(("*.pt",), str(directory)), self._note, cache, interval_s=0.02, quiet_s=quiet_s)
@@ -47,11 +47,11 @@ class Watched:
         ref = to_ref(found)
         self.told_at.append(time.monotonic())
         self.threads.add(threading.get_native_id())
-        self.told.put(ref)
+        self.reports.put(ref)
 
     def next(self) -> tuple[str, int | None]:
         """Wait for the next checkpoint: its name and step."""
-        ref = self.told.get(timeout=DEADLINE_S)
+        ref = self.reports.get(timeout=DEADLINE_S)
         return ref.path.rpartition("/")[2], ref.step
 
 
@@ -84,7 +84,7 @@ def test_each_new_checkpoint_is_reported_once(tmp_path: Path, watch: Callable[..
     (tmp_path / "latest.pt").symlink_to("step_20.pt")  # the same file
     save(tmp_path / "step_30.pt", 30)
     assert watched.next() == ("step_30.pt", 30)
-    assert watched.told.empty()
+    assert watched.reports.empty()
 
 
 def test_one_file_written_over_and_over(tmp_path: Path, watch: Callable[..., Watched]) -> None:
@@ -111,7 +111,7 @@ def test_of_what_was_there_only_the_newest_whole_one_is_read(tmp_path: Path, wat
     assert watched.next() == ("step_20.pt", 20)
     save(tmp_path / "step_40.pt", 40)
     assert watched.next() == ("step_40.pt", 40)
-    assert watched.told.empty()
+    assert watched.reports.empty()
 
 
 def test_a_file_is_read_only_once_it_stood_still(tmp_path: Path, watch: Callable[..., Watched]) -> None:
@@ -129,7 +129,7 @@ def test_a_file_is_read_only_once_it_stood_still(tmp_path: Path, watch: Callable
 
 
 def test_a_file_whose_save_was_seen_to_end_is_read_at_once(tmp_path: Path) -> None:
-    told: queue.Queue[str] = queue.Queue()
+    reports: queue.Queue[str] = queue.Queue()
     news, looks = threading.Event(), threading.Event()
 
     def look() -> Listing:
@@ -138,7 +138,7 @@ def test_a_file_whose_save_was_seen_to_end_is_read_at_once(tmp_path: Path) -> No
 
     watcher = CheckpointWatcher(
         look,
-        lambda found, _reading, _news: told.put(found.path.rpartition("/")[2]),
+        lambda found, _reading, _news: reports.put(found.path.rpartition("/")[2]),
         Cache(),
         interval_s=10 * DEADLINE_S,
         quiet_s=5 * DEADLINE_S,
@@ -150,9 +150,9 @@ def test_a_file_whose_save_was_seen_to_end_is_read_at_once(tmp_path: Path) -> No
     save(tmp_path / "step_1.pt", 1)
     save(tmp_path / "step_2.pt", 2)
     news.set()
-    assert told.get(timeout=DEADLINE_S) == "step_1.pt"
+    assert reports.get(timeout=DEADLINE_S) == "step_1.pt"
     assert watcher.stop(DEADLINE_S)
-    assert told.empty(), "of step 2 nobody saw the end of the save"
+    assert reports.empty(), "of step 2 nobody saw the end of the save"
 
 
 def test_a_torn_file_is_neither_reported_nor_rejected_and_is_reported_once_it_is_whole(
@@ -207,10 +207,10 @@ def test_the_thread_is_of_low_priority_and_the_process_is_not(tmp_path: Path, wa
 @pytest.mark.bench
 def test_stop_is_prompt_while_a_large_file_is_read(tmp_path: Path) -> None:
     torch.save({"w": torch.zeros(4 << 20), "step": 1}, tmp_path / "step_1.pt")  # 16 MiB at 1 KiB/s
-    told: list[object] = []
+    reports: list[object] = []
     watcher = CheckpointWatcher(
         lambda: find(("*.pt",), str(tmp_path)),
-        lambda *what: told.append(what),
+        lambda *what: reports.append(what),
         Cache(),
         interval_s=0.01,
         quiet_s=0.0,
@@ -231,14 +231,14 @@ def test_stop_is_prompt_while_a_large_file_is_read(tmp_path: Path) -> None:
         begun = time.monotonic()
         assert watcher.stop(DEADLINE_S)
         assert within(2.0, since=begun)
-    assert told == []
+    assert reports == []
 
 
 def test_once_no_rank_is_alive_nothing_waits_for_the_throttle(tmp_path: Path) -> None:
-    told: queue.Queue[str] = queue.Queue()
+    reports: queue.Queue[str] = queue.Queue()
     watcher = CheckpointWatcher(
         lambda: find(("*.pt",), str(tmp_path)),
-        lambda found, *_: told.put(found.path),
+        lambda found, *_: reports.put(found.path),
         Cache(),
         interval_s=60.0,
         quiet_s=60.0,
@@ -247,7 +247,7 @@ def test_once_no_rank_is_alive_nothing_waits_for_the_throttle(tmp_path: Path) ->
     torch.save({"w": torch.zeros(4 << 20), "step": 1}, tmp_path / "step_1.pt")  # 16 MiB at 1 KiB/s
     watcher.start()
     assert watcher.finish(DEADLINE_S)
-    assert told.get_nowait() == f"{tmp_path}/step_1.pt"
+    assert reports.get_nowait() == f"{tmp_path}/step_1.pt"
 
 
 @pytest.mark.bench
@@ -271,7 +271,7 @@ def test_a_file_system_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_failure_of_its_own_is_reported_once_and_watching_goes_on(tmp_path: Path) -> None:
-    told: queue.Queue[str] = queue.Queue()
+    reports: queue.Queue[str] = queue.Queue()
     looks = 0
 
     def look() -> Listing:
@@ -284,17 +284,17 @@ def test_a_failure_of_its_own_is_reported_once_and_watching_goes_on(tmp_path: Pa
     def verified(found: Verification, _reading: ReadOptions, _news: bool) -> None:  # noqa: FBT001  the watcher's
         if found.step == 10:
             raise ValueError("no copy")
-        told.put(found.path)
+        reports.put(found.path)
 
     save(tmp_path / "step_10.pt", 10)
-    watcher = CheckpointWatcher(look, verified, Cache(), interval_s=0.01, quiet_s=0.0, on_trouble=told.put)
+    watcher = CheckpointWatcher(look, verified, Cache(), interval_s=0.01, quiet_s=0.0, on_trouble=reports.put)
     watcher.start()
-    assert told.get(timeout=DEADLINE_S) == "the checkpoints could not be listed: ValueError: no listing"
-    assert told.get(timeout=DEADLINE_S) == f"{tmp_path}/step_10.pt: ValueError: no copy"
+    assert reports.get(timeout=DEADLINE_S) == "the checkpoints could not be listed: ValueError: no listing"
+    assert reports.get(timeout=DEADLINE_S) == f"{tmp_path}/step_10.pt: ValueError: no copy"
     save(tmp_path / "step_20.pt", 20)
-    assert told.get(timeout=DEADLINE_S) == f"{tmp_path}/step_20.pt"
+    assert reports.get(timeout=DEADLINE_S) == f"{tmp_path}/step_20.pt"
     assert watcher.stop(DEADLINE_S)
-    assert told.empty()
+    assert reports.empty()
 
 
 def test_who_is_interrupted_by_the_stop_ends_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from supervisor.report.card import card, evidence_lines, stopped_text
 LONG = "x" * 300
 
 
-def told(written: Any, capsys: pytest.CaptureFixture[str], incident: int | None = None) -> str:
+def explained(written: Any, capsys: pytest.CaptureFixture[str], incident: int | None = None) -> str:
     """Return what `why` prints, which must be short and narrow."""
     capsys.readouterr()
     assert why(written.settings, "train", incident) == 0
@@ -40,7 +40,7 @@ def test_the_six_hops_of_a_failure_that_was_survived(written: Any, capsys: pytes
     written.fail(10)
     written.restart(20, torn=(("ckpt/9.pt", "torn: no directory"), ("ckpt/8.pt", "torn")))
     written.succeed(60)
-    text = told(written, capsys)
+    text = explained(written, capsys)
     assert "incident 1 of job train: resolved" in text
     for pattern in (
         r"failed +\d\d:\d\d:\d\d  rank 1: killed by signal 9",
@@ -65,8 +65,8 @@ def test_each_incident_by_its_number(written: Any, capsys: pytest.CaptureFixture
         written.fail(at)
         written.restart(at + 10)
     written.succeed(200)
-    assert "incident 2 of" in told(written, capsys)
-    assert "incident 1 of" in told(written, capsys, 1)
+    assert "incident 2 of" in explained(written, capsys)
+    assert "incident 1 of" in explained(written, capsys, 1)
     with pytest.raises(SuperviseError) as caught:
         why(written.settings, "train", 7)
     assert caught.value.exit_code == 64
@@ -80,7 +80,7 @@ def test_a_second_failure_within_an_incident_is_the_one_explained(written: Any, 
     written.again(15)
     written.fail(20, Evidence("error_file", "exception", "ValueError: the second", 1))
     written.close()
-    text = told(written, capsys)
+    text = explained(written, capsys)
     assert "incident 1 of" in text
     assert "attempt 1: rank 1 was killed by SIGKILL. This is attempt 2" in " ".join(text.split())
     assert "ValueError: the second" in text
@@ -93,7 +93,7 @@ def test_given_up(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.give_up(5)
-    text = told(written, capsys)
+    text = explained(written, capsys)
     assert "given up" in text
     assert f"exit code {written.state.run.exit_code}" in text
     assert "ImportError: no luck" in text
@@ -104,7 +104,7 @@ def test_the_incident_in_which_we_died(written: Any, capsys: pytest.CaptureFixtu
     written.start(1)
     written.progress(5, 9)
     written.close()
-    text = told(written, capsys)
+    text = explained(written, capsys)
     assert "incident 1 of job train: supervise died" in text
     assert "supervise died while this attempt ran" in text
     assert "attempt 1, step 9" in text
@@ -115,7 +115,7 @@ def test_we_died_within_an_incident(written: Any, capsys: pytest.CaptureFixture[
     written.start(1)
     written.fail(10)
     written.close()
-    text = told(written, capsys)
+    text = explained(written, capsys)
     assert "rank 1: killed by signal 9" in text
     assert "this is its last record" in text
 
@@ -128,7 +128,7 @@ def test_the_successor_s_own_incident_takes_the_place_of_ours(written: Any, make
     again.begin(continues=True)
     again.restart(60)
     again.succeed(90)
-    text = told(again, capsys)
+    text = explained(again, capsys)
     assert "incident 1 of job train: resolved" in text
     assert "supervise died, and its attempt with it" in " ".join(text.split())
     assert "attempt 2 resumed at step 3" in text
@@ -140,7 +140,7 @@ def test_an_attempt_that_ends_well_before_any_progress_is_no_second_failure(writ
     written.fail(10)
     written.again(20)
     written.succeed(30)
-    text = told(written, capsys)
+    text = explained(written, capsys)
     assert "resolved" in text
     assert "earlier" not in text
     assert re.search(r"began .*attempt 2: resume not confirmed: no rank was seen to load ckpt/3.pt", text)
@@ -154,26 +154,26 @@ def test_a_death_outside_of_any_incident_keeps_its_number_when_a_new_run_begins(
     written.fail(10)
     written.restart(20)
     written.close()
-    assert "incident 2 of job train: supervise died" in told(written, capsys)
+    assert "incident 2 of job train: supervise died" in explained(written, capsys)
     me = identity.this_process()
     again = make_job(root, anew=True)
     again.begin(run_id="run-2", pid=me.pid, start_ticks=me.start_ticks)
     again.start(1)
     again.close()  # so that it is read whole
-    assert "incident 2 of job train: supervise died" in told(again, capsys)
+    assert "incident 2 of job train: supervise died" in explained(again, capsys)
     again = make_job(root)  # the same run, its journal opened anew
     again.fail(20)
     again.close()
-    assert "incident 3 of job train" in told(again, capsys)
-    assert "incident 2 of job train: supervise died" in told(again, capsys, 2)
-    assert "incident 1 of job train: resolved" in told(again, capsys, 1)
+    assert "incident 3 of job train" in explained(again, capsys)
+    assert "incident 2 of job train: supervise died" in explained(again, capsys, 2)
+    assert "incident 1 of job train: resolved" in explained(again, capsys, 1)
 
 
 def test_no_incident(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.succeed(60)
-    assert "no incident so far" in told(written, capsys)
+    assert "no incident so far" in explained(written, capsys)
 
 
 def test_incidents_of_earlier_runs_are_found_while_their_journals_are_kept(
@@ -188,20 +188,20 @@ def test_incidents_of_earlier_runs_are_found_while_their_journals_are_kept(
     again.start(1)
     again.fail(20)
     again.close()
-    assert told(again, capsys, 2).startswith("-- incident 2 of job train")
-    assert told(again, capsys).startswith("-- incident 2 of job train")
-    text = told(again, capsys, 1)
+    assert explained(again, capsys, 2).startswith("-- incident 2 of job train")
+    assert explained(again, capsys).startswith("-- incident 2 of job train")
+    text = explained(again, capsys, 1)
     assert "supervise died" in text.splitlines()[0]
     assert re.search(r"run +run-1, an earlier one; the last is run-2", text)
     (written.directory / "journal-0001.jsonl").unlink()
     card_of_it = written.directory / "incidents" / "0001" / "card.txt"
     with pytest.raises(SuperviseError, match="no such incident") as caught:
-        told(again, capsys, 1)
+        explained(again, capsys, 1)
     assert caught.value.hint == "Name one of these: 2."
     card_of_it.parent.mkdir(parents=True)
     card_of_it.write_text("a card", encoding="utf-8")
     with pytest.raises(SuperviseError) as caught:
-        told(again, capsys, 1)
+        explained(again, capsys, 1)
     assert str(card_of_it) in caught.value.hint
 
 
@@ -211,12 +211,12 @@ def test_an_incident_of_an_earlier_run_keeps_its_end_and_names_where_its_output_
     written.begin()
     written.start(1)
     written.give_up(5)
-    assert "--run" not in told(written, capsys)
+    assert "--run" not in explained(written, capsys)
     again = make_job(root, anew=True)
     again.begin(run_id="run-2")
     again.start(1)
     again.succeed(30)
-    text = told(again, capsys)
+    text = explained(again, capsys)
     assert re.search(r"end .*given up, exit code 1", text)
     assert text.endswith("supervise logs --job train --run run-1 --attempt 1 --rank 1\n")
 
@@ -229,7 +229,7 @@ def test_an_incident_keeps_its_exit_code_where_its_run_goes_on(written: Any, mak
     again.begin(continues=True)
     again.start(20)
     again.succeed(30)
-    assert re.search(r"end .*given up, exit code 1", told(again, capsys))
+    assert re.search(r"end .*given up, exit code 1", explained(again, capsys))
 
 
 def test_no_checkpoint_is_named_where_none_is_declared(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,7 +238,7 @@ def test_no_checkpoint_is_named_where_none_is_declared(written: Any, capsys: pyt
     written.progress(5, 1)
     written.fail(10)
     written.close()
-    text = told(written, capsys)
+    text = explained(written, capsys)
     assert re.search(r"plan +restart as attempt 2: the same command again; no checkpoint is declared\n", text)
     assert "step 1 (counted from where it began)" in text
 
@@ -252,7 +252,7 @@ def test_a_refused_beginning_has_no_evidence_but_what_it_says(written: Any, caps
     assert written.state.run.exit_code == 65
     written.end(65)
     (refused,) = (a for a in written.said if isinstance(a, ReportDecision) and a.plan.exit_code)
-    for text in (told(written, capsys), card("train", refused, None, address="--job train")):
+    for text in (explained(written, capsys), card("train", refused, None, address="--job train")):
         assert "torn: the file is empty" in " ".join(text.split())
         assert "none was found" not in text
 
@@ -281,7 +281,7 @@ def test_what_was_done_to_the_checkpoints_is_reported_once(written: Any, fenced:
     written.fail(10)
     written.again(20, torn=(("ckpt/9.pt", TORN), *fenced), repaired=MENDED)
     written.succeed(60)
-    text = " ".join(told(written, capsys).split())
+    text = " ".join(explained(written, capsys).split())
     assert f"repaired ckpt/9.pt: {MENDED[0][1]}, and 1 more" in text
     assert ("rejected ckpt/7.pt: torn" in text) == bool(fenced)
     assert "rejected ckpt/9.pt" not in text
@@ -296,7 +296,7 @@ def test_what_was_done_to_the_checkpoints_makes_no_why_too_long(written: Any, ca
     written.fail(20, *facts, Evidence("host", "core_file", "dumped core: c", 1))
     written.again(30, torn=(("ckpt/7.pt", LONG),), repaired=tuple((path, what * 9) for path, what in MENDED))
     written.close()
-    assert "  repaired " in told(written, capsys)
+    assert "  repaired " in explained(written, capsys)
 
 
 @pytest.mark.parametrize("notes", [0, 1, 3])
@@ -412,7 +412,7 @@ def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(
     written.start(1)
     written.fail(10, Evidence("error_file", "exception", "ValueError: of rank 0", 0, t=written.T0 + 9))
     written.close()
-    text = " ".join(told(written, capsys).split())
+    text = " ".join(explained(written, capsys).split())
     assert "where rank 0 on" in text
     assert "; rank 1 ended first" in text
 

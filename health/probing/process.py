@@ -1,9 +1,8 @@
 """`python -P health/probing/process.py`: runs probes for its parent, which kills it when one hangs.
 
-Requests come on stdin, one request a line: {"id", "probe", "ask", "module"}. Answers go to stdout: {"ready": true}, then one line a
-reading as soon as it is made: {"id", "reading": [...]}, and at the end {"id", "done": CPU seconds} or {"id", "failed": "why"}. A probe
-that fails costs its own answer only. When stdin ends the process ends at once with what it started, also in the midst of a read: nobody
-would read the answer. It keeps a probe's session if the request asks for a lasting one.
+It reads the requests of messages.py on stdin and writes the answers to stdout. A probe that fails costs its own answer only. When stdin
+ends the process ends at once with what it started, also in the midst of a read: nobody would read the answer. It keeps a probe's session
+if the request asks for a lasting one.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from health.model import Json, Reading
+    from health.probing.messages import ProberAnswer, ProbeRequest
 
 
 def main() -> None:
@@ -47,12 +47,12 @@ def main() -> None:
     sessions: dict[str, registry.ProbeSession] = {}
     _send(out, {"ready": True})
     while (line := requests.get()) is not None:
-        request = json.loads(line)
+        request: ProbeRequest = json.loads(line)
         number, name = request["id"], request["probe"]
         started = time.thread_time()
         try:
-            for reading in _readings(name, request.get("module", ""), Ask.from_json(request["ask"]), sessions):
-                one = [reading.probe, reading.subject, reading.name, reading.value, reading.problem, reading.t or time.time()]
+            for reading in _readings(name, request["module"], Ask.from_json(request["ask"]), sessions):
+                one: list[Json] = [reading.probe, reading.subject, reading.name, reading.value, reading.problem, reading.t or time.time()]
                 _send(out, {"id": number, "reading": one})
             _send(out, {"id": number, "done": time.thread_time() - started})
         except Exception as error:  # noqa: BLE001  whatever a probe meets is its answer
@@ -78,7 +78,7 @@ def _listen(requests: SimpleQueue[bytes | None]) -> None:
     _end()
 
 
-def _send(out: int, answer: dict[str, Json]) -> None:
+def _send(out: int, answer: ProberAnswer) -> None:
     left = memoryview(json.dumps(answer, separators=(",", ":")).encode("ascii") + b"\n")
     while left:
         try:

@@ -27,7 +27,7 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from health import registry
 from health.model import Ask, Json, Reading, Readings, reading_from
@@ -35,6 +35,8 @@ from health.probing.process_groups import kill_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from health.probing.messages import ProberAnswer, ProbeRequest
 
     Start = Callable[[Callable[[], subprocess.Popen[bytes]]], subprocess.Popen[bytes]]
 
@@ -75,7 +77,7 @@ class _Process:
         """Ask one thing. False where the process is gone, or does not read."""
         assert self.popen.stdin is not None  # noqa: S101 -- a pipe was asked for
         self.asked += 1
-        row: dict[str, Json] = {"id": self.asked, "probe": name, "module": module, "ask": ask.to_json()}
+        row: ProbeRequest = {"id": self.asked, "probe": name, "module": module, "ask": ask.to_json()}
         fd, left = self.popen.stdin.fileno(), json.dumps(row).encode("ascii") + b"\n"
         until = time.monotonic() + (ask.deadline_s if self.ready else _START_S)
         try:
@@ -90,7 +92,7 @@ class _Process:
             return False
         return True
 
-    def lines(self) -> list[dict[str, Json]] | None:
+    def lines(self) -> list[ProberAnswer] | None:
         """Return the answers that are there, None where the process has closed its end."""
         try:
             got = os.read(self.fd(), _CHUNK)
@@ -102,7 +104,7 @@ class _Process:
             return None
         *whole, self.rest = (self.rest + got).split(b"\n")
         self.rest = self.rest[-_LONGEST_ANSWER:]
-        answers = [answer for line in whole if (answer := _answer(line))]
+        answers = [answer for line in whole if (answer := _answer(line)) is not None]
         self.ready = self.ready or any("ready" in answer for answer in answers)
         return answers
 
@@ -131,7 +133,7 @@ class _Job:
     readings: list[Reading] = field(default_factory=list)
     outcome: dict[str, Json] = field(default_factory=dict)
 
-    def take(self, answers: Iterable[dict[str, Json]]) -> None:
+    def take(self, answers: Iterable[ProberAnswer]) -> None:
         for answer in answers:
             if answer.get("id") != self.process.asked:
                 continue  # "ready"
@@ -140,8 +142,8 @@ class _Job:
                     self.readings.append(reading_from(answer["reading"]))
             elif "done" in answer:
                 self.outcome = {"state": "answered", "cpu_s": answer["done"]}
-            else:
-                self.outcome = {"state": "failed", "why": answer.get("failed", "")}
+            elif "failed" in answer:
+                self.outcome = {"state": "failed", "why": answer["failed"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,13 +295,13 @@ def _few(environ: Mapping[str, str]) -> Mapping[str, str]:
     return environment.needed(environ)
 
 
-def _answer(line: bytes) -> dict[str, Json]:
-    """Return a line of a prober's; empty where a library wrote into its pipe, which costs that line only."""
+def _answer(line: bytes) -> ProberAnswer | None:
+    """Return the answer in one line; None where a library wrote into the prober's pipe, which costs that line only."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
-        return {}
-    return answer if isinstance(answer, dict) else {}
+        return None
+    return cast("ProberAnswer", answer) if isinstance(answer, dict) else None
 
 
 def asked(readings: Readings) -> frozenset[str]:

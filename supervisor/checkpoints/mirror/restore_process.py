@@ -1,12 +1,7 @@
 """Restores the newest checkpoint of a job from its mirrors, as a process: `python -P -m supervisor.checkpoints.mirror.restore_process`.
 
-The libraries for S3 are large, and the supervisor must stay small. In, on stdin: {"mirrors", "job", "instead" (the job whose
-checkpoint is taken if this one has none), "into", "cwd", "command", "declared", "discovered" (where it may be written), "workers", "s3"}.
-Out, a line each: {"ev": "progress", "done", "total"} in bytes, {"ev": "line", "text"} for people, and at the end one of
-{"ev": "restored", "path", "step", "began" (when the run did that saved it), "mirror", "bytes", "passed_over", "manifest" (as text; "" if
-the file is another whole checkpoint that had the name)}, {"ev": "nothing"},
-{"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (another file has the name), elsewhere (the path is
-not permitted), no_space, failed.
+The libraries for S3 are large, and the supervisor must stay small. The process reads one RestoreOrder on stdin, as JSON. It writes one
+line of JSON for each RestoreEvent; the last one has the RestoreAnswer.
 """
 
 from __future__ import annotations
@@ -18,8 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
 
 from supervisor.checkpoints.discovery import record
 from supervisor.checkpoints.mirror.process import mirrors, s3_options
@@ -39,9 +35,42 @@ _READ_TIMEOUT_S = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreAnswer:
-    """The answer to a restore. kind: restored, nothing, or why it was refused."""
+class RestoreOrder(msgspec.Struct, frozen=True):
+    """What to restore: the newest checkpoint of `job`, or of `instead` if it has none ("": of no other), and where it may be written.
+
+    s3: fields of checkpointing.mirror.backends.S3Options. cwd, command, declared and discovered: what restore_permission judges by.
+    """
+
+    mirrors: tuple[str, ...]
+    job: str
+    instead: str
+    cwd: str
+    command: tuple[str, ...]
+    declared: tuple[str, ...]
+    discovered: tuple[str, ...]
+    workers: int
+    s3: dict[str, Any]
+
+
+class RestoredBytes(msgspec.Struct, frozen=True, tag_field="ev", tag="progress"):
+    """How many bytes are restored."""
+
+    done: int
+    total: int
+
+
+class RestoreLine(msgspec.Struct, frozen=True, tag_field="ev", tag="line"):
+    """A line for people."""
+
+    text: str
+
+
+class RestoreAnswer(msgspec.Struct, frozen=True, tag_field="ev", tag="answer"):
+    """The answer to a restore. kind: restored, nothing, or why it was refused.
+
+    The reasons: other_job, unreachable, in_the_way (another file has the name), elsewhere (the path is not permitted), no_space, failed.
+    began: when the run began that saved it. manifest: as text; "" if the file is another whole checkpoint that had the name.
+    """
 
     kind: str
     path: str = ""
@@ -55,24 +84,26 @@ class RestoreAnswer:
     manifest: str = ""
 
 
+RestoreEvent = RestoredBytes | RestoreLine | RestoreAnswer
+
+
 def restore(job: Job, say: Callable[[str], None]) -> RestoreAnswer:
     """Restore the newest verified checkpoint of this job, or else of the one that --restore-from names.
 
     `say` gets a line of progress now and then.
     """
     checkpoints = job.settings.checkpoints
-    order = {
-        "mirrors": mirrors(job.settings),
-        "job": job.name,
-        "instead": checkpoints.restore_from,
-        "into": None,
-        "cwd": str(job.cwd),
-        "command": list(job.command),
-        "declared": list(checkpoints.paths),
-        "discovered": [location.pattern for location in record.read_locations(job.state / "checkpoints") if location.saved],
-        "workers": checkpoints.concurrency,
-        "s3": s3_options(job.settings),
-    }
+    order = RestoreOrder(
+        mirrors=tuple(mirrors(job.settings)),
+        job=job.name,
+        instead=checkpoints.restore_from,
+        cwd=str(job.cwd),
+        command=tuple(job.command),
+        declared=tuple(checkpoints.paths),
+        discovered=tuple(location.pattern for location in record.read_locations(job.state / "checkpoints") if location.saved),
+        workers=checkpoints.concurrency,
+        s3=s3_options(job.settings),
+    )
     argv = [sys.executable, "-P", "-m", "supervisor.checkpoints.mirror.restore_process"]
     try:
         with (
@@ -86,22 +117,27 @@ def restore(job: Job, say: Callable[[str], None]) -> RestoreAnswer:
             assert process.stdin is not None  # noqa: S101 (says it to the type checker)
             assert process.stdout is not None  # noqa: S101 (as above)
             with contextlib.suppress(BrokenPipeError):  # it ended before it read: its exit code is reported below
-                process.stdin.write(json.dumps(order))
+                process.stdin.write(_encode(order))
                 process.stdin.close()
             answer: RestoreAnswer | None = None
             reported = time.monotonic()
             for line in process.stdout:
-                row = json.loads(line)
-                if row["ev"] == "line":
-                    say(clean(row["text"]))
-                elif row["ev"] != "progress":
-                    answer = _answer(row)
+                event: RestoreEvent = msgspec.convert(json.loads(line), RestoreEvent)
+                if isinstance(event, RestoreLine):
+                    say(clean(event.text))
+                elif isinstance(event, RestoreAnswer):
+                    answer = event
                 elif time.monotonic() - reported > _REPORT_EVERY_S:
                     reported = time.monotonic()
-                    say(f"restoring from the mirror: {row['done'] / 2**30:.1f} of {row['total'] / 2**30:.1f} GiB")
+                    say(f"restoring from the mirror: {event.done / 2**30:.1f} of {event.total / 2**30:.1f} GiB")
             return answer or RestoreAnswer("failed", message=_unanswered(process.wait(), errors))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         return RestoreAnswer("failed", message=f"cannot restore: {error}")
+
+
+def _encode(message: RestoreOrder | RestoreEvent) -> str:
+    """Return a message as JSON. The standard library's encoder takes paths that are not UTF-8; that of msgspec refuses them."""
+    return json.dumps(msgspec.to_builtins(message))
 
 
 def _unanswered(code: int, errors: IO[bytes]) -> str:
@@ -109,22 +145,6 @@ def _unanswered(code: int, errors: IO[bytes]) -> str:
     errors.seek(0)
     lines = errors.read().decode("utf-8", "backslashreplace").strip().splitlines()
     return f"the process that restores ended with {code}" + (f": {clean(lines[-1])}" if lines else "")
-
-
-def _answer(row: dict[str, Any]) -> RestoreAnswer:
-    if row["ev"] == "restored":
-        passed = tuple((str(what), str(why)) for what, why in row["passed_over"])
-        return RestoreAnswer(
-            "restored",
-            row["path"],
-            row["step"],
-            row["mirror"],
-            row["bytes"],
-            passed_over=passed,
-            began=row["began"],
-            manifest=row["manifest"],
-        )
-    return RestoreAnswer("nothing") if row["ev"] == "nothing" else RestoreAnswer(row["kind"], message=row["message"], hint=row["hint"])
 
 
 def main() -> int:
@@ -138,9 +158,9 @@ def main() -> int:
 
     writing = threading.Lock()
 
-    def send(ev: str, **more: Any) -> None:  # noqa: ANN401 (a row of JSON)
+    def send(event: RestoreEvent) -> None:
         with writing:  # the thread that downloads reports its progress
-            sys.stdout.write(json.dumps({"ev": ev, **more}) + "\n")
+            sys.stdout.write(_encode(event) + "\n")
             sys.stdout.flush()
 
     kinds = {
@@ -150,37 +170,39 @@ def main() -> int:
         restoring.PathNotPermitted: "elsewhere",
         restoring.NoSpace: "no_space",
     }
-    order = json.load(sys.stdin)
+    order = msgspec.convert(json.load(sys.stdin), RestoreOrder)
     try:
-        options = S3Options(**order["s3"], connections=order["workers"], read_timeout_s=_READ_TIMEOUT_S)
-        backends = [open_backend(url, options) for url in order["mirrors"]]
+        options = S3Options(**order.s3, connections=order.workers, read_timeout_s=_READ_TIMEOUT_S)
+        backends = [open_backend(url, options) for url in order.mirrors]
         done = restoring.newest_of(
             backends,
-            order["job"],
-            order["instead"],
-            into=order["into"],
-            workers=order["workers"],
-            refusal=lambda path: refusal(path, order["cwd"], order["declared"], order["discovered"], order["command"]),
-            progress=RestoreProgress(lambda text: send("line", text=text), lambda done, total: send("progress", done=done, total=total)),
+            order.job,
+            order.instead,
+            workers=order.workers,
+            refusal=lambda path: refusal(path, order.cwd, order.declared, order.discovered, order.command),
+            progress=RestoreProgress(lambda text: send(RestoreLine(text)), lambda done, total: send(RestoredBytes(done, total))),
         )
     except CheckpointingError as error:
-        send("refused", kind=kinds.get(type(error), "failed"), message=error.message, hint=error.hint)
+        send(RestoreAnswer(kinds.get(type(error), "failed"), message=error.message, hint=error.hint))
         return 1
     except OSError as error:
-        send("refused", kind="failed", message=f"cannot restore: {error}", hint="see whether the disk has space and may be written")
+        hint = "see whether the disk has space and may be written"
+        send(RestoreAnswer("failed", message=f"cannot restore: {error}", hint=hint))
         return 1
     if done is None:
-        send("nothing")
+        send(RestoreAnswer("nothing"))
     else:
         send(
-            "restored",
-            path=done.path,
-            step=done.manifest.step,
-            began=max(done.manifest.about.began or 0, done.manifest.saved_ns // 10**9),
-            mirror=done.url,
-            bytes=done.fetched_bytes,
-            passed_over=done.passed_over,
-            manifest=encode(done.manifest).decode("ascii") if done.is_proven else "",
+            RestoreAnswer(
+                "restored",
+                done.path,
+                done.manifest.step,
+                done.url,
+                done.fetched_bytes,
+                passed_over=done.passed_over,
+                began=max(done.manifest.about.began or 0, done.manifest.saved_ns // 10**9),
+                manifest=encode(done.manifest).decode("ascii") if done.is_proven else "",
+            )
         )
     return 0
 

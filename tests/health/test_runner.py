@@ -356,7 +356,7 @@ def test_a_probe_that_answered_is_ok() -> None:
 
 
 def test_an_ask_comes_through_as_it_was() -> None:
-    ask = Ask(3.0, ("/a",), ("b",), (1,), {"C": "d"}, (2,), "e", 7, lasting=True, root="/r", options={"f": [1, {"g": None}]})
+    ask = Ask(3.0, ("/a",), ("b",), (1,), {"C": "d"}, "e", 7, lasting=True, root="/r", options={"f": [1, {"g": None}]})
     assert Ask.from_json(ask.to_json()) == ask
     assert ask.at("/proc/1") == "/r/proc/1"
     assert Ask().at("/proc/1") == "/proc/1"

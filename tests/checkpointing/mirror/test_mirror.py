@@ -246,9 +246,9 @@ def test_nonsense_is_refused_and_the_next_command_is_executed(place: Place) -> N
     path = place.home / "ckpt" / "step_100.pt"
     with Process(place) as process:
         process.send({"cmd": "mirror"})
-        process.wait_for("alert", what="refused")
+        assert process.wait_for("alert", what="refused")["hint"].startswith("report this")
         process.mirror(path, place.home / "none.json")
-        process.wait_for("alert", what="refused")
+        assert "the manifest belongs to it" in process.wait_for("alert", what="refused")["hint"]
         process.mirror(path, save(path, 100))
         process.wait_for("uploaded")
 

@@ -252,14 +252,15 @@ def test_quit_shows_the_stacks_of_all_ranks_and_the_training_goes_on(supervise: 
 def test_a_tmux_server_and_a_slow_uploader_live_on_after_a_job_that_ended_well(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    start = 'tmux -L e2e -f /dev/null new-session -d "sleep 600"; setsid sh -c "sleep 8; touch uploaded; echo done" & exec "$@"'
+    upload = 'mkfifo network; setsid sh -c "cat network; touch uploaded; echo done"'
+    start = f'tmux -L e2e -f /dev/null new-session -d "sleep 600"; {upload} & exec "$@"'
     run = supervise("sh", "-c", start, "sh", *LAUNCHED, "--steps=3", TMUX_TMPDIR=str(tmp_path))
     tmux = ["tmux", "-L", "e2e"]
     environment = {**os.environ, "TMUX_TMPDIR": str(tmp_path)}
     try:
         assert run.exit_code() == 0
-        assert not (tmp_path / "uploaded").exists()  # else there was nothing that could have been harmed
         assert "left running" in run.stderr
+        os.close(os.open(tmp_path / "network", os.O_WRONLY | os.O_NONBLOCK))  # ENXIO if the uploader no longer reads: it was ended
         wait_for((tmp_path / "uploaded").exists, "the upload is done", 15)
         assert subprocess.run([*tmux, "list-sessions"], env=environment, check=False, capture_output=True).returncode == 0  # noqa: S603
     finally:

@@ -26,6 +26,7 @@ def static(start: Callable[..., Any], node: int, where: int, job: str) -> Any:  
     return start("--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={where}", JOB=job)
 
 
+@pytest.mark.slow
 def test_a_node_that_ended_well_begins_again_with_one_that_failed_after_it_and_a_stop_is_for_all(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_node_without_supervisor_that_is_ended_before_its_ranks_are_is_no_succ
     first.expect("stopped", 1, outcome="failed")
 
 
+@pytest.mark.slow
 def test_a_node_whose_ranks_ended_well_begins_again_where_the_store_goes_before_all_nodes_said_so(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:

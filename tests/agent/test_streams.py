@@ -43,6 +43,7 @@ def test_redirected_streams_stay_torchs_and_their_ends_are_told_on_failure(start
     assert agent.wait_exit() == 3
 
 
+@pytest.mark.slow
 def test_on_a_terminal_rank_0_of_one_node_has_one_and_the_others_are_line_buffered(start: Callable[..., Any], tmp_path: Path) -> None:
     agent = start(options=("--streams", "tty", "--window", "33x99"), JOB=PRINT)
     finish(agent)

@@ -50,6 +50,7 @@ def test_ls_tells_what_is_known_without_reading(place: Path) -> None:
     assert "torn" in run(place, "checkpoints", "ls").stdout  # by the rejection alone, without a pattern
 
 
+@pytest.mark.slow
 def test_a_quarantined_checkpoint_is_not_handed_out_again(place: Path) -> None:
     done = run(place, "checkpoints", "quarantine", "--reason", "it diverged", "ckpt/step_2.pt")
     assert done.returncode == 0, done.stderr

@@ -426,6 +426,7 @@ for step in range(1, 31):
 """
 
 
+@pytest.mark.slow
 def test_an_attempt_that_ignores_its_checkpoint_is_called_what_it_is_everywhere(
     supervise: Callable[..., Supervised], receiver: Receiver, tmp_path: Path
 ) -> None:

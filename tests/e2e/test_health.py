@@ -134,6 +134,7 @@ def test_without_leave_to_run_on_fewer_it_ends_with_69_naming_the_gpu_and_so_doe
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_gpu_that_needs_a_reset_is_left_out_before_the_first_rank_is_there(
     supervise: Callable[..., Supervised], four_gpus: FakeNvml
 ) -> None:

@@ -37,6 +37,7 @@ def test_the_output_of_a_failed_run_is_shown_after_a_good_one(supervise: Callabl
     assert again.ask("logs").stdout == "good\n"
 
 
+@pytest.mark.slow
 def test_a_changed_command_opens_a_new_run_says_so_and_hides_nothing(supervise: Callable[..., Supervised]) -> None:
     first = supervise("bash", "-c", "echo began; sleep 300")
     first.wait_for_line("^began$")

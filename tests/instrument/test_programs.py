@@ -139,7 +139,8 @@ def test_an_exception_shows_the_framework_that_the_first_step_did_not(attempt: A
     assert written(attempt)["programs"] == ["hf_trainer"]
 
 
-@pytest.mark.parametrize("where", [pytest.param("at the top", marks=pytest.mark.slow), "in a function"])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["at the top", "in a function"])
 def test_the_real_accelerate_is_known_by_what_it_prepared(attempt: Attempt, where: str) -> None:
     pytest.importorskip("accelerate")
     body = (
@@ -158,7 +159,9 @@ def test_the_real_accelerate_is_known_by_what_it_prepared(attempt: Attempt, wher
     assert written(attempt) == {"programs": ["accelerate"], "values": {"grad_accum": "4"}, "batchnorm": False}
 
 
-@pytest.mark.parametrize("beside", [True, False], ids=["with its configurator", "of the same names"])
+@pytest.mark.parametrize(
+    "beside", [pytest.param(True, id="with its configurator"), pytest.param(False, id="of the same names", marks=pytest.mark.slow)]
+)
 def test_nanogpt_is_known_by_what_it_executed(attempt: Attempt, tmp_path: Path, *, beside: bool) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -214,6 +217,7 @@ def test_the_look_is_below_a_millisecond_and_is_taken_once(attempt: Attempt, tmp
     assert written(attempt)["programs"] == ["hf_trainer"]
 
 
+@pytest.mark.slow
 def test_what_raises_when_it_is_looked_at_costs_the_training_nothing(attempt: Attempt, tmp_path: Path) -> None:
     hostile = (
         "class Args:\n    def __getattr__(self, name): raise SystemError(name)\nclass Trainer:\n    args = Args()\n    train = train\n"

@@ -65,6 +65,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_the_phases_of_a_rank_and_what_it_loaded(attempt: Attempt, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LOOK + PHASES)

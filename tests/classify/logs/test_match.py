@@ -288,7 +288,7 @@ def test_open_tracebacks_hold_little_whatever_their_messages_are() -> None:
 XID = "kernel: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"
 
 
-@pytest.mark.parametrize("lines", [1, 8])
+@pytest.mark.parametrize("lines", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_what_thousands_of_ranks_log_does_not_push_out_what_is_logged_once(lines: int) -> None:
     flood = "".join(f"[rank{rank}]: {OOM}\n" * lines for rank in range(3000))
     facts = hits(flood + XID + flood)

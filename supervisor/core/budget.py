@@ -3,14 +3,14 @@
 The rule is that of Erlang/OTP's supervisor. Each family has its own budget, so that network failures do not use up the restarts for a
 failure of the program. Infrastructure failures, and failures after which the plan changed the job, are counted but use up no budget.
 Infrastructure failures have a limit of their own (`recurring_stop`), because the run would otherwise wait for the infrastructure for ever.
-It has no period: ten collectives that time out after half an hour each are as hopeless as ten within one hour.
+Their period is a day: ten collectives that time out after half an hour each are as hopeless as ten within one hour. A link that fails
+twice a week is not, also in a job whose progress nobody sees (no absolute step, no verified checkpoint).
 
 The rung `recurring` (strategies/guards.py) asks for infrastructure, and `restart_within_budget` (strategies/repetition.py) for all else.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
     from supervisor.core.model import Failure, Policy
+
+INFRASTRUCTURE_PERIOD_S = 86_400.0
 
 _INFRASTRUCTURE = frozenset(
     {
@@ -54,9 +56,9 @@ def family(cause: Cause) -> str:
 
 
 def recent(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Policy) -> tuple[Failure, ...]:
-    """Return the failures of the cause's family since the last progress, charged or not; for all but infrastructure within the period."""
+    """Return the failures of the cause's family within its period and since the last progress, charged or not."""
     mine = family(cause)
-    period_s = math.inf if mine == "infrastructure" else policy.period_s
+    period_s = INFRASTRUCTURE_PERIOD_S if mine == "infrastructure" else policy.period_s
     return tuple(f for f in failures if not f.progressed_since and family(f.cause) == mine and t - f.t <= period_s)
 
 
@@ -82,7 +84,7 @@ def balance(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Polic
     infrastructure = family(cause) == "infrastructure"
     if infrastructure:
         used, allowed = sum(not f.changed for f in earlier), policy.recurring_stop - 1
-        reason = f"the infrastructure failed {used + 1} times without progress"
+        reason = f"the infrastructure failed {used + 1} times within a day without progress"
     else:
         used, allowed = sum(f.charged for f in earlier), policy.intensity
         reason = f"failed {used + 1} times within {policy.period_s:.0f} s without progress"

@@ -435,16 +435,12 @@ class ElasticSession:
 
 def decode(line: bytes) -> AgentMessage:
     """Return the message in one line of the link. Raises msgspec.DecodeError where it is none, or a field has another type."""
-    name = msgspec.json.decode(line, type=_Named).ev
-    if name not in MESSAGES:
-        raise msgspec.DecodeError(f"unknown message {name!r}")
-    return msgspec.json.decode(line, type=MESSAGES[name])
-
-
-class _Named(msgspec.Struct):
-    """What every message has."""
-
-    ev: str
+    try:
+        row = json.loads(line)  # msgspec's decoder refuses lone surrogates, which stand for a name that is not UTF-8
+        kind = MESSAGES[row.pop("ev")]
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise msgspec.DecodeError(f"no message: {error!r}") from error
+    return msgspec.convert(row, kind)
 
 
 def exception_line(traceback: str) -> str:

@@ -41,14 +41,14 @@ class BackgroundWriter(Generic[Item]):
             self._lose(1)
 
     def close(self, deadline_s: float) -> bool:
-        """Wait until all is written, at most `deadline_s`. False: the thread still writes, and is left alone."""
+        """Wait until all is written, at most `deadline_s`. False: it is not, and a thread that still writes is left alone."""
         until = time.monotonic() + deadline_s
         try:
             self._queue.put(None, timeout=deadline_s)
         except queue.Full:
             return False
         self._thread.join(max(0.0, until - time.monotonic()))
-        return not self._thread.is_alive()
+        return self._queue.empty() and not self._thread.is_alive()
 
     def _lose(self, count: int) -> None:
         with self._lock:

@@ -36,6 +36,6 @@ class IncidentFiles:
         directory, name, text = file
         try:
             staging.write(str(directory() / name), f"{text}\n".encode(errors="backslashreplace"), is_durable=False)
-        except OSError as error:
-            self._failed(name, error.strerror or str(error))
+        except (OSError, ValueError) as error:  # ValueError: a NUL in a name
+            self._failed(name, getattr(error, "strerror", None) or str(error))
         return True  # handled, not dropped: `failed` has reported the error

@@ -39,7 +39,7 @@ def within_cap(situation: Situation) -> Plan | None:
 
 
 def recurring(situation: Situation) -> Plan | None:
-    """Stop with 65 at the `recurring_stop`-th equal failure of a run, with 75 at as many infrastructure failures without progress.
+    """Stop with 65 at the `recurring_stop`-th equal failure of a run, with 75 at as many infrastructure failures of a day without progress.
 
     Ten equal failures are no accident, even with progress between them; --keep-going permits them. Failures of the infrastructure count
     together, and only while no progress is made: a link that flaps once a day for a month is a reason to have a supervisor. A failure that
@@ -126,7 +126,7 @@ def environment_at_fault(situation: Situation) -> Plan | None:
 
 RUNGS = (
     Rung("within_cap", within_cap, "stop: --max-restarts, or the attempts of a run, are used up"),
-    Rung("recurring", recurring, "stop at a run's tenth equal failure (65), or tenth of the infrastructure without progress (75)"),
+    Rung("recurring", recurring, "stop at a run's tenth equal failure (65), or tenth of the infrastructure in a day without progress (75)"),
     Rung("requeue", requeue, "leave with 75: the scheduler brings the job back"),
     Rung("own_code_before_first_step", own_code_before_first_step, "stop with the rank's own code if no step was made"),
     Rung("start_tries", start_tries, "stop with 75 when a run's start failed three times"),

@@ -7,10 +7,10 @@ name that cannot be imported. Nothing is imported here: a function that is not l
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import astuple, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-from supervisor.core.model import Plan
+from supervisor.core.model import Change, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 def nothing_missing(_situation: Situation) -> str:
     """Return nothing: most rungs need no knob."""
     return ""
+
+
+#: The fields of a Plan that a package can get wrong, by their type; those of tuples hold texts.
+_TYPES: dict[type, tuple[str, ...]] = {
+    str: ("reason", "next_rung", "alert", "alert_kind"),
+    int: ("exit_code", "nproc"),
+    float: ("delay_s",),
+    tuple: ("changes", "rejected", "exclude", "notes"),
+}
 
 
 class PlugInError(Exception):
@@ -68,6 +77,24 @@ def plug_in(name: str) -> Rung | None:
         if plan is not None and not isinstance(plan, Plan):
             msg = f"it returned a {type(plan).__name__}, not a Plan"
             raise PlugInError(msg)
+        if plan is not None and (field := _mistyped(plan)):
+            msg = f"{field} of its plan is of another type than core/model.py declares"
+            raise PlugInError(msg)
         return plan
 
     return Rung(name, checked, f"the plug-in {name}", changes_job=True)
+
+
+def _mistyped(plan: Plan) -> str:
+    """Return the name of a field of another type than declared, "" if there is none: Python does not check what a package wrote."""
+    values: dict[str, Any] = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    changes = values["changes"] if isinstance(values["changes"], tuple) else (None,)
+    values["changes"] = tuple(text for change in changes for text in (astuple(change) if isinstance(change, Change) else (None,)))
+    values["nproc"] = 0 if plan.nproc is None else plan.nproc
+    right = {
+        str: lambda value: isinstance(value, str),
+        int: lambda value: type(value) is int,
+        float: lambda value: type(value) in {int, float},
+        tuple: lambda value: isinstance(value, tuple) and all(isinstance(item, str) for item in value),
+    }
+    return next((name for kind, names in _TYPES.items() for name in names if not right[kind](values[name])), "")

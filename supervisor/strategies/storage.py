@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core.budget import recent
+from supervisor.core import budget
 from supervisor.core.model import Cause, Plan, PlanKind
 from supervisor.strategies.rung import Rung
 
@@ -20,14 +20,16 @@ LONGEST_S = 600.0
 _WAITS_FOR = {Cause.DISK_FULL: "space", Cause.IO_ERROR: "the file system", Cause.STORAGE_REMOTE: "the remote store"}
 
 
-def wait_for_storage(situation: Situation) -> Plan:
-    """Restart after a wait."""
+def wait_for_storage(situation: Situation) -> Plan | None:
+    """Restart after a wait. None where the infrastructure failed too often: the next rung stops."""
     verdict = situation.verdict
     storage = _WAITS_FOR.get(verdict.cause, "storage")
     where = f" ({path})" if (path := situation.fact("path")) else ""
-    count = len(recent(situation.failures, verdict.cause, situation.t, situation.policy))
+    if budget.balance(situation.failures, verdict.cause, situation.t, situation.policy).refusal:
+        return None
+    count = sum(f.cause in _WAITS_FOR for f in budget.recent(situation.failures, verdict.cause, situation.t, situation.policy))
     # half of it fixed, half of it jitter: never at once, and not all jobs of a cluster in the same second
-    delay_s = min(FIRST_S * 2**count, LONGEST_S) * (0.5 + 0.5 * situation.jitter)
+    delay_s = min(FIRST_S * 2 ** min(count, 10), LONGEST_S) * (0.5 + 0.5 * situation.jitter)
     return Plan(
         kind=PlanKind.RESTART,
         reason=f"wait {delay_s:.0f} s for {storage}{where}, then restart",

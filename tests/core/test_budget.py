@@ -32,6 +32,7 @@ def test_a_failure_that_was_not_charged_does_not_count() -> None:
         (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False),) * 3, 0),
         (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False),) * 4, None),
         (Cause.RENDEZVOUS, (failure(Cause.GLOO_ERROR, charged=False, t=T - 3601),) * 4, None),
+        (Cause.RENDEZVOUS, (failure(Cause.GLOO_ERROR, charged=False, t=T - 86_401),) * 4, 3),
         (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False, changed=True),) * 4, 3),
         (Cause.RENDEZVOUS, (failure(Cause.RENDEZVOUS, charged=False, progressed_since=True),) * 4, 3),
     ],

@@ -134,9 +134,9 @@ def test_a_framework_that_fails_in_a_process_without_a_rank_is_known(attempt: At
 
 def test_an_exception_shows_the_framework_that_the_first_step_did_not(attempt: Attempt, tmp_path: Path) -> None:
     lay_out(tmp_path, "transformers.trainer", ARGS + "class Trainer:\n    args = Args()\n    def train(self): raise MemoryError\n")
-    script = LOOP + "train(None)\nfrom transformers.trainer import Trainer\nTrainer().train()"
+    script = LOOP + "norm = torch.nn.BatchNorm1d(2)\ntrain(None)\nfrom transformers.trainer import Trainer\nTrainer().train()"
     assert attempt.run("-c", script, env=attempt.env(pythonpath=str(tmp_path))).returncode
-    assert written(attempt)["programs"] == ["hf_trainer"]
+    assert (written(attempt)["programs"], written(attempt)["batchnorm"]) == (["hf_trainer"], True)
 
 
 @pytest.mark.slow

@@ -387,6 +387,8 @@ def test_a_line_that_is_no_message_is_refused() -> None:
 
 def test_a_message_is_read_as_the_agent_wrote_it() -> None:
     spawned = (SpawnedRank(0, 0, 11, 12), SpawnedRank(1, 1, 13, 14))
-    decision = DecisionOfPeer(2, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",), {"node": "b"})
+    decision = DecisionOfPeer(
+        2, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",), {"node": "b", "summary": "cannot decode \udcff.pt"}
+    )
     for message in (RanksStarted(2, spawned, 4), decision, RanksStopped(2, "failed", (TorchError(1, "E: x", "Traceback"),))):
         assert decode(encode(message)) == message

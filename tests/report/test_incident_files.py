@@ -58,7 +58,8 @@ def test_a_file_that_cannot_be_written_is_reported_by_name_and_the_next_is_writt
     lost: list[tuple[str, str]] = []
     files = IncidentFiles(lambda what, cause: lost.append((what, cause)))
     files.write_soon(lambda: tmp_path / "missing", "card.txt", "1")
+    files.write_soon(lambda: tmp_path, "card\0.txt", "1")
     files.write_soon(lambda: tmp_path, "card.txt", "2")
     files.close(60)
-    assert lost == [("card.txt", "No such file or directory")]
+    assert lost == [("card.txt", "No such file or directory"), ("card\0.txt", "embedded null byte")]
     assert (tmp_path / "card.txt").read_text() == "2\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.model import Cause, Claim, Evidence, Plan, PlanKind, Policy, Verdict
+from supervisor.core.model import Cause, Change, Claim, Evidence, Plan, PlanKind, Policy, Verdict
 from supervisor.strategies import RUNGS, consent, ladder, names, propose, resolve
 from supervisor.strategies.ladders import GUARDS, LADDERS, LAST
 from supervisor.strategies.rung import is_plug_in, nothing_missing
@@ -79,6 +79,12 @@ def answer_nonsense(situation: object) -> str:
     return str(situation)
 
 
+def answer_numbers(situation: object) -> Plan:
+    """Stand in for a package's strategy whose plan has a number where a text belongs."""
+    del situation
+    return Plan(PlanKind.RESTART, "again", "stop", "plug", changes=(Change("env:NCCL_RETRIES", "", 7, "NCCL_RETRIES=7"),))  # type: ignore[arg-type]
+
+
 def test_a_plug_in_is_found_where_it_was_imported() -> None:
     found = resolve(f"{__name__}:stop_it")
     assert found is not None
@@ -93,6 +99,7 @@ def test_a_plug_in_is_found_where_it_was_imported() -> None:
     [
         (f"{__name__}:break_it", "failed, so the next rung decides: ValueError: "),
         (f"{__name__}:answer_nonsense", "failed, so the next rung decides: it returned a str, not a Plan"),
+        (f"{__name__}:answer_numbers", "failed, so the next rung decides: changes of its plan is of another type"),
         ("gone.away:strategy", "is not loaded, so the next rung decides"),
     ],
 )

@@ -170,7 +170,7 @@ class ProgramRecognition:
         who = self._identity
         if not who.enabled:
             return
-        self._recognised = bool(found["programs"] or found["batchnorm"])
+        self._recognised = bool(found["programs"])
         import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
 
         owner = who.local_rank if who.claimed else f"{layout.UNCLAIMED}-{who.pid}"

@@ -41,6 +41,8 @@ _ORDINARY = {
 _JOBS = frozenset({"agent", "e2e", "examples", "mirror", "nodecheck", "training"})
 _JOB, _PROCESS, _PURE, _SLOW, _SLOW_PURE = 4.0, 1.0, 0.02, 20.0, 2.0
 _PATIENCE = 6.0
+#: A slow test that may take longer than this runs in any worker; the other tests of a file share one, and so their fixtures.
+_APART_S = 1800.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,6 +67,14 @@ def the_machine_s_own_proc() -> Iterator[None]:
     if psutil is not None and psutil.PROCFS_PATH != "/proc":
         psutil.PROCFS_PATH = "/proc"
         psutil.process_iter.cache_clear()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Name the tests that one worker must run together (`--dist loadgroup`)."""
+    if getattr(item.config.option, "loadgroup", False):
+        patience = item.get_closest_marker("timeout")
+        apart = item.get_closest_marker("slow") and patience and patience.args[0] > _APART_S
+        item.add_marker(pytest.mark.xdist_group(item.name if apart else item.nodeid.partition("::")[0]))
 
 
 def _weight(item: pytest.Item) -> float:

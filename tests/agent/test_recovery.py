@@ -9,6 +9,7 @@ import pytest
 
 from supervisor.agent.messages import Go, Publish
 from tests.support.ports import free_port
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,8 +49,13 @@ def run(start: Callable[..., Any], kind: str, nodes: int, *, skew_s: float) -> N
     for agent in agents:
         agent.expect("stopped", 2, outcome="succeeded")
         assert agent.wait_exit() == 0
-    said = b"".join(text for agent in agents for (attempt, _, name), text in agent.output.items() if attempt == 2 and name == "out")
-    assert sorted(said.splitlines()) == [b"rank 0 attempt 2: 4.0", b"rank 1 attempt 2: 4.0"]
+
+    def written() -> list[bytes]:
+        texts = [text for agent in agents for (attempt, _, name), text in agent.output.items() if attempt == 2 and name == "out"]
+        return sorted(b"".join(texts).splitlines())
+
+    # the ranks' pipes are read by a thread of their own, which may be behind the agent's end
+    wait_for(lambda: written() == [b"rank 0 attempt 2: 4.0", b"rank 1 attempt 2: 4.0"], "what both ranks wrote, once each")
     assert all("TCPStore" not in agent.errors() for agent in agents), "torch printed a lost connection at the end of a healthy job"
 
 

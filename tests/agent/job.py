@@ -40,6 +40,7 @@ def do(what: str) -> None:  # noqa: C901  a table of one-liners
         touch("ready")
         wait_forever()
     elif name == "stop":
+        Path(f"stopped-{ATTEMPT}-{RANK}").write_text(str(os.getpid()))
         touch("ready")
         os.kill(os.getpid(), signal.SIGSTOP)
         wait_forever()
@@ -52,6 +53,9 @@ def do(what: str) -> None:  # noqa: C901  a table of one-liners
     elif name == "wait":  # for every rank of this list to be ready
         for rank in value.split(","):
             while not Path(f"ready-{ATTEMPT}-{rank}").exists():
+                time.sleep(0.01)
+            stopped = Path(f"stopped-{ATTEMPT}-{rank}")  # it is ready a moment before it stands still
+            while stopped.exists() and Path(f"/proc/{stopped.read_text()}/stat").read_text().rpartition(")")[2].split()[0] != "T":
                 time.sleep(0.01)
 
 

@@ -123,7 +123,8 @@ def test_no_rank_starts_before_all_nodes_said_what_they_have_and_were_told_to_st
     first.stop(1, exit_code=None)  # in the middle of it: the other node's round ends, and neither has started a rank
     first.expect("stopped", 1, outcome="stopped")
     first.send(Go(2))
-    assert "left the round" in second.expect("peer_stopped", 1)["text"]
+    # the other node sees first that it left, or that it began anew: both are true, and either ends this round
+    assert second.expect("peer_stopped", 1)["text"].endswith(("left the round", "began another round"))
     second.expect("peer_decided", 1, kind="restart")
     second.expect("stopped", 1, outcome="failed")
     second.send(Go(2))

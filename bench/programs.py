@@ -1,4 +1,4 @@
-"""Write the table of docs/programs.md from supervisor/knobs/programs.toml.
+"""Write the tables of docs/programs.md from supervisor/knobs/programs.toml.
 
 python bench/programs.py             # write it
 python bench/programs.py --check     # exit status 1 where it is not up to date
@@ -16,7 +16,7 @@ from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.programs import programs
 
 if TYPE_CHECKING:
-    from supervisor.knobs.programs import KnobRow, Program
+    from supervisor.knobs.programs import KnobRow, Program, ResumeRow
 
 PAGE = Path(__file__).parents[1] / "docs" / "programs.md"
 COUNTS = {"gpu": "per GPU", "global": "global", "rank": "per rank", "world": "over all ranks", "derived": "derived", "": ""}
@@ -41,6 +41,26 @@ def table() -> str:
     return "\n".join([*lines, "", *sources])
 
 
+def resume_table() -> str:
+    """Return the table of how each program resumes."""
+    lines = ["| program | gets, once there is a checkpoint | what must show that it uses it |", "|---|---|---|"]
+    for program in programs():
+        row = program.resume
+        if row is None:
+            continue
+        gets = f"`{row.args.replace('{value}', 'DIR')}`" if row.args else "nothing: it finds its checkpoint by itself"
+        lines.append(f"| {program.title} | {gets} | {'; '.join(_conditions(row))} |")
+    return "\n".join(lines)
+
+
+def _conditions(row: ResumeRow) -> list[str]:
+    found = [f"`{' or '.join(row.itself)}` is on, in the command or its file"] if row.itself else []
+    found += [f"`{row.value_of} DIR` in the command; with `{row.flags[0]} DIR` beside it, it resumes by itself"] if row.value_of else []
+    found += [f"`{row.subcommand}` is the first word of the command"] if row.subcommand else []
+    ways = {".": "the script reads `{}`", "-": "its parser has `{}`"}
+    return found + [ways.get(one[0], "the script compares `{}`").format(one.replace("=", " == ")) for one in row.shows]
+
+
 def _line(program: Program, name: str, row: KnobRow, *, first: bool) -> str:
     place = f"`${row.env}`" if row.env else ", ".join(f"`{flags[0]}`" for flags in row.spellings)
     default = DEFAULTS.get(row.default, row.default)
@@ -60,7 +80,7 @@ def _identity(program: Program) -> str:
 def main() -> int:
     """Write the page, or check it."""
     page = PAGE.read_text(encoding="utf-8")
-    wanted = replace_table(page, "programs", table())
+    wanted = replace_table(replace_table(page, "programs", table()), "resume", resume_table())
     if "--check" in sys.argv[1:]:
         return int(wanted != page)
     PAGE.write_text(wanted, encoding="utf-8")

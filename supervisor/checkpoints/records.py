@@ -16,9 +16,11 @@ from supervisor.checkpoints.origin.baseline import Baseline
 from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.checkpoints.origin.other_jobs import OtherJobs
 from supervisor.checkpoints.origin.provenance import Provenance
+from supervisor.core.planning import DECLARED
 
 if TYPE_CHECKING:
     from supervisor.job.job import Job
+    from supervisor.knobs.knob_set import BoundResume
 
 DIRECTORY: Final = "checkpoints"
 
@@ -36,9 +38,8 @@ class CheckpointRecords:
         self.several_nodes = several_nodes
         self.directory = job.state / DIRECTORY
         self.cache = Cache()  # of verdicts: what the watcher has read, a selection need not read again
-        hands_over = "" if settings.checkpoints.paths else settings.knobs.resume.hands_over
         discovers = settings.checkpoints.learn and settings.instrument.enabled
-        self.discovery = Discovery(self.directory, job.run_id, hands_over) if discovers else None
+        self.discovery = Discovery(self.directory, job.run_id) if discovers else None
         self.locations = CheckpointLocations(job, self.discovery)
         self.manifests = Manifests(str(self.directory))
         self.order = CheckpointOrder(self.directory, self.manifests, self.discovery, job.run_id)
@@ -60,11 +61,20 @@ class CheckpointRecords:
             order=self.order.order,
             is_abandoned=self.order.is_abandoned,
         )
+        self.hand_over(job.knobs.resume_way(DECLARED))
         self._lock = threading.Lock()
         self._rejections: Rejections | None = None
         self._has_begun = False
         self._notes: tuple[str, ...] = ()
         self._attempt = 0
+
+    def hand_over(self, way: BoundResume | None) -> None:
+        """Set how the next attempt gets its checkpoint, as the core orders it. Before the first order the declared way holds."""
+        kind = "" if way is None else way.knob.counts
+        settings = self.job.settings
+        self.script_chooses = settings.resumes_itself or not settings.checkpoints.paths or kind in {"switch", "itself"}
+        if self.discovery is not None and not settings.checkpoints.paths:
+            self.discovery.hand_over("" if kind == "itself" else kind, "" if way is None else way.files)
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class CheckpointSelector:
             if permission.is_valid:
                 records.order.step_back(avoid, records.copies)
             selection = self._newest(rejections, avoid, suspect=suspect)
-            if self._repair is not None and self._resumes_itself and permission.is_valid:
+            if self._repair is not None and self._records.script_chooses and permission.is_valid:
                 repaired = self._repair.repair([path for path, _ in selection.torn], attempt, permission)
                 selection = self._newest(rejections, avoid, suspect=suspect) if repaired else selection
             if permission.is_valid:
@@ -99,12 +99,12 @@ class CheckpointSelector:
 
     def copies(self) -> tuple[Spare, ...]:
         """Return our copies that may be handed over. A script that resumes by itself does not find them."""
-        return () if self._resumes_itself else self._records.copies.spares()
+        return () if self._records.script_chooses else self._records.copies.spares()
 
     @property
     def prefers_finite(self) -> bool:
         """Whether an older checkpoint is handed out where the newest holds weights that turned to NaN."""
-        return not self._resumes_itself
+        return not self._records.script_chooses
 
     def has_good(self) -> bool:
         """Return whether any checkpoint on this disk is proven whole. Nothing is rejected for good: ranks of other nodes may be writing."""
@@ -136,11 +136,6 @@ class CheckpointSelector:
 
     def _newest(self, rejections: Rejections | None, avoid: Collection[str], *, suspect: bool) -> Selection:
         return self.select_from(self._records.locations.listing(), self.copies(), avoid, suspect=suspect, rejections=rejections)
-
-    @property
-    def _resumes_itself(self) -> bool:
-        settings = self._job.settings
-        return settings.job.resumes_itself or not settings.checkpoints.paths
 
     def _unused(self) -> tuple[UnusedCheckpoints, ...]:
         """Return where whole checkpoints of this job lie that nobody loads. Only what is known already is returned: no file is read."""

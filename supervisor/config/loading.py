@@ -81,6 +81,10 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
         ("words as a shell would read them (a quotation is not closed)", _splits),
         ("no placeholder but {resume}, the checkpoint's path, and {step}", _placeholders_are_ours),
     ),
+    "knobs.resume.switch": (
+        ("words as a shell would read them (a quotation is not closed)", _splits),
+        ("words without a path (--resume-args takes {resume})", lambda text: "{resume}" not in text and "{step}" not in text),
+    ),
     "knobs.resume.env": (("the name of a variable", lambda text: bool(re.fullmatch(r"(?!SUPERVISE_)[A-Za-z_]\w*", text))),),
 }
 
@@ -350,18 +354,18 @@ def _require_placeholder(settings: Settings) -> None:
     knob = settings.knobs.resume
     learns = settings.checkpoints.learn and settings.instrument.enabled
     if knob.hands_over and not settings.checkpoints.paths and not learns:
-        name = next(name for name in ("args", "flag", "env") if getattr(knob, name))
+        name = next(name for name in ("args", "switch", "flag", "env") if getattr(knob, name))
         raise SuperviseError(
             f"the script never gets a checkpoint: knobs.resume.{name} = {_cut(repr(getattr(knob, name)))}: none is declared or learned",
             hint="Name them with --checkpoints 'DIR/*.pt', or leave checkpoints.learn and instrument.enabled on.",
             exit_code=settings.origin(f"knobs.resume.{name}").exit_code,
         )
-    if knob.hands_over != "switch" or settings.job.resumes_itself:
+    if knob.hands_over != "switch" or settings.job.resumes_itself or not knob.args:
         return
     origin = settings.origin("knobs.resume.args")
     raise SuperviseError(
         f"the script gets no checkpoint: knobs.resume.args = {_cut(repr(knob.args))} from {origin}: it has no {{resume}} and no {{step}}",
-        hint="Write '--resume {resume}' with the script's own flag, or add --resumes-itself if the script finds its checkpoint.",
+        hint="Write '--resume {resume}' with the script's own flag, or --resume-switch if the script finds its checkpoint by that switch.",
         exit_code=origin.exit_code,
     )
 

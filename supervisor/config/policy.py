@@ -28,7 +28,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         stop_deadline_s=settings.stop.deadline_s,
         evidence_deadline_s=restart.evidence_deadline_s,
         scratch_limit_s=restart.scratch_limit_s,
-        resumes_itself=settings.job.resumes_itself,
+        resumes_itself=settings.resumes_itself,
         checkpoints_declared=bool(settings.checkpoints.paths),
         checkpoints_learned=settings.checkpoints.learn and settings.instrument.enabled,
         max_attempts=restart.max_attempts,

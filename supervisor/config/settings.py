@@ -167,19 +167,26 @@ class ResumeKnob:
         "",
         "Append these arguments to the command if there is a checkpoint; {resume} is its path, {step} its step.",
         "They are split as a shell would split them. Any other `{name}` is an error. Arguments with neither `{resume}` nor `{step}` "
-        "are an error too, unless `flag` or `env` hands the checkpoint over or the script resumes itself.",
+        "are an error too, unless `flag` or `env` hands the checkpoint over or the script resumes itself: such a switch is `switch`.",
         flag="--resume-args",
         env="SUPERVISE_RESUME_ARGS",
+    )
+    switch: str = setting(
+        "",
+        "Append this switch, such as '--init_from=resume', if there is a checkpoint; the script then finds the checkpoint itself.",
+        "It may be several words, without a path.",
+        flag="--resume-switch",
+        env="SUPERVISE_RESUME_SWITCH",
     )
     flag: str = setting("", "Append this flag, such as --resume, with the checkpoint's path as its value.")
     env: str = setting("", "Set this environment variable to the checkpoint's path.")
 
     @property
     def hands_over(self) -> str:
-        """What the script gets: "path", "switch" (arguments in which no checkpoint stands), or nothing."""
+        """What the script gets: "path", "switch" (words in which no checkpoint stands), or nothing."""
         if self.flag or self.env or "{resume}" in self.args or "{step}" in self.args:
             return "path"
-        return "switch" if self.args else ""
+        return "switch" if self.args or self.switch else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,6 +449,11 @@ class Settings:
     def origin(self, key: str) -> Origin:
         """Return where the value of `key` came from."""
         return dict(self.origins).get(key, Origin("default"))
+
+    @property
+    def resumes_itself(self) -> bool:
+        """Whether the user declares that the script finds its own checkpoint, at once or by a switch."""
+        return self.job.resumes_itself or self.knobs.resume.hands_over == "switch"
 
     def address(self, job: str) -> str:
         """Return the options by which `supervise status`, `why` and `logs` find `job`.

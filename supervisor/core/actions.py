@@ -21,7 +21,7 @@ class BeginAttempt:
 
     overrides: knob (or `env:NAME`) to value, all that differs from the user's own command. gpus: UUIDs that the ranks may see, empty: as
     the user's environment says. nproc: ranks of this node, None: as the user's command says. trace: record the
-    collectives (launch/tracing.py).
+    collectives (launch/tracing.py). resume_by: whose knob hands `resume` over (Knob.by), "": none does.
     """
 
     attempt: int
@@ -31,6 +31,7 @@ class BeginAttempt:
     gpus: tuple[str, ...] = ()
     nproc: int | None = None
     trace: bool = False
+    resume_by: str = ""
     waits_for_journal: ClassVar[bool] = True
 
 
@@ -98,7 +99,7 @@ class SelectCheckpoint:
     nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. had_checkpoint: this node knows
     a good checkpoint. last_agreement: number of the last one that this node took part in. The node that took part in the newest decides
     with which overrides all go on. agreements: of earlier attempts of this run, as (attempt, number). mixed_from_t: what was written since
-    is never used, because the nodes trained from different states; None: no such time.
+    is never used, because the nodes trained from different states; None: no such time. resume_by: as in BeginAttempt.
     """
 
     attempt: int
@@ -111,6 +112,7 @@ class SelectCheckpoint:
     least_nodes: int = 0
     agreements: tuple[tuple[int, int], ...] = ()
     mixed_from_t: float | None = None
+    resume_by: str = ""
     waits_for_journal: ClassVar[bool] = False
 
 

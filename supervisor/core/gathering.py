@@ -46,6 +46,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         least_nodes=state.run.policy.least_nodes,
         agreements=state.run.agreements,
         mixed_from_t=state.run.mixed_from_t,
+        resume_by=planning.resume_by(state),
     )
     return state, (select, SetTimer("select", token, state.run.policy.select_deadline_s))
 

@@ -220,7 +220,7 @@ class Knob:
     value: as in the user's command, "" unknown. how: as a person would write it (`--batch-size`). by: who declared it, "declared" or the
     program that was recognised. seen: False while the program was only recognised in the script's text; such a knob is enabled by
     ProgramSeen. counts: what one unit is per. batch_size: "gpu" or "global". grad_accum: "rank", "world" or "derived" (the program computes
-    it).
+    it). resume: what the script gets, "path", "switch" or "itself" (nothing: it finds its checkpoint by itself).
     """
 
     name: str

@@ -29,6 +29,8 @@ KEPT_FINGERPRINTS = 100
 OF_ONE_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER})
 #: `Knob.by` of a knob that the user declared.
 DECLARED = "declared"
+#: `Knob.name` of what hands a checkpoint over.
+RESUME = "resume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,24 @@ def current_knobs(state: JobState) -> tuple[Knob, ...]:
         )
         for knob in state.run.policy.knobs
     )
+
+
+def resume_knob(state: JobState) -> Knob | None:
+    """Return the knob by which the next attempt gets its checkpoint: the declared one, or that of a program that a rank was seen to run."""
+    programs = state.run.programs
+    return next((k for k in state.run.policy.knobs if k.name == RESUME and (k.seen or k.by in programs)), None)
+
+
+def resume_by(state: JobState) -> str:
+    """Return whose knob that is, "" for none."""
+    knob = resume_knob(state)
+    return "" if knob is None else knob.by
+
+
+def resumes_itself(state: JobState) -> bool:
+    """Whether the script finds its checkpoint without being given anything, as the user or the program that is seen to run says."""
+    knob = resume_knob(state)
+    return state.run.policy.resumes_itself or (knob is not None and knob.counts == "itself")
 
 
 def _may_be_seen(knob: Knob) -> bool:

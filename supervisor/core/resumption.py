@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from supervisor.core import planning
 from supervisor.core.actions import Alert, CloseIncident, ReportResume
 from supervisor.core.model import Beginning
 from supervisor.core.state import changed
@@ -60,7 +61,7 @@ def _from_scratch(state: JobState) -> str:
         return f"it saved step {low} after step {given.step} was given to it"
     if first is not None and (given is None or given.step is None or given.step > SCRATCH_STEP):
         return f"its training began at step {max(first, 0)}"
-    if given is not None or state.run.policy.resumes_itself:
+    if given is not None or planning.resumes_itself(state):
         return ""
     # no checkpoint is known that could have been loaded unseen
     return "no load of a checkpoint was seen" if state.attempt.steps_seen > 0 else _NOTHING_SEEN

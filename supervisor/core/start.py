@@ -47,7 +47,7 @@ def select(state: JobState, t: float) -> Step:
     if state.run.policy.checkpoints_declared or state.run.policy.checkpoints_learned:
         token = state.token + 1
         timer = SetTimer("select", token, state.run.policy.select_deadline_s)
-        order = SelectCheckpoint(state.attempt.number, state.run.rejected)
+        order = SelectCheckpoint(state.attempt.number, state.run.rejected, resume_by=planning.resume_by(state))
         return changed(state, stage=Stage.SELECTING, token=token), (*beside, order, timer)
     state, actions = begin_from_scratch(state, t)
     return state, (*beside, *actions) if state.stage is not Stage.ENDED else actions
@@ -185,7 +185,7 @@ def scratch_refused(state: JobState, t: float) -> Plan | None:
     """Return the stop that stands in for a restart from scratch which would lose too much; None where it is allowed."""
     over_t = t if state.attempt.over_t is None else state.attempt.over_t  # what was waited for since is no lost work
     lasted = over_t - state.attempt.began_t if state.attempt.number else 0.0
-    if lasted <= state.run.policy.scratch_limit_s or state.run.policy.resumes_itself:
+    if lasted <= state.run.policy.scratch_limit_s or planning.resumes_itself(state):
         return None
     if state.attempt.resume is not None:
         return _not_taken(state, lasted, state.attempt.resume)
@@ -283,7 +283,10 @@ def begin_ranks(state: JobState, t: float, resume: CheckpointRef | None) -> Step
 
 def _order(state: JobState) -> BeginAttempt:
     run, attempt = state.run, state.attempt
-    return BeginAttempt(attempt.number, run.reason, attempt.resume, run.overrides, attempt.visible_gpus, run.nproc, run.traced)
+    by = planning.resume_by(state) if attempt.resume is not None else ""
+    return BeginAttempt(
+        attempt.number, run.reason, attempt.resume, run.overrides, attempt.visible_gpus, run.nproc, run.traced, resume_by=by
+    )
 
 
 def _left_out(state: JobState) -> tuple[Action, ...]:

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+#: How a script gets what it resumes from: bound by knobs/resume.py, and never declared by --knob.
+RESUME = "resume"
 #: All knobs; docs/knobs.md describes their values.
-NAMES = ("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "skip_window", "resume")
+NAMES = ("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "skip_window", RESUME)
 #: Those that hold a whole number, and the least that it may be.
 LEAST = {"batch_size": 1, "grad_accum": 1, "num_workers": 0}
 #: Those that are off in the user's command, and may be turned on (value "on").

@@ -14,6 +14,7 @@ from supervisor.knobs.bindings import (
     NAMES,
     ON,
     OVERRIDE,
+    RESUME,
     SWITCHES,
     VARIABLES,
     Binding,
@@ -54,7 +55,7 @@ def parse(text: str) -> KnobDeclaration:
     name, *options = left.strip().split(":")
     if name not in NAMES:
         raise ValueError(f"there is no knob {name!r}: they are {', '.join(NAMES)}")
-    if name == "resume":
+    if name == RESUME:
         raise ValueError("resume has options of its own: --resume-args '--resume {resume}', or [knobs.resume] in the configuration")
     if not equals or not where.strip():
         raise ValueError(f"nothing says where {name} is set, as {name}=--flag does")

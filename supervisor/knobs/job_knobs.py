@@ -1,14 +1,14 @@
 """Finds what may be changed in a job's command: the knobs that the user declared, and those of the program that it runs.
 
 declaration.py parses one declaration, declared_knobs.py finds the declared knobs' values, program_knobs.py the knobs of a recognised
-program. knob_set.py holds the result and sets values.
+program, resume.py how the script gets its checkpoint. knob_set.py holds the result and sets values.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.knobs import bindings, conflicts, declared_knobs, program_knobs, programs
+from supervisor.knobs import bindings, conflicts, declared_knobs, program_knobs, programs, resume
 from supervisor.knobs.knob_set import KnobSet
 
 if TYPE_CHECKING:
@@ -25,18 +25,21 @@ def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str],
     declared = declared_knobs.find(settings, argv, environ, cwd)
     text = programs.text_of(script, cwd)
     lookup = program_knobs.Lookup(text, argv, command[: script.at], environ, cwd)
-    found = program_knobs.find(programs.recognise(script, text, settings.knobs.program), lookup, frozenset(declared))
+    recognised = programs.recognise(script, text, settings.knobs.program)
+    found = program_knobs.find(recognised, lookup, frozenset(declared))
+    ways = resume.find(settings, recognised, lookup)
     bound = (*declared.values(), *found.bound)
     exit_code = settings.origin("knobs.declared").exit_code
     conflicts.require_apart(bound, argv, cwd, exit_code)
     conflicts.require_whole_deepspeed(bound, argv, cwd, exit_code)
     return KnobSet(
         tuple(sorted(bound, key=lambda entry: bindings.NAMES.index(entry.knob.name))),
-        found.unavailable,
+        (*found.unavailable, *ways.unavailable),
         found.programs,
         script.at,
         cwd,
         environ,
         settings.knobs.batch_change,
         settings.restart.batch_drift,
+        ways.bound,
     )

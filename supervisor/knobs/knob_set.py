@@ -35,6 +35,20 @@ class BoundKnob:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundResume:
+    """How a script gets what it resumes from. knob.counts: path, switch or itself (knobs/resume.py).
+
+    args: words that are appended, with {resume} and {step} for the checkpoint's path and step. env: the variable that gets its path.
+    files: the last part of the locations that hold the program's checkpoints, as a pattern; "": one location must be beyond doubt.
+    """
+
+    knob: Knob
+    args: str = ""
+    env: str = ""
+    files: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class UnavailableKnob:
     """A knob of a recognised program (`by`, its name) that is not enabled. remedy: the option that would enable it; "": none."""
 
@@ -65,11 +79,16 @@ class KnobSet:
     environ: Mapping[str, str] = field(default_factory=dict)
     batch_change: bool = True
     batch_drift: bool = False
+    resume: tuple[BoundResume, ...] = ()
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
         """Return the knobs, for core/model.py's Policy."""
-        return tuple(bound.knob for bound in self.bound)
+        return (*(bound.knob for bound in self.bound), *(way.knob for way in self.resume))
+
+    def resume_way(self, by: str) -> BoundResume | None:
+        """Return how a script gets what it resumes from by the knob of `by` (Knob.by), None for ""."""
+        return next((way for way in self.resume if way.knob.by == by), None)
 
     @property
     def allocator(self) -> str:

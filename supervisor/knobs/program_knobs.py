@@ -101,6 +101,9 @@ def _bind(lookup: Lookup, program: Program, name: str, row: KnobRow | None) -> B
                 f"the command has no {flag}, or its file leaves {DEEPSPEED_KEYS[name]} open", f"--knob {name}=deepspeed:FILE"
             )
         return of_file
+    unused = next((name for name in row.needs if name not in lookup.text.used), None)
+    if unused is not None and lookup.text.used:
+        raise _UnavailableError(f"the script does not use {unused}")
     by_flag = _by_env(lookup, program, name, row) if row.env else _by_flag(lookup, program, name, row)
     if of_file is None:
         return by_flag
@@ -167,7 +170,7 @@ def _given(lookup: Lookup, program: Program, row: KnobRow) -> tuple[str | None, 
     """Return the value and the flag that the command, or a file that it names, gives; None and the flag that would be written."""
     flags = [Flag(names, joined=row.joined) for names in row.spellings]
     on_line = [(value, flag) for flag in flags if (value := bindings.read(lookup.argv, flag)) is not None]
-    in_file = [hit for flag in flags if (hit := _in_config(lookup, program, flag)) is not None]
+    in_file = [hit for flag in flags if (hit := in_config(lookup, program, flag)) is not None]
     if row.default == "script" and not on_line:
         return _in_python(lookup, flags[0])
     if len({flag.names for _, flag in on_line + in_file}) > 1:
@@ -177,7 +180,7 @@ def _given(lookup: Lookup, program: Program, row: KnobRow) -> tuple[str | None, 
     return next(iter(on_line + in_file), (None, flags[0]))
 
 
-def _in_config(lookup: Lookup, program: Program, flag: Flag) -> tuple[str, Flag] | None:
+def in_config(lookup: Lookup, program: Program, flag: Flag) -> tuple[str, Flag] | None:
     """Return what the file that the command names (--config) gives: it is overridden by the flag, behind it on the command line."""
     for config in program.configs:
         place = FileKey(Flag((config,)), flag.names[0].lstrip("-"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import torchrun
-from supervisor.knobs.bindings import NAMES
+from supervisor.knobs.bindings import NAMES, RESUME
 from supervisor.knobs.python_command import LAUNCHERS, is_interpreter, split_python
 from supervisor.knobs.script_analysis import ScriptText, read_script
 
@@ -36,11 +36,30 @@ class KnobRow:
     default: str = ""
     keyword: str = ""
     counts: str = ""
+    needs: tuple[str, ...] = ()
 
     @property
     def spellings(self) -> tuple[tuple[str, ...], ...]:
         """Return, for each flag that it may stand at, the flag's names."""
         return tuple((place,) for place in self.places) or ((self.flags,) if self.flags else ())
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRow:
+    """How a program resumes. args: what is appended; "": it finds its checkpoint by itself. See the head of programs.toml."""
+
+    args: str = ""
+    also: tuple[str, ...] = ()
+    value_of: str = ""
+    shows: tuple[str, ...] = ()
+    subcommand: str = ""
+    files: str = ""
+    itself: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Return the spellings of the flag that is appended; none where nothing is."""
+        return (self.args.split()[0].partition("=")[0], *self.also) if self.args else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +80,7 @@ class Program:
     configs: tuple[str, ...] = ()
     deepspeed: tuple[str, ...] = ()
     file_alone: bool = False
+    resume: ResumeRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +112,17 @@ def title(name: str) -> str:
 
 
 def _program(row: dict[str, Any]) -> Program:
-    knobs = {name: _knob(row[name]) for name in NAMES if name in row}
+    knobs = {name: _knob(row[name]) for name in NAMES if name in row and name != RESUME}
+    resume = ResumeRow(**(row[RESUME] | _tuples(row[RESUME], "also", "shows", "itself"))) if RESUME in row else None
     row = {key: value for key, value in row.items() if key not in NAMES}
     lists = _tuples(row, "modules", "uncalled", "blocks", "configs", "deepspeed")
     needs = tuple(tuple(names) for names in row.get("needs", ()))
-    rest: dict[str, Any] = {**lists, "checked": str(row["checked"]), "needs": needs, "knobs": knobs}
+    rest: dict[str, Any] = {**lists, "checked": str(row["checked"]), "needs": needs, "knobs": knobs, "resume": resume}
     return Program(**(row | rest))
 
 
 def _knob(row: dict[str, Any]) -> KnobRow:
-    lists = _tuples(row, "flags", "places")
+    lists = _tuples(row, "flags", "places", "needs")
     rest: dict[str, Any] = {**lists, "default": str(row.get("default", ""))}
     return KnobRow(**(row | rest))
 

@@ -24,7 +24,8 @@ class ScriptText:
     of a call, an attribute, a key of a dict, a field of a class), to the first line where it does; passing on a value of the same
     name (`batch_size=args.batch_size`) does not count. constants: whole numbers at the module's top level.
     keywords: whole numbers given by keyword in a call, None for a name that gets something else somewhere. divided: names with `//=`.
-    datamodule: whole-number defaults of the parameters of its one LightningDataModule.
+    datamodule: whole-number defaults of the parameters of its one LightningDataModule. shows: `.name` of every attribute that is read,
+    `--option` of its argparse parsers, and `name=text` where a variable is compared with a text.
     """
 
     used: frozenset[str] = frozenset()
@@ -35,6 +36,7 @@ class ScriptText:
     keywords: dict[str, int | None] = field(default_factory=dict)
     divided: frozenset[str] = frozenset()
     datamodule: dict[str, int] = field(default_factory=dict)
+    shows: frozenset[str] = frozenset()
 
 
 def read_script(path: Path) -> ScriptText:
@@ -62,6 +64,7 @@ def parse(source: str | bytes) -> ScriptText:
     called: set[str] = set()
     executed: set[str] = set()
     divided: set[str] = set()
+    shows: set[str] = set()
     sets: dict[str, int] = {}
     keywords: dict[str, int | None] = {}
     for node in ast.walk(tree):
@@ -80,7 +83,8 @@ def parse(source: str | bytes) -> ScriptText:
             keywords[node.arg] = number if keywords.get(node.arg, number) == number else None
         for name, line in _set_by(node):
             sets.setdefault(name, line)
-    facts = _constants(tree), keywords, frozenset(divided), _datamodule(tree, names)
+        shows.update(_shown_by(node))
+    facts = _constants(tree), keywords, frozenset(divided), _datamodule(tree, names), frozenset(shows)
     return ScriptText(frozenset(used), frozenset(called), frozenset(executed), sets, *facts)
 
 
@@ -117,6 +121,19 @@ def _executed(call: ast.Call) -> str | None:
             if isinstance(file, ast.Constant) and isinstance(file.value, str):
                 return Path(file.value).name
     return None
+
+
+def _shown_by(node: ast.AST) -> list[str]:
+    """Return what `shows` holds of this node."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        return [f".{node.attr}"]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+        given = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        return [text for text in given if text.startswith("-")]
+    if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and isinstance(node.ops[0], ast.Eq):
+        text = node.comparators[0]
+        return [f"{node.left.id}={text.value}"] if isinstance(text, ast.Constant) and isinstance(text.value, str) else []
+    return []
 
 
 def _set_by(node: ast.AST) -> list[tuple[str, int]]:

@@ -382,7 +382,7 @@ class ElasticSession:
     def _order(self, action: BeginAttempt, applied: AttemptCommand) -> Go | None:
         """Return the command that starts the attempt's ranks; None where that is impossible, which is reported."""
         job = self._context.job
-        given = resume_handover(job.settings, job.command, action.resume)
+        given = resume_handover(job.settings, job.command, action.resume, job.knobs.resume_way(action.resume_by))
         before = len(job.command) - len(self._script_args)
         if tuple(applied.argv[:before]) != job.command[:before]:
             text = f"a knob would change torchrun's own arguments, which hold for all attempts: {shlex.join(applied.argv[:before])}"

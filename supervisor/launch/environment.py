@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import BeginAttempt
     from supervisor.core.model import CheckpointRef
     from supervisor.job.job import Job
-    from supervisor.knobs.knob_set import AttemptCommand
+    from supervisor.knobs.knob_set import AttemptCommand, BoundResume
 
 INSTRUMENT_DIR = Path(__file__).resolve().parent.parent / "instrument"
 
@@ -75,13 +75,14 @@ def attempt_variables(job: Job, action: BeginAttempt, applied: AttemptCommand, s
     return changed | ours | instrumentation({**job.environ, **changed}, shim)
 
 
-def resume_handover(settings: Settings, command: Sequence[str], resume: CheckpointRef | None) -> ResumeHandover:
-    """Return how the script gets `resume` through the declared knob; with nothing to resume no knob is set.
+def resume_handover(
+    settings: Settings, command: Sequence[str], resume: CheckpointRef | None, way: BoundResume | None = None
+) -> ResumeHandover:
+    """Return how the script gets `resume` by `way` (KnobSet.resume_way); with nothing to resume nothing is added.
 
     `command` is the user's own. It is a template of ours only where checkpoints are declared and `{resume}` stands in it: elsewhere
     `{step}` is the script's own (a file name's template, say). A variable of the user's keeps its value while there is nothing to resume.
     """
-    knob = settings.knobs.resume
     ours = bool(settings.checkpoints.paths) and any(RESUME in word for word in command)
     if resume is None:
         nothing = ("SUPERVISE_JOB_RESUME_FROM", "SUPERVISE_JOB_RESUME_STEP")
@@ -89,9 +90,7 @@ def resume_handover(settings: Settings, command: Sequence[str], resume: Checkpoi
     step = "" if resume.step is None else str(resume.step)
     words = {RESUME: resume.path, STEP: step}
     variables = {"SUPERVISE_JOB_RESUME_FROM": resume.path, "SUPERVISE_JOB_RESUME_STEP": step}
-    if knob.env:
-        variables[knob.env] = resume.path
-    arguments = [filled(word, words) for word in shlex.split(knob.args)]
-    if knob.flag:
-        arguments += [knob.flag, resume.path]
+    if way is not None and way.env:
+        variables[way.env] = resume.path
+    arguments = [] if way is None else [filled(word, words) for word in shlex.split(way.args)]
     return ResumeHandover(variables, (), tuple(arguments), words if ours else {})

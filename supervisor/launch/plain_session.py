@@ -62,7 +62,8 @@ class PlainSession:
         context = self._context
         self._ending.start(action.attempt)
         self._pid = None
-        given = resume_handover(context.job.settings, context.job.command, action.resume)
+        job = context.job
+        given = resume_handover(job.settings, job.command, action.resume, job.knobs.resume_way(action.resume_by))
         environ = job_environment(context.job.environ) | attempt_variables(context.job, action, applied, self._shim) | given.variables
         for name in given.removed:
             environ.pop(name, None)

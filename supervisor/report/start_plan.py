@@ -52,7 +52,8 @@ _OF_A_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause
 #: Where the supposed failures are, and which checkpoints were made by then.
 _STEP, _CHECKPOINTS = 310, (100, 200, 300)
 _MOST_FAILURES = 12
-_NOT_KNOBS = frozenset({"resume"})
+#: What enables a knob that --knob does not.
+_REMEDIES = {bindings.RESUME: "--resume-args '--YOUR-FLAG {resume}', or --resumes-itself"}
 _NO_BATCH_CHANGE = "on CUDA OOM: the batch stays as it is (--no-batch-change)"
 
 
@@ -128,6 +129,26 @@ def opening_line(  # noqa: PLR0911  one for each case
     return f"on CUDA OOM: {changes}{rest}"
 
 
+def resume_line(settings: Settings, found: KnobSet, command: Sequence[str]) -> str:
+    """Return what the next attempts resume from, and how the script gets it."""
+    way = found.resume[0].knob if found.resume else None
+    patterns = ", ".join(settings.checkpoints.paths)
+    seen = "" if way is None or way.seen else f", once a rank is seen to train with {programs.title(way.by)}"
+    if patterns:
+        option = way.how if way is not None else "{resume}" if any("{resume}" in word for word in command) else ""
+        return f"resumes from the newest verified {patterns}, passed by {option or 'SUPERVISE_JOB_RESUME_FROM'}{seen}"
+    if settings.job.resumes_itself or (way is not None and way.counts == "itself"):
+        with_ = "" if way is None else f" with {way.how}{seen}"
+        return f"the script resumes itself{with_}"
+    if way is not None:
+        return f"resumes with {way.how}{seen}"
+    without = [f"; {programs.title(one.by)}: {one.why}" for one in found.unavailable if one.knob == bindings.RESUME]
+    return (
+        "no checkpoint is declared (--checkpoints): the script resumes as it does by itself; if it is not seen"
+        f" to load one, an attempt that ran longer than {settings.restart.scratch_limit_s:.0f} s is not restarted{''.join(without)}"
+    )
+
+
 def document(settings: Settings, command: Sequence[str], cause: str | None) -> dict[str, Any]:
     """Return the plan of `command` as data; with `cause` also the answers to that cause. Raises SuperviseError."""
     programs.require_command(command, os.environ)
@@ -182,7 +203,7 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         "programs": [programs.title(name) for name in found.programs],
         "on_cuda_oom": opening_line(found, command, os.environ, ladder=strategies.ladder(Cause.CUDA_OOM, policy)) or _unknown_batch(found),
         "enabled": [_enabled(knob) for knob in found.knobs],
-        "not_enabled": _not_enabled(found),
+        "not_enabled": _not_enabled(found, resumes=settings.resumes_itself),
         "settings": {key: one for key, one in shown.items() if key in MATTER or one["origin"] != "default"},
         "ladders": {
             one.value: [
@@ -214,14 +235,13 @@ def _enabled(knob: Knob) -> dict[str, Any]:
     return entry | ({} if knob.seen else {"when": "once a rank is seen to train with it"})
 
 
-def _not_enabled(found: KnobSet) -> list[dict[str, str]]:
-    """Return every knob that is missing, with the option that would enable it."""
+def _not_enabled(found: KnobSet, *, resumes: bool) -> list[dict[str, str]]:
+    """Return every knob that is missing, with the option that would enable it. resumes: the script resumes without one."""
     there = {knob.name for knob in found.knobs}
     rows = [{"knob": one.knob, "why": f"{programs.title(one.by)}: {one.why}", "remedy": one.remedy} for one in found.unavailable]
-    there |= {one.knob for one in found.unavailable} | _NOT_KNOBS
-    return rows + [
-        {"knob": name, "why": "not declared", "remedy": f"--knob {name}=--YOUR-FLAG"} for name in bindings.NAMES if name not in there
-    ]
+    there |= {one.knob for one in found.unavailable} | ({bindings.RESUME} if resumes else set())
+    missing = [name for name in bindings.NAMES if name not in there]
+    return rows + [{"knob": name, "why": "not declared", "remedy": _REMEDIES.get(name, f"--knob {name}=--YOUR-FLAG")} for name in missing]
 
 
 def _missing(name: str, policy: Policy) -> str:
@@ -269,6 +289,7 @@ def text(data: Mapping[str, Any]) -> list[str]:
 
 def _enabled_row(one: Mapping[str, Any]) -> tuple[str, ...]:
     counts = {"gpu": "per GPU", "global": "global", "rank": "per rank", "world": "over all ranks", "derived": "derived by the program"}
+    counts |= {"path": "a path", "switch": "a switch", "itself": "by itself"}
     by = f"{one['by']}{', ' + one['when'] if 'when' in one else ''}"
     return one["knob"], f"{one['how']} {one['value']}".strip(), counts.get(one["counts"], ""), by
 

@@ -30,6 +30,7 @@ from supervisor.core.events import (
     SupervisorStarted,
 )
 from supervisor.core.model import Cause, Launcher
+from supervisor.core.planning import DECLARED
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
@@ -46,7 +47,7 @@ from supervisor.report import event_log
 from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
-from supervisor.report.start_plan import opening_lines
+from supervisor.report.start_plan import opening_lines, resume_line
 from supervisor.report.terminal import TerminalWriter
 from supervisor.run import lock, previous_runs
 from supervisor.run.executor import Executor
@@ -192,9 +193,9 @@ class _Run:
         if watcher is not None:
             watcher.start()
         self.reporter.started(self._opening_lines())
-        knob = self.job.settings.knobs.resume
-        if knob.hands_over and not self.job.settings.checkpoints.paths:
-            self.terminal.message(_UNDECLARED.format(knob.args or knob.flag or f"${knob.env}"), "warning")
+        declared = self.job.knobs.resume_way(DECLARED)
+        if declared is not None and not self.job.settings.checkpoints.paths:
+            self.terminal.message(_UNDECLARED.format(declared.knob.how), "warning")
         try:
             policy = to_policy(
                 self.job.settings,
@@ -382,19 +383,6 @@ class _Run:
         elastic = self.factory.launcher is Launcher.ELASTIC
         how = "torchrun's agent, asked before each restart" if elastic else "a plain command, restarted from outside"
         settings = self.job.settings
-        patterns = ", ".join(settings.checkpoints.paths)
-        knob = settings.knobs.resume
-        option = knob.args or knob.flag or knob.env or ("{resume}" if any("{resume}" in word for word in self.job.command) else "")
-        if patterns:
-            resume = f"resumes from the newest verified {patterns}, passed by {option or 'SUPERVISE_JOB_RESUME_FROM'}"
-        elif settings.job.resumes_itself:
-            resume = "the script resumes itself"
-        else:
-            limit = settings.restart.scratch_limit_s
-            resume = (
-                "no checkpoint is declared (--checkpoints): the script resumes as it does by itself; if it is not seen"
-                f" to load one, an attempt that ran longer than {limit:.0f} s is not restarted"
-            )
         run_ = "goes on with run" if self.continues else "run"
         ladder = dict(plugins.ladders(settings)).get(Cause.CUDA_OOM.value)
         changed = self.past.state.run.overrides if self.continues else ()
@@ -403,7 +391,7 @@ class _Run:
             f"job {self.job.name}, {run_} {self.job.run_id}: {how}",
             *of_knobs,
             *([self.new_run_reason] if self.new_run_reason else []),
-            resume,
+            resume_line(settings, self.job.knobs, self.job.command),
             *(mirror_session.opening_lines(self.job, several_nodes=self.factory.has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",
         ]

@@ -83,6 +83,8 @@ def test_everything_behind_the_first_separator_is_the_command_verbatim(
 def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[tuple[Settings, list[str]]]) -> None:
     flags = ["--job", "j", "--state-dir", "s", "--takeover", "--resumes-itself", "--checkpoints", "a/*.pt", "--checkpoints", "b c/*"]
     flags += [
+        "--resume-switch",
+        "--again",
         "--resume-args",
         "--resume {resume}",
         "--max-attempts",
@@ -128,7 +130,8 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
     assert main.main([*flags, "--", "true"]) == main.main(["run", *flags, "--", "true"]) == 42
     expected = {
         "job.name": "j", "job.state_dir": "s", "job.takeover": True, "job.resumes_itself": True, "checkpoints.paths": ("a/*.pt", "b c/*"),
-        "knobs.resume.args": "--resume {resume}", "restart.max_attempts": 7, "restart.scratch_limit_s": 1.5, "stop.grace_s": 2.0,
+        "knobs.resume.args": "--resume {resume}", "knobs.resume.switch": "--again",
+        "restart.max_attempts": 7, "restart.scratch_limit_s": 1.5, "stop.grace_s": 2.0,
         "knobs.declared": ("batch_size=--bs",),
         "knobs.batch_change": False, "restart.keep_going": True, "restart.batch_drift": True,
         "knobs.program": "none",

@@ -256,6 +256,7 @@ def test_a_wrong_flag_is_a_usage_error(load: Callable[..., Settings]) -> None:
         ("knobs.resume.args", "", "expected something that is not empty"),
         ("knobs.resume.args", "--resume {ckpt}", "expected no placeholder but {resume}"),
         ("knobs.resume.args", "--resume", "it has no {resume} and no {step}"),
+        ("knobs.resume.switch", "--resume {resume}", "expected words without a path"),
     ],
 )
 def test_a_flag_that_says_nothing_or_would_not_work_is_a_usage_error(
@@ -284,6 +285,15 @@ def test_arguments_without_a_placeholder_are_taken_where_the_checkpoint_is_named
     assert load({**args, "job.resumes_itself": True}).knobs.resume.args == args["knobs.resume.args"]
     assert load(args, {"SUPERVISE_KNOBS_RESUME_ENV": "CKPT"}).knobs.resume.args == args["knobs.resume.args"]
     assert load({"knobs.resume.args": "--from-step {step}"}).knobs.resume.args == "--from-step {step}"
+
+
+def test_a_switch_declares_that_the_script_resumes_itself(load: Callable[..., Settings]) -> None:
+    settings = load({"knobs.resume.switch": "--init_from=resume"})
+    assert settings.knobs.resume.hands_over == "switch"
+    assert settings.resumes_itself
+    assert to_policy(settings, Launcher.PLAIN).resumes_itself
+    with_path = load({"knobs.resume.switch": "--again", "knobs.resume.args": "--from {resume}"})
+    assert (with_path.knobs.resume.hands_over, with_path.resumes_itself) == ("path", False)
 
 
 def test_a_string_is_no_list_and_a_flag_is_verbatim(home: Path, load: Callable[..., Settings]) -> None:

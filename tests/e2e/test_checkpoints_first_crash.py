@@ -83,7 +83,7 @@ for step in range(first + 1, 31):
 def test_a_switch_is_used_once_a_save_was_seen_though_no_place_is_declared(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(light.IMPORT + SWITCHED)
-    run = supervise(sys.executable, str(script), options=["--resumes-itself", "--resume-args", "--init_from=resume"])
+    run = supervise(sys.executable, str(script), options=["--resume-switch", "--init_from=resume"])
     assert run.exit_code(deadline_s=60) == 0
     assert "warning: without --checkpoints, --init_from=resume is used only after" in run.stderr
     assert run.stdout.splitlines() == ["began at 0", "began at 10"]

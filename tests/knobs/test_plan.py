@@ -61,8 +61,8 @@ def test_as_data_it_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(capsys.readouterr().out)
     assert data["programs"] == ["HF Trainer"]
     assert {one["knob"] for one in data["enabled"]} == {"batch_size", "grad_accum", "num_workers"}
-    assert {one["knob"] for one in data["enabled"] + data["not_enabled"]} == set(NAMES) - {"resume"}
-    assert all(one["remedy"].startswith("--knob ") for one in data["not_enabled"])
+    assert {one["knob"] for one in data["enabled"] + data["not_enabled"]} == set(NAMES)
+    assert all(one["remedy"].startswith(("--knob ", "--resume-args ")) for one in data["not_enabled"])
     assert list(data["ladders"]) == ["nan_loss"]
     assert data["sequence"][-1]["kind"] == "stop"
 

@@ -9,6 +9,7 @@ import pytest
 from supervisor.agent.link import filled_command
 from supervisor.config.settings import Checkpoints, Knobs, ResumeKnob, Settings
 from supervisor.core.model import CheckpointRef
+from supervisor.knobs.resume import declared_way
 from supervisor.launch.environment import resume_handover
 
 FOUND = CheckpointRef("ckpt/7.pt", 7, "structure")
@@ -38,10 +39,17 @@ def test_a_declared_template_is_filled() -> None:
 
 def test_the_declared_arguments_know_both_words_whatever_the_command() -> None:
     settings = replace(DECLARED, knobs=Knobs(resume=ResumeKnob(args="--resume {resume} --from {step}")))
-    assert resume_handover(settings, ["train.py"], FOUND).arguments == ("--resume", "ckpt/7.pt", "--from", "7")
+    assert resume_handover(settings, ["train.py"], FOUND, declared_way(settings)).arguments == ("--resume", "ckpt/7.pt", "--from", "7")
+
+
+def test_a_switch_is_added_once_there_is_a_checkpoint_and_a_path_beside_it_too() -> None:
+    settings = replace(DECLARED, knobs=Knobs(resume=ResumeKnob(switch="--init_from=resume", flag="--from")))
+    assert resume_handover(settings, ["train.py"], None, declared_way(settings)).arguments == ()
+    given = resume_handover(settings, ["train.py"], FOUND, declared_way(settings))
+    assert given.arguments == ("--init_from=resume", "--from", "ckpt/7.pt")
 
 
 def test_a_variable_of_the_users_keeps_its_value_while_there_is_nothing_to_resume() -> None:
     settings = replace(DECLARED, knobs=Knobs(resume=ResumeKnob(env="LOAD_FROM")))
-    assert "LOAD_FROM" not in resume_handover(settings, ["train.py"], None).removed
-    assert resume_handover(settings, ["train.py"], FOUND).variables["LOAD_FROM"] == "ckpt/7.pt"
+    assert "LOAD_FROM" not in resume_handover(settings, ["train.py"], None, declared_way(settings)).removed
+    assert resume_handover(settings, ["train.py"], FOUND, declared_way(settings)).variables["LOAD_FROM"] == "ckpt/7.pt"

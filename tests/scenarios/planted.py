@@ -50,7 +50,7 @@ def stale_attempt_accepted(patch: Patch) -> None:
 
 def rejected_chosen(patch: Patch) -> None:
     """A poisoned checkpoint is handed out again."""
-    patch.setattr(start, "SelectCheckpoint", lambda attempt, _avoid=(): actions.SelectCheckpoint(attempt))
+    patch.setattr(start, "SelectCheckpoint", lambda attempt, _avoid=(), **_: actions.SelectCheckpoint(attempt))
 
 
 def unavailable_rung_taken(patch: Patch) -> None:
@@ -75,8 +75,8 @@ def unsure_verdict_believed(patch: Patch) -> None:
 def overrides_forgotten(patch: Patch) -> None:
     """The next attempt runs with the user's own values."""
 
-    def begin(attempt: int, reason: str, resume: Any, _overrides: Any, *rest: Any) -> actions.BeginAttempt:  # noqa: ANN401 (as the real one)
-        return actions.BeginAttempt(attempt, reason, resume, (), *rest)
+    def begin(attempt: int, reason: str, resume: Any, _overrides: Any, *rest: Any, **named: Any) -> actions.BeginAttempt:  # noqa: ANN401 (as the real one)
+        return actions.BeginAttempt(attempt, reason, resume, (), *rest, **named)
 
     patch.setattr(start, "BeginAttempt", begin)
 

@@ -54,7 +54,7 @@ def last_verified_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def rejected_chosen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(start, "SelectCheckpoint", lambda attempt, _avoid: act.SelectCheckpoint(attempt))
+    patch.setattr(start, "SelectCheckpoint", lambda attempt, _avoid, **_: act.SelectCheckpoint(attempt))
 
 
 def disabled_knob_set(patch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import stat
 import threading
 import time
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.io import durable
@@ -50,13 +51,9 @@ _CARD_BYTES: Final = 4096
 class Discovery:
     """Where one job's checkpoints are, and what its ranks wrote, on this node."""
 
-    def __init__(self, directory: Path, run_id: str, hands_over: str = "") -> None:
-        """Read what earlier runs discovered. Their writes do not count as this run's.
-
-        hands_over: "path" or "switch" if the user declared how a checkpoint is handed over, and not where they are. Then a location that
-        the job saves to needs no load to count. For a path there must be no doubt which location is meant.
-        """
-        self._hands_over = hands_over
+    def __init__(self, directory: Path, run_id: str) -> None:
+        """Read what earlier runs discovered. Their writes do not count as this run's."""
+        self._hands_over, self._files = "", ""
         self._file = directory / FILE_NAME
         self._run = run_id
         self._lock = threading.Lock()
@@ -71,6 +68,14 @@ class Discovery:
         self._writes = {write.path: write for write in record.writes} if record.run == run_id else {}
         self._logged_before = tuple(write.path for write in record.writes)  # of this run or the one before it
         self._made = record.made if record.run == run_id else {}  # directory that a rank made → device and inode
+
+    def hand_over(self, hands_over: str, files: str = "") -> None:
+        """Set how the script gets a checkpoint whose location nobody declared: "path", "switch", or "" if it is given nothing.
+
+        A location that the job saves to then needs no load to count. For a path there must be no doubt which location is meant; `files`
+        settles that: the pattern of a name that is of the program's checkpoints alone (Lightning makes a directory for each attempt).
+        """
+        self._hands_over, self._files = hands_over, files
 
     def absorb(self, directory: Path, attempt: int, *, again: bool = False) -> bool:
         """Read and record what the ranks of an attempt logged since the last time. Return whether anything was new.
@@ -112,6 +117,9 @@ class Discovery:
 
     def _likely_patterns(self, locations: tuple[Location, ...]) -> tuple[str, ...]:
         """Return the patterns of the most likely checkpoints, if none was also loaded."""
+        if self._files:
+            named = (place.pattern for place in locations if place.saved and not place.data)
+            return tuple(one for one in named if fnmatchcase(one.rpartition("/")[2], self._files))
         if any(location.kind == "checkpoint" for location in locations):
             return ()
         likely = [p.pattern for p in locations if p.saved and not p.data and (p.saved >= REPEATED or names_checkpoint(p.pattern))]

@@ -348,8 +348,9 @@ def test_what_cannot_be_recorded_is_reported_and_known_all_the_same(tmp_path: Pa
     assert "could not be recorded" in (known.problem or "")
 
 
-def handed(tmp_path: Path, rank: Rank, hands_over: str) -> tuple[str, ...]:
-    known = Discovery(tmp_path / "checkpoints", "r1", hands_over)
+def handed(tmp_path: Path, rank: Rank, hands_over: str, files: str = "") -> tuple[str, ...]:
+    known = Discovery(tmp_path / "checkpoints", "r1")
+    known.hand_over(hands_over, files)
     known.absorb(rank.directory, 1)
     return known.patterns()
 
@@ -368,6 +369,16 @@ def test_a_switch_is_turned_on_by_any_of_two_places_and_a_path_is_not_guessed(tm
     assert handed(tmp_path, rank, "path") == ()
     rank.loads("/j/out/model.pt")
     assert handed(tmp_path, rank, "path") == ("/j/out/model.pt",)
+
+
+def test_where_a_program_names_its_checkpoints_each_location_of_that_name_counts_and_no_other(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/version_0/checkpoints/epoch=0-step=4.ckpt")
+    rank.loads("/j/version_0/checkpoints/epoch=0-step=4.ckpt")  # the second attempt did, and saves to a directory of its own
+    rank.saves("/j/version_1/checkpoints/epoch=1-step=8.ckpt")
+    rank.saves("/j/export/model.pt")
+    assert handed(tmp_path, rank, "path") == ("/j/version_0/checkpoints/epoch=[0-9]*-step=[0-9]*.ckpt",)
+    found = handed(tmp_path, rank, "path", "*.ckpt")
+    assert [pattern.split("/")[2] for pattern in found] == ["version_0", "version_1"]
 
 
 def test_a_save_has_ended_where_a_rank_saw_it_and_no_other_save_of_the_file_is_under_way(tmp_path: Path, rank: Rank) -> None:

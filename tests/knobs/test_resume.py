@@ -1,0 +1,132 @@
+"""How a script gets its checkpoint: what is declared, or what a recognised program's text shows that it takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.config.settings import Origin, Settings, with_values
+from supervisor.knobs import job_knobs
+from supervisor.knobs.programs import programs
+from supervisor.report.start_plan import resume_line
+from tests.knobs.scripts import ACCELERATE, DEEPSPEED, HF, LIGHTNING, MEGATRON, NANOGPT, TITAN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from supervisor.knobs.knob_set import KnobSet
+
+HF_RESUMES = HF.replace(".train()", ".train(resume_from_checkpoint=args.resume_from_checkpoint)")
+NANOGPT_RESUMES = NANOGPT + "init_from = 'scratch'\nif init_from == 'scratch':\n    pass\nelif init_from == 'resume':\n    pass\n"
+ACCELERATE_RESUMES = (
+    ACCELERATE
+    + "parser.add_argument('--resume_from_checkpoint', type=str)\n"
+    + "if args.resume_from_checkpoint:\n    accelerator.load_state(args.resume_from_checkpoint)\n"
+)
+DEEPSPEED_RESUMES = DEEPSPEED + "engine.load_checkpoint(args.load_dir)\n"
+
+#: program: its script, the arguments, what is appended, what the script gets
+AVAILABLE = {
+    "hf_trainer": (HF_RESUMES, "", "--resume_from_checkpoint {resume}", "path"),
+    "lightning": (LIGHTNING, "fit --data.batch_size=4", "--ckpt_path={resume}", "path"),
+    "torchtitan": (TITAN, "--checkpoint.enable", "", "itself"),
+    "megatron": (MEGATRON, "--save out", "--load out", "switch"),
+    "nanogpt": (NANOGPT_RESUMES, "config/small.py --out_dir=out", "--init_from=resume", "switch"),
+    "deepspeed": (DEEPSPEED_RESUMES, "--save_dir out", "--load_dir out", "switch"),
+    "accelerate": (ACCELERATE_RESUMES, "", "--resume_from_checkpoint {resume}", "path"),
+}
+#: name: the script, the arguments, and why nothing is added
+UNAVAILABLE = {
+    "HF's parser takes it, and the script never passes it on": (HF, "", "does not show .resume_from_checkpoint"),
+    "the command gives it": (HF_RESUMES, "--resume-from-checkpoint out/checkpoint-5", "--resume_from_checkpoint stands in the command"),
+    "it may be abbreviated": (HF_RESUMES, "--resume_from out", "--resume_from may be short for --resume_from_checkpoint"),
+    "a file alone": (HF_RESUMES, "args.json", "beside another argument the script would not read args.json"),
+    "a file names it": (LIGHTNING, "fit --config c.yaml", "--ckpt_path stands in a file that the command names"),
+    "another subcommand": (LIGHTNING, "validate", "does not begin with fit"),
+    "not on": (TITAN, "--checkpoint.enable=false", "--checkpoint.enable is not on"),
+    "no place to save to": (MEGATRON, "", "the command has no --save"),
+    "another place to load from": (MEGATRON, "--save out --load other", "--load stands in the command, which decides"),
+    "a copy without resume": (NANOGPT, "", "does not show init_from=resume"),
+    "it begins with other weights": (NANOGPT_RESUMES, "--init_from=gpt2", "--init_from stands in the command"),
+    "no option of the parser": (ACCELERATE_RESUMES.replace("--resume_", "--"), "", "does not show --resume_from_checkpoint"),
+}
+
+
+def ways_of(place: Path, script: str, arguments: str, **values: str | bool | tuple[str, ...]) -> tuple[KnobSet, Settings, list[str]]:
+    """Return the knobs of a script that is run in `place`, with the settings and the command."""
+    (place / "t.py").write_text(script)
+    keys = {key.replace("__", "."): value for key, value in values.items()}
+    settings = with_values(Settings(cwd=str(place)), keys, {key: Origin("command line", "--x") for key in keys})
+    command = ["python", "t.py", *arguments.split()]
+    return job_knobs.find(settings, command, {}, place), settings, command
+
+
+def test_each_program_that_resumes_is_tried_here() -> None:
+    assert set(AVAILABLE) == {program.name for program in programs() if program.resume is not None}
+
+
+@pytest.mark.parametrize("name", AVAILABLE)
+def test_a_program_whose_text_shows_it_resumes_by_its_own_option_once_a_rank_is_seen_to_run_it(tmp_path: Path, name: str) -> None:
+    script, arguments, args, gets = AVAILABLE[name]
+    found, settings, command = ways_of(tmp_path, script, arguments)
+    (way,) = found.resume
+    assert (way.args, way.knob.counts, way.knob.by, way.knob.seen) == (args, gets, name, False)
+    line = resume_line(settings, found, command)
+    assert way.knob.how in line
+    assert line.endswith(f"once a rank is seen to train with {next(p.title for p in programs() if p.name == name)}")
+
+
+@pytest.mark.parametrize("name", UNAVAILABLE)
+def test_nothing_is_added_where_the_text_or_the_command_leave_a_doubt(tmp_path: Path, name: str) -> None:
+    script, arguments, why = UNAVAILABLE[name]
+    (tmp_path / "args.json").write_text("{}")
+    (tmp_path / "c.yaml").write_text("ckpt_path: old.ckpt\n")
+    found, settings, command = ways_of(tmp_path, script, arguments)
+    assert found.resume == ()
+    (row,) = (row for row in found.unavailable if row.knob == "resume")
+    assert why in row.why
+    assert row.remedy
+    assert row.why in resume_line(settings, found, command)
+
+
+def test_megatron_that_loads_from_where_it_saves_resumes_by_itself(tmp_path: Path) -> None:
+    found, settings, command = ways_of(tmp_path, MEGATRON, "--save out --load out")
+    assert found.resume[0].knob.counts == "itself"
+    assert found.resume[0].args == ""
+    assert resume_line(settings, found, command).startswith("the script resumes itself with --load out, once a rank")
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"knobs__resume__args": "--from {resume}"},
+        {"knobs__resume__switch": "--init_from=mine"},
+        {"knobs__resume__env": "FROM"},
+        {"job__resumes_itself": True},
+    ],
+    ids=lambda row: next(iter(row)),
+)
+def test_what_the_user_declares_comes_before_what_is_recognised(tmp_path: Path, declared: dict[str, str | bool]) -> None:
+    found, _, _ = ways_of(tmp_path, NANOGPT_RESUMES, "", **declared)
+    assert [way.knob.by for way in found.resume] == ([] if "job__resumes_itself" in declared else ["declared"])
+    assert not [row for row in found.unavailable if row.knob == "resume"]
+
+
+def test_a_place_in_the_command_is_a_declaration_too(tmp_path: Path) -> None:
+    found, settings, command = ways_of(tmp_path, HF_RESUMES, "--model {resume}", checkpoints__paths=("out/*",))
+    assert found.resume == ()
+    assert resume_line(settings, found, command) == "resumes from the newest verified out/*, passed by {resume}"
+
+
+def test_a_declared_program_is_believed_and_its_text_is_needed_all_the_same(tmp_path: Path) -> None:
+    found, _, _ = ways_of(tmp_path, HF_RESUMES, "", knobs__program="hf_trainer")
+    assert found.resume[0].knob.seen
+    unread, _, _ = ways_of(tmp_path, "def broken(:", "", knobs__program="hf_trainer")
+    assert unread.resume == ()
+
+
+def test_a_switch_and_its_older_spelling_are_one_way(tmp_path: Path) -> None:
+    new, _, _ = ways_of(tmp_path, "", "", knobs__resume__switch="--again")
+    old, _, _ = ways_of(tmp_path, "", "", knobs__resume__args="--again", job__resumes_itself=True)
+    assert new.resume == old.resume

@@ -157,7 +157,8 @@ def note_of(found: Iterable[NonFinite]) -> str:
 class Verification:
     """The verdict on one identity of one path.
 
-    step: of the whole run; None if neither content nor name has it. within: (epoch, step) if they have only that.
+    step: of the whole run; None if neither content nor name has it. within: (epoch, step) if they have only that. epoch: of the
+    content, else of the name, if there is no step at all; it describes the checkpoint, and orders nothing.
     level: for VERIFIED, what was checked, else "": "directory" (metadata alone), "layout" (all that a format without checksums allows),
     "structure" (every checksum as well).
     reason: why, in one line; for VERIFIED a note or "". reasons: all of them, that one first.
@@ -178,3 +179,4 @@ class Verification:
     reasons: tuple[str, ...] = ()
     content_step: int | None = None
     non_finite: tuple[NonFinite, ...] | None = None
+    epoch: int | None = None

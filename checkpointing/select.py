@@ -399,7 +399,9 @@ class _CandidateReader:
         known = self.cache.get(candidate.path, candidate.identity)
         manifest = self._manifest(candidate)
         if manifest is not None and is_same(candidate.identity, manifest):
-            before = replace(known, step=manifest.step, within=manifest.within) if known is not None else _recorded(candidate, manifest)
+            before = _recorded(candidate, manifest)
+            if known is not None:
+                before = replace(known, step=manifest.step, within=manifest.within, epoch=manifest.epoch)
             believed = candidate.identity == manifest.identity and before.verdict is Verdict.VERIFIED and not self.suspect
             found = self._check(candidate.path, manifest, self.at_budget if believed else self.at_limit)
             return self._believe(before, found) if believed else self._kept(found)
@@ -432,6 +434,7 @@ class _CandidateReader:
             manifest.layout,
             _members(manifest),
             non_finite=manifest.non_finite,
+            epoch=manifest.epoch,
         )
 
     def _manifest(self, candidate: Candidate) -> Manifest | None:
@@ -467,6 +470,7 @@ def _recorded(candidate: Candidate, manifest: Manifest) -> Verification:
         manifest.layout,
         _members(manifest),
         non_finite=manifest.non_finite,
+        epoch=manifest.epoch,
     )
 
 

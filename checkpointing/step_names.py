@@ -25,6 +25,7 @@ _OTHER: Final = re.compile(
 )
 _GLOBAL: Final = re.compile(r"global_?step", re.IGNORECASE)
 _EPOCH: Final = re.compile(r"(?<![a-z])(epochs?|ep|e)[-_=. ]?\d", re.IGNORECASE)
+_EPOCH_NUMBER: Final = re.compile(r"(?<![a-z])(?:epochs?|ep)[-_=. ]?(\d{1,9})(?![\d.]*\d|[a-z])", re.IGNORECASE)
 _FRACTION: Final = re.compile(r"\d+\.\d+")
 _SAVED: Final = re.compile(r"(?<![a-z])(checkpoint|ckpt|chkpt|model|save|snapshot|state)(?=\d)", re.IGNORECASE)
 _SAVED_DIRECTORY: Final = re.compile(r"(?:checkpoint|ckpt|chkpt)[-_]?(\d{1,9})", re.IGNORECASE)
@@ -70,6 +71,13 @@ def step_in(path: str) -> NamedStep | None:
         return NamedStep(worded, sure=_of_the_run(parent))
     match = _SAVED_DIRECTORY.fullmatch(parent)
     return NamedStep(int(match[1]), sure=False) if match else None
+
+
+def epoch_in(path: str) -> int | None:
+    """Return the epoch that the file's name gives, the last one if it gives several."""
+    name = path.rstrip("/").rpartition("/")[2]
+    found = _EPOCH_NUMBER.findall(_SUFFIX.sub("", name))
+    return int(found[-1]) if found else None
 
 
 def _step_in_stem(stem: str) -> NamedStep | None:

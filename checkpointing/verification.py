@@ -123,7 +123,10 @@ def _conclude(path: str, identity: Identity, found: Examination, *, own: bool) -
     content_step = place.step if place.sure or (place.epoch is None and not place.loose) else None
     numbers = None if level in ("", "directory") else found.non_finite
     first = next(iter(reasons), "")
-    return Verification(path, identity, verdict, first, step, level, within, found.format, found.files, reasons, content_step, numbers)
+    epoch = (step_names.epoch_in(path) if place.epoch is None else place.epoch) if step is None and within is None else None
+    return Verification(
+        path, identity, verdict, first, step, level, within, found.format, found.files, reasons, content_step, numbers, epoch
+    )
 
 
 def _without_content(path: str, identity: Identity | None, verdict: Verdict, reason: str, format_name: str = "") -> Verification:

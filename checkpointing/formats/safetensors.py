@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from checkpointing.formats import NOWHERE, Examination, StepPosition, numerics, zero_pages
+from checkpointing.formats import Examination, StepPosition, numerics, zero_pages
 from checkpointing.formats.pickles import facts
 from checkpointing.io.reader import Short
 from checkpointing.model import MOST_NAME, Verdict, listed
@@ -181,10 +181,11 @@ def _span(one: Tensor) -> zero_pages.Span:
 
 def _place(metadata: dict[str, str]) -> StepPosition:
     counts = {key: int(text) for key, text in metadata.items() if _COUNT.fullmatch(text)}
+    epoch = next((counts[key] for key in facts.EPOCH_KEYS if key in counts), None)
     for key in facts.STEP_KEYS:
         if key in counts:
-            return StepPosition(counts[key], counts.get("epoch"), sure=key in facts.RUN_KEYS, loose=key in facts.LOOSE_KEYS)
-    return NOWHERE
+            return StepPosition(counts[key], epoch, sure=key in facts.RUN_KEYS, loose=key in facts.LOOSE_KEYS)
+    return StepPosition(epoch=epoch)
 
 
 def _damaged(reason: str) -> NoReturn:

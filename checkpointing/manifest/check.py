@@ -66,6 +66,7 @@ def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
         host=os.uname().nodename,
         step=found.step,
         within=found.within,
+        epoch=found.epoch,
         about=about,
         made_unix_s=int(now()),
         saved_unix_ns=max(tree.newest_mtime_ns if tree is not None else found.identity.mtime_ns, 0),
@@ -170,6 +171,7 @@ def _answer(path: str, identity: Identity, manifest: Manifest, faults: list[_Fau
         tuple(file.path for file in manifest.files) if manifest.is_tree else (),
         tuple(dict.fromkeys((first, *reasons))) if first else (),
         non_finite=manifest.non_finite,
+        epoch=manifest.epoch,
     )
 
 

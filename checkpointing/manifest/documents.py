@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FORMAT: Final = "supervise-checkpoint"
-VERSION: Final = 2
-READER: Final = 1  # a reader of version 1 may ignore all that version 2 adds
+VERSION: Final = 3
+READER: Final = 1  # a reader of version 1 may ignore all that later versions add
 FILE_NAME: Final = "manifest.json"
 DIRECTORY: Final = "manifests"
 _MOST_BYTES: Final = 256 << 20  # a hundred thousand files, or some hundred terabytes in parts of 32 MiB
@@ -89,6 +89,7 @@ class Manifest:
     saved_unix_ns: int = 0
     part_bytes: int = digest.PART_BYTES
     non_finite: tuple[NonFinite, ...] = ()
+    epoch: int | None = None
 
     @property
     def saved_ns(self) -> int:
@@ -149,6 +150,8 @@ def encode(manifest: Manifest) -> bytes:
         "part_bytes": manifest.part_bytes,
         "files": [_file_row(file) for file in manifest.files],
     }
+    if manifest.epoch is not None:
+        document["epoch"] = manifest.epoch
     if manifest.non_finite:
         document["non_finite"] = [_non_finite_row(one) for one in manifest.non_finite]
     return _canonical({**document, "digest": _own_digest(document)}) + b"\n"
@@ -204,6 +207,7 @@ def _manifest(row: dict[str, Any]) -> Manifest:
         saved_unix_ns=_count(row.get("saved_unix_ns", 0)),
         part_bytes=part_bytes,
         non_finite=tuple(_non_finite(one) for one in row.get("non_finite", ())),
+        epoch=None if row.get("epoch") is None else _count(row["epoch"]),
     )
     if made.n_bytes != row["bytes"] or "/" in name:
         raise ManifestDamaged("sizes do not add up, or its name is a path")

@@ -257,7 +257,7 @@ def _usable(target: str, one: MirroredCheckpoint, passed: Sequence[tuple[str, st
     found = verify(target)
     if found.verdict is not Verdict.VERIFIED:
         return None
-    manifest = replace(one.manifest, step=found.step, within=found.within)
+    manifest = replace(one.manifest, step=found.step, within=found.within, epoch=found.epoch)
     why = (f"{one.backend.url}/{one.location.key}", f"another whole checkpoint is at {target}")
     return Restored(target, manifest, one.backend.url, 0, (*passed, why), is_proven=False)
 

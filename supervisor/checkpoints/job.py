@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from checkpointing.manifest import check
 from checkpointing.manifest.documents import decode
 from checkpointing.verification import identity_of
 from supervisor.checkpoints.mirror.feed import MirrorFeed
@@ -19,17 +20,16 @@ from supervisor.checkpoints.repair import CheckpointRepair, RepairPermission
 from supervisor.checkpoints.retention import Retention
 from supervisor.checkpoints.selection import CheckpointSelector
 from supervisor.checkpoints.watch import CheckpointWatch
+from supervisor.core.model import CheckpointRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from checkpointing.discover import Listing
-    from checkpointing.manifest.documents import Manifest
     from supervisor.checkpoints.mirror.feed import Uploads
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
     from supervisor.core.events import CheckpointSelected
-    from supervisor.core.model import CheckpointRef
     from supervisor.job.job import Job
 
 
@@ -115,9 +115,10 @@ class JobCheckpoints:
         """Return in one line whether what this run saved last holds numbers that turned to NaN or Inf; "" where it does not."""
         return self.recorder.numbers()
 
-    def last_recorded(self) -> Manifest | None:
+    def last_recorded(self) -> CheckpointRef | None:
         """Return the newest checkpoint of this run that is recorded as verified. Nothing is read."""
-        return self.recorder.last_of_run()
+        last = self.recorder.last_of_run()
+        return None if last is None else CheckpointRef(last.path, last.step, check.LEVEL, last.epoch)
 
     def mirror_feed(self, uploads: Uploads, has_rank_0: Callable[[], bool | None]) -> MirrorFeed:
         """Make what sends each checkpoint once. `has_rank_0`: whether global rank 0 is on this node; None while no rank is known."""

@@ -120,7 +120,9 @@ class CheckpointWatch:
             return None
         adopted = self._recorder.adopt(path, identity)
         if adopted is not None:
-            return Verification(path, identity, Verdict.VERIFIED, step=adopted.step, level=check.LEVEL, within=adopted.within)
+            return Verification(
+                path, identity, Verdict.VERIFIED, step=adopted.step, level=check.LEVEL, within=adopted.within, epoch=adopted.epoch
+            )
         if self.watcher.is_finishing or not self._shared.is_worth_waiting(path, identity):
             return None
         return Verification(path, identity, Verdict.WRITING, "another node reads it")

@@ -382,7 +382,7 @@ def _take(found: Account, t: float, body: Any) -> None:  # noqa: ANN401 (any rec
         found.decided = f"{verdict['cause']} ({verdict['confidence']:.2f}): {plan['kind']}: {plan['reason']}"
         changes = tuple(f"{change['how'] or change['knob']} {change['old']}→{change['new']}" for change in plan.get("changes", ()))
         found.changes = (*found.changes, *changes)
-    if resumed and found.resumed_t is None:
+    if resumed and found.noticed_t is not None and found.resumed_t is None:  # the first attempt reports its own beginning
         found.resumed_t, found.resumed_step, found.resumed_path = t, resumed["step"], resumed["path"]
 
 

@@ -108,7 +108,8 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     attempt = state.attempt
     if state.stage is not Stage.RUNNING or not start.gathers(state) or attempt.steps_seen < 1 or attempt.reported_start is not None:
         return state, actions
-    began = attempt.first_step, resumption.loaded_step(state)
+    loaded = resumption.loaded_checkpoint(state)
+    began = attempt.first_step, None if loaded is None else loaded.step
     if began == (None, None):
         return state, actions
     state, more = _compared(changed(state, attempt=changed(attempt, reported_start=began)), event.t)

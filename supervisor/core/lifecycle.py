@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
 from supervisor.core import failure as core_failure
-from supervisor.core import planning, resumption, start
+from supervisor.core import losses, planning, resumption, start
 from supervisor.core.actions import (
     SIGTERM,
     Alert,
@@ -73,11 +73,15 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
         run=changed(state.run, policy=event.policy, reason="takeover", stop=None, exit_code=None),
         attempt=changed(state.attempt, over_t=over_t),
     )
+    ended_t = event.t if over_t is None else over_t
+    if not died_with_us:  # what it waited for since, in a queue, no failure cost
+        state = changed(state, run=changed(state.run, losses=losses.until(state.run.losses, ended_t)))
     actions: tuple[Action, ...] = ()
     if died_with_us and state.run.incident is None:
         verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, "supervise died, and its attempt with it", "supervisor:died")
         plan = Plan(PlanKind.RESTART, "the job is taken over", "the same again", "takeover")
         state, opening = start.with_incident(state, event.t, verdict.summary, decision=(verdict, plan))
+        state = changed(state, run=changed(state.run, losses=losses.since(state.run.losses, ended_t)))
         actions = (
             *opening,
             ReportDecision(
@@ -189,6 +193,8 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
         first_step = step - max(event.steps_seen, 0)
     progress = Progress(step, relative, event.phase)
     attempt = changed(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step)
+    if attempt.trains and run.losses.since_t is not None and not is_last:
+        run = changed(run, losses=losses.with_progress(state.run, event.t, event.step))
     state = changed(state, run=run, attempt=attempt)
     return (state, ()) if is_last else resumption.reported(state)
 
@@ -278,7 +284,12 @@ def _done(state: JobState) -> Step:
     elif state.run.incident is not None:
         outcome = "withdrawn" if state.attempt.eviction and state.run.incident.opened_t > state.attempt.began_t else "resolved"
         closing = (CloseIncident(state.run.incident.number, state.attempt.number, outcome, state.attempt.progress.step),)
+        state = _without_withdrawn(state, outcome)
     return changed(state, stage=Stage.ENDED, run=changed(state.run, incident=None, exit_code=0)), (*closing, Finish(0, "done"))
+
+
+def _without_withdrawn(state: JobState, outcome: str) -> JobState:
+    return changed(state, run=changed(state.run, losses=losses.withdrawn(state.run.losses))) if outcome == "withdrawn" else state
 
 
 def finish_stopped(state: JobState, outcome: str = "") -> Step:
@@ -318,6 +329,7 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
         withdrawn = state.attempt.awaits_own_signal and state.run.incident.opened_t > state.attempt.began_t
         outcome = "withdrawn" if withdrawn else "given_up"
         closing = (CloseIncident(state.run.incident.number, state.attempt.number, outcome, state.attempt.progress.step),)
+        state = _without_withdrawn(state, outcome)
     return changed(state, stage=Stage.ENDED, run=changed(state.run, incident=None, exit_code=code)), (*closing, Finish(code, reason))
 
 

@@ -295,12 +295,13 @@ class CheckpointRef:
     """A checkpoint that was verified.
 
     path: as the script gets it. step: the step in it, None: unknown. level: how far it was verified ("structure": zip
-    directory and every record's CRC).
+    directory and every record's CRC). epoch: in it, if it has no step; for people.
     """
 
     path: str
     step: int | None
     level: str
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

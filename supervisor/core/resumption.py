@@ -39,19 +39,23 @@ def judged(state: JobState) -> ReportResume:
     step: int | None = None
     path: str | None = None
     reason = ""
+    epoch: int | None = None
     if attempt.loaded is not None:
-        known = loaded_step(state)
-        step, path, confirmed = attempt.first_step if known is None else known, attempt.loaded, True
+        known = loaded_checkpoint(state)
+        step = attempt.first_step if known is None or known.step is None else known.step
+        epoch = None if known is None or step is not None else known.epoch
+        path, confirmed = attempt.loaded, True
     elif attempt.first_step is not None and attempt.first_step > SCRATCH_STEP:
         reached = resume is not None and (resume.step is None or attempt.first_step >= resume.step - 1)
         step, path, confirmed = attempt.first_step, resume.path if resume is not None and reached else OWN, True
     else:
         reason = _from_scratch(state)
         confirmed = reason not in {"", _NOTHING_SEEN}
-        if confirmed and resume is None and state.run.unused:
-            reason = "; ".join((reason, *map(str, state.run.unused)))
+        if confirmed and resume is None:
+            shown = (reason,) if attempt.number > 1 else ()  # a first attempt is expected to begin so
+            reason = "; ".join((*shown, *map(str, state.run.unused)))
     number = state.run.incident.number if state.run.incident else 0
-    return ReportResume(number, attempt.number, step, path, confirmed, resume.path if resume is not None else None, reason)
+    return ReportResume(number, attempt.number, step, path, confirmed, resume.path if resume is not None else None, reason, epoch)
 
 
 def _from_scratch(state: JobState) -> str:
@@ -77,10 +81,10 @@ def is_shown(state: JobState) -> bool:
 def reported(state: JobState, *, over: bool = False) -> Step:
     """Report how the attempt began, once it trains or is `over`, and again where what was not known then is known now.
 
-    A run's first attempt is reported only where there was something to resume from: all others begin from scratch.
+    A run's first attempt that was given nothing and loaded nothing may begin from scratch: that is reported once, and is no alert.
     """
     known = state.attempt.began_as
-    if (state.attempt.steps_seen < 1 and not over) or known is Beginning.RESUMED:
+    if (not state.attempt.trains and not over) or known is Beginning.RESUMED:
         return state, ()
     report = judged(state)
     if known is not None and report.began not in {Beginning.RESUMED, *({Beginning.FROM_SCRATCH} if known is Beginning.UNCONFIRMED else ())}:
@@ -88,7 +92,7 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     number, incident = state.attempt.number, state.run.incident
     state = changed(state, attempt=changed(state.attempt, began_as=report.began), run=changed(state.run, incident=None))
     if number == 1 and report.resume_from is None and report.path is None:
-        return state, ()
+        return state, () if report.began is Beginning.UNCONFIRMED else (report,)
     actions: tuple[Action, ...] = (report,)
     newest = state.run.newest
     lost = report.resume_from or (newest.path if newest is not None else "") or next((one.newest for one in state.run.unused), "")
@@ -109,7 +113,7 @@ def with_save(state: JobState, found: CheckpointRef) -> JobState:
     return changed(state, attempt=changed(state.attempt, saved_steps=saved_steps))
 
 
-def loaded_step(state: JobState) -> int | None:
-    """Return the step of the checkpoint that the ranks were seen to load, None where it is not known."""
+def loaded_checkpoint(state: JobState) -> CheckpointRef | None:
+    """Return the checkpoint that the ranks were seen to load, None where it is not known."""
     known = (*((state.attempt.resume,) if state.attempt.resume is not None else ()), *state.run.verified)
-    return next((found.step for found in known if found.path == state.attempt.loaded), None)
+    return next((found for found in known if found.path == state.attempt.loaded), None)

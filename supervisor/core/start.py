@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core import node_health, planning, resumption
+from supervisor.core import losses, node_health, planning, resumption
 from supervisor.core.actions import (
     BeginAttempt,
     CheckHealth,
@@ -332,6 +332,7 @@ def with_incident(state: JobState, t: float, summary: str, rank: int | None = No
     if incident is None:
         incident = Incident(state.incidents + 1, t, state.attempt.number)
         opening = (OpenIncident(incident.number, state.attempt.number, rank, summary),)
+        state = changed(state, run=changed(state.run, losses=losses.with_incident(state.run.losses, t)))
     verdict, plan = decision or (None, None)
     incident = replace(incident, attempt=state.attempt.number, verdict=verdict, plan=plan)
     return changed(state, incidents=incident.number, run=changed(state.run, incident=incident)), opening

@@ -101,6 +101,20 @@ class SavedSteps:
         return SavedSteps(min(known, default=None), max(known, default=None))
 
 
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What the failures of a run cost (core/losses.py): how many incidents there were, and the seconds that are lost.
+
+    since_t: since when the training is not where it was; None: it is. seen_t, seen_step: its newest progress since then, None: none yet.
+    """
+
+    incidents: int = 0
+    lost_s: float = 0.0
+    since_t: float | None = None
+    seen_t: float = 0.0
+    seen_step: int | None = None
+
+
 @dataclass(frozen=True)
 class Run:
     """What a run keeps over its attempts: its rules, its budgets, and what its plans changed."""
@@ -115,6 +129,7 @@ class Run:
     failed: int = 0  # all of them
     recurrences: tuple[tuple[str, int], ...] = ()  # fingerprint to how often in this run
     incident: Incident | None = None
+    losses: Losses = Losses()
     jitter: float = 0.0  # came with the newest evidence
     # what its plans changed
     overrides: tuple[tuple[str, str], ...] = ()
@@ -185,6 +200,12 @@ class Attempt:
     eviction: tuple[Finding, ...] = ()  # what ends it by --evict-on
 
     @property
+    def trains(self) -> bool:
+        """Whether it is known to have made a training step: a hook counted one, or the script's own step went on from its first."""
+        step = None if self.progress.relative else self.progress.step
+        return self.steps_seen > 0 or (self.first_step is not None and step is not None and step > self.first_step)
+
+    @property
     def live_ranks(self) -> tuple[RankInfo, ...]:
         """Its ranks, none once all are gone."""
         return () if self.ended else self.ranks
@@ -232,4 +253,4 @@ else:
         return made
 
 
-__all__ = ["NOTICES", "Attempt", "Incident", "JobState", "Run", "SavedSteps", "Stage", "StopRequest", "changed"]
+__all__ = ["NOTICES", "Attempt", "Incident", "JobState", "Losses", "Run", "SavedSteps", "Stage", "StopRequest", "changed"]

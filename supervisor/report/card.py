@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from supervisor.core.actions import ReportDecision, ReportResume
-    from supervisor.core.model import Change, Evidence, Plan, Verdict
-    from supervisor.core.state import JobState
+    from supervisor.core.model import Change, CheckpointRef, Evidence, Plan, Verdict
     from supervisor.journal.reader import RecordedIncident, Round
 
 CARD_WIDTH = WIDTH - len("supervise: ")
@@ -82,7 +81,7 @@ def card(  # noqa: PLR0913 (all that the card names)
     verdict, plan = decision.verdict, decision.plan
     core = _core(dumped, verdict)
     at = f" on {node}" if node else ""
-    beside, step = _beside(plan), _step(decision.step, at_least=decision.at_least)
+    beside, step = _beside(plan), step_text(decision.step, at_least=decision.at_least)
     rows = [
         ("failed", verdict.summary),
         ("where", f"{_whose(verdict)}{at}, attempt {decision.attempt}, {step}, phase {phase_of(verdict.because)}"),
@@ -147,19 +146,6 @@ def why_text(job: str, node: str, incident: RecordedIncident, address: str, *, s
     return _laid_out(head, [(label, _clock(t), text) for label, t, text in rows], WIDTH, WHY_LINES)
 
 
-def stopped_text(state: JobState) -> str:
-    """Return the last line of a run that somebody stopped: how far it came, and from where the same command goes on."""
-    if not state.attempt.number:
-        return "stopped before the first attempt: the command was not started"
-    newest, policy = state.run.newest, state.run.policy
-    reached = f"stopped at {_step(state.attempt.progress.step, relative=state.attempt.progress.relative)}"
-    if newest is None:
-        return f"{reached}; no checkpoint of this run was verified"
-    known = f"{reached}; the newest verified checkpoint is {newest.path}" + ("" if newest.step is None else f" (step {newest.step})")
-    resumes = policy.checkpoints_declared or policy.resumes_itself or state.run.ever_loaded
-    return f"{known}; the same command {'resumes from it' if resumes else 'resumes only if the script does so by itself'}"
-
-
 def status_text(status: Status, address: str) -> str:
     """Return the text of `supervise status`."""
     alive = {True: "alive", False: "ended" if status.ended else "died, and could not report it", None: "cannot be seen from here"}
@@ -168,7 +154,7 @@ def status_text(status: Status, address: str) -> str:
     stage = f"{status.stage}, exit code {status.exit_code}" if status.ended else f"{status.stage}{' when supervise died' if died else ''}"
     rows = [
         ("run", f"{status.run}, attempt {status.attempt}, {stage}"),
-        ("progress", f"{_step(status.step, relative=status.step_relative)}, phase {status.phase}"),
+        ("progress", f"{step_text(status.step, relative=status.step_relative)}, phase {status.phase}"),
         ("ranks", _ranks(status)),
         ("incidents", f"{status.incidents} in all, {open_}"),
         ("decision", status.last_decision or "none yet"),
@@ -265,10 +251,16 @@ def _whose(verdict: Verdict) -> str:
     return "no single rank" if verdict.rank is None else f"rank {verdict.rank}"
 
 
-def _step(step: int | None, *, relative: bool = False, at_least: bool = False) -> str:
+def step_text(step: int | None, *, relative: bool = False, at_least: bool = False) -> str:
+    """Return a step as a person would write it."""
     if step is None:
         return "step unknown"
     return f"step {step}" + (" or later" if at_least else "") + (" (counted from where it began)" if relative else "")
+
+
+def place_text(found: CheckpointRef) -> str:
+    """Return the step of a checkpoint, else its epoch; "" where neither is known."""
+    return f"step {found.step}" if found.step is not None else "" if found.epoch is None else f"epoch {found.epoch}"
 
 
 def _cause(verdict: Verdict) -> str:
@@ -305,8 +297,10 @@ def beginning(report: ReportResume) -> str:
     """Return how an attempt began, in one line; an older journal has only the checkpoint that the command was given, as `path`."""
     given = report.resume_from or report.path
     if report.began is Beginning.RESUMED:
-        step = "an unknown step" if report.step is None else f"step {report.step}"
-        return f"resumed at {step} from {report.path}"
+        where = f"step {report.step}" if report.step is not None else "an unknown step" if report.epoch is None else f"epoch {report.epoch}"
+        return f"resumed at {where} from {report.path}"
+    if report.is_new_job:
+        return "begins from scratch" + (f": {report.reason}" if report.reason else "")
     if report.began is Beginning.FROM_SCRATCH:
         why = report.reason or "no load of a checkpoint was seen"
         return f"STARTED FROM SCRATCH: {why}" + (f"; it was given {given}" if given else "")
@@ -338,7 +332,7 @@ def _where(incident: RecordedIncident, last: Round, node: str) -> str:
     at_least = decision is not None and decision.at_least
     if decision is not None and decision.plan.strategy == "peer":  # what failed is another node's, which decided
         node = decision.verdict.node or node
-    return f"{whose}on {node}, attempt {last.attempt}, {_step(step, relative=relative, at_least=at_least)}, phase {phase}{ended}"
+    return f"{whose}on {node}, attempt {last.attempt}, {step_text(step, relative=relative, at_least=at_least)}, phase {phase}{ended}"
 
 
 def _failed(incident: RecordedIncident, last: Round) -> tuple[str, float | None, str]:
@@ -366,7 +360,7 @@ def _checkpoint(last: Round) -> list[tuple[str, float | None, str]]:
     chosen = selected.chosen
     text = f"none of {selected.found} is good"
     if chosen is not None:
-        text = f"{_step(chosen.step)} from {chosen.path} (verified: {chosen.level}; {selected.found} found)"
+        text = f"{place_text(chosen) or step_text(None)} from {chosen.path} (verified: {chosen.level}; {selected.found} found)"
     elif not selected.found:
         text = "none that the script is known to load" + "".join(f"; {one}" for one in selected.unused) if selected.unused else "none found"
     rows: list[tuple[str, float | None, str]] = [("checkpoint", selected.t, text)]

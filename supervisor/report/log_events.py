@@ -28,7 +28,7 @@ class LogEvent(StrEnum):
 
     RUN_STARTED = "run.started", "info", "job words", "a new run begins; `words`: the number of words of its command"
     RUN_CONTINUED = "run.continued", "info", "job words", "the last run goes on: it was requeued or restarted, or its supervisor died"
-    RUN_FINISHED = "run.finished", "info", "exit_code", "the supervisor ends"
+    RUN_FINISHED = "run.finished", "info", "exit_code incidents lost_s", "the supervisor ends; what the run's failures cost"
     LOCK_LOST = "lock.lost", "error", "", "another supervisor took the job over; this one stops its ranks"
     LAUNCHER_STARTED = (
         "launcher.started",

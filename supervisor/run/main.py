@@ -21,6 +21,7 @@ from supervisor.checkpoints.mirror.process import MirrorLink
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointFound, CheckpointPruned, CheckpointTrouble, WatcherFailed
 from supervisor.config import loading, plugins, signatures
 from supervisor.config.policy import evict_on, to_policy
+from supervisor.core import losses
 from supervisor.core.actions import Alert
 from supervisor.core.decide import initial
 from supervisor.core.events import (
@@ -42,8 +43,8 @@ from supervisor.journal.writer import open_journal
 from supervisor.knobs import job_knobs, programs
 from supervisor.launch.guardian_client import ignored_signals
 from supervisor.observe.ranks.progress_sampler import ProgressSampler
-from supervisor.report import card as cards
 from supervisor.report import event_log
+from supervisor.report.last_line import last_line
 from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
@@ -218,8 +219,8 @@ class _Run:
             if watcher is not None:
                 watcher.stop(0.1)
             raise
-        self._finish_checkpoints(watcher)
-        self._end(end)
+        is_read = self._finish_checkpoints(watcher)
+        self._end(end, is_read=is_read)
         return end.exit_code
 
     def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
@@ -398,36 +399,29 @@ class _Run:
 
     # the end
 
-    def _finish_checkpoints(self, watcher: CheckpointWatcher | None) -> None:
-        """Verify and report the last checkpoint, give the mirror time to upload it, and report what is not uploaded."""
+    def _finish_checkpoints(self, watcher: CheckpointWatcher | None) -> bool:
+        """Verify the last checkpoint, give the mirror time to upload it, report what is not uploaded. Return whether all was verified."""
         if self.mirror is None and watcher is None:
-            return
+            return True
         stops = self.loop.state.run.stop is not None  # the sender of a stop request waits for this process
         left_s = 0.0 if stops else self.job.settings.checkpoints.finish_s
         self.notifier.extend_timeout(left_s + END_DEADLINE_S)
         spool = self.job.state / "spool"
-        is_read = mirror_session.finish(self.mirror, watcher, left_s, lambda text: self.terminal.message(text, "warning"), spool)
-        last = self.factory.checkpoints.last_recorded()
-        if last is not None and is_read:
-            step = "" if last.step is None else f" of step {last.step}"
-            self.terminal.message(f"the last checkpoint is verified: {last.path}{step}")
-        elif not is_read and self.mirror is None:
-            self.terminal.message(
-                "the last save was not verified before the deadline: check it with `supervise checkpoints verify PATH`", "warning"
-            )
+        return mirror_session.finish(self.mirror, watcher, left_s, lambda text: self.terminal.message(text, "warning"), spool)
 
-    def _end(self, end: Finish) -> None:
+    def _end(self, end: Finish, *, is_read: bool) -> None:
         code = end.exit_code
         if numbers := self.factory.checkpoints.numbers():
             self.terminal.message(f"{numbers}: check the loss before you use the result", "warning")
         state = self.loop.state
-        if state.run.stop is not None and code != 0:
-            self.terminal.message(cards.stopped_text(state))
+        newest = self.factory.checkpoints.last_recorded() or state.run.newest
+        self.terminal.message(last_line(state, code, newest, is_read=is_read), "info" if is_read else "warning")
         self.notifier.stopping(f"ends with {code}")
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.factory.close()
         self.journal.append(Ended(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)
-        self.log.write(LogEvent.RUN_FINISHED, exit_code=code)
+        cost = losses.total(state)
+        self.log.write(LogEvent.RUN_FINISHED, exit_code=code, incidents=cost.incidents, lost_s=round(cost.lost_s, 3))
         durable = self.journal.close(CLOSE_DEADLINE_S)
         if not durable:
             self.terminal.message("the journal's last records did not reach the disk", "warning")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpointing.model import NamedStep
-from checkpointing.step_names import is_set_aside, step_in, suffix_of
+from checkpointing.step_names import epoch_in, is_set_aside, step_in, suffix_of
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,19 @@ def test_what_a_script_writes_is_read(step: int, width: int, word: str) -> None:
 )
 def test_what_was_moved_out_of_the_way_is_known_by_its_name(name: str, ours: bool) -> None:  # noqa: FBT001  a column
     assert is_set_aside(name) is ours
+
+
+@pytest.mark.parametrize(
+    ("name", "epoch"),
+    [
+        ("epoch_5.pt", 5),
+        ("epoch=5.ckpt", 5),
+        ("ep12.pth.tar", 12),
+        ("best-epoch-3", 3),
+        ("step_3.pt", None),
+        ("e7.pt", None),
+        ("epoch_1.5.pt", None),
+    ],
+)
+def test_names_with_an_epoch(name: str, epoch: int | None) -> None:
+    assert epoch_in("/data/epoch_9/" + name) == epoch

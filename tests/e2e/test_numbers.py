@@ -41,4 +41,4 @@ def test_weights_that_turn_nan_are_reported_while_it_runs_and_at_exit_0(supervis
     assert run.stdout.splitlines() == ["resumed from []", f"resumed from ['{tmp_path}/ckpt/step_100.pt']"]
     assert "step_200.pt: its weights hold NaN" in run.stderr
     assert "torn" not in run.stderr
-    assert "check the loss before you use the result" in run.stderr.splitlines()[-1]
+    assert "check the loss before you use the result" in run.stderr.splitlines()[-2]

@@ -166,7 +166,7 @@ def test_term_to_every_process_of_the_job_is_no_failure(supervise: Callable[...,
             time.sleep(0.2)  # the scheduler comes to us last: later than that we have surely heard of the deaths
     assert run.exit_code(deadline_s=10) == 143
     assert incidents(run) == 0
-    assert "incident" not in run.stderr
+    assert "supervise: incident" not in run.stderr
     assert run.attempts() == 1
     run.wait_for_nothing_left()
 

@@ -10,7 +10,11 @@ from typing import Final
 RUN_KEYS: Final = ("global_step", "iter_num")
 STEP_KEYS: Final = (*RUN_KEYS, "step", "iteration", "iter", "num_steps")
 LOOSE_KEYS: Final = ("num_steps",)  # often the planned number of steps, not the current one
-EPOCH: Final = "epoch"
+# Keys that count epochs. They only describe a checkpoint that has no step, or say that a step counts within an epoch.
+# epoch: torch's ImageNet example, Lightning; finished_epoch: minGPT (pytorch/examples, distributed/minGPT-ddp); EPOCHS_RUN: torch's elastic
+# tutorial (pytorch/examples, distributed/ddp-tutorial-series/multigpu_torchrun.py); epochs_run: torchtune. A scheduler's `last_epoch`
+# counts steps in most scripts.
+EPOCH_KEYS: Final = ("epoch", "finished_epoch", "EPOCHS_RUN", "epochs_run")
 MOST_KEYS: Final = 64  # of the outermost dictionary; a framework's own keys are among the first
 COUNTED: Final = "optimizer's step"  # the name of a fact that is read later from the tensor data
 
@@ -47,7 +51,7 @@ class PickleScan:
 
     #: (key, step), in the order of STEP_KEYS.
     steps: tuple[tuple[str, int], ...]
-    #: The integer under "epoch", beside the steps.
+    #: The integer under the first of EPOCH_KEYS, beside the steps.
     epoch: int | None
     #: Without repetition.
     storages: tuple[Storage, ...]

@@ -10,7 +10,7 @@ import pickletools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats.pickles.facts import EPOCH, MOST_KEYS, STEP_KEYS, Number, PickleScan, Storage
+from checkpointing.formats.pickles.facts import EPOCH_KEYS, MOST_KEYS, STEP_KEYS, Number, PickleScan, Storage
 from checkpointing.formats.pickles.policy import Judgement, is_method, is_plain_unknown, judge, may_be_called
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Looked for in every dictionary, however deep: what shards of one checkpoint must agree about, and how many there must be.
 _FACTS: Final = frozenset({*STEP_KEYS, "tensor_model_parallel_size", "pipeline_model_parallel_size", "partition_count"})
 _MOST_VALUES: Final = 64
-_KEYS: Final = frozenset({*STEP_KEYS, EPOCH})
+_KEYS: Final = frozenset({*STEP_KEYS, *EPOCH_KEYS})
 _LONGEST_TEXT: Final = 256  # keys of storages and of steps are short; longer text is of no interest
 _MOST_NAMES: Final = 8  # enough to say what is wrong with a pickle
 _GETATTR: Final = ("builtins getattr", "__builtin__ getattr")

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats.pickles.facts import EPOCH, STEP_KEYS, Number, PickleScan, Storage
+from checkpointing.formats.pickles.facts import EPOCH_KEYS, STEP_KEYS, Number, PickleScan, Storage
 from checkpointing.formats.pickles.machine import OPCODES, PickleMachine, RetainedObject, Thing, is_count
 from checkpointing.io.reader import Interrupted, never
 from checkpointing.model import MOST_NAME
@@ -134,7 +134,7 @@ def _result(machine: PickleMachine, top: object, end: int) -> PickleScan:
     numbers = {key: value for key, value in found.items() if isinstance(value, int)}
     return PickleScan(
         tuple((key, numbers[key]) for key in STEP_KEYS if key in numbers),
-        numbers.get(EPOCH),
+        next((numbers[key] for key in EPOCH_KEYS if key in numbers), None),
         _named(top, machine.storages),
         frozenset(found),
         tuple(numbers.items()),

@@ -41,7 +41,7 @@ _RECHECK_S: Final = 0.05  # a file is looked at this long after it stood still l
 
 def to_ref(verification: Verification) -> CheckpointRef:
     """Return the core's reference to a verified checkpoint."""
-    return CheckpointRef(path=verification.path, step=verification.step, level=verification.level)
+    return CheckpointRef(path=verification.path, step=verification.step, level=verification.level, epoch=verification.epoch)
 
 
 def to_event(selection: Selection, t: float, attempt: int) -> CheckpointSelected:

@@ -71,7 +71,7 @@ class ProgressSampler:
             t, self._attempt, min(absolute, default=None), steps, Phase(slowest.phase), first_step=min(firsts, default=None)
         )
         posted = self._posted
-        first = posted is None or (steps > 0 and posted.steps_seen < 1) or now.first_step != posted.first_step
+        first = posted is None or (steps > 0 and posted.steps_seen < 1) or now.first_step != posted.first_step or _is_second(now, posted)
         changed = posted is not None and now.phase != posted.phase and t - posted.t >= PHASE_S
         due = posted is not None and (last or t - posted.t >= REPORT_S) and (now.step, steps) != (posted.step, posted.steps_seen)
         if first or changed or due:
@@ -121,6 +121,11 @@ class ProgressSampler:
         ours = [unit for unit in units if self._is_ours(unit)]
         others = [unit for unit in units if unit not in ours]
         return ours[-1] if ours else None, others[-1] if others else None
+
+
+def _is_second(now: ProgressObserved, posted: ProgressObserved) -> bool:
+    """Whether only the script's own step shows that a first step was made: it went on from the one with which it began."""
+    return now.steps_seen < 1 and posted.step is not None and posted.step == now.first_step and now.step != posted.step
 
 
 def is_saved(asking: Sequence[RankHeartbeat]) -> bool:

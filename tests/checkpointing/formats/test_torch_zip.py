@@ -16,6 +16,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from checkpointing.formats.pickles import facts
+from checkpointing.manifest import check
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
 
@@ -78,6 +80,19 @@ def test_step_of_each_pickle_protocol(protocol: int, tmp_path: Path) -> None:
     assert verify(str(path)).within == (3, 70000)
     torch.save({"epoch": 3, "step": 7, "global_step": 70000, "w": torch.ones(2)}, path, pickle_protocol=protocol)
     assert verify(str(path)).step == 70000
+
+
+@pytest.mark.parametrize("key", facts.EPOCH_KEYS)
+def test_a_checkpoint_without_a_step_has_the_epoch_that_its_script_counts(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pt"
+    torch.save({"model_state": torch.ones(2), key: 4}, path)
+    found = verify(str(path))
+    assert (found.step, found.within, found.epoch) == (None, None, 4)
+    manifest = check.build(found)
+    assert check.check(str(path), manifest).epoch == 4  # as it is known once the checkpoint was recorded
+    torch.save({"model_state": torch.ones(2), key: 4, "step": 9}, path)
+    found = verify(str(path))
+    assert (found.step, found.within, found.epoch) == (None, (4, 9), None)
 
 
 def test_every_truncation_is_bad(sound: bytes, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ TREE = Manifest(
     part_bytes=10,
 )
 FILE = Manifest(
-    "a.pt", is_tree=False, layout="", files=(file_of("a.pt", b"x"),), path="/a.pt", identity=Identity(1, 2, 1, 3), part_bytes=10
+    "a.pt", is_tree=False, layout="", files=(file_of("a.pt", b"x"),), path="/a.pt", identity=Identity(1, 2, 1, 3), part_bytes=10, epoch=4
 )
 
 

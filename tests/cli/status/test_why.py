@@ -13,11 +13,10 @@ import pytest
 from supervisor.cli.why import why
 from supervisor.core.actions import ReportDecision, ReportResume, SetTimer
 from supervisor.core.events import CheckpointSelected, TimerFired
-from supervisor.core.model import Cause, CheckpointRef, Evidence, Plan, PlanKind, Progress, Verdict
-from supervisor.core.state import Attempt, JobState, Run
+from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
-from supervisor.report.card import card, evidence_lines, stopped_text
+from supervisor.report.card import card, evidence_lines
 
 LONG = "x" * 300
 
@@ -415,27 +414,3 @@ def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(
     text = " ".join(explained(written, capsys).split())
     assert "where rank 0 on" in text
     assert "; rank 1 ended first" in text
-
-
-@pytest.mark.parametrize(
-    ("state", "text"),
-    [
-        (JobState(), "stopped before the first attempt: the command was not started"),
-        (JobState(attempt=Attempt(1)), "stopped at step unknown; no checkpoint of this run was verified"),
-        (
-            JobState(
-                attempt=Attempt(1, progress=Progress(423)), run=Run(newest=CheckpointRef("/d/400.pt", 400, "digest"), ever_loaded=True)
-            ),
-            "stopped at step 423; the newest verified checkpoint is /d/400.pt (step 400); the same command resumes from it",
-        ),
-        (
-            JobState(attempt=Attempt(1, progress=Progress(9, relative=True)), run=Run(newest=CheckpointRef("/d/a.pt", None, "digest"))),
-            (
-                "stopped at step 9 (counted from where it began); the newest verified checkpoint is /d/a.pt;"
-                " the same command resumes only if the script does so by itself"
-            ),
-        ),
-    ],
-)
-def test_a_run_that_was_stopped_has_a_last_word(state: JobState, text: str) -> None:
-    assert stopped_text(state) == text

@@ -59,3 +59,20 @@ def test_a_file_of_a_checkpoint_names_the_checkpoint(
     sampler.watch(2, tmp_path, 1.0, resume)
     sampler.sample(2.0, (RankInfo(0, 0, identity.pid, identity.start_ticks),))
     assert [event.loaded for event in posted if isinstance(event, ProgressObserved)] == [told]
+
+
+def test_the_second_step_that_a_script_reports_by_itself_is_posted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No optimizer of torch's counts it, and the next regular report may be ten seconds away."""
+    heartbeats.create(tmp_path / "heartbeat", 1)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    identity = ProcessIdentity("/nowhere", str(tmp_path), "rank")
+    beat = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
+    assert claim(identity, beat)
+    posted: list[Event] = []
+    sampler = ProgressSampler(posted.append, 60.0)
+    sampler.watch(1, tmp_path, 1.0, None)
+    for t, step in ((2.0, 1), (2.2, 2), (2.4, 3)):
+        beat.report_step(step)
+        sampler.sample(t, (RankInfo(0, 0, identity.pid, identity.start_ticks),))
+    assert [event.step for event in posted if isinstance(event, ProgressObserved)] == [1, 2]

@@ -1,0 +1,53 @@
+"""The last line of a run: how far it came, what its failures cost, and what is left to resume from. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core import losses
+from supervisor.report.card import place_text, step_text
+
+if TYPE_CHECKING:
+    from supervisor.core.model import CheckpointRef
+    from supervisor.core.state import JobState, Losses
+
+
+def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, is_read: bool = True) -> str:
+    """Return the last line of a run: how far it came, what failed on the way and what that cost, and its newest good checkpoint.
+
+    If it was stopped, also whether the same command goes on from that. `newest`: as found once no rank was left. is_read: False where a
+    later save was not verified in time.
+    """
+    stopped = state.run.stop is not None and code != 0
+    if stopped and not state.attempt.number:
+        return "stopped before the first attempt: the command was not started"
+    reached = [f"{'done' if code == 0 else 'stopped' if stopped else 'given up'}{_reached(state)}{_cost(losses.total(state))}"]
+    where = "" if newest is None else f"{newest.path}" + (f" ({step})" if (step := place_text(newest)) else "")
+    if newest is not None and code == 0 and is_read:
+        reached.append(f"the newest checkpoint is verified: {where}")
+    elif newest is not None:
+        reached.append(f"the newest verified checkpoint is {where}")
+    elif stopped or not is_read:
+        reached.append("no checkpoint of this run was verified")
+    if stopped and newest is not None:
+        policy = state.run.policy
+        resumes = policy.checkpoints_declared or policy.resumes_itself or state.run.ever_loaded
+        reached.append(f"the same command {'resumes from it' if resumes else 'resumes only if the script does so by itself'}")
+    if not is_read:
+        reached.append("the last save was not verified in time: `supervise checkpoints verify PATH` checks it")
+    return "; ".join(reached)
+
+
+def _reached(state: JobState) -> str:
+    progress = state.attempt.progress
+    if progress.step is None:
+        return "" if state.run.exit_code == 0 else " at step unknown"
+    return f" at {step_text(progress.step, relative=progress.relative)}"
+
+
+def _cost(found: Losses) -> str:
+    """Return how many incidents there were, and the time that they cost."""
+    if not found.incidents:
+        return ", no incident"
+    count = "1 incident" if found.incidents == 1 else f"{found.incidents} incidents"
+    return f", {count}" + (f", {found.lost_s:.0f} s lost" if found.lost_s else "")

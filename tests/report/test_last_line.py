@@ -1,0 +1,69 @@
+"""The last line of a run, by how it ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.core.model import CheckpointRef, Progress
+from supervisor.core.state import Attempt, JobState, Losses, Run, StopRequest
+from supervisor.report.last_line import last_line
+
+NOTHING = Losses()
+STOP = StopRequest(15, 1, 50.0)
+SAVED = CheckpointRef("/d/400.pt", 400, "digest")
+
+
+def ended(code: int, step: int | None = 423, *, stop: StopRequest | None = None, losses: Losses = NOTHING, loads: bool = False) -> JobState:
+    """A run whose only attempt trained from 10 to 50 seconds."""
+    attempt = Attempt(1, began_t=9.0, started_t=10.0, over_t=50.0, progress=Progress(step), steps_seen=-1 if step is None else step)
+    return JobState(attempt=attempt, run=Run(stop=stop, exit_code=code, losses=losses, ever_loaded=loads))
+
+
+@pytest.mark.parametrize(
+    ("state", "newest", "text"),
+    [
+        (ended(0), SAVED, "done at step 423, no incident; the newest checkpoint is verified: /d/400.pt (step 400)"),
+        (ended(0, None), None, "done, no incident"),
+        (
+            ended(0, losses=Losses(2, 61.4)),
+            CheckpointRef("/d/snapshot.pt", None, "digest", 4),
+            "done at step 423, 2 incidents, 61 s lost; the newest checkpoint is verified: /d/snapshot.pt (epoch 4)",
+        ),
+        # behind until the end; and what no step was seen of, until its ranks were there again
+        (ended(0, losses=Losses(1, 1.0, since_t=30.0)), None, "done at step 423, 1 incident, 21 s lost"),
+        (ended(0, None, losses=Losses(1, since_t=4.0)), None, "done, 1 incident, 6 s lost"),
+        (
+            ended(65, losses=Losses(3, 7.0)),
+            SAVED,
+            "given up at step 423, 3 incidents, 7 s lost; the newest verified checkpoint is /d/400.pt (step 400)",
+        ),
+        (JobState(run=Run(stop=STOP)), None, "stopped before the first attempt: the command was not started"),
+        (ended(143, None, stop=STOP), None, "stopped at step unknown, no incident; no checkpoint of this run was verified"),
+        (
+            ended(143, stop=STOP, loads=True),
+            SAVED,
+            "stopped at step 423, no incident; the newest verified checkpoint is /d/400.pt (step 400); the same command resumes from it",
+        ),
+        (
+            ended(143, stop=STOP),
+            CheckpointRef("/d/a.pt", None, "digest"),
+            (
+                "stopped at step 423, no incident; the newest verified checkpoint is /d/a.pt;"
+                " the same command resumes only if the script does so by itself"
+            ),
+        ),
+    ],
+)
+def test_the_last_line_has_how_far_the_run_came_and_what_it_cost(state: JobState, newest: CheckpointRef | None, text: str) -> None:
+    assert last_line(state, state.run.exit_code or 143 * (state.run.stop is not None), newest) == text
+
+
+def test_a_save_that_was_not_verified_in_time_is_named_with_the_command_that_checks_it() -> None:
+    text = last_line(ended(0), 0, SAVED, is_read=False)
+    assert text.startswith("done at step 423, no incident; the newest verified checkpoint is /d/400.pt (step 400); the last save was not")
+    assert "`supervise checkpoints verify PATH`" in text
+
+
+def test_a_step_that_is_counted_from_the_beginning_of_the_attempt_says_so() -> None:
+    state = JobState(attempt=Attempt(1, progress=Progress(9, relative=True), steps_seen=9), run=Run(exit_code=0))
+    assert last_line(state, 0, None) == "done at step 9 (counted from where it began), no incident"

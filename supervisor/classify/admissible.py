@@ -37,6 +37,8 @@ JOB_CHANGING = frozenset(
 )
 #: Causes that can end a process by KILL. An error ends it in another way.
 KILLS = frozenset({Cause.HOST_OOM, Cause.PREEMPTED, Cause.KILLED_UNKNOWN})
+#: Causes in the program and its libraries: no record of the kernel explains them, and nothing else leads to a missing module.
+_OF_PROGRAMS = frozenset({Cause.USER_CODE, Cause.DEPENDENCY})
 EXCEPTIONS = frozenset({"exception", "last_exception"})
 _KILL = "9"
 #: Signals that no exception ends in: faults and KILL. A C++ exception ends in ABRT, and TERM comes from outside.
@@ -102,7 +104,7 @@ def _outranks(end: CauseCandidate, other: CauseCandidate, ended: set[int | None]
     """Whether the end of a rank rules out another candidate for it."""
     if not _is_text(other.fact) or _may_follow(end, other):
         return False
-    if other.fact.source == "kernel" and end.claim.cause is not Cause.USER_CODE:
+    if other.fact.source == "kernel" and end.claim.cause not in _OF_PROGRAMS:
         return False
     if other.rank in ended and other.rank is not None and end.rank != other.rank:
         return True
@@ -115,7 +117,7 @@ def _outranks(end: CauseCandidate, other: CauseCandidate, ended: set[int | None]
 def _may_follow(end: CauseCandidate, other: CauseCandidate) -> bool:
     after = end.claim.consequence_of
     if _ANY in after:  # a missing module is weak as a mere line, because programs try imports; as the end of a rank it is no consequence
-        return end.fact.claim is None or end.claim.cause is not Cause.USER_CODE
+        return end.fact.claim is None or end.claim.cause not in _OF_PROGRAMS
     return other.claim.cause.value in after
 
 

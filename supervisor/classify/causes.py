@@ -163,10 +163,11 @@ _ROWS = {
         "Correct it at the file and line in the facts",
     ),
     Cause.DEPENDENCY: Explanation(
-        "Libraries do not match each other",
-        "undefined symbols, GLIBC or ABI versions, a shared library that is missing, torch without CUDA, versions that a package refuses, "
+        "A library is missing, or libraries do not match each other",
+        "a module that is not installed, undefined symbols, GLIBC or ABI versions, a shared library that is missing, torch without CUDA, "
+        "versions that a package refuses, "
         "'Illegal instruction' in the output: built for another processor",
-        "Install versions that were built for each other, in a fresh environment",
+        "Install what is missing, or versions that were built for each other, in a fresh environment",
     ),
     Cause.PREEMPTED: Explanation(
         "A person, a scheduler or the machine ended the job from outside",

@@ -50,7 +50,7 @@ ANY = ("*",)
 #: Exception types that prove a cause. Any other type is the user's code, unless a signature matches.
 BY_EXCEPTION = {
     "ImportError": Claim(Cause.USER_CODE, 0.75, transient=False),
-    "ModuleNotFoundError": Claim(Cause.USER_CODE, 0.9, transient=False),
+    "ModuleNotFoundError": Claim(Cause.DEPENDENCY, 0.9, transient=False),
     # not transient, as in the signatures: the same program asks for the same memory again
     "OutOfMemoryError": Claim(Cause.CUDA_OOM, 0.97, transient=False),
     "MemoryError": Claim(Cause.HOST_OOM, 0.9, transient=False),

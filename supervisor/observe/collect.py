@@ -18,6 +18,7 @@ from supervisor.classify import redact
 from supervisor.classify.logs import match
 from supervisor.classify.logs.match import Reader
 from supervisor.classify.logs.text import kernel_message
+from supervisor.classify.logs.tracebacks import direct_causes
 from supervisor.core.model import Evidence
 from supervisor.observe.log_watch import AGENT
 from supervisor.observe.processes.launched_ranks import VanishedRank
@@ -184,12 +185,21 @@ def of_launcher(facts: Iterable[Evidence], found: Iterable[Evidence]) -> tuple[E
 
 
 def claims(facts: Iterable[Evidence], signatures: Signatures) -> tuple[Evidence, ...]:
-    """Return the signatures' claims about the exceptions among the facts, each with the frames from the same source and rank."""
+    """Return the signatures' claims about the exceptions among the facts, each with the frames from the same source and rank.
+
+    An exception that was raised `from` another one has that one's claims too: a library wraps what went wrong in words of its own.
+    """
     facts = tuple(facts)
     catalogue, _ = signatures()
     traces = {(fact.source, fact.rank): fact.text for fact in facts if fact.name == "traceback"}
-    exceptions = (fact for fact in facts if fact.name == "exception")
-    return tuple(claim for fact in exceptions for claim in match.claims(fact, catalogue, traces.get((fact.source, fact.rank), "")))
+    found: list[Evidence] = []
+    for fact in facts:
+        if fact.name == "exception":
+            trace = traces.get((fact.source, fact.rank), "")
+            for text, part in direct_causes(trace):
+                found += match.claims(replace(fact, text=text[: match.KEPT_TEXT]), catalogue, part)
+            found += match.claims(fact, catalogue, trace)
+    return tuple(found)
 
 
 def logs(read: Iterable[StreamRead], *, launches: bool) -> tuple[Evidence, ...]:

@@ -15,6 +15,7 @@ from supervisor.classify import exits
 from supervisor.classify.admissible import JOB_CHANGING, KILLS, ONE_LINE
 from supervisor.classify.engine import OWN_CODE
 from supervisor.classify.exceptions import UNCAUGHT
+from supervisor.classify.logs.tracebacks import HANDLED
 from supervisor.core.model import Cause, Evidence
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ OF_A_LOADER = (
     "RuntimeError: Pin memory thread exited",
 )
 BY_THE_LOADER = 0.95
-#: What Python prints between an exception that was handled and the one that came out of its handler.
-HANDLED = "During handling of the above exception, another exception occurred:"
 #: Exceptions of who had a process of its own killed.
 OF_A_KILLED_CHILD = exits.OF_A_GONE_WORKER | {"BrokenProcessPool", "TerminatedWorkerError", "ProcessExitedException", "WorkerCrashedError"}
 MOST_OF_LOGS = 256

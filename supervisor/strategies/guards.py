@@ -80,10 +80,18 @@ def own_code_before_first_step(situation: Situation) -> Plan | None:
         kind=PlanKind.STOP,
         reason="it failed before its first training step: "
         + ("no restart is made there, though another try may help" if transient else "a restart would meet the same"),
-        next_rung=f"{'start again once it has passed' if transient else 'correct the program, then start again'}",
+        next_rung="start again once it has passed" if transient else f"{_remedy(situation)}, then start again",
         strategy="own_code_before_first_step",
         exit_code=exit_code_of(situation.first),
     )
+
+
+def _remedy(situation: Situation) -> str:
+    """Return what a person corrects where the same start would fail again."""
+    if situation.verdict.cause is not Cause.DEPENDENCY:
+        return "correct the program"
+    module = situation.fact("module")
+    return f"install what provides {module}, or correct the import" if module else "install versions that fit each other"
 
 
 def start_tries(situation: Situation) -> Plan | None:

@@ -42,7 +42,7 @@ GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer
         ((killed(0, 6, 1.0),), Cause.UNKNOWN_NATIVE_ABORT, 0),
         ((raised(0, "torch.OutOfMemoryError: CUDA out of memory", 1.0), code(0, "1", 2.0)), Cause.CUDA_OOM, 0),
         ((raised(0, "torch.cuda.OutOfMemoryError: CUDA out of memory", 1.0), code(0, "1", 2.0)), Cause.CUDA_OOM, 0),
-        ((raised(0, "ModuleNotFoundError: No module named 'x'", 1.0), code(0, "1", 2.0)), Cause.USER_CODE, 0),
+        ((raised(0, "ModuleNotFoundError: No module named 'x'", 1.0), code(0, "1", 2.0)), Cause.DEPENDENCY, 0),
         ((Evidence("launcher", "exception", "RendezvousConnectionError: no", t=1.0),), Cause.RENDEZVOUS, None),
         ((Evidence("launcher", "signal", "9", t=1.0),), Cause.KILLED_UNKNOWN, None),
         ((Evidence("heartbeat", "phase", "train", rank=0),), Cause.UNKNOWN, None),

@@ -43,25 +43,26 @@ CUT = "_pickle.UnpicklingError: pickle data was truncated"
 BUG = trace("ModuleNotFoundError: No module named 'flash_attn'")
 KEY = trace("KeyError: 'lr'")
 CODE = {Cause.USER_CODE}
+LACKS = {Cause.DEPENDENCY}
 UNKNOWN = {Cause.UNKNOWN}
 NONE = {Cause.NONE}
 KILL = {Cause.KILLED_UNKNOWN}
 
 LOGS = {
     # the exception that ended a rank outranks what else its output says
-    "a printed line": (steps(9) + f"sample: how to fix this\n{OOM}\n" + BUG + table(), CODE),
-    "a printed traceback": (steps(9) + trace(OOM, '"/home/poster/a.py", line 1, in f') + "please help me\n" + BUG + table(), CODE),
-    "printed by a rank": (f"[rank0]: {OOM}\n[rank0]: " + BUG.strip().replace("\n", "\n[rank0]: ") + "\n" + table(), CODE),
-    "a caught error": (trace(FULL) + "falling back to no cache\n" + BUG + table(), CODE),
+    "a printed line": (steps(9) + f"sample: how to fix this\n{OOM}\n" + BUG + table(), LACKS),
+    "a printed traceback": (steps(9) + trace(OOM, '"/home/poster/a.py", line 1, in f') + "please help me\n" + BUG + table(), LACKS),
+    "printed by a rank": (f"[rank0]: {OOM}\n[rank0]: " + BUG.strip().replace("\n", "\n[rank0]: ") + "\n" + table(), LACKS),
+    "a caught error": (trace(FULL) + "falling back to no cache\n" + BUG + table(), LACKS),
     "a checkpoint that was passed over": (trace(TORN) + "falling back to ckpt-100\n" + KEY, CODE),
     "a second try without strict": (trace(SHAPES) + "loading with strict=False\n" + KEY + table(), CODE),
-    "a library's word": (steps(9) + "wandb.errors.CommError: No space left on device\n" + BUG + table(), CODE),
+    "a library's word": (steps(9) + "wandb.errors.CommError: No space left on device\n" + BUG + table(), LACKS),
     "a thread": ("Exception in thread Thread-1 (upload):\n" + trace(FULL) + KEY, CODE),
-    "the kernel's words as data": (steps(9) + "sample:\n" + KILLED_OTHER + BUG + table(), CODE),
+    "the kernel's words as data": (steps(9) + "sample:\n" + KILLED_OTHER + BUG + table(), LACKS),
     "an Xid as data": (LOST + steps(600) + KEY, CODE),
     "another program's Xid": (f"[12.345678] {LOST}" + steps(9) + KEY + table(), CODE),
     "another program's kill": (steps(9) + "[123.456789] " + KILLED_OTHER + KEY + table(), CODE),
-    "Slurm's words as data": (steps(9) + "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0\nwhy?\n" + BUG + table(), CODE),
+    "Slurm's words as data": (steps(9) + "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0\nwhy?\n" + BUG + table(), LACKS),
     # a signal is no exception
     "a printed line and SEGV": (steps(9) + OOM + "\nSegmentation fault (core dumped)\n", {Cause.SEGFAULT}),
     "a printed line and KILL": (steps(9) + OOM + "\nKilled\n", KILL),
@@ -69,8 +70,8 @@ LOGS = {
     "survived, then killed": (trace(OOM) + "retrying with half the batch\n" + steps(300) + "Killed\n", KILL),
     "survived, then an exit": (trace(OOM) + "retrying with half the batch\n" + steps(300) + table(), UNKNOWN),
     "survived for long": (OOM + "\n" + steps(9000) + "Segmentation fault (core dumped)\n", {Cause.SEGFAULT}),
-    "survived, then a bug": (trace(FULL) + "no cache then\n" + steps(2000) + BUG + table(), CODE),
-    "told in no known form": (trace(OOM) + "retrying\n" + "[1] ppl=12.1 wps=1000\n" * 3000 + BUG + table(), CODE),
+    "survived, then a bug": (trace(FULL) + "no cache then\n" + steps(2000) + BUG + table(), LACKS),
+    "told in no known form": (trace(OOM) + "retrying\n" + "[1] ppl=12.1 wps=1000\n" * 3000 + BUG + table(), LACKS),
     # a log that ended well
     "ended well": (steps(9) + f"eval samples:\n{OOM}\nplease help\nTraining finished\n", NONE),
     "ended well after a traceback": (steps(9) + trace(OOM) + "please help\nTraining finished\n", UNKNOWN),
@@ -78,7 +79,7 @@ LOGS = {
     "the kernel's words long ago": (KILLED_OTHER + steps(3000) + "done\n", NONE),
     "an Xid long ago": (LOST + steps(3000) + "done\n", NONE),
     # the run before
-    "the run before": (trace(OOM) + table() + "=== attempt 2 ===\n" + BUG + table(), CODE),
+    "the run before": (trace(OOM) + table() + "=== attempt 2 ===\n" + BUG + table(), LACKS),
     "the run before, and no word": (trace(OOM) + table() + "=== attempt 2 ===\n" + steps(400) + table(), UNKNOWN),
     # what a value is
     "a label": (trace("ValueError: unknown class label 'No space left on device'") + table(), CODE),
@@ -121,7 +122,7 @@ LOGS = {
     ),
     # prose
     **{
-        said: (steps(9) + said + "\nhow do I fix it?\n" + BUG, CODE)
+        said: (steps(9) + said + "\nhow do I fix it?\n" + BUG, LACKS)
         for said in (
             "I saw: Task was killed due to the node running low on memory, why?",
             "the pod text: The node was low on resource: memory. please help",

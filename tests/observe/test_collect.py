@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import Evidence, RankExit, RankInfo
+from supervisor.classify.engine import classify
+from supervisor.classify.logs.tracebacks import HANDLED
+from supervisor.config.signatures import read
+from supervisor.core.model import Cause, Evidence, RankExit, RankInfo
 from supervisor.job.clock import Clock
-from supervisor.observe.collect import FOLLOWS_NS, RECORDED_CHARACTERS, errors, of_launcher, saves, trimmed
+from supervisor.observe.collect import FOLLOWS_NS, RECORDED_CHARACTERS, claims, errors, of_launcher, saves, trimmed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,3 +109,39 @@ def test_what_torch_recorded_of_an_exception_counts_where_the_rank_itself_wrote_
     torchs = [Evidence("error_file", "exception", f"ValueError: x, by torch, of {rank}", rank=rank) for rank in (0, 1)]
     exit_code = Evidence("launcher", "exit_code", "1")
     assert of_launcher((*torchs, exit_code), (ours, Evidence("log", "exception", "y", rank=1))) == (torchs[1], exit_code)
+
+
+CHAINED = """Traceback (most recent call last):
+  File "/lib/torchvision/_meta_registrations.py", line 25, in decorator
+    raise RuntimeError(f"operator {name} does not exist")
+RuntimeError: operator torchvision::nms does not exist
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/job/train.py", line 3, in <module>
+    from transformers import GPT2LMHeadModel
+ModuleNotFoundError: Could not import module 'GPT2LMHeadModel'. Are this object's requirements defined correctly?
+"""
+
+
+def _of(traceback: str) -> tuple[Evidence, ...]:
+    last = traceback.strip().splitlines()[-1]
+    return (Evidence("error_file", "exception", last, 0, 7.0), Evidence("error_file", "traceback", traceback, 0, 7.0))
+
+
+def test_an_exception_that_was_raised_from_another_one_has_the_claims_of_that_one() -> None:
+    facts = _of(CHAINED)
+    found = claims(facts, read)
+    assert [(claim.name, claim.text, claim.source, claim.rank) for claim in found] == [
+        ("dependency.binary_interface", "RuntimeError: operator torchvision::nms does not exist", "error_file", 0)
+    ]
+    verdict = classify((*facts, *found, Evidence("exit", "exit_code", "1", 0, 7.1)))
+    assert verdict.cause is Cause.DEPENDENCY
+    assert verdict.summary.endswith("RuntimeError: operator torchvision::nms does not exist")
+    assert any("GPT2LMHeadModel" in fact.text for fact in verdict.because)
+
+
+def test_an_exception_that_was_handled_before_claims_nothing() -> None:
+    handled = CHAINED.replace("The above exception was the direct cause of the following exception:", HANDLED)
+    assert claims(_of(handled), read) == ()

@@ -125,3 +125,10 @@ def test_a_passing_failure_is_not_reported_as_one_that_a_restart_would_meet_agai
     assert "meet the same" not in told_of_passing.reason
     assert "another try may help" in told_of_passing.reason
     assert "correct the program" not in told_of_passing.next_rung
+
+
+def test_what_is_missing_is_to_be_installed() -> None:
+    lacking = situation(Cause.DEPENDENCY, before_first_step=True)
+    assert propose(lacking).next_rung == "install versions that fit each other, then start again"
+    named = replace(lacking, verdict=replace(lacking.verdict, facts=(("module", "flash_attn"),)))
+    assert propose(named).next_rung == "install what provides flash_attn, or correct the import, then start again"

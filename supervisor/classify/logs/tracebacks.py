@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from supervisor.classify.logs.text import Line
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from supervisor.classify.logs.text import Line
 
 MOST_OPEN = 512
 MOST_FRAMES = 64
@@ -45,7 +45,10 @@ _BARE = re.compile(
     r"(?:: ?(?P<message>.*)|:?)$",
     re.DOTALL,
 )
-_CHAIN = ("During handling of the above exception, another exception occurred", "The above exception was the direct cause of")
+#: What Python prints between an exception that was handled, or that another one was raised `from`, and the next of the chain.
+HANDLED = "During handling of the above exception, another exception occurred:"
+DIRECT = "The above exception was the direct cause of the following exception:"
+_CHAIN = (HANDLED.rstrip(":"), DIRECT.removesuffix(" the following exception:"))
 _GROUP_MARGIN = re.compile(r"\s*(?:\||\+-[+-]*(?: \d+ -+)?(?=$|-)|\+(?= Exception Group))\s?")
 #: Lines before a traceback that ended nothing: of a finalizer, of logging itself, of an exit handler.
 _IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit.", "Exception ignored on")
@@ -87,6 +90,22 @@ def frames_in(trace: str) -> list[Frame]:
 def calls(frames: Iterable[Frame]) -> str:
     """Return frames in the form that a row's `frames` pattern searches: "path:function", one a line."""
     return "\n".join(f"{frame.path}:{frame.function}" for frame in frames).replace("\\", "/")
+
+
+def direct_causes(trace: str) -> list[tuple[str, str]]:
+    """Return the exceptions that the last one of a printed traceback was raised `from`, the root first, each with its part of the text.
+
+    What stands before an exception that was handled is left out: the program had dealt with it.
+    """
+    *parts, _ = trace.rpartition(HANDLED)[2].split(DIRECT)
+    found = []
+    for part in parts:
+        finder = Finder()
+        for number, line in enumerate(part.splitlines(), start=1):
+            finder.feed(Line(line), number)
+        raised = [one for traceback in finder.finish() for one in traceback.raised]
+        found += [(raised[-1].text, part)] if raised else []
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ directory's `checkpoints/`; commands of other processes may use it at the same t
 The policy counts the copies of each path; the cap holds for all together. While a new copy is made, the one that it replaces is still
 there, so the copies may exceed the cap by the size of one. No copy is made that would leave the disk without room for two more saves of
 that size.
+
+A copy may be held for a run: a file `held` beside it names the run, and no policy removes it while that run lasts. `prune` by a person's
+command, which belongs to no run, leaves every held copy.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from checkpointing.retention.move_journal import MoveJournal
 
 DIRECTORY: Final = "copies"
+_HELD: Final = "held"  # a file in a copy's directory: the run that it is held for
 _SAVES_LEFT: Final = 2  # of this size, that a copy must leave room for
 _REFLINK, _LINK, _COPY = "reflink", "link", "copy"  # how a copy was made
 
@@ -46,11 +50,12 @@ class _Changed(Exception):  # noqa: N818 -- a fact about the original, not an er
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy: `directory` is its own, `made_ns` wall time of its making."""
+    """A copy: `directory` is its own, `made_ns` wall time of its making. held_by: the run that it is held for, "": none."""
 
     manifest: Manifest
     directory: str
     made_ns: int
+    held_by: str = ""
 
     @property
     def place(self) -> str:
@@ -89,8 +94,13 @@ class Copies:
         *,
         order: Callable[[], Order] = Order,
         is_abandoned: Callable[[Manifest], bool] = lambda _manifest: False,
+        run_id: str = "",
     ) -> None:
-        """Use `directory`/copies, which need not exist yet. `is_abandoned`: whether a person removed the original."""
+        """Use `directory`/copies, which need not exist yet. `is_abandoned`: whether a person removed the original.
+
+        `run_id`: the run whose held copies stay; "": those of every run do.
+        """
+        self._run_id = run_id
         self._directory = f"{directory}/{DIRECTORY}"
         self._cap_bytes = cap_bytes
         self._order = order
@@ -104,10 +114,30 @@ class Copies:
             directory = f"{self._directory}/{name}"
             file = f"{directory}/{documents.FILE_NAME}"
             try:
-                found.append(Copy(documents.read(file), directory, os.stat(file).st_mtime_ns))  # noqa: PTH116 -- plain strings
+                made_ns = os.stat(file).st_mtime_ns  # noqa: PTH116 -- plain strings
+                found.append(Copy(documents.read(file), directory, made_ns, _held_by(directory)))
             except (OSError, ManifestDamaged) as error:
                 self.problem = f"a copy could not be read: {file}: {error}"
         return tuple(sorted(found, key=lambda copy: (copy.made_ns, copy.directory)))
+
+    def is_held(self, copy: Copy) -> bool:
+        """Return whether no policy may remove a copy: it is held for this run, or for any where this is the command of a person."""
+        return bool(copy.held_by) and self._run_id in {"", copy.held_by}
+
+    def hold(self, copy: Copy) -> str:
+        """Hold a copy for this run. Return "" or why not."""
+        try:
+            staging.write(f"{copy.directory}/{_HELD}", self._run_id.encode("ascii"), is_durable=False)
+        except OSError as error:
+            return f"it could not be held: {error.strerror or error}"
+        return ""
+
+    def release(self, copy: Copy) -> None:
+        """Hold a copy no longer. A failure only keeps it longer, and is in `problem`."""
+        try:
+            staging.remove(f"{copy.directory}/{_HELD}")
+        except OSError as error:
+            self.problem = f"a copy could not be released: {copy.directory}: {error.strerror}"
 
     def newest_for(self, path: str) -> Copy | None:
         """Return the newest copy of a path."""
@@ -120,7 +150,7 @@ class Copies:
         usable = (copy for copy in self.all() if not self._is_abandoned(copy.manifest))
         return tuple(Spare(copy.manifest.path, copy.manifest, copy.place, "a copy of ours") for copy in usable)
 
-    def keep(
+    def keep(  # noqa: PLR0913 -- what is copied, what stays, and how it is copied
         self,
         made: Manifest,
         policy: rules.RetentionPolicy = rules.RetentionPolicy(),  # noqa: B008 -- a frozen value
@@ -128,13 +158,16 @@ class Copies:
         *,
         may_link: bool = False,
         reading: ReadOptions = ReadOptions(),  # noqa: B008 -- a frozen value
+        most_copied_bytes: int | None = None,
     ) -> KeptCopy:
         """Copy a checkpoint that is still as in its manifest, then remove what the policy does not keep.
 
-        `may_link`: the script replaces the file and never rewrites it, so a hard link is a copy.
+        `may_link`: the script replaces the file and never rewrites it, so a hard link is a copy. `most_copied_bytes`: a larger one is
+        copied only if its blocks can be shared.
         """
         self.sweep()
         held = self.all()
+        needed = self._with_held(held, needed)
         known = next((copy for copy in held if copy.manifest.id == made.id and copy.manifest.name == made.name), None)
         if known is not None:
             return KeptCopy(known)
@@ -142,7 +175,7 @@ class Copies:
         if gone is None:
             return KeptCopy(None, f"it would not fit into the {self._cap_bytes / 1e9:.3g} GB for copies")
         try:
-            copy = self._make(made, reading, may_link=may_link and not made.is_tree)
+            copy = self._make(made, reading, may_link=may_link and not made.is_tree, most_copied_bytes=most_copied_bytes)
         except _Changed as error:
             return KeptCopy(None, str(error), is_transient=True)
         except OSError as error:
@@ -167,6 +200,7 @@ class Copies:
         `reason` names each newest copy that failed, for whose path nothing was removed; "" without one.
         """
         held = {copy.place: copy for copy in self.all()}
+        needed = self._with_held(held.values(), needed)
         survivor, removed, reasons = None, list[str](), list[str]()
         for rows in _by_path(held.values(), self._order(), needed, bad):
             gone = rules.may_go(rows, policy)
@@ -236,16 +270,20 @@ class Copies:
                     return tuple(copy for copy in held if copy.place in names)
         return None
 
+    def _with_held(self, copies: Iterable[Copy], needed: Needed) -> Needed:
+        return replace(needed, in_use=needed.in_use | {copy.place for copy in copies if self.is_held(copy)})
+
     def _fits(self, held: tuple[Copy, ...], gone: Collection[str], made: Manifest) -> bool:
         return sum(copy.manifest.n_bytes for copy in held if copy.place not in gone) + made.n_bytes <= self._cap_bytes
 
-    def _make(self, made: Manifest, reading: ReadOptions, *, may_link: bool) -> Copy | str:
+    def _make(self, made: Manifest, reading: ReadOptions, *, may_link: bool, most_copied_bytes: int | None) -> Copy | str:
         durable.make_directory(self._directory)
         final = f"{self._directory}/{documents.plain(made.name)}-{made.id}"
         with staging.new_directory(final, 0o700) as place:
             os.mkdir(f"{place.path}/data", 0o700)  # noqa: PTH102 -- as above
             target = f"{place.path}/data/{made.name}"
-            problem = _duplicate(made.path, target, made, reading, saves_left=_SAVES_LEFT, may_link=may_link)
+            most = made.n_bytes if most_copied_bytes is None else most_copied_bytes
+            problem = _duplicate(made.path, target, made, reading, saves_left=_SAVES_LEFT, may_link=may_link, most_copied_bytes=most)
             if problem:
                 return problem
             staging.write(f"{place.path}/{documents.FILE_NAME}", documents.encode(made))
@@ -271,6 +309,13 @@ def _age(copy: Copy, order: Order) -> ordering.Age:
     return order.of_manifest(copy.manifest, ordering.COPY, copy.place)
 
 
+def _held_by(directory: str) -> str:
+    try:
+        return durable.read(f"{directory}/{_HELD}").decode("ascii", "replace")
+    except OSError:
+        return ""
+
+
 def _names(directory: str) -> list[str]:
     try:
         return sorted(name for name in os.listdir(directory) if not staging.is_temporary(name))  # noqa: PTH208 -- as above
@@ -279,7 +324,14 @@ def _names(directory: str) -> list[str]:
 
 
 def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how
-    source: str, target: str, made: Manifest, reading: ReadOptions, *, saves_left: int = 0, may_link: bool = False
+    source: str,
+    target: str,
+    made: Manifest,
+    reading: ReadOptions,
+    *,
+    saves_left: int = 0,
+    may_link: bool = False,
+    most_copied_bytes: int | None = None,
 ) -> str:
     """Copy a manifest's files from `source` to `target`; return "" or why not. The caller removes an incomplete `target`.
 
@@ -290,6 +342,8 @@ def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how
         old, new = (f"{source}/{file.path}", f"{target}/{file.path}") if made.is_tree else (source, target)
         durable.make_directory(os.path.dirname(new))  # noqa: PTH120 -- as above
         way = _REFLINK if reflink(old, new) else _LINK if may_link and _link(old, new) else _COPY
+        if way == _COPY and most_copied_bytes is not None and made.n_bytes > most_copied_bytes:
+            return f"it is larger than {most_copied_bytes / 1e9:.3g} GB, and its disk cannot share blocks"
         if not has_room:
             room = os.statvfs(os.path.dirname(new))  # noqa: PTH120 -- as above
             # shared blocks cost nothing until the original is rewritten: then the job needs as many again

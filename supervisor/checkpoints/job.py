@@ -19,6 +19,7 @@ from supervisor.checkpoints.records import DIRECTORY, CheckpointRecords
 from supervisor.checkpoints.repair import CheckpointRepair, RepairPermission
 from supervisor.checkpoints.retention import Retention
 from supervisor.checkpoints.selection import CheckpointSelector
+from supervisor.checkpoints.unused import UnusedCopies
 from supervisor.checkpoints.watch import CheckpointWatch
 from supervisor.core.model import CheckpointRef
 
@@ -46,6 +47,7 @@ class JobCheckpoints:
         discovery = self.records.discovery
         self._repair = None if discovery is None else CheckpointRepair(self.records, discovery)
         self._selector = CheckpointSelector(self.records, self.retention, self._repair)
+        self._unused = UnusedCopies(self.records, self.retention, self.recorder, report)
         self.node_offer = NodeOffer(self.records, self._selector, self.recorder, self.retention)
 
     @property
@@ -79,6 +81,10 @@ class JobCheckpoints:
     ) -> CheckpointSelected:
         """Return the checkpoint that the next attempt begins with; see CheckpointSelector."""
         return self._selector.select(t, attempt, avoid, suspect=suspect, permission=permission or RepairPermission())
+
+    def keep_unused(self, attempt: int) -> None:
+        """Hold copies of the checkpoints that an attempt began without, and report them."""
+        self._unused.keep(attempt)
 
     def saved_since(self, since_t: float, limit_s: float) -> CheckpointRef | None:
         """Return the newest whole checkpoint that was written since then (wall time), None where none is found in time."""

@@ -60,6 +60,7 @@ class CheckpointRecords:
             int(settings.checkpoints.copies_gib * 2**30),
             order=self.order.order,
             is_abandoned=self.order.is_abandoned,
+            run_id=job.run_id,
         )
         self.hand_over(job.knobs.resume_way(DECLARED))
         self._lock = threading.Lock()

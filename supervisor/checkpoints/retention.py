@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from checkpointing import ordering
+from checkpointing.io.tree import ReadOptions
 from checkpointing.model import CheckpointingError
 from checkpointing.retention import free_space, rules
 from checkpointing.retention.copies import Needed
@@ -22,8 +23,8 @@ from supervisor.observe.ranks.path_patterns import pattern_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from checkpointing.io.tree import ReadOptions
     from checkpointing.manifest.documents import Manifest
+    from checkpointing.retention.copies import Copy
     from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.checkpoints.mirror.feed import MirrorFeed
     from supervisor.checkpoints.recording.recorder import CheckpointRecorder
@@ -63,6 +64,19 @@ class Retention:
             self._reported.add(path)
             text = f"a kill during the next save of {path} would lose it: the file is written in place, and has no copy: {kept.reason}"
             self._report(CheckpointAlert(CheckpointTrouble.NO_COPY, text))
+
+    def copy(self, made: Manifest, most_copied_bytes: int) -> tuple[Copy | None, str]:
+        """Copy a checkpoint whose original may be overwritten soon; return the copy, or None and the reason. In any worker thread."""
+        discovery = self._records.discovery
+        kept = self._records.copies.keep(
+            made,
+            self._policy,
+            Needed(self._in_use),
+            may_link=discovery is not None and discovery.replaces(made.path),
+            reading=ReadOptions(drop_cache=True),
+            most_copied_bytes=most_copied_bytes,
+        )
+        return kept.copy, kept.reason
 
     def check_space(self, made: Manifest) -> None:
         """Report once when the next checkpoints will not fit. A file that is written in place needs no more room than it has."""

@@ -6,22 +6,20 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.discover import find
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.select import LIMIT_S, newest
 from checkpointing.training import snapshot_writer
 from checkpointing.verification import verify
 from supervisor.checkpoints.recording.watcher import to_event, to_ref
+from supervisor.checkpoints.unused import known as known_unused
 from supervisor.core.events import CheckpointSelected
-from supervisor.core.model import UnusedCheckpoints
-from supervisor.observe.ranks.path_patterns import checkpoint_path, pattern_of
+from supervisor.observe.ranks.path_patterns import checkpoint_path
 from supervisor.observe.ranks.progress_sampler import loads
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from checkpointing.discover import Listing
-    from checkpointing.model import Candidate
     from checkpointing.rejections import Rejections
     from checkpointing.select import Selection, Spare
     from supervisor.checkpoints.records import CheckpointRecords
@@ -63,7 +61,7 @@ class CheckpointSelector:
             if permission.is_valid:
                 self._retention.use(None if selection.chosen is None else selection.chosen.path)
             notes = (*records.take_notes(), *selection.notes)
-            unused = self._unused() if selection.chosen is None else ()
+            unused = known_unused(records) if selection.chosen is None else ()
             stuck = self._stuck(selection, attempt, {path for path, _ in repaired})
             return replace(to_event(selection, t, attempt), repaired=repaired, notes=notes, unused=unused, torn_in_use=stuck)
         except (CheckpointingError, OSError) as error:
@@ -136,22 +134,6 @@ class CheckpointSelector:
 
     def _newest(self, rejections: Rejections | None, avoid: Collection[str], *, suspect: bool) -> Selection:
         return self.select_from(self._records.locations.listing(), self.copies(), avoid, suspect=suspect, rejections=rejections)
-
-    def _unused(self) -> tuple[UnusedCheckpoints, ...]:
-        """Return where whole checkpoints of this job lie that nobody loads. Only what is known already is returned: no file is read."""
-        discovery = self._records.discovery
-        if discovery is None or self._job.settings.checkpoints.paths:
-            return ()
-        patterns = [place.pattern for place in discovery.locations() if place.saved and not place.data]
-        found: dict[str, list[Candidate]] = {}
-        for candidate in find(patterns, str(self._job.cwd)).candidates if patterns else ():
-            known = self._records.cache.get(candidate.path, candidate.identity)
-            if known is not None and known.verdict is Verdict.VERIFIED and discovery.is_saved(candidate.path):
-                found.setdefault(pattern_of(candidate.path), []).append(candidate)
-        return tuple(
-            UnusedCheckpoints(pattern, len(found[pattern]), max(found[pattern], key=lambda one: one.mtime_ns or one.identity.mtime_ns).path)
-            for pattern in sorted(found)
-        )
 
     def _stuck(self, selection: Selection, attempt: int, repaired: Collection[str]) -> str:
         """Return the torn checkpoint that a rank of the last attempt tried in vain to load, and that is still there."""

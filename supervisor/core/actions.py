@@ -187,6 +187,14 @@ class FindSave:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepCopies:
+    """Hold copies of the whole checkpoints that `attempt` began without and may overwrite. What is kept is reported (CheckpointKept)."""
+
+    attempt: int
+    waits_for_journal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
 class Alert:
     """Alert a person to what no incident reports.
 
@@ -302,6 +310,7 @@ Action = (
     | Quarantine
     | RequestSave
     | FindSave
+    | KeepCopies
     | Alert
     | OpenIncident
     | ReportDecision

@@ -97,7 +97,13 @@ class UnusedCheckpoints:
     def __str__(self) -> str:
         """Return where they are, and the options that pass the newest to the script."""
         lie = f"{self.count} checkpoints lie in" if self.count > 1 else "a checkpoint lies in"
-        return f"{lie} {self.pattern}: --checkpoints '{self.pattern}' --resume-args '--YOUR-FLAG {{resume}}' hands over the newest"
+        return f"{lie} {self.pattern}: {self.remedy}"
+
+    @property
+    def remedy(self) -> str:
+        """The options that pass the newest to the script."""
+        by_path = f"--checkpoints '{self.pattern}' --resume-args '--YOUR-FLAG {{resume}}' hands over the newest"
+        return f"{by_path}, --resume-switch '--YOUR-SWITCH' lets the script find it"
 
 
 @dataclass(frozen=True, slots=True)

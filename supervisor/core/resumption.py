@@ -16,7 +16,7 @@ import re
 from typing import TYPE_CHECKING
 
 from supervisor.core import planning
-from supervisor.core.actions import Alert, CloseIncident, ReportResume
+from supervisor.core.actions import Alert, CloseIncident, KeepCopies, ReportResume
 from supervisor.core.model import Beginning
 from supervisor.core.state import changed
 
@@ -96,6 +96,8 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     actions: tuple[Action, ...] = (report,)
     newest = state.run.newest
     lost = report.resume_from or (newest.path if newest is not None else "") or next((one.newest for one in state.run.unused), "")
+    if report.began is Beginning.FROM_SCRATCH:
+        actions = (*actions, KeepCopies(number))
     if report.began is Beginning.FROM_SCRATCH and lost:
         actions = (*actions, Alert("started_from_scratch", number, f"attempt {number} started from scratch, although {lost} is there"))
     if incident is not None:

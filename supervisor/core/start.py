@@ -193,7 +193,8 @@ def scratch_refused(state: JobState, t: float) -> Plan | None:
     if run.policy.checkpoints_declared or run.ever_loaded or run.newest is not None:  # a place from which it loads holds a good one
         return None
     lasted_text = f"attempt {state.attempt.number} ran {lasted:.0f} s and nothing shows that the script resumes"
-    return Plan(PlanKind.STOP, f"{lasted_text}: a restart would start from scratch", SCRATCH_HINT, "beginning", 65)
+    hint = "; ".join(map(str, run.unused)) or SCRATCH_HINT
+    return Plan(PlanKind.STOP, f"{lasted_text}: a restart would start from scratch", hint, "beginning", 65)
 
 
 def _not_taken(state: JobState, lasted: float, given: CheckpointRef) -> Plan | None:

@@ -184,6 +184,12 @@ class LogEvent(StrEnum):
             "the checkpoint that the command was given"
         ),
     )
+    CHECKPOINT_COPIED = (
+        "checkpoint.copied",
+        "info",
+        "path step copy",
+        "a copy is held of a checkpoint that the attempt began without, and may overwrite",
+    )
     CHECKPOINT_PRUNED = (
         "checkpoint.pruned",
         "info",

@@ -121,6 +121,7 @@ class Executor:
             act.Quarantine: self.node.quarantine,
             act.RequestSave: self._rank_requests.request_save,
             act.FindSave: self._rank_requests.find_save,
+            act.KeepCopies: self._keep_copies,
             act.Alert: reporter.alerted,
             act.OpenIncident: reporter.opened,
             act.ReportDecision: reporter.decided,
@@ -436,6 +437,9 @@ class Executor:
                     warn(problem)
 
         self.threads.start("select", work)
+
+    def _keep_copies(self, action: act.KeepCopies) -> None:
+        self.threads.start("keep-copies", lambda: self._factory.checkpoints.keep_unused(action.attempt), awaited=False)
 
     def _name(self, node: int) -> str:
         """Return what the other nodes call this one."""

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, assert_never
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror import session as mirror_session
 from supervisor.checkpoints.mirror.process import MirrorLink
-from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointFound, CheckpointPruned, CheckpointTrouble, WatcherFailed
+from supervisor.checkpoints.recording.reports import (
+    CheckpointAlert,
+    CheckpointFound,
+    CheckpointKept,
+    CheckpointPruned,
+    CheckpointTrouble,
+    WatcherFailed,
+)
 from supervisor.config import loading, plugins, signatures
 from supervisor.config.policy import evict_on, to_policy
 from supervisor.core import losses
@@ -66,6 +73,7 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
     from supervisor.core.actions import Action, Finish
     from supervisor.core.events import Event
+    from supervisor.core.model import UnusedCheckpoints
     from supervisor.core.state import JobState
     from supervisor.journal.past import Past
     from supervisor.run.lock import Lock
@@ -241,6 +249,8 @@ class _Run:
             case CheckpointAlert(trouble, text):
                 goes_on = "; the training goes on" if trouble is CheckpointTrouble.NOT_FINITE else ""
                 self.loop.call_soon(lambda: self.reporter.alerted(Alert(trouble.value, self.loop.state.attempt.number, f"{text}{goes_on}")))
+            case CheckpointKept(unused, step, place):
+                self.loop.call_soon(lambda: self._copy_kept(unused, step, place))
             case CheckpointPruned(path, step, reason):
                 self.loop.call_soon(lambda: self._checkpoint_pruned(path, step, reason))
             case WatcherFailed(text):
@@ -248,6 +258,12 @@ class _Run:
                 self.loop.call_soon(lambda: self.terminal.message(message, "warning"))
             case _:
                 assert_never(report)
+
+    def _copy_kept(self, unused: UnusedCheckpoints, step: int | None, place: str) -> None:
+        self.log.write(LogEvent.CHECKPOINT_COPIED, path=unused.newest, step=step, copy=place)
+        named = f"{unused.newest} of step {step}" if step is not None else unused.newest
+        text = f"the attempt began without {named}, and may overwrite it: a copy is kept at {place}; {unused.remedy}"
+        self.terminal.message(text, "warning")
 
     def _checkpoint_pruned(self, path: str, step: int | None, reason: str) -> None:
         self.log.write(LogEvent.CHECKPOINT_PRUNED, path=path, step=step, outcome=reason or "removed")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.jobs import light
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.e2e.conftest import Supervised
 
@@ -57,7 +59,7 @@ for word in sys.argv[1:]:
 #: The part of transformers that such a script uses: a parser of flags, and a Trainer that resumes only from what `train` is given.
 TRANSFORMERS = f"""
 {light.IMPORT}
-import argparse, json, os, pathlib, signal
+import argparse, json, os, pathlib, signal, time
 import torch
 class TrainingArguments:
     pass
@@ -86,9 +88,12 @@ class Trainer:
                 place = pathlib.Path(self.args.output_dir, f"checkpoint-{{step}}")
                 place.mkdir(parents=True, exist_ok=True)
                 torch.save(model.state_dict(), place / "pytorch_model.bin")
-                (place / "trainer_state.json").write_text(json.dumps({{"global_step": step}}))
+                attempt = os.environ.get("SUPERVISE_JOB_ATTEMPT")
+                (place / "trainer_state.json").write_text(json.dumps({{"global_step": step, "attempt": attempt}}))
             if step == 25 and os.environ.get("SUPERVISE_JOB_ATTEMPT") == "1":
                 os.kill(os.getpid(), signal.SIGKILL)
+            while step == 5 and first == 0 and os.environ.get("SUPERVISE_JOB_ATTEMPT") == "2" and not os.path.exists("go-on"):
+                time.sleep(0.05)
 """
 HF = """
 from transformers import HfArgumentParser, Trainer, TrainingArguments
@@ -107,14 +112,36 @@ def test_a_script_like_nanogpt_goes_on_from_its_one_file(supervise: Callable[...
     assert "resumed at step 10 from" in run.stderr
 
 
+def lay_out(place: Path, script: str) -> None:
+    """Make the package and the script."""
+    (place / "transformers").mkdir()
+    (place / "transformers" / "__init__.py").write_text("from .trainer import HfArgumentParser, Trainer, TrainingArguments\n")
+    (place / "transformers" / "trainer.py").write_text(TRANSFORMERS)
+    (place / "train.py").write_text(script)
+
+
 @pytest.mark.slow
 def test_a_script_of_the_hf_trainer_gets_the_newest_whole_checkpoint(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    (tmp_path / "transformers").mkdir()
-    (tmp_path / "transformers" / "__init__.py").write_text("from .trainer import HfArgumentParser, Trainer, TrainingArguments\n")
-    (tmp_path / "transformers" / "trainer.py").write_text(TRANSFORMERS)
-    (tmp_path / "train.py").write_text(HF)
+    lay_out(tmp_path, HF)
     run = supervise(sys.executable, "train.py", "--output_dir=out")
     assert run.exit_code(deadline_s=60) == 0
     assert "resumes with --resume_from_checkpoint {resume}, once a rank is seen to train with HF Trainer" in run.stderr
     assert run.stdout.splitlines() == ["began at 0", "began at 20"]
     assert f"resumed at step 20 from {tmp_path}/out/checkpoint-20" in run.stderr
+
+
+@pytest.mark.slow
+def test_what_a_script_that_does_not_resume_would_overwrite_is_copied_first(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    lay_out(tmp_path, HF.replace("resume_from_checkpoint=args.resume_from_checkpoint", ""))
+    run = supervise(sys.executable, "train.py", "--output_dir=out")
+    wait_for(lambda: list(run.state.rglob("held")), "the copy", alive=run.alive)
+    (tmp_path / "go-on").touch()
+    assert run.exit_code(deadline_s=60) == 0
+    assert "HF Trainer: the script's text does not show .resume_from_checkpoint" in run.stderr
+    assert run.stdout.splitlines() == ["began at 0", "began at 0"]
+    assert "STARTED FROM SCRATCH" in run.stderr
+    assert "of step 20, and may overwrite it: a copy is kept at" in " ".join(run.stderr.split())
+    (held,) = run.state.rglob("held")
+    (copy,) = (held.parent / "data").iterdir()
+    states = [json.loads((Path(place) / "trainer_state.json").read_text()) for place in (copy, tmp_path / "out" / "checkpoint-20")]
+    assert [(state["global_step"], state["attempt"]) for state in states] == [(20, "1"), (20, "2")]

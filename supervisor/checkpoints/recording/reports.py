@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from supervisor.core.model import CheckpointRef
+from supervisor.core.model import CheckpointRef, UnusedCheckpoints
 
 
 class CheckpointTrouble(StrEnum):
@@ -33,6 +33,15 @@ class CheckpointAlert:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointKept:
+    """A copy, at `place`, is held of the newest checkpoint of a location that an attempt began without. step: its own, None: unknown."""
+
+    unused: UnusedCheckpoints
+    step: int | None
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointPruned:
     """`checkpoints.keep` does not keep a checkpoint. reason: why it stays all the same, "" where it was removed."""
 
@@ -48,4 +57,4 @@ class WatcherFailed:
     text: str
 
 
-CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointPruned | WatcherFailed
+CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointKept | CheckpointPruned | WatcherFailed

@@ -1,0 +1,129 @@
+"""Whole checkpoints of a job that an attempt began without: where they are, and a copy of the newest before the attempt saves over it.
+
+One copy of each location is held for the run: the one of the greatest step that is known. The usual retention does not remove it
+(checkpointing/retention/copies.py). A later run holds its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.discover import find
+from checkpointing.io.tree import ReadOptions
+from checkpointing.model import CheckpointingError, Verdict
+from checkpointing.verification import verify
+from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointKept, CheckpointTrouble
+from supervisor.core.model import UnusedCheckpoints
+from supervisor.observe.ranks.path_patterns import pattern_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from checkpointing.manifest.documents import Manifest
+    from checkpointing.model import Candidate
+    from checkpointing.retention.copies import Copy
+    from supervisor.checkpoints.recording.recorder import CheckpointRecorder
+    from supervisor.checkpoints.recording.reports import CheckpointReport
+    from supervisor.checkpoints.records import CheckpointRecords
+    from supervisor.checkpoints.retention import Retention
+
+#: A copy that shares no blocks with its original is made up to this size.
+MOST_COPIED_BYTES: Final = 10 << 30
+#: How many checkpoints of one location are read, the newest first, to find a whole one.
+MOST_READ: Final = 4
+
+
+def known(records: CheckpointRecords) -> tuple[UnusedCheckpoints, ...]:
+    """Return where whole checkpoints of this job lie that nobody loads. Only what is known already is returned: no file is read."""
+    if records.discovery is None or records.job.settings.checkpoints.paths:
+        return ()
+    found: dict[str, list[Candidate]] = {}
+    for candidate in _saved(records):
+        seen = records.cache.get(candidate.path, candidate.identity)
+        if seen is not None and seen.verdict is Verdict.VERIFIED:
+            found.setdefault(pattern_of(candidate.path), []).append(candidate)
+    return tuple(UnusedCheckpoints(pattern, len(found[pattern]), max(found[pattern], key=_written_ns).path) for pattern in sorted(found))
+
+
+class UnusedCopies:
+    """Holds copies of what an attempt began without. In a worker thread, while its ranks train."""
+
+    def __init__(
+        self, records: CheckpointRecords, retention: Retention, recorder: CheckpointRecorder, report: Callable[[CheckpointReport], None]
+    ) -> None:
+        self._records, self._retention, self._recorder, self._report = records, retention, recorder, report
+
+    def keep(self, attempt: int) -> None:
+        """Hold a copy of the newest whole checkpoint of each location that is older than `attempt`, and report it."""
+        earlier: dict[str, list[Candidate]] = {}
+        try:
+            for candidate in _saved(self._records):
+                if not self._is_of(candidate, attempt):
+                    earlier.setdefault(pattern_of(candidate.path), []).append(candidate)
+            copies = self._earlier_copies(attempt)
+            for pattern in sorted({*earlier, *copies}):
+                self._keep(pattern, self._newest_whole(earlier.get(pattern, [])), copies.get(pattern, []))
+        except (CheckpointingError, OSError) as error:
+            self._report(
+                CheckpointAlert(CheckpointTrouble.NO_COPY, f"earlier checkpoints may be overwritten, and could not be read: {error}")
+            )
+
+    def _keep(self, pattern: str, made: Manifest | None, copies: list[Copy]) -> None:
+        newest = max(copies, key=lambda copy: copy.made_ns, default=None)
+        made = made or (newest.manifest if newest is not None else None)
+        held = [copy for copy in copies if self._records.copies.is_held(copy)]
+        if made is None or any(_is_beyond(copy.manifest, made) for copy in held):
+            return
+        copy, reason = (newest, "") if newest is not None and newest.manifest is made else self._retention.copy(made, MOST_COPIED_BYTES)
+        problem = reason if copy is None else self._records.copies.hold(copy)
+        if copy is None or problem:
+            text = f"{made.path} may be overwritten, because the attempt began without it, and no copy of it is kept: {problem}"
+            self._report(CheckpointAlert(CheckpointTrouble.NO_COPY, text))
+            return
+        for older in held:
+            if older.directory != copy.directory:
+                self._records.copies.release(older)
+        self._report(CheckpointKept(UnusedCheckpoints(pattern, 1, made.path), made.step, copy.place))
+
+    def _newest_whole(self, candidates: list[Candidate]) -> Manifest | None:
+        """Return the record of the newest one that is whole and whose weights hold numbers."""
+        records = self._records
+        for candidate in sorted(candidates, key=_written_ns, reverse=True)[:MOST_READ]:
+            found = records.cache.get(candidate.path, candidate.identity) or verify(
+                candidate.path, drop_cache=True, own=records.provenance.trusts(candidate.path)
+            )
+            made = self._recorder.record(found, ReadOptions(drop_cache=True)) if found.verdict is Verdict.VERIFIED else None
+            if made is not None and not made.has_lost_weights:
+                return made
+        return None
+
+    def _is_of(self, candidate: Candidate, attempt: int) -> bool:
+        origin = self._records.provenance.of(candidate.path, candidate.identity, _written_ns(candidate))
+        return attempt in {origin.logged_attempt, origin.attempt_of(self._records.job.run_id)}
+
+    def _earlier_copies(self, attempt: int) -> dict[str, list[Copy]]:
+        """Return our copies of this run's earlier attempts, by location: what they were made of may be overwritten already."""
+        found: dict[str, list[Copy]] = {}
+        for copy in self._records.copies.all():
+            about = copy.manifest.about
+            if about.run == self._records.job.run_id and about.attempt != attempt and not copy.manifest.has_lost_weights:
+                found.setdefault(pattern_of(copy.manifest.path), []).append(copy)
+        return found
+
+
+def _saved(records: CheckpointRecords) -> list[Candidate]:
+    """List what lies at the locations to which this job was seen to save."""
+    discovery = records.discovery
+    if discovery is None:
+        return []
+    patterns = [place.pattern for place in discovery.locations() if place.saved and not place.data]
+    listed = find(patterns, str(records.job.cwd)).candidates if patterns else ()
+    return [candidate for candidate in listed if discovery.is_saved(candidate.path)]
+
+
+def _is_beyond(held: Manifest, made: Manifest) -> bool:
+    return held.step is not None and made.step is not None and held.step > made.step
+
+
+def _written_ns(candidate: Candidate) -> int:
+    return candidate.mtime_ns or candidate.identity.mtime_ns

@@ -41,7 +41,7 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, is_re
 def _reached(state: JobState) -> str:
     progress = state.attempt.progress
     if progress.step is None:
-        return "" if state.run.exit_code == 0 else " at step unknown"
+        return " at step unknown" if state.run.stop is not None and state.run.exit_code else ""
     return f" at {step_text(progress.step, relative=progress.relative)}"
 
 

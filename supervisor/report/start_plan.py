@@ -113,7 +113,8 @@ def opening_line(  # noqa: PLR0911  one for each case
         return f"on CUDA OOM: {size.how} {changed}; --no-batch-drift forbids it"
     if size is None or accum is None:
         have, lack = (size.how, "grad_accum") if size is not None else (accum.how if accum else "", "batch_size")
-        return f"on CUDA OOM: {have} stays as it is, because no {lack} is known: --knob {lack}=--YOUR-FLAG enables it"
+        alone = ", --allow-batch-drift halves it alone, and the global batch with it" if size is not None else ""
+        return f"on CUDA OOM: {have} stays as it is, because no {lack} is known: --knob {lack}=--YOUR-FLAG enables it{alone}"
     by = ", ".join(dict.fromkeys(programs.title(knob.by) for knob in (size, accum) if knob.by != "declared"))
     rest = f"{f' ({by})' if by else ''}; --no-batch-change forbids it"
     per_node, nodes = torchrun.size(_torchrun(command, environ), environ)
@@ -247,7 +248,7 @@ def _not_enabled(found: KnobSet, *, resumes: bool) -> list[dict[str, str]]:
 def _missing(name: str, policy: Policy) -> str:
     """Return the knobs or options that a rung needs and does not have, "" if it has all."""
     there = {knob.name for knob in policy.knobs}
-    wants = _WANTS.get(name, ())
+    wants = ("batch_size",) if name == "halve_batch" and policy.batch_drift else _WANTS.get(name, ())
     if name == "halve_batch" and not policy.batch_change:
         return "--batch-change"
     if name == "step_back" and not policy.checkpoints_declared:

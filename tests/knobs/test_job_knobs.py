@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -298,7 +299,10 @@ def test_an_override_that_this_node_cannot_make_is_reported(tmp_path: Path) -> N
     [
         (
             ("batch_size=--bs",),
-            "on CUDA OOM: --bs stays as it is, because no grad_accum is known: --knob grad_accum=--YOUR-FLAG enables it",
+            (
+                "on CUDA OOM: --bs stays as it is, because no grad_accum is known: --knob grad_accum=--YOUR-FLAG enables it,"
+                " --allow-batch-drift halves it alone, and the global batch with it"
+            ),
         ),
         (("batch_size=--bs", "grad_accum:derived=--accum"), "on CUDA OOM: --bs 8→4; --no-batch-change forbids it"),
         (
@@ -317,6 +321,16 @@ def test_an_override_that_this_node_cannot_make_is_reported(tmp_path: Path) -> N
 )
 def test_the_line_at_start_names_the_enabled_knobs(tmp_path: Path, declared: tuple[str, ...], line: str) -> None:
     assert opening_lines(find(tmp_path, "python train.py --bs 8 --odd 7", *declared), (), {})[0].split(": 1 ")[0] == line
+
+
+def test_the_line_at_start_says_what_batch_drift_permits_without_an_accumulation(tmp_path: Path) -> None:
+    found = replace(find(tmp_path, "python train.py --bs 5 --one 1", "batch_size=--bs"), batch_drift=True)
+    assert opening_lines(found, (), {}) == ["on CUDA OOM: --bs 5→2, and the global batch with it; --no-batch-drift forbids it"]
+    least = replace(find(tmp_path, "python train.py --one 1", "batch_size=--one"), batch_drift=True)
+    (line,) = opening_lines(least, (), {})
+    assert line.startswith("on CUDA OOM: --one stays as it is: the micro-batch is 1 already")
+    both = replace(find(tmp_path, "python train.py --bs 8", "batch_size=--bs", "grad_accum:1=--acc"), batch_drift=True)
+    assert opening_lines(both, (), {}) == ["on CUDA OOM: --bs 8→4, --acc 1→2; --no-batch-change forbids it"]
 
 
 def test_a_run_that_goes_on_says_with_what_and_what_would_be_next(tmp_path: Path) -> None:

@@ -125,6 +125,14 @@ def test_the_node_that_the_command_implies_is_supposed() -> None:
     assert steps(Cause.SEGFAULT, Policy())[-1] == ("same_place", "stop", 65)
 
 
+def test_with_batch_drift_a_batch_size_is_all_that_halving_needs() -> None:
+    size = Knob("batch_size", "8", "--bs")
+    drifting = Policy(knobs=(size,), batch_drift=True)
+    assert start_plan.sequence(Cause.CUDA_OOM, drifting, 2)[0].notes[0].startswith("the global batch shrinks from 16 to 8")
+    assert start_plan._missing("halve_batch", drifting) == ""  # noqa: SLF001 -- what a line of the page is made of
+    assert start_plan._missing("halve_batch", Policy(knobs=(size,))) == "grad_accum"  # noqa: SLF001 -- as above
+
+
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize(
     ("command", "supposed"),

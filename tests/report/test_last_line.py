@@ -37,6 +37,7 @@ def ended(code: int, step: int | None = 423, *, stop: StopRequest | None = None,
             SAVED,
             "given up at step 423, 3 incidents, 7 s lost; the newest verified checkpoint is /d/400.pt (step 400)",
         ),
+        (ended(1, None, losses=Losses(1)), None, "given up, 1 incident"),
         (JobState(run=Run(stop=STOP)), None, "stopped before the first attempt: the command was not started"),
         (ended(143, None, stop=STOP), None, "stopped at step unknown, no incident; no checkpoint of this run was verified"),
         (

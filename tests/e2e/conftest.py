@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.journal.records import Damage, scan
-from tests.e2e.frameworks import variables
 from tests.support.folding import check_fold
+from tests.support.frameworks import variables
 from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -281,9 +281,9 @@ def supervise(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callab
 
 
 @pytest.fixture(scope="session")
-def frameworks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def frameworks() -> dict[str, str]:
     """Give the variables with which a script finds the frameworks that are no dependencies of ours."""
-    return variables(tmp_path_factory.mktemp("frameworks"))
+    return variables("huggingface", "lightning")
 
 
 @pytest.fixture

@@ -1,0 +1,65 @@
+"""Write the table of faults in docs/programs.md from tests/programs/table.py.
+
+python bench/faults.py             # write it
+python bench/faults.py --check     # exit status 1 where it is not up to date
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from shlex import quote
+
+from page_tables import replace_table
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.programs.table import EACH, FAULTS, NOT_RUN, PROGRAMS, Cell, cells  # noqa: E402 -- the checkout is not on the path of a script
+
+PAGE = ROOT / "docs" / "programs.md"
+TITLES = {fault.name: fault.title for fault in FAULTS}
+
+
+def table() -> str:
+    """Return the table, with the command lines, the options and the reasons below it."""
+    found = {(cell.program, cell.fault): cell for cell in cells()}
+    reasons: list[str] = []
+    lines = [f"| program | {' | '.join(TITLES[name] for name in EACH)} | also |", "|---" * (len(EACH) + 2) + "|"]
+    for program in PROGRAMS:
+        own = [_mark(found[program.name, name], reasons) for name in EACH]
+        others = [cell for cell in found.values() if cell.program == program.name and cell.fault not in EACH]
+        also = [f"{TITLES[cell.fault]} {_mark(cell, reasons)}" for cell in others]
+        lines.append(f"| {program.title} | {' | '.join(own)} | {'; '.join(also)} |")
+    lines += ["", *(f"{number}. {reason}." for number, reason in enumerate(reasons, 1))]
+    lines += ["", "| program | what supervise is given before `--` | and for its memory |", "|---|---|---|"]
+    lines += [f"| {one.title} | {_words(one.options)} | {_words(one.oom_options)} |" for one in PROGRAMS]
+    lines += ["", *(f"- **{name}** is not in the table: {reason}." for name, reason in NOT_RUN.items())]
+    return "\n".join(lines)
+
+
+def _mark(cell: Cell, reasons: list[str]) -> str:
+    if cell.unseen:
+        return "?"
+    if not cell.wrong:
+        return "✔"
+    if cell.wrong not in reasons:
+        reasons.append(cell.wrong)
+    return f"✘ {reasons.index(cell.wrong) + 1}"
+
+
+def _words(options: tuple[str, ...]) -> str:
+    return f"`{' '.join(quote(word) for word in options)}`" if options else "nothing"
+
+
+def main() -> int:
+    """Write the page, or check it."""
+    page = PAGE.read_text(encoding="utf-8")
+    wanted = replace_table(page, "faults", table())
+    if "--check" in sys.argv[1:]:
+        return int(wanted != page)
+    PAGE.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

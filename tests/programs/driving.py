@@ -1,0 +1,208 @@
+"""Runs a program of the table, bare and under supervise, puts a fault into it, and judges what came out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.e2e.conftest import clean_environment
+from tests.support import frameworks
+from tests.support.waiting import wait_for, words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.conftest import Supervised
+    from tests.programs.table import Injection, TrainingProgram
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SOON = {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def lay_out(program: TrainingProgram, place: Path) -> Path:
+    """Copy the program into a directory, as a user has it; return the directory."""
+    shutil.copytree(SCRIPTS / program.folder, place, dirs_exist_ok=True)
+    for shared in ("hook.py", "toy.py"):
+        shutil.copy(SCRIPTS / shared, place)
+    return place
+
+
+def environment(program: TrainingProgram) -> dict[str, str]:
+    """Return the program's variables; its frameworks are installed where they are missing."""
+    return {**SOON, **dict(program.environment), **frameworks.variables(*program.families)}
+
+
+def outcome(place: Path) -> dict[str, Any]:
+    """Return the last step and the weights with which a training ended."""
+    found: dict[str, Any] = json.loads((place / "final.json").read_text())
+    return found
+
+
+def began_at(place: Path) -> list[int]:
+    """Return the step that each life of rank 0 began after, of those that made one."""
+    steps = [
+        (int(step), pid) for kind, rank, step, pid in (words for words in words_of(place / "events") if words[0] == "step") if rank == "0"
+    ]
+    return [next(group)[0] - 1 for _, group in groupby(steps, key=lambda step: step[1])]
+
+
+def verdicts(run: Supervised) -> list[dict[str, Any]]:
+    """Return the verdict of each incident, in order."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in run.journal().splitlines():
+        record = json.loads(line)["rec"]
+        incident = record["body"].get("state", {}).get("run", {}).get("incident") or {}
+        if record["kind"] == "event" and incident.get("verdict"):
+            found[incident["number"]] = incident["verdict"]
+    return [verdict for _, verdict in sorted(found.items())]
+
+
+def held(run: Supervised, fault: str) -> int:
+    """Await a rank that is held; return its pid."""
+
+    def look() -> int:
+        return next((int(words[2]) for words in words_of(run.place / "events") if words[:2] == ["held", fault]), 0)
+
+    return wait_for(look, f"the rank that is held: {fault}", 120.0, alive=run.alive)
+
+
+class Drive:
+    """One cell: the runs of a program, one after the other in one directory, and what is done to them from outside."""
+
+    def __init__(self, program: TrainingProgram, fault: Injection, start: Callable[..., Supervised], place: Path) -> None:
+        self.program, self.fault, self.place = program, fault, lay_out(program, place)
+        self._start = start
+        self.words = fault.words.format(rank=program.world - 1)
+        self.torn = ""
+        self.run = self.start()
+
+    def start(self) -> Supervised:
+        """Start it, or start it again."""
+        options = [*self.program.options, *(self.program.oom_options if self.fault.name == "oom" else ())]
+        more = self.program.worker_flags if self.fault.name == "worker" else ()
+        self.run = self._start(
+            *self.program.command, *more, options=options, place=self.place, PROGRAM_FAULT=self.words, **environment(self.program)
+        )
+        return self.run
+
+    def act(self) -> list[int]:
+        """Do what the fault needs from outside; return the exit code of each start."""
+        codes: list[int] = getattr(self, self.fault.act)()
+        return codes
+
+    # --- what is done
+
+    def watch(self) -> list[int]:
+        """Do nothing."""
+        return [self.run.exit_code(deadline_s=240)]
+
+    def kill(self) -> list[int]:
+        """Kill the rank, or the loader's worker, that is held."""
+        os.kill(held(self.run, self._fault_at(0)), signal.SIGKILL)
+        return self.watch()
+
+    def kill_twice(self) -> list[int]:
+        """Kill a rank, and later one of the next attempt."""
+        os.kill(held(self.run, self._fault_at(0)), signal.SIGKILL)
+        os.kill(held(self.run, self._fault_at(1)), signal.SIGKILL)
+        return self.watch()
+
+    def tear_and_kill(self) -> list[int]:
+        """Cut the newest checkpoint in half, as a stranger would, then kill the rank that is held."""
+        pid = held(self.run, self._fault_at(0))
+        if self.program.one_file:
+            wait_for(self._kept_copy, "a kept copy of the only file", 30.0, alive=self.run.alive)
+        newest = max(self.place.glob(self.program.saved), key=lambda path: path.stat().st_mtime_ns)
+        files = [path for path in newest.rglob("*") if path.is_file()] if newest.is_dir() else [newest]
+        largest = max(files, key=lambda path: path.stat().st_size)
+        os.truncate(largest, largest.stat().st_size // 2)
+        self.torn = newest.name
+        os.kill(pid, signal.SIGKILL)
+        return self.watch()
+
+    def term(self) -> list[int]:
+        """Stop supervise, and start it again."""
+        held(self.run, self._fault_at(0))
+        self.run.signal(signal.SIGTERM)
+        return [*self.watch(), *self._again()]
+
+    def kill_supervisor(self) -> list[int]:
+        """Kill supervise, and start it again."""
+        held(self.run, self._fault_at(0))
+        self.run.signal(signal.SIGKILL)
+        return [*self.watch(), *self._again()]
+
+    def warned_of_nan(self) -> list[int]:
+        """Await the end, and see that the NaN was reported."""
+        codes = self.watch()
+        assert "not finite" in self.run.stderr, "no warning that the weights turned NaN"
+        return codes
+
+    def fill(self) -> list[int]:
+        """Fill the checkpoints' own small file system, and make room once supervise waits for it."""
+        ballast = self.place / self.program.directory / "ballast"
+        held(self.run, self._fault_at(0))
+        with ballast.open("wb", buffering=0) as file:
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+        (self.place / "go").touch()
+        self.run.wait_for_line("incident 1:", 90.0)
+        ballast.unlink()
+        return self.watch()
+
+    # --- with these
+
+    def _fault_at(self, number: int) -> str:
+        return ":".join(self.words.split()[number].split(":")[:2])
+
+    def _kept_copy(self) -> bool:
+        return any(path.is_file() for path in self.place.glob("state/*/**/copies/*/data/*"))
+
+    def _again(self) -> list[int]:
+        self.run.wait_for_nothing_left()
+        self.start()
+        return self.watch()
+
+
+def run_bare(program: TrainingProgram, place: Path) -> dict[str, Any]:
+    """Run the program without supervise and without a fault; return its outcome."""
+    lay_out(program, place)
+    done = subprocess.run(  # noqa: S603  words of our own
+        program.command, cwd=place, env=clean_environment(**environment(program)), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, f"the bare program fails: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+    return outcome(place)
+
+
+def judge(drive: Drive, codes: list[int], bare: dict[str, Any]) -> None:
+    """Fail where the outcome is not that of an uninterrupted run, where work was thrown away, or where the cause is wrong."""
+    program, fault, run = drive.program, drive.fault, drive.run
+    began = began_at(drive.place)
+    causes = [verdict["cause"] for verdict in verdicts(run)]
+    seen = f"exit codes {codes}, began after {began}, causes {causes}"
+    assert tuple(codes) == fault.ends, seen
+    assert len(causes) == len(fault.causes), seen
+    assert all(cause in right for cause, right in zip(causes, fault.causes, strict=True)), seen
+    if fault.finishes:
+        assert len(began) <= len(fault.resumed) + 1, seen
+        assert all(at in right for at, right in zip(began[1:], fault.resumed, strict=False)), seen
+        found = outcome(drive.place)
+        assert found["step"] == bare["step"], seen
+        pairs = zip(found["weights"], bare["weights"], strict=True)
+        assert all(math.isclose(one, other, rel_tol=fault.tolerance, abs_tol=fault.tolerance) for one, other in pairs), (
+            f"weights differ; {seen}"
+        )
+    if fault.name in {"import", "value"}:
+        assert run.attempts() == 1, seen
+    if fault.act == "kill" and fault.name == "kill" and program.world > 1:
+        assert verdicts(run)[0]["rank"] == program.world - 1, f"rank {verdicts(run)[0]['rank']} was blamed; {seen}"
+    run.wait_for_nothing_left()

@@ -1,0 +1,294 @@
+"""The table: real programs, the faults that are put into them, and what is known of each cell. docs/programs.md is generated from it.
+
+A program is a folder of `scripts/`, which a test copies into a directory of its own, and a command that runs there. Each trains 40 steps
+and saves after 10, 20, 30 and 40. A cell without a note passes. `wrong` holds the reason why it does not: it is expected to fail, and a
+test that passes fails then. `unseen` cells were not run yet. Each program gets the first four faults; the others are spread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
+FLAGS = ("--batch-size=8", "--accum=1")
+BATCH = ("--knob", "batch_size=--batch-size", "--knob", "grad_accum=--accum")
+HF = ("train.py", "--use_cpu", "--max_steps=40", "--save_steps=10", "--save_strategy=steps", "--report_to=none", "--disable_tqdm=true")
+HF = (*HF, "--output_dir=out", "--optim=sgd", "--learning_rate=0.01", "--per_device_train_batch_size=8", "--logging_strategy=no")
+LIGHTNING_CLI = ("cli.py", "fit", "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=40")
+LIGHTNING_CLI = (*LIGHTNING_CLI, "--trainer.enable_progress_bar=false", "--trainer.default_root_dir=runs", "--data.batch_size=8")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProgram:
+    """A program and how it is run.
+
+    saved: a glob of its checkpoints. options: what supervise needs to resume it. oom_options: what it needs beside to fit its memory.
+    worker_flags: what gives it a loader worker. one_file: each save overwrites the one before. world: its ranks.
+    """
+
+    name: str
+    title: str
+    folder: str
+    command: tuple[str, ...]
+    saved: str
+    options: tuple[str, ...] = ()
+    oom_options: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    worker_flags: tuple[str, ...] = ()
+    one_file: bool = False
+    world: int = 2
+
+    @property
+    def directory(self) -> str:
+        """The directory that holds its checkpoints; "." where they lie beside the script."""
+        return self.saved.partition("/")[0] if "/" in self.saved else "."
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """A fault: the hook's words, what the test does from outside, and what has to come out.
+
+    words: `{rank}` is the program's last rank. act: the name of a function of `driving.py`. causes: the cause of each incident, each
+    a set of right answers. resumed: for each later attempt, the steps from which it may go on. ends: the exit codes, of each start.
+    """
+
+    name: str
+    title: str
+    words: str
+    act: str = "watch"
+    causes: tuple[frozenset[str], ...] = ()
+    resumed: tuple[frozenset[int], ...] = ()
+    ends: tuple[int, ...] = (0,)
+    finishes: bool = True
+    tolerance: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is known of a program under a fault."""
+
+    program: str
+    fault: str
+    wrong: str = ""
+    unseen: bool = False
+    fast: bool = False
+
+
+def _one(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+def _at(*steps: int) -> frozenset[int]:
+    return frozenset(steps)
+
+
+PROGRAMS = (
+    TrainingProgram(
+        "nanogpt",
+        "nanoGPT's form, `python`",
+        "nanogpt",
+        ("python", "train.py", "--batch_size=8", "--gradient_accumulation_steps=2"),
+        "out/ckpt.pt",
+        options=("--resumes-itself", "--resume-args", "--init_from=resume", "--checkpoints", "out/ckpt.pt"),
+        one_file=True,
+        world=1,
+    ),
+    TrainingProgram(
+        "nanogpt-torchrun",
+        "nanoGPT's form, `torchrun`",
+        "nanogpt",
+        (*TORCHRUN, "train.py", "--batch_size=8", "--gradient_accumulation_steps=2"),
+        "out/ckpt.pt",
+        options=("--resumes-itself", "--resume-args", "--init_from=resume", "--checkpoints", "out/ckpt.pt"),
+        one_file=True,
+    ),
+    TrainingProgram(
+        "plain",
+        "a loop without an optimizer",
+        "plain",
+        ("python", "train.py", *FLAGS),
+        "model.pt",
+        oom_options=BATCH,
+        one_file=True,
+        world=1,
+    ),
+    TrainingProgram("numpy", "numpy alone", "numpy_only", ("python", "train.py"), "states/state-*.npz", world=1),
+    TrainingProgram(
+        "elastic",
+        "torch's tutorial on fault tolerance",
+        "elastic",
+        (*TORCHRUN, "train.py", "8", "2", "--batch_size=8"),
+        "snapshot.pt",
+        oom_options=("--knob", "batch_size=--batch_size", "--allow-batch-drift"),
+        worker_flags=("--workers=1",),
+        one_file=True,
+    ),
+    TrainingProgram(
+        "mingpt",
+        "minGPT-ddp's form with Hydra",
+        "mingpt",
+        (*TORCHRUN, "main.py", "trainer_config.batch_size=8", "trainer_config.grad_accum=1"),
+        "snapshot.pt",
+        oom_options=("--knob", "batch_size=trainer_config.batch_size=", "--knob", "grad_accum=trainer_config.grad_accum="),
+        families=("hydra",),
+        one_file=True,
+    ),
+    TrainingProgram("fsdp", "FSDP2 with DCP", "fsdp", (*TORCHRUN, "train.py", *FLAGS), "ckpt/step-*", oom_options=BATCH),
+    TrainingProgram(
+        "fsdp-async",
+        "FSDP2 with DCP's `async_save`",
+        "fsdp",
+        (*TORCHRUN, "train.py", *FLAGS, "--asynchronous"),
+        "ckpt/step-*",
+        oom_options=BATCH,
+    ),
+    TrainingProgram(
+        "hf-auto",
+        "HF Trainer that resumes by itself, `torchrun`",
+        "huggingface",
+        (*TORCHRUN, *HF),
+        "out/checkpoint-*",
+        families=("huggingface",),
+        environment=(("AUTO", "1"),),
+    ),
+    TrainingProgram(
+        "hf",
+        "HF Trainer, `torchrun`",
+        "huggingface",
+        (*TORCHRUN, *HF),
+        "out/checkpoint-*",
+        options=("--checkpoints", "out/checkpoint-*", "--resume-args", "--resume_from_checkpoint {resume}"),
+        families=("huggingface",),
+        worker_flags=("--dataloader_num_workers=1",),
+    ),
+    TrainingProgram(
+        "hf-auto-accelerate",
+        "HF Trainer that resumes by itself, `accelerate launch`",
+        "huggingface",
+        ("accelerate", "launch", "--cpu", "--num_processes=1", *HF),
+        "out/checkpoint-*",
+        families=("huggingface",),
+        environment=(("AUTO", "1"),),
+        world=1,
+    ),
+    TrainingProgram(
+        "hf-accelerate",
+        "HF Trainer, `accelerate launch`",
+        "huggingface",
+        ("accelerate", "launch", "--cpu", "--num_processes=1", *HF),
+        "out/checkpoint-*",
+        options=("--checkpoints", "out/checkpoint-*", "--resume-args", "--resume_from_checkpoint {resume}"),
+        families=("huggingface",),
+        world=1,
+    ),
+    TrainingProgram(
+        "lightning-cli",
+        "LightningCLI, `torchrun`",
+        "lightning",
+        (*TORCHRUN, *LIGHTNING_CLI),
+        "runs/lightning_logs/version_*/checkpoints/*.ckpt",
+        options=("--checkpoints", "runs/lightning_logs/version_*/checkpoints/*.ckpt", "--resume-args", "--ckpt_path={resume}"),
+        families=("lightning",),
+    ),
+    TrainingProgram(
+        "lightning",
+        "Lightning that starts its ranks, `python`",
+        "lightning",
+        ("python", "train.py", *FLAGS),
+        "checkpoints/*.ckpt",
+        oom_options=BATCH,
+        families=("lightning",),
+    ),
+    TrainingProgram(
+        "fabric",
+        "Lightning Fabric, `torchrun`",
+        "fabric",
+        (*TORCHRUN, "train.py", *FLAGS),
+        "checkpoints/step-*.ckpt",
+        oom_options=BATCH,
+        families=("lightning",),
+    ),
+    TrainingProgram(
+        "accelerate",
+        "accelerate's `save_state`, `accelerate launch`",
+        "accelerate",
+        ("accelerate", "launch", "--cpu", "--num_processes=1", "train.py", "--batch_size=8"),
+        "out/step_*",
+        options=("--checkpoints", "out/step_*", "--resume-args", "--resume_from_checkpoint {resume}"),
+        oom_options=("--knob", "batch_size=--batch_size"),
+        world=1,
+    ),
+    TrainingProgram(
+        "trl",
+        "trl's SFTTrainer, `torchrun`",
+        "trl",
+        (*TORCHRUN, *HF, "--bf16=false"),
+        "out/checkpoint-*",
+        options=("--checkpoints", "out/checkpoint-*", "--resume-args", "--resume_from_checkpoint {resume}"),
+        families=("huggingface",),
+    ),
+    TrainingProgram(
+        "mpirun",
+        "ranks of a script like `mpirun`",
+        "mpirun",
+        ("./launch.sh", "2", "python", "train.py", *FLAGS),
+        "ckpt/step-*.pt",
+        oom_options=BATCH,
+    ),
+)
+
+KILLED = _one("killed_unknown")
+FAULTS = (
+    Injection("kill", "kill", "hold:25:{rank}", "kill", (KILLED,), (_at(20),)),
+    Injection("torn", "newest checkpoint torn", "hold:35:{rank}", "tear_and_kill", (KILLED,), (_at(20, 30),)),
+    Injection("term", "TERM, started again", "hold:25:{rank}", "term", resumed=(_at(20, 25),), ends=(143, 0)),
+    Injection("oom", "out of memory", "oom:4", causes=(_one("cuda_oom"),), resumed=(_at(0),), tolerance=1e-3),
+    Injection("first-save", "kill in the first save", "save:10", "kill", (KILLED,), (_at(0),)),
+    Injection("later-save", "kill in a later save", "save:30", "kill", (KILLED,), (_at(20),)),
+    Injection("supervisor", "supervisor killed, started again", "hold:25:{rank}", "kill_supervisor", resumed=(_at(20),), ends=(137, 0)),
+    Injection("import", "ImportError", "import:0", causes=(_one("dependency", "user_code"),), ends=(1,), finishes=False),
+    Injection("value", "ValueError before training", "value:0", causes=(_one("user_code"),), ends=(1,), finishes=False),
+    Injection("sample", "broken sample", "sample:400", causes=(_one("data_error", "user_code"),) * 2, ends=(65,), finishes=False),
+    Injection("nan", "silent NaN", "nan:25", "warned_of_nan", finishes=False),
+    Injection("raise", "NaN raised", "raise:25", causes=(_one("nan_loss"),), resumed=(_at(10, 20),)),
+    Injection("worker", "loader worker killed", "worker:60", "kill", (_one("dataloader_worker"),), (_at(20, 30),)),
+    Injection("full", "disk full in a save", "hold:15:0", "fill", (_one("disk_full"),), (_at(10, 20),)),
+    Injection("two", "two kills", "hold:15:{rank} hold:35:0", "kill_twice", (KILLED, KILLED), (_at(10), _at(30))),
+)
+EACH = ("kill", "torn", "term", "oom")
+SPREAD = {
+    "first-save": ("nanogpt", "fsdp", "hf", "lightning"),
+    "later-save": ("nanogpt-torchrun", "hf-auto", "elastic", "mpirun", "fsdp-async"),
+    "supervisor": ("nanogpt", "numpy", "lightning-cli", "accelerate"),
+    "import": ("plain", "hf-accelerate", "mingpt"),
+    "value": ("hf-auto-accelerate", "numpy", "mpirun"),
+    "sample": ("elastic", "trl", "lightning"),
+    "nan": ("nanogpt-torchrun", "fabric", "hf-auto"),
+    "raise": ("plain", "fsdp", "lightning-cli"),
+    "worker": ("elastic", "hf"),
+    "full": ("fsdp", "fabric"),
+    "two": ("nanogpt-torchrun", "hf-auto", "lightning", "trl"),
+}
+FAST = (("nanogpt-torchrun", "kill"), ("plain", "kill"), ("numpy", "kill"))
+#: (program, fault) → why it does not work today.
+WRONG: dict[tuple[str, str], str] = {}
+#: (program, fault) that were run, whatever came out. Every other cell is `unseen`.
+RAN: set[tuple[str, str]] = {("nanogpt-torchrun", "kill")}
+#: Programs without a row, and why.
+NOT_RUN = {
+    "DeepSpeed ZeRO-2 and ZeRO-3": "on a CPU its start compiles an operator for shared memory and waits for a lock file; not tried again",
+    "torchtitan": "not tried yet",
+}
+
+
+def cells() -> list[Cell]:
+    """Return each cell of the table, program after program."""
+    faults = {fault.name: SPREAD.get(fault.name, ()) for fault in FAULTS}
+    found = []
+    for program in PROGRAMS:
+        for fault, names in faults.items():
+            key = (program.name, fault)
+            if fault in EACH or program.name in names:
+                found.append(Cell(*key, wrong=WRONG.get(key, ""), unseen=key not in RAN, fast=key in FAST))
+    return found

@@ -150,10 +150,9 @@ class Drive:
         """Fill the checkpoints' own small file system, and make room once supervise waits for it."""
         ballast = self.place / self.program.directory / "ballast"
         held(self.run, self._fault_at(0))
-        with ballast.open("wb", buffering=0) as file:
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(4096))
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
         (self.place / "go").touch()
         self.run.wait_for_line("incident 1:", 90.0)
         ballast.unlink()

@@ -40,11 +40,11 @@ def table() -> str:
 def _mark(cell: Cell, reasons: list[str]) -> str:
     if cell.unseen:
         return "?"
-    if not cell.wrong:
-        return "✔"
-    if cell.wrong not in reasons:
-        reasons.append(cell.wrong)
-    return f"✘ {reasons.index(cell.wrong) + 1}"
+    reason = cell.wrong or cell.stops
+    if reason and reason not in reasons:
+        reasons.append(reason)
+    number = f" {reasons.index(reason) + 1}" if reason else ""
+    return f"✘{number}" if cell.wrong else f"stops{number}" if cell.stops else "✔"
 
 
 def _words(options: tuple[str, ...]) -> str:

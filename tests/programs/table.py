@@ -16,6 +16,7 @@ HF = ("train.py", "--use_cpu", "--max_steps=40", "--save_steps=10", "--save_stra
 HF = (*HF, "--output_dir=out", "--optim=sgd", "--learning_rate=0.01", "--per_device_train_batch_size=8", "--logging_strategy=no")
 LIGHTNING_CLI = ("cli.py", "fit", "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=40")
 LIGHTNING_CLI = (*LIGHTNING_CLI, "--trainer.enable_progress_bar=false", "--trainer.default_root_dir=runs", "--data.batch_size=8")
+LIGHTNING_CLI = (*LIGHTNING_CLI, "--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class TrainingProgram:
     """A program and how it is run.
 
     saved: a glob of its checkpoints. options: what supervise needs to resume it. oom_options: what it needs beside to fit its memory.
-    worker_flags: what gives it a loader worker. one_file: each save overwrites the one before. world: its ranks.
+    worker_flags: what gives it a loader worker. one_file: each save overwrites the one before. drifts: it
+    cannot accumulate gradients, so that a smaller batch is another training. world: its ranks.
     """
 
     name: str
@@ -37,6 +39,7 @@ class TrainingProgram:
     environment: tuple[tuple[str, str], ...] = ()
     worker_flags: tuple[str, ...] = ()
     one_file: bool = False
+    drifts: bool = False
     world: int = 2
 
     @property
@@ -65,11 +68,20 @@ class Injection:
 
 
 @dataclass(frozen=True, slots=True)
+class RightStop:
+    """A stop with 65 that is right, as the bare program fails there too: why, and the causes of its incidents."""
+
+    reason: str
+    causes: tuple[frozenset[str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """What is known of a program under a fault."""
 
     program: str
     fault: str
+    stops: str = ""
     wrong: str = ""
     unseen: bool = False
     fast: bool = False
@@ -90,7 +102,6 @@ PROGRAMS = (
         "nanogpt",
         ("python", "train.py", "--batch_size=8", "--gradient_accumulation_steps=2"),
         "out/ckpt.pt",
-        options=("--resumes-itself", "--resume-args", "--init_from=resume", "--checkpoints", "out/ckpt.pt"),
         one_file=True,
         world=1,
     ),
@@ -100,7 +111,6 @@ PROGRAMS = (
         "nanogpt",
         (*TORCHRUN, "train.py", "--batch_size=8", "--gradient_accumulation_steps=2"),
         "out/ckpt.pt",
-        options=("--resumes-itself", "--resume-args", "--init_from=resume", "--checkpoints", "out/ckpt.pt"),
         one_file=True,
     ),
     TrainingProgram(
@@ -123,6 +133,7 @@ PROGRAMS = (
         oom_options=("--knob", "batch_size=--batch_size", "--allow-batch-drift"),
         worker_flags=("--workers=1",),
         one_file=True,
+        drifts=True,
     ),
     TrainingProgram(
         "mingpt",
@@ -158,7 +169,6 @@ PROGRAMS = (
         "huggingface",
         (*TORCHRUN, *HF),
         "out/checkpoint-*",
-        options=("--checkpoints", "out/checkpoint-*", "--resume-args", "--resume_from_checkpoint {resume}"),
         families=("huggingface",),
         worker_flags=("--dataloader_num_workers=1",),
     ),
@@ -178,7 +188,6 @@ PROGRAMS = (
         "huggingface",
         ("accelerate", "launch", "--cpu", "--num_processes=1", *HF),
         "out/checkpoint-*",
-        options=("--checkpoints", "out/checkpoint-*", "--resume-args", "--resume_from_checkpoint {resume}"),
         families=("huggingface",),
         world=1,
     ),
@@ -188,7 +197,6 @@ PROGRAMS = (
         "lightning",
         (*TORCHRUN, *LIGHTNING_CLI),
         "runs/lightning_logs/version_*/checkpoints/*.ckpt",
-        options=("--checkpoints", "runs/lightning_logs/version_*/checkpoints/*.ckpt", "--resume-args", "--ckpt_path={resume}"),
         families=("lightning",),
     ),
     TrainingProgram(
@@ -213,10 +221,9 @@ PROGRAMS = (
         "accelerate",
         "accelerate's `save_state`, `accelerate launch`",
         "accelerate",
-        ("accelerate", "launch", "--cpu", "--num_processes=1", "train.py", "--batch_size=8"),
+        ("accelerate", "launch", "--cpu", "--num_processes=1", "train.py", "--batch_size=8", "--gradient_accumulation_steps=1"),
         "out/step_*",
-        options=("--checkpoints", "out/step_*", "--resume-args", "--resume_from_checkpoint {resume}"),
-        oom_options=("--knob", "batch_size=--batch_size"),
+        oom_options=("--knob", "batch_size=--batch_size", "--knob", "grad_accum=--gradient_accumulation_steps"),
         world=1,
     ),
     TrainingProgram(
@@ -225,7 +232,6 @@ PROGRAMS = (
         "trl",
         (*TORCHRUN, *HF, "--bf16=false"),
         "out/checkpoint-*",
-        options=("--checkpoints", "out/checkpoint-*", "--resume-args", "--resume_from_checkpoint {resume}"),
         families=("huggingface",),
     ),
     TrainingProgram(
@@ -245,14 +251,14 @@ FAULTS = (
     Injection("term", "TERM, started again", "hold:25:{rank}", "term", resumed=(_at(20, 25),), ends=(143, 0)),
     Injection("oom", "out of memory", "oom:4", causes=(_one("cuda_oom"),), resumed=(_at(0),), tolerance=1e-3),
     Injection("first-save", "kill in the first save", "save:10", "kill", (KILLED,), (_at(0),)),
-    Injection("later-save", "kill in a later save", "save:30", "kill", (KILLED,), (_at(20),)),
+    Injection("later-save", "kill in a later save", "hold:25:0 save:30", "kill_in_a_later_save", (KILLED,), (_at(20),)),
     Injection("supervisor", "supervisor killed, started again", "hold:25:{rank}", "kill_supervisor", resumed=(_at(20),), ends=(137, 0)),
     Injection("import", "ImportError", "import:0", causes=(_one("dependency", "user_code"),), ends=(1,), finishes=False),
     Injection("value", "ValueError before training", "value:0", causes=(_one("user_code"),), ends=(1,), finishes=False),
-    Injection("sample", "broken sample", "sample:400", causes=(_one("data_error", "user_code"),) * 2, ends=(65,), finishes=False),
+    Injection("sample", "broken sample", "sample:60", causes=(_one("data_error", "user_code"),) * 2, ends=(65,), finishes=False),
     Injection("nan", "silent NaN", "nan:25", "warned_of_nan", finishes=False),
     Injection("raise", "NaN raised", "raise:25", causes=(_one("nan_loss"),), resumed=(_at(10, 20),)),
-    Injection("worker", "loader worker killed", "worker:60", "kill", (_one("dataloader_worker"),), (_at(20, 30),)),
+    Injection("worker", "loader worker killed", "worker:60", "kill", (_one("dataloader_worker"),), (_at(0, 10),)),
     Injection("full", "disk full in a save", "hold:15:0", "fill", (_one("disk_full"),), (_at(10, 20),)),
     Injection("two", "two kills", "hold:15:{rank} hold:35:0", "kill_twice", (KILLED, KILLED), (_at(10), _at(30))),
 )
@@ -263,12 +269,16 @@ SPREAD = {
     "supervisor": ("nanogpt", "numpy", "lightning-cli", "accelerate"),
     "import": ("plain", "hf-accelerate", "mingpt"),
     "value": ("hf-auto-accelerate", "numpy", "mpirun"),
-    "sample": ("elastic", "trl", "lightning"),
+    "sample": ("elastic", "numpy", "lightning"),
     "nan": ("nanogpt-torchrun", "fabric", "hf-auto"),
     "raise": ("plain", "fsdp", "lightning-cli"),
     "worker": ("elastic", "hf"),
     "full": ("fsdp", "fabric"),
     "two": ("nanogpt-torchrun", "hf-auto", "lightning", "trl"),
+}
+#: (program, fault) → why a stop is right.
+STOPS = {
+    ("numpy", "oom"): RightStop("a MemoryError is the machine's memory, and no batch was declared", (_one("host_oom"),) * 2),
 }
 FAST = (("nanogpt-torchrun", "kill"), ("plain", "kill"), ("numpy", "kill"))
 #: (program, fault) → why it does not work today.
@@ -290,5 +300,8 @@ def cells() -> list[Cell]:
         for fault, names in faults.items():
             key = (program.name, fault)
             if fault in EACH or program.name in names:
-                found.append(Cell(*key, wrong=WRONG.get(key, ""), unseen=key not in RAN, fast=key in FAST))
+                stop = STOPS.get(key)
+                found.append(
+                    Cell(*key, stops=stop.reason if stop else "", wrong=WRONG.get(key, ""), unseen=key not in RAN, fast=key in FAST)
+                )
     return found

@@ -2,14 +2,14 @@
 
 `events` gets a line for each event: "step RANK STEP PID", "held FAULT PID", "final STEP"; `final.json` holds the final weights.
 
-PROGRAM_FAULT holds words of the form fault:at[:rank]. A rank that is held waits until it is ended or the file `go` is there,
-and is held once. What comes from outside (a kill, a torn file) is done by the test meanwhile, at the same moment of each run.
+PROGRAM_FAULT holds words of the form fault:at[:rank]. A rank that is held waits until it is ended or a file such as `go-hold-25` is
+there, and is held once. What comes from outside (a kill, a torn file) is done by the test meanwhile, at the same moment of each run.
 
     hold:25:1     rank 1 waits after it made step 25           save:20      rank 0 waits in the middle of its save of step 20
     oom:4         a micro-batch above 4 does not fit           import:0     the script imports a package that is not there
-    value:0       a ValueError before training                 sample:700   sample 700 cannot be read, ever
+    value:0       a ValueError before training                 sample:60    sample 60 cannot be read, ever
     nan:25        the loss is NaN from step 25 on, once        raise:25     the program finds that its loss is NaN at step 25, once
-    worker:700    the process that reads sample 700 waits
+    worker:60     the process that reads sample 60 waits
 
 Standard library only: a program without torch uses it too.
 """
@@ -70,7 +70,7 @@ def _once(fault: str, at: int) -> bool:
 def _hold(fault: str, at: int) -> None:
     _log("held", f"{fault}:{at}", os.getpid())
     until = time.monotonic() + LONGEST_HOLD_S
-    while not (HERE / "go").exists() and time.monotonic() < until:
+    while not (HERE / f"go-{fault}-{at}").exists() and time.monotonic() < until:
         time.sleep(0.01)
 
 

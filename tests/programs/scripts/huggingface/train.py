@@ -30,7 +30,7 @@ class Samples(torch.utils.data.Dataset):
 
     def __len__(self) -> int:
         """Return how many there are."""
-        return 1024
+        return 320
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
         """Return one."""

@@ -39,7 +39,7 @@ MORE = {
     "doctor": "health.md",
     "classify": "classification.md",
     "checkpoints verify": "checkpoints.md#verdicts-on-the-command-line",
-    "drill": "preemption.md#rehearse-it",
+    "drill": "drills.md",
     "status": "status-why-logs.md",
     "why": "status-why-logs.md#supervise-why-incident",
     "logs": "status-why-logs.md",

@@ -40,7 +40,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "gpus": ("gpus:group", "List this node's GPUs and those out of use; put one back into use."),
     "gpus ls": ("gpus:ls_command", "List this node's GPUs; of those out of use the reason, since when and until when."),
     "gpus clear": ("gpus:clear_command", "Put a repaired or replaced GPU, or all, back into use."),
-    "drill": ("drill:command", "Run CMD, put one fault into it, and report what was recovered and what it cost."),
+    "drill": ("drill.command:command", "Run CMD, put one fault into it, and report what was recovered and what it cost."),
     "config": ("", "Show the settings."),
     "config show": ("config:show_command", "Print every setting, its value, and where the value comes from."),
     "help": ("help:command", "Show what a command does, and its options."),

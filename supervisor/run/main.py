@@ -41,7 +41,7 @@ from supervisor.core.model import Cause, Launcher
 from supervisor.core.planning import DECLARED
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.job import identity
+from supervisor.job import identity, resume_proof
 from supervisor.job.clock import Clock
 from supervisor.job.job import Job
 from supervisor.job.sd_notify import Notifier
@@ -409,9 +409,16 @@ class _Run:
             *of_knobs,
             *([self.new_run_reason] if self.new_run_reason else []),
             resume_line(settings, self.job.knobs, self.job.command),
+            self._proof_line(),
             *(mirror_session.opening_lines(self.job, several_nodes=self.factory.has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",
         ]
+
+    def _proof_line(self) -> str:
+        """Return whether a drill proved that this command resumes."""
+        job = self.job
+        digest = identity.command_digest(job.command)
+        return resume_proof.opening_line(resume_proof.read(job.state), resume_proof.subject_of(job.settings, job.command, digest, job.cwd))
 
     # the end
 

@@ -1,4 +1,4 @@
-"""Makes a rehearsed fault inside a rank (`supervise drill`): out of memory, or gradients that are NaN.
+"""Does inside a rank what `supervise drill` orders: a fault (out of memory, gradients that are NaN), or a record (resume_record.py).
 
 `supervise drill` writes the order into `drill` in the job's directory: kind, step, rank (None: every rank). The fault comes after that
 step, before the optimizer's next, and `drill-struck-<rank>` records when. Out of memory strikes every attempt until the batch differs from
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from .claim import ProcessIdentity
     from .heartbeat import HeartbeatWriter
+    from .resume_record import ResumeRecord
 
 #: As torch's allocator words it.
 MESSAGE = (
@@ -74,8 +75,8 @@ class DrillFault:
 
 
 @quiet
-def ordered(identity: ProcessIdentity, beat: HeartbeatWriter) -> DrillFault | None:
-    """Return the fault that was ordered for this job; None if there is no order."""
+def ordered(identity: ProcessIdentity, beat: HeartbeatWriter) -> DrillFault | ResumeRecord | None:
+    """Return the fault or the record that was ordered for this job; None if there is no order."""
     job_dir = os.environ["SUPERVISE_JOB_DIR"]
     path = os.path.join(job_dir, "drill")  # noqa: PTH118 - see above
     if not os.access(path, os.R_OK):
@@ -83,4 +84,9 @@ def ordered(identity: ProcessIdentity, beat: HeartbeatWriter) -> DrillFault | No
     import json  # noqa: PLC0415 - not at every start
 
     with open(path, encoding="ascii") as file:  # noqa: PTH123 - see above
-        return DrillFault(identity, beat, job_dir, json.load(file))
+        order = json.load(file)
+    if order.get("kind") == "resume":
+        from .resume_record import ResumeRecord  # noqa: PLC0415 - not at every start
+
+        return ResumeRecord(identity, beat, order)
+    return DrillFault(identity, beat, job_dir, order)

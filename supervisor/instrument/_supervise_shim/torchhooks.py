@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .heartbeat import HeartbeatWriter
     from .load_log import LoadLog
     from .programs import ProgramRecognition
+    from .resume_record import ResumeRecord
     from .save_log import SaveLog
     from .save_request import SaveRequests
 
@@ -37,7 +38,7 @@ class TorchHooks:
         save_requests: SaveRequests,
         save_log: SaveLog,
         programs: ProgramRecognition,
-        drill: DrillFault | None,
+        drill: DrillFault | ResumeRecord | None,
     ) -> None:
         self._beat = beat
         self._load_log = load_log
@@ -45,7 +46,7 @@ class TorchHooks:
         self._save_log = save_log
         self._programs = programs
         self._drill = drill
-        self._counting: Any = None  # the handle of the hook that counts steps
+        self._step_hooks: list[Any] = []  # the handles of our hooks on the optimizers' steps
 
     def table(self) -> dict[str, Callable[[Any], None]]:
         """Say what is done to which module."""
@@ -68,10 +69,13 @@ class TorchHooks:
         }
 
     def _optimizers(self, module: Any) -> None:
-        self._counting = module.register_optimizer_step_post_hook(self._beat.on_step)
+        self._hook_steps(module)
         self._beat.flag(layout.FLAG_OPTIM)
+
+    def _hook_steps(self, module: Any) -> None:
+        self._step_hooks = [module.register_optimizer_step_post_hook(self._beat.on_step)]
         if self._drill is not None:
-            module.register_optimizer_step_pre_hook(self._drill.before_step)
+            self._step_hooks.append(module.register_optimizer_step_pre_hook(self._drill.before_step))
 
     def _autograd(self, module: Any) -> None:
         """See the first backward pass, under whatever name it was asked for, and be gone.
@@ -114,14 +118,14 @@ class TorchHooks:
             return
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            counting = self._counting
-            if counting is not None:
-                counting.remove()
+            hooks = self._step_hooks
+            for hook in hooks:
+                hook.remove()
             try:
                 return inner(*args, **kwargs)
             finally:
-                if counting is not None:
-                    self._counting = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(self._beat.on_step)
+                if hooks:
+                    self._hook_steps(sys.modules["torch.optim.optimizer"])
 
         setattr(module, name, _like(inner, wrapper))
 

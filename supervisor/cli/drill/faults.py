@@ -1,4 +1,4 @@
-"""`supervise drill KIND -- CMD`: runs the user's own job with one fault in it, and reports what was recovered and what it cost.
+"""The drills with a fault: the user's own job is run with one fault in it, and what was recovered and what it cost is reported.
 
 The job runs under `supervise` in a forked child, under a name of its own: the real job's journal and budget stay untouched. The
 command writes its checkpoints where it always does.
@@ -19,34 +19,25 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from checkpointing.discover import find
 from supervisor.cli import stdio
-from supervisor.cli.invocation import EVERY, Invocation, setting_options
+from supervisor.cli.drill.drilled_job import DrilledJob, is_alive, steps_made
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.job import identity
 from supervisor.journal import records
-from supervisor.observe.ranks import heartbeats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from supervisor.config.settings import Settings
-    from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
-T = TypeVar("T")
 KINDS = ("kill", "hang", "oom", "nan", "bitrot", "preempt")
-POLL_S = 0.1
 #: What a preempted job has: the least that a scheduler's notice is worth.
 PREEMPT_LEFT_S = 10.0
 #: A bit is flipped here in the middle of the file, where the tensors are.
 BIT = 0x10
-#: What a job takes beyond its own stop deadline to be gone.
-END_MARGIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +85,6 @@ class Account:
     exit_code: int | None = None
 
 
-@click.command(options_metavar="[OPTIONS]")
-@setting_options(*EVERY, takes_command=True)
-@click.option("--at-step", type=click.IntRange(min=1), default=10, metavar="N", help="Wait for this step (default: 10).")
-@click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="Put the fault into this rank (default: 0).")
-@click.option("--patience-s", type=float, default=60.0, metavar="S", help="How long a hang or NaN may stay unnoticed (default: 60).")
-@click.option("--finish", is_flag=True, help="Let the job run on after the recovery.")
-@click.option("--yes", is_flag=True, help="For nan and bitrot: the drill may damage the checkpoints that CMD writes.")
-@click.argument("kind", metavar="KIND -- CMD...", type=click.Choice(KINDS))
-def command(  # noqa: PLR0913  one for each option
-    invocation: Invocation, *, kind: str, at_step: int, rank: int, patience_s: float, finish: bool, yes: bool
-) -> int:
-    """KIND is kill, hang, oom, nan, bitrot or preempt. The job runs under a name of its own, with the options of `run`."""
-    settings, words = invocation.settings_and_command()
-    return drill(settings, words, DrillOrder(kind, at_step, rank, patience_s, finish, yes))
-
-
 def drill(settings: Settings, command: Sequence[str], order: DrillOrder) -> int:
     """Run the drill; returns 0 or 1. Raises SuperviseError before anything was started."""
     _refuse(settings, order)
@@ -149,10 +124,9 @@ class _Drill:
     """One drill."""
 
     def __init__(self, settings: Settings, command: Sequence[str], order: DrillOrder, state: Path, scratch: Path) -> None:
-        self._settings, self._command, self._order = settings, list(command), order
-        self._state, self._scratch = state, scratch
-        self._child = 0
-        self._status: int | None = None
+        self._settings, self._order = settings, order
+        self._scratch = scratch
+        self._job = DrilledJob(settings, command, state, scratch, prepare=lambda: None)
         self._ended_by_us = False
         self._ended_first = False  # before anybody noticed the fault
         self._aside: Aside | None = None
@@ -167,68 +141,21 @@ class _Drill:
         for signum in (signal.SIGTERM, signal.SIGHUP):  # what was put aside is put back; `supervise` in the child sets its own
             signal.signal(signum, lambda number, _frame: sys.exit(128 + number))
         try:
-            self._start()
-            struck = self._await(self._strike)
+            self._job.start()
+            struck = self._job.wait(self._strike)
             if struck is not None:
                 stdio.say(f"drill: {struck.what} at step {struck.step}")
                 self._recover(struck)
-            self._end()
+            if not order.finish and not self._job.has_ended():
+                self._ended_by_us = True
+                self._job.stop()
+            self._job.wait(self._job.has_ended)
         finally:
             try:
-                self._see_off()
+                self._job.see_off()
             finally:
                 self._put_back()
         return self._report(struck)
-
-    # the job
-
-    def _start(self) -> None:
-        """Fork: the child is `supervise` as a person would start it. Nothing of ours runs in threads at this moment."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._status, self._child = None, os.fork()
-        if self._child:
-            return
-        code = int(ExitCode.BUG)
-        try:
-            from supervisor.run.main import run  # noqa: PLC0415 (the heavy part, in the child alone)
-
-            code = run(self._settings, self._command)
-        except SuperviseError as error:
-            stdio.say(f"error: {error.message}")
-            stdio.say(error.hint)
-            code = error.exit_code
-        finally:
-            os._exit(code)
-
-    def _ended(self) -> bool:
-        """Tell whether `supervise` has ended, and keep how."""
-        if self._status is None:
-            pid, status = os.waitpid(self._child, os.WNOHANG)
-            self._status = os.waitstatus_to_exitcode(status) if pid else None
-        return self._status is not None
-
-    def _await(self, look: Callable[[], T | None], deadline_s: float | None = None) -> T | None:
-        """Return what `look` finds, None where the job ended or the time was over before."""
-        until = None if deadline_s is None else time.monotonic() + deadline_s
-        while True:
-            ended = self._ended()
-            found = look()
-            if found or ended or (until is not None and time.monotonic() > until):
-                return found or None
-            time.sleep(POLL_S)
-
-    def _end(self) -> None:
-        if not self._order.finish and not self._ended():
-            self._ended_by_us = True
-            os.kill(self._child, signal.SIGTERM)
-        self._await(self._ended)
-
-    def _see_off(self) -> None:
-        """End the job where it still runs, and await that: until then it may write checkpoints."""
-        if self._child and not self._ended():
-            os.kill(self._child, signal.SIGTERM)  # not waited for yet, so the pid is still its
-            self._await(self._ended, self._settings.stop.deadline_s + END_MARGIN_S)
 
     # the fault
 
@@ -237,14 +164,14 @@ class _Drill:
         order = self._order
         if order.kind in {"oom", "nan"}:
             return self._struck_inside()
-        beat = next((beat for beat in self._beats() if beat.rank == order.rank and _made(beat) >= order.at_step), None)
-        if beat is None or start_ticks_of(beat.pid) != beat.start_ticks:
+        beat = next((beat for beat in self._job.beats() if beat.rank == order.rank and steps_made(beat) >= order.at_step), None)
+        if beat is None or not is_alive(beat):
             return None
         if order.kind == "bitrot" and not self._damage():
             return None
-        now, step = time.time(), _made(beat)
+        now, step = time.time(), steps_made(beat)
         if order.kind == "preempt":
-            os.kill(self._child, signal.SIGUSR1)
+            os.kill(self._job.pid, signal.SIGUSR1)
             return Struck(now, step, f"notice was given (USR1), with {PREEMPT_LEFT_S:.0f} s left,")
         os.kill(beat.pid, signal.SIGSTOP if order.kind == "hang" else signal.SIGKILL)
         what = {"hang": "was stopped", "kill": "was killed", "bitrot": f"was killed, with a bit of {self._damaged} flipped,"}[order.kind]
@@ -257,10 +184,6 @@ class _Drill:
                 what = "ran out of memory" if self._order.kind == "oom" else "and all others got gradients of NaN"
                 return Struck(float(row["t"]), int(row["step"]), f"rank {path.name.rpartition('-')[2]} {what}")
         return None
-
-    def _beats(self) -> list[RankHeartbeat]:
-        attempts = sorted(self._scratch.glob("attempt-[0-9]*"))
-        return list(heartbeats.read(attempts[-1] / "heartbeat")) if attempts else []
 
     # a damaged checkpoint
 
@@ -298,7 +221,7 @@ class _Drill:
             return
         if not aside.original.exists():  # it was never put aside
             return
-        if self._child and self._status is None:
+        if self._job.pid and self._job.status is None:
             stdio.say(f"drill: the job did not end: {aside.path} is still the damaged copy, its original is {aside.original}")
             return
         if _identity(aside.path) not in {aside.copy, ()}:
@@ -313,40 +236,38 @@ class _Drill:
         """Await the first step after the fault, or the end."""
         order = self._order
         if order.kind == "preempt":
-            self._await(self._ended)
-            self._start()  # as the scheduler's requeue would
-        elif order.kind in {"hang", "nan"} and not self._await(lambda: self._account(struck).noticed_t, order.patience_s):
-            self._ended_first = self._ended()
+            self._job.wait(self._job.has_ended)
+            self._job.start()  # as the scheduler's requeue would
+        elif order.kind in {"hang", "nan"} and not self._job.wait(lambda: self._account(struck).noticed_t, order.patience_s):
+            self._ended_first = self._job.has_ended()
             if order.kind == "hang":
-                for beat in self._beats():
-                    if beat.rank == order.rank and start_ticks_of(beat.pid) == beat.start_ticks:
+                for beat in self._job.beats():
+                    if beat.rank == order.rank and is_alive(beat):
                         os.kill(beat.pid, signal.SIGCONT)
             return
-        self._await(lambda: self._account(struck).resumed_t)
+        self._job.wait(lambda: self._account(struck).resumed_t)
 
     def _account(self, struck: Struck) -> Account:
         """Read the journal, from the fault on."""
         found = Account()
-        path = self._state / "journal.jsonl"
         with contextlib.suppress(OSError):
-            for record in records.scan(path):
-                if isinstance(record, records.Record) and record.t >= struck.t - POLL_S:
-                    _take(found, record.t, record.body)
+            for record in self._job.journal(struck.t):
+                _take(found, record.t, record.body)
         return found
 
     def _report(self, struck: Struck | None) -> int:
         order = self._order
-        if struck is None and self._status in {ExitCode.USAGE, ExitCode.CONFIG}:
-            return int(self._status)  # it has reported why
+        if struck is None and self._job.status in {ExitCode.USAGE, ExitCode.CONFIG}:
+            return int(self._job.status)  # it has reported why
         if struck is None:
             stdio.write(
-                sys.stdout, f"drill {order.kind}: the job ended ({self._status}) before step {order.at_step}; nothing was rehearsed"
+                sys.stdout, f"drill {order.kind}: the job ended ({self._job.status}) before step {order.at_step}; nothing was rehearsed"
             )
             return 1
         found = self._account(struck)
         lines = [f"drill {order.kind}: {struck.what} at step {struck.step}"]
         lines += _lines(order, struck, found, ended_first=self._ended_first)
-        lines.append(f"  exit code  {self._status}{', as the drill ended the job' if self._ended_by_us else ''}")
+        lines.append(f"  exit code  {self._job.status}{', as the drill ended the job' if self._ended_by_us else ''}")
         lines.append(f"  more       supervise why {self._settings.address(self._settings.job.name)}")
         stdio.write(sys.stdout, "\n".join(lines))
         return 0 if found.resumed_t is not None else 1
@@ -359,10 +280,6 @@ def _identity(path: Path) -> tuple[int, ...]:
     except FileNotFoundError:
         return ()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _made(beat: RankHeartbeat) -> int:
-    return beat.steps if beat.step is None else beat.step
 
 
 def _take(found: Account, t: float, body: Any) -> None:  # noqa: ANN401 (any record's body)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.cli.drill import BIT, DrillOrder, _Drill
+from supervisor.cli.drill.faults import BIT, DrillOrder, _Drill
 from supervisor.config.settings import Checkpoints, Settings
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_a_copy_that_the_job_removed_leaves_the_place_to_the_original(drill: _Dr
 
 
 def test_while_the_job_lives_nothing_is_put_back(drill: _Drill, last: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    drill._child = os.getpid()  # noqa: SLF001  a child that was not waited for
+    drill._job.pid = os.getpid()  # noqa: SLF001  a child that was not waited for
     drill._put_back()  # noqa: SLF001
     assert last.read_bytes() != GOOD
     assert last.with_name(".drill-original-last.pt").read_bytes() == GOOD

@@ -1,0 +1,56 @@
+"""The command `supervise drill KIND -- CMD`: its options, and the drill that they order."""
+
+from __future__ import annotations
+
+import click
+
+from supervisor.cli.drill import faults, resume
+from supervisor.cli.invocation import EVERY, Invocation, setting_options
+from supervisor.errors import ExitCode, SuperviseError
+
+#: The step that a drill with a fault waits for.
+_AT_STEP = 10
+
+
+@click.command(options_metavar="[OPTIONS]")
+@setting_options(*EVERY, takes_command=True)
+@click.option("--at-step", type=click.IntRange(min=1), metavar="N", help="Wait for this step (default: 10; resume: the first save).")
+@click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="Put the fault into this rank (default: 0).")
+@click.option("--patience-s", type=float, default=60.0, metavar="S", help="How long a hang or NaN may stay unnoticed (default: 60).")
+@click.option("--finish", is_flag=True, help="Let the job run on after the recovery. Not for resume.")
+@click.option("--yes", is_flag=True, help="For nan and bitrot: the drill may damage the checkpoints that CMD writes.")
+@click.option(
+    "--deadline-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1800.0,
+    metavar="S",
+    help="For resume: give up after this long (default: 1800).",
+)
+@click.option("--scratch-dir", default="", metavar="DIR", help="For resume: train in DIR (default: in the state directory).")
+@click.option("--writable", multiple=True, metavar="DIR", help="For resume: CMD may also write in DIR. May be repeated.")
+@click.argument("kind", metavar="KIND -- CMD...", type=click.Choice((*faults.KINDS, resume.KIND)))
+def command(  # noqa: PLR0913  one for each option
+    invocation: Invocation,
+    *,
+    kind: str,
+    at_step: int | None,
+    rank: int,
+    patience_s: float,
+    finish: bool,
+    yes: bool,
+    deadline_s: float,
+    scratch_dir: str,
+    writable: tuple[str, ...],
+) -> int:
+    """KIND is kill, hang, oom, nan, bitrot, preempt or resume. The job runs under a name of its own, with the options of `run`.
+
+    resume trains in a scratch directory and proves that a restart goes on with the weights and the optimizer that were saved.
+    """
+    settings, words = invocation.settings_and_command()
+    if kind != resume.KIND:
+        return faults.drill(settings, words, faults.DrillOrder(kind, at_step or _AT_STEP, rank, patience_s, finish, yes))
+    if finish:
+        raise SuperviseError(
+            "drill resume ends its job, which trains in a scratch directory", hint="Leave out --finish.", exit_code=ExitCode.USAGE
+        )
+    return resume.drill(settings, words, resume.ResumeOrder(at_step or 1, rank, deadline_s, scratch_dir, writable))

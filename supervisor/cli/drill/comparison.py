@@ -1,0 +1,218 @@
+"""Compares the training state with which an attempt resumed with the states that the attempt before it went through.
+
+Each rank recorded a row before each optimizer step (`_supervise_shim/resume_record.py`): digests of weights, optimizer state and gradients.
+The state before the first step of the resumed attempt must be the state of the first attempt after some step k: the weights name k, and
+nothing of the checkpoint's own format is read. k must be greater than the steps that the resumed attempt made itself: a seeded script that
+begins from scratch repeats the first attempt, and its row 0 equals row 0.
+
+The gradients of the next step come from data, randomness and weights together. If they are equal, the data went on where it was. If they
+differ, nothing is shown: the order may differ, or the sums of a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+#: The rows of the resumed attempt that may hold the resumed state: some scripts step once with zeros, to have a state to load into.
+_FIRST_ROWS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """The state before one optimizer step. steps: made by this process before. step: absolute, None: unknown. A digest "": not readable."""
+
+    optimizer: int
+    steps: int
+    step: int | None
+    weights: str
+    state: str
+    gradients: str
+    settings: tuple[dict[str, Any], ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class StateComparison:
+    """What was shown. True: equal, False: it differs, None: it does not show. `lines` has the words for each, by name.
+
+    after: the step of the first attempt after which the state was the one that was resumed; None: of no step.
+    """
+
+    after: int | None
+    weights: bool | None
+    optimizer: bool | None = None
+    step: bool | None = None
+    data: bool | None = None
+    lines: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether weights and optimizer are equal, and the count of steps does not contradict them."""
+        return self.weights is True and self.optimizer is True and self.step is not False
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The names of what is equal."""
+        names = ("weights", "optimizer", "step", "data")
+        return tuple(name for name in names if getattr(self, name) is True)
+
+
+def rows_of(text: bytes) -> list[StateRow]:
+    """Return the rows of one rank's file. A line that is being written is passed over."""
+    found = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+            found.append(
+                StateRow(
+                    int(row["optimizer"]),
+                    int(row["steps"]),
+                    None if row["step"] is None else int(row["step"]),
+                    str(row["weights"]),
+                    str(row["state"]),
+                    str(row["gradients"]),
+                    tuple(row["settings"]),
+                )
+            )
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def compare(before: Mapping[int, Sequence[StateRow]], after: Mapping[int, Sequence[StateRow]]) -> StateComparison:
+    """Compare the rows of the first attempt with those of the resumed one, each by rank."""
+    missing = sorted(rank for rank in before if not after.get(rank))
+    if missing or not before:
+        who = f"rank {missing[0]} made no step after the kill" if missing else "no rank made a step"
+        return StateComparison(None, weights=None, lines=(("resumed", f"no: {who}"),))
+    found = [
+        _Pair.of(rank, number, _only(rows, number), _only(after[rank], number))
+        for rank, rows in before.items()
+        for number in _numbers(after[rank])
+    ]
+    common = set.intersection(*(set(pair.steps) for pair in found if pair.number == 0))
+    if not common or not all(pair.steps for pair in found):
+        return StateComparison(None, weights=False, lines=(("weights", _why_none(found)),))
+    step = max(common, key=lambda one: (all(pair.is_state_equal(one) for pair in found if pair.number == 0), one))
+    chosen = [pair.at(step) for pair in found]
+    optimizer, optimizer_text = _optimizer(chosen)
+    counted, counted_text = _counted(chosen)
+    data, data_text = _data(chosen)
+    ranks = len(after)
+    lines = (
+        ("resumed", f"after step {step} of the first attempt"),
+        ("weights", f"the same, bit for bit{f', on {ranks} ranks' if ranks > 1 else ''}"),
+        ("optimizer", optimizer_text),
+        ("step", counted_text),
+        ("data", data_text),
+    )
+    return StateComparison(step, weights=True, optimizer=optimizer, step=counted, data=data, lines=lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A row of the resumed attempt and the equal row of the first one, each with the row behind it."""
+
+    before: StateRow
+    before_next: StateRow | None
+    after: StateRow
+    after_next: StateRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One optimizer of one rank. steps: the first attempt's steps after which it had the resumed weights."""
+
+    rank: int
+    number: int
+    steps: dict[int, _Match]
+    is_beginning: bool
+
+    @classmethod
+    def of(cls, rank: int, number: int, before: Sequence[StateRow], after: Sequence[StateRow]) -> _Pair:
+        steps: dict[int, _Match] = {}
+        for at, row in enumerate(after[:_FIRST_ROWS]):
+            for index, one in enumerate(before):
+                if row.weights and one.weights == row.weights and one.steps > row.steps:
+                    steps[one.steps] = _Match(one, _at(before, index + 1), row, _at(after, at + 1))
+            if steps:
+                break
+        is_beginning = bool(before and after) and before[0].weights == after[0].weights != ""
+        return cls(rank, number, steps, is_beginning)
+
+    def is_state_equal(self, step: int) -> bool:
+        match = self.steps[step]
+        return match.before.state == match.after.state
+
+    def at(self, step: int) -> _Match:
+        """Return the match of this step; of an optimizer that steps at other times its last one."""
+        return self.steps.get(step) or self.steps[max(self.steps)]
+
+
+def _at(rows: Sequence[StateRow], index: int) -> StateRow | None:
+    return rows[index] if index < len(rows) else None
+
+
+def _numbers(rows: Iterable[StateRow]) -> list[int]:
+    return sorted({row.optimizer for row in rows})
+
+
+def _only(rows: Iterable[StateRow], number: int) -> list[StateRow]:
+    return [row for row in rows if row.optimizer == number]
+
+
+def _why_none(found: Sequence[_Pair]) -> str:
+    if all(pair.is_beginning for pair in found):
+        return "those of the beginning: it started from scratch"
+    ranks = sorted({pair.rank for pair in found if not pair.steps})
+    if not ranks:
+        return "the ranks resumed after different steps"
+    where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    return f"different: {where} resumed with weights that the first attempt had after none of its steps"
+
+
+def _optimizer(chosen: Sequence[_Match]) -> tuple[bool | None, str]:
+    if any(not match.before.state or not match.after.state for match in chosen):
+        return None, "not shown: its state cannot be read"
+    if any(match.before.state != match.after.state for match in chosen):
+        return False, "different: its state (momentum and the like) was not restored"
+    changed = sorted({text for match in chosen for text in _changed(match.before.settings, match.after.settings)})
+    if changed:
+        return False, f"the same state, other settings: {', '.join(changed)}"
+    return True, "the same state and settings"
+
+
+def _changed(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what differs in the settings of the groups of parameters."""
+    if len(before) != len(after):
+        return [f"{len(before)}→{len(after)} groups"]
+    pairs = zip(before, after, strict=True)
+    return [
+        f"{name} {one.get(name)}→{other.get(name)}" for one, other in pairs for name in {*one, *other} if one.get(name) != other.get(name)
+    ]
+
+
+def _counted(chosen: Sequence[_Match]) -> tuple[bool | None, str]:
+    """Compare the absolute steps, as the script or the optimizer counts them."""
+    known = [
+        (one.step, other.step)
+        for match in chosen
+        for one, other in ((match.before, match.after), (match.before_next, match.after_next))
+        if one is not None and other is not None and one.step is not None and other.step is not None
+    ]
+    if not known:
+        return None, "not shown: neither the optimizer nor worker.heartbeat(step) counts it"
+    wrong = next(((one, other) for one, other in known if one != other), None)
+    if wrong is not None:
+        return False, f"counted otherwise: {wrong[1]} where the first attempt counted {wrong[0]}"
+    return True, "counted on"
+
+
+def _data(chosen: Sequence[_Match]) -> tuple[bool | None, str]:
+    if all(match.before.gradients and match.before.gradients == match.after.gradients for match in chosen):
+        return True, "the next step has the same gradients, so the same data and randomness"
+    return None, "not shown: the next step has other gradients (other data, other randomness, or sums that vary)"

@@ -1,0 +1,107 @@
+"""The `supervise` of a drill: a forked child that runs the user's command, and what can be seen of it from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from supervisor.cli import stdio
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.instrument._supervise_shim.layout import start_ticks_of
+from supervisor.journal import records
+from supervisor.observe.ranks import heartbeats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from supervisor.config.settings import Settings
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
+
+T = TypeVar("T")
+POLL_S = 0.1
+#: What a job takes beyond its own stop deadline to be gone.
+END_MARGIN_S = 30.0
+
+
+class DrilledJob:
+    """One job of a drill. `state` and `scratch` are its directories (identity.py); `prepare` is called in each child before it begins."""
+
+    def __init__(self, settings: Settings, command: Sequence[str], state: Path, scratch: Path, prepare: Callable[[], None]) -> None:
+        self._settings, self._command = settings, list(command)
+        self._state, self.scratch = state, scratch
+        self._prepare = prepare
+        self.pid = 0
+        self.status: int | None = None
+
+    def start(self) -> None:
+        """Fork: the child is `supervise` as a person would start it. Nothing of ours runs in threads at this moment."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.status, self.pid = None, os.fork()
+        if self.pid:
+            return
+        code = int(ExitCode.BUG)
+        try:
+            self._prepare()
+            from supervisor.run.main import run  # noqa: PLC0415 (the heavy part, in the child alone)
+
+            code = run(self._settings, self._command)
+        except SuperviseError as error:
+            stdio.say(f"error: {error.message}")
+            stdio.say(error.hint)
+            code = error.exit_code
+        finally:
+            os._exit(code)
+
+    def has_ended(self) -> bool:
+        """Return whether `supervise` has ended, and keep its exit status."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status is not None
+
+    def wait(self, look: Callable[[], T | None], deadline_s: float | None = None) -> T | None:
+        """Return what `look` finds, None where the job ended or the time was over before."""
+        until = None if deadline_s is None else time.monotonic() + deadline_s
+        while True:
+            ended = self.has_ended()
+            found = look()
+            if found or ended or (until is not None and time.monotonic() > until):
+                return found or None
+            time.sleep(POLL_S)
+
+    def stop(self) -> None:
+        """Send TERM and wait for the end, however long it takes."""
+        os.kill(self.pid, signal.SIGTERM)
+        self.wait(self.has_ended)
+
+    def see_off(self) -> None:
+        """End the job where it still runs, and await that: until then it may write checkpoints."""
+        if self.pid and not self.has_ended():
+            os.kill(self.pid, signal.SIGTERM)  # not waited for yet, so the pid is still its
+            self.wait(self.has_ended, self._settings.stop.deadline_s + END_MARGIN_S)
+
+    def beats(self) -> list[RankHeartbeat]:
+        """Return the heartbeats of the newest attempt."""
+        attempts = sorted(self.scratch.glob("attempt-[0-9]*"))
+        return list(heartbeats.read(attempts[-1] / "heartbeat")) if attempts else []
+
+    def journal(self, since_t: float) -> Iterator[records.Record]:
+        """Yield the records of the journal from this time on (Unix seconds). Raises OSError where there is none."""
+        for record in records.scan(self._state / "journal.jsonl"):
+            if isinstance(record, records.Record) and record.t >= since_t - POLL_S:
+                yield record
+
+
+def is_alive(beat: RankHeartbeat) -> bool:
+    """Return whether a rank is still the process that wrote this heartbeat."""
+    return start_ticks_of(beat.pid) == beat.start_ticks
+
+
+def steps_made(beat: RankHeartbeat) -> int:
+    """Return the rank's absolute step, where it is not known the steps of this process."""
+    return beat.steps if beat.step is None else beat.step

@@ -1,0 +1,272 @@
+"""`supervise drill resume -- CMD`: trains to the first save in a scratch directory, kills a rank, and proves that the training went on.
+
+The job runs under `supervise` with its own options, in a copy of the working directory (scratch_copy.py), and each rank records its state
+before each step. When a save has ended and every rank has recorded the state that was saved, one rank is killed. The first states of the
+next attempt are compared with those of the first (comparison.py). The proof is recorded for the job's start lines (job/resume_proof.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from checkpointing.discover import find
+from checkpointing.model import Verdict
+from checkpointing.verification import verify
+from supervisor.checkpoints.discovery import record as discovery_record
+from supervisor.checkpoints.records import DIRECTORY
+from supervisor.cli import stdio
+from supervisor.cli.drill import scratch_copy
+from supervisor.cli.drill.comparison import StateComparison, StateRow, compare, rows_of
+from supervisor.cli.drill.drilled_job import DrilledJob, is_alive, steps_made
+from supervisor.config.settings import Alerts
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity, resume_proof
+from supervisor.knobs import programs, torchrun
+from supervisor.observe.ranks import save_logs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from supervisor.cli.drill.scratch_copy import ScratchCopy
+    from supervisor.config.settings import Settings
+
+KIND = "resume"
+#: A place that stays writable and may hold a user's checkpoints.
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108  a word of the user's command
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeOrder:
+    """What is rehearsed. at_step: not before this step. rank: who is killed. scratch_dir: where, "": in the state directory."""
+
+    at_step: int
+    rank: int
+    deadline_s: float
+    scratch_dir: str
+    writable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kill:
+    """The fault: when (Unix seconds), after which step of the rank, and after which step the last save began (None: no save was seen).
+
+    Steps count from the beginning of the attempt.
+    """
+
+    t: float
+    step: int
+    saved: int | None
+
+
+def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int:
+    """Run the drill; returns 0 if the resume is proven, else 1. Raises SuperviseError before anything was started."""
+    environ, cwd = dict(os.environ), identity.working_directory()
+    _refuse(settings, command)
+    name, node = identity.job_name(settings.job.name, environ, cwd, command).name, identity.node_name()
+    state = identity.make_node_state(settings.job.state_dir, cwd, name, node)
+    root = identity.state_root(state)
+    discovered = (one.pattern for one in discovery_record.read_locations(state / DIRECTORY) if one.kind != "seen")
+    checkpoints = find((*settings.checkpoints.paths, *discovered), str(cwd)).candidates
+    subject = resume_proof.subject_of(settings, command, identity.command_digest(command), cwd)
+    parent = cwd / order.scratch_dir if order.scratch_dir else root
+    copy = scratch_copy.make(parent, cwd, checkpoints, tuple(str(cwd / path) for path in order.writable), apart=(root,))
+    is_proven = False
+    try:
+        own = _own_settings(settings, name, copy)
+        node_state = identity.make_node_state(own.job.state_dir, cwd, own.job.name, node)
+        run = _ResumeDrill(own, command, order, copy, node_state)
+        found = run.go()
+        is_proven = found.is_proven
+        _record(state, resume_proof.ResumeProof(time.time(), subject, found.shown) if is_proven else None, subject)
+        return run.report(found)
+    finally:
+        copy.remove(keep_state=not is_proven)
+
+
+def _refuse(settings: Settings, command: Sequence[str]) -> None:
+    programs.require_command(command, os.environ)
+    if not settings.instrument.enabled:
+        raise SuperviseError("a drill needs to see the steps of the ranks", hint="Leave out --no-instrument.", exit_code=ExitCode.USAGE)
+    nodes = torchrun.most_nodes(torchrun.recognise(command, path=os.environ.get("PATH")), os.environ)
+    if nodes > 1:
+        raise SuperviseError(
+            f"drill resume runs on this node alone, and the command waits for {nodes} nodes",
+            hint="Give torchrun --nnodes=1 for the drill: the resume is the same.",
+            exit_code=ExitCode.USAGE,
+        )
+    absolute = next((path for path in settings.checkpoints.paths if path.startswith(("/", "~"))), None)
+    if absolute is not None:
+        raise SuperviseError(
+            f"the checkpoints are declared at an absolute path, where the drill writes nothing: {absolute}",
+            hint="Let the command save below its working directory for the drill, and declare that: --checkpoints 'DIR/*.pt'.",
+            exit_code=ExitCode.USAGE,
+        )
+    shared = next((word for word in command if _SHARED_MEMORY in word), None)
+    if shared is not None:
+        raise SuperviseError(
+            f"the command names a path in shared memory, which the drill cannot keep it from writing: {shared}",
+            hint="Let the command save below its working directory for the drill.",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+def _own_settings(settings: Settings, name: str, copy: ScratchCopy) -> Settings:
+    """Return the settings of the drill's job: a name and a state directory of its own, no mirror and no alert."""
+    return dataclasses.replace(
+        settings,
+        job=dataclasses.replace(settings.job, name=f"{name[:50]}-drill-resume", state_dir=str(copy.state)),
+        checkpoints=dataclasses.replace(settings.checkpoints, mirror=()),
+        alerts=Alerts(),
+        cwd=str(copy.work),
+    )
+
+
+def _record(state: Path, proof: resume_proof.ResumeProof | None, subject: resume_proof.ProvenCommand) -> None:
+    """Write the proof; without one, remove an earlier proof of the same: it does not hold any more."""
+    try:
+        if proof is not None:
+            resume_proof.write(state, proof)
+            return
+        earlier = resume_proof.read(state)
+        if earlier is not None and earlier.subject == subject:
+            resume_proof.remove(state)
+    except OSError as error:
+        stdio.say(f"warning: the proof could not be recorded: {state / resume_proof.FILE_NAME}: {error.strerror}")
+
+
+class _ResumeDrill:
+    """One drill. `state` is the node's state directory of the drill's job."""
+
+    def __init__(self, settings: Settings, command: Sequence[str], order: ResumeOrder, copy: ScratchCopy, state: Path) -> None:
+        self._settings, self._order, self._copy, self._state = settings, order, copy, state
+        self._job_dir = identity.make_job_dir(state)
+        self._job = DrilledJob(settings, command, state, self._job_dir, prepare=copy.enter)
+        self._kill: _Kill | None = None
+        self._resumed_t: float | None = None
+        self._verified = not settings.checkpoints.paths  # whether a declared checkpoint was seen to be whole
+        self._until = 0.0
+
+    def go(self) -> StateComparison:
+        """Start the job, kill a rank after a save, await the next attempt's steps, end the job, compare."""
+        (self._job_dir / "drill").write_text(json.dumps({"kind": KIND, "records": str(self._copy.records)}))
+        stdio.say(f"drill: resume, in {self._copy.work}: the job's own files and checkpoints stay as they are")
+        for signum in (signal.SIGTERM, signal.SIGHUP):  # the scratch directory is removed; `supervise` in the child sets its own
+            signal.signal(signum, lambda number, _frame: sys.exit(128 + number))
+        self._until = time.monotonic() + self._order.deadline_s
+        try:
+            self._job.start()
+            self._kill = self._job.wait(self._strike, self._order.deadline_s)
+            if self._kill is not None:
+                stdio.say(f"drill: rank {self._order.rank} was killed after step {self._kill.step}")
+                self._resumed_t = self._job.wait(self._has_gone_on, max(0.0, self._until - time.monotonic()))
+            self._job.see_off()
+        finally:
+            self._job.see_off()
+        rows = self._rows()
+        first = min(rows, default=0)
+        later = next((rows[attempt] for attempt in sorted(rows) if attempt > first), {})
+        return compare(rows.get(first, {}), later)
+
+    def _rows(self) -> dict[int, dict[int, list[StateRow]]]:
+        """Return what was recorded so far: by attempt, by rank."""
+        found: dict[int, dict[int, list[StateRow]]] = {}
+        for path in self._copy.records.glob("rank-*-attempt-*.jsonl"):
+            _, rank, _, attempt = path.stem.split("-")
+            found.setdefault(int(attempt), {})[int(rank)] = rows_of(path.read_bytes())
+        return found
+
+    # the kill
+
+    def _strike(self) -> _Kill | None:
+        """Kill the rank, if a save has ended and every rank recorded the state that was saved; None while that is not so.
+
+        The ranks stand still while this is judged, or a fast one would begin the next save meanwhile.
+        """
+        beats = [beat for beat in self._job.beats() if is_alive(beat)]
+        victim = next((beat for beat in beats if beat.rank == self._order.rank), None)
+        if victim is None or steps_made(victim) < self._order.at_step or not self._is_saved() or not self._is_verified():
+            return None
+        for beat in beats:
+            os.kill(beat.pid, signal.SIGSTOP)
+        try:
+            saved, is_ended = self._last_save()
+            rows = self._rows().get(1, {})
+            steps = {beat.rank: max((row.steps for row in rows.get(beat.rank, ())), default=-1) for beat in beats}
+            if not is_ended or min(steps.values()) < max(saved or 0, 1):
+                return None
+            os.kill(victim.pid, signal.SIGKILL)
+            return _Kill(time.time(), steps[victim.rank], saved)
+        finally:
+            for beat in beats:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(beat.pid, signal.SIGCONT)
+
+    def _is_saved(self) -> bool:
+        """Return whether a save in training was seen; a declared checkpoint that is whole is enough, whoever wrote it."""
+        return self._last_save()[0] is not None or bool(self._settings.checkpoints.paths)
+
+    def _is_verified(self) -> bool:
+        """Return whether a declared checkpoint is whole; True where none is declared."""
+        if not self._verified:
+            listed = find(self._settings.checkpoints.paths, str(self._copy.work)).candidates
+            self._verified = any(verify(one.path, own=True).verdict is Verdict.VERIFIED for one in listed)
+        return self._verified
+
+    def _last_save(self) -> tuple[int | None, bool]:
+        """Return after which step the last save of the first attempt began (None: none in training), and whether all saves have ended."""
+        last: int | None = None
+        under_way: set[tuple[str, int]] = set()
+        for log in self._job_dir.glob("attempt-0001/saves-*.jsonl"):
+            with contextlib.suppress(OSError):
+                for row in save_logs.rows(log.read_bytes()):
+                    save = (log.name, int(row.get("n", 0)))
+                    if row.get("what") == "began":
+                        under_way.add(save)
+                        steps = int(row.get("steps", 0))
+                        last = max(last or 0, steps) if steps > 0 else last
+                    elif row.get("what") == "ended":
+                        under_way.discard(save)
+        return last, not under_way
+
+    def _has_gone_on(self) -> float | None:
+        """Return the time when every rank of a later attempt has recorded two steps."""
+        rows = self._rows()
+        first = rows.get(1, {})
+        later = [ranks for attempt, ranks in rows.items() if attempt > 1]
+        is_there = any(ranks.keys() >= first.keys() and all(any(row.steps for row in one) for one in ranks.values()) for ranks in later)
+        return time.time() if is_there else None
+
+    # the report
+
+    def report(self, found: StateComparison) -> int:
+        """Print what was shown; return the exit code."""
+        status, kill = self._job.status, self._kill
+        if kill is None and status in {ExitCode.USAGE, ExitCode.CONFIG}:
+            return int(status)  # it has reported why
+        if kill is None:
+            ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{self._order.deadline_s:.0f} s were over"
+            lines = [
+                f"drill resume: {ended} before a checkpoint was saved; nothing is proven",
+                "  advice     Let it save sooner, or give --deadline-s; --checkpoints 'DIR/*.pt' declares what no hook sees.",
+                "  advice     A rank that was refused a write wrote outside its working directory: --writable DIR permits that.",
+            ]
+        else:
+            saved = "a checkpoint was saved" if kill.saved is None else f"a checkpoint was saved after step {kill.saved}"
+            lines = [f"drill resume: {saved}; rank {self._order.rank} was killed after step {kill.step}"]
+            lines += [f"  {name:<10} {text}" for name, text in found.lines]
+            if self._resumed_t is not None:
+                lines.append(f"  next step  {self._resumed_t - kill.t:.1f} s after the kill")
+            lines.append(f"  proven     {'yes' if found.is_proven else 'no'}")
+        if not found.is_proven:
+            lines.append(f"  more       supervise why --job {self._settings.job.name} --state-dir {self._copy.state}")
+        stdio.write(sys.stdout, "\n".join(lines))
+        return 0 if found.is_proven else 1

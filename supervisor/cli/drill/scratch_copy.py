@@ -1,0 +1,169 @@
+"""The scratch directory of a drill: a copy of the working directory in which a command can train without touching the original.
+
+    <state_dir>/.drill-resume-XXXXXXXX/     0700, removed at the end
+        work/      the working directory: small files are copies, large ones and hidden directories links to the originals
+        tmp/       TMPDIR
+        records/   what the ranks recorded (comparison.py)
+        state/     the state directory of the drill's own job; it is kept where the drill failed
+
+A checkpoint that is known (declared, or discovered in an earlier run) is left out, so the training begins from scratch. A link is safe:
+what the drill runs may not write where it leads (confinement.py). Sockets, FIFOs and devices are left out, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from supervisor.cli.drill import confinement
+from supervisor.errors import ExitCode, SuperviseError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from checkpointing.model import Candidate
+
+PREFIX: Final = ".drill-resume-"
+#: A larger file is linked: a data set, weights.
+COPY_BYTES: Final = 16 << 20
+#: All copies together.
+COPIES_BYTES: Final = 1 << 30
+#: A directory with more entries is linked as a whole; so is each one after so many in all.
+MOST_IN_DIRECTORY: Final = 2000
+MOST_ENTRIES: Final = 20_000
+#: What stays writable beside the scratch directory: devices and shared memory, the process's own /proc, and caches.
+_SYSTEM: Final = ("/dev", "/proc")
+_CACHES: Final = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR")
+_CACHES_AT_HOME: Final = ("~/.cache", "~/.triton", "~/.nv")
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchCopy:
+    """One scratch directory. `work` stands for `original`; writable: further directories that the command may write."""
+
+    root: Path
+    original: Path
+    writable: tuple[str, ...]
+
+    @property
+    def work(self) -> Path:
+        """The working directory of the drill."""
+        return self.root / "work"
+
+    @property
+    def records(self) -> Path:
+        """Where the ranks record their states."""
+        return self.root / "records"
+
+    @property
+    def state(self) -> Path:
+        """The state directory of the drill's job."""
+        return self.root / "state"
+
+    def enter(self) -> None:
+        """Make `work` this process's working directory, for good, and let it write nowhere else. Raises SuperviseError."""
+        temporary = str(self.root / "tmp")
+        os.environ.update({"PWD": str(self.work), "TMPDIR": temporary})
+        tempfile.tempdir = None
+        os.chdir(self.work)
+        confinement.confine((str(self.root), *writable_places(), *self.writable))
+
+    def remove(self, *, keep_state: bool) -> None:
+        """Remove it. Links are removed, and never what they lead to. keep_state: the journal and the logs stay."""
+        for part in (self.work, self.records, self.root / "tmp"):
+            shutil.rmtree(part, ignore_errors=True)
+        if not keep_state:
+            shutil.rmtree(self.root, ignore_errors=True)
+
+
+def writable_places() -> tuple[str, ...]:
+    """Return the directories outside the scratch directory that a command may write: /dev, /proc and caches."""
+    caches = tuple(os.environ[name] for name in _CACHES if os.environ.get(name))
+    return (*_SYSTEM, *caches, *(os.path.expanduser(path) for path in _CACHES_AT_HOME))  # noqa: PTH111  text
+
+
+def make(
+    parent: Path, original: Path, checkpoints: Iterable[Candidate], writable: tuple[str, ...], apart: tuple[Path, ...] = ()
+) -> ScratchCopy:
+    """Make the scratch directory below `parent`, and copy the working directory without these checkpoints and the paths `apart`.
+
+    Raises SuperviseError (64) where the kernel cannot confine, and (78) where the directory cannot be made.
+    """
+    if not confinement.version():
+        raise SuperviseError(
+            "supervise drill resume needs Landlock (Linux 5.13 or later), which keeps the command from your checkpoints",
+            hint="Run it on such a kernel; or copy your directory, and run `supervise drill kill` in the copy.",
+            exit_code=ExitCode.USAGE,
+        )
+    root = None
+    try:
+        root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        made = ScratchCopy(root, original, writable)
+        for part in (made.work, made.records, made.state, root / "tmp"):
+            part.mkdir(mode=0o700)
+        copy_directory(original, made.work, checkpoints, apart={root, *apart})
+    except OSError as error:
+        if root is not None:
+            shutil.rmtree(root, ignore_errors=True)
+        raise SuperviseError(
+            f"no scratch directory: {error.filename or parent}: {error.strerror}",
+            hint="Name a directory with room, and that you may write, with --scratch-dir.",
+        ) from error
+    return made
+
+
+def copy_directory(original: Path, target: Path, checkpoints: Iterable[Candidate], apart: Collection[Path]) -> None:
+    """Copy a directory's tree into the empty directory `target`, without these checkpoints and the paths `apart`. Raises OSError."""
+    known = list(checkpoints)
+    left_out = set(filter(None, (_inode(one.path) for one in known)))  # of all names of a file
+    above = {str(parent) for one in known for parent in Path(one.path).parents}
+    waiting = deque([(str(original), str(target))])
+    entries_left, bytes_left = MOST_ENTRIES, COPIES_BYTES
+    while waiting:
+        source, copy = waiting.popleft()
+        for entry in _entries(source):
+            place = os.path.join(copy, entry.name)  # noqa: PTH118  strings, for there may be many
+            try:
+                real = entry.stat()
+            except OSError:  # a link that leads nowhere, or is not to be read
+                continue
+            is_apart = Path(entry.path) in apart or (real.st_dev, real.st_ino) in left_out
+            if is_apart or entry.name == "__pycache__" or not (stat.S_ISREG(real.st_mode) or stat.S_ISDIR(real.st_mode)):
+                continue
+            entries_left -= 1
+            if entry.is_dir(follow_symlinks=False) and (entry.path in above or (entries_left > 0 and _is_to_copy(entry.path))):
+                os.mkdir(place, 0o700)  # noqa: PTH102  as above
+                waiting.append((entry.path, place))
+            elif entry.is_file() and entries_left > 0 and real.st_size <= min(COPY_BYTES, bytes_left) and os.access(entry.path, os.R_OK):
+                shutil.copy2(entry.path, place)
+                bytes_left -= real.st_size
+            else:
+                os.symlink(os.path.realpath(entry.path), place)  # noqa: PTH211  as above
+
+
+def _entries(directory: str) -> list[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116  as above
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _is_to_copy(directory: str) -> bool:
+    """Return whether a directory is made anew: no hidden one, no virtual environment, none with very many entries."""
+    try:
+        names = os.listdir(directory)  # noqa: PTH208  as above
+    except OSError:
+        return False
+    return not Path(directory).name.startswith(".") and "pyvenv.cfg" not in names and len(names) <= MOST_IN_DIRECTORY

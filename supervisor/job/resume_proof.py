@@ -1,0 +1,106 @@
+"""The proof that a job's command resumes, as `supervise drill resume` recorded it, and whether it still holds for a start.
+
+    <state_dir>/<job>/nodes/<hostname>/resume-proof.json
+    {"version": 1, "t", "command", "script", "handover", "shown": ["weights", "optimizer", ...]}
+
+`command` is the digest of the command's words, `script` the SHA-256 of the script's text ("" for a module), `handover` how a checkpoint is
+passed. If one of them differs, the proof is void. Files that the script imports are not part of it. The drill alone writes the file, and
+removes it when the same command does not resume any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.io import durable, staging
+from supervisor.knobs import programs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from supervisor.config.settings import Settings
+
+FILE_NAME: Final = "resume-proof.json"
+_VERSION: Final = 1
+_MOST_BYTES: Final = 64 << 10
+_UNPROVEN: Final = "resume: unproven, try `supervise drill resume`"
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenCommand:
+    """What a proof holds for."""
+
+    command: str
+    script: str
+    handover: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeProof:
+    """One proof: when (Unix seconds), for what, and what the drill showed beside the weights."""
+
+    t: float
+    subject: ProvenCommand
+    shown: tuple[str, ...]
+
+
+def subject_of(settings: Settings, command: Sequence[str], command_digest: str, cwd: Path) -> ProvenCommand:
+    """Return what a proof of this command is to hold for."""
+    script = programs.locate(command, os.environ.get("PATH"))
+    text = ""
+    if script.kind == "file":
+        try:
+            text = hashlib.sha256(durable.read(str(cwd / script.target))).hexdigest()
+        except OSError:
+            text = "unreadable"
+    resume = settings.knobs.resume
+    handover = [settings.checkpoints.paths, resume.args, resume.flag, resume.env, settings.job.resumes_itself]
+    return ProvenCommand(command_digest, text, json.dumps(handover))
+
+
+def write(state: Path, proof: ResumeProof) -> None:
+    """Replace the job's proof. Raises OSError."""
+    content = {"version": _VERSION, "t": proof.t, **asdict(proof.subject), "shown": list(proof.shown)}
+    staging.write(str(state / FILE_NAME), json.dumps(content, indent=1).encode("ascii") + b"\n")
+
+
+def remove(state: Path) -> None:
+    """Remove the job's proof, if there is one. Raises OSError."""
+    (state / FILE_NAME).unlink(missing_ok=True)
+
+
+def read(state: Path) -> ResumeProof | None:
+    """Return the job's proof; None where there is none, or it cannot be read, or a newer version wrote it."""
+    try:
+        content = json.loads(durable.read(str(state / FILE_NAME), _MOST_BYTES))
+        if int(content["version"]) > _VERSION:
+            return None
+        subject = ProvenCommand(str(content["command"]), str(content["script"]), str(content["handover"]))
+        return ResumeProof(float(content["t"]), subject, tuple(str(item) for item in content["shown"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def opening_line(proof: ResumeProof | None, subject: ProvenCommand) -> str:
+    """Return the line at a job's start: proven, or unproven and why."""
+    if proof is None:
+        return _UNPROVEN
+    day = time.strftime("%Y-%m-%d", time.localtime(proof.t))
+    changed = [
+        name
+        for name, before, now in (
+            ("the command", proof.subject.command, subject.command),
+            ("the script", proof.subject.script, subject.script),
+            ("how a checkpoint is passed", proof.subject.handover, subject.handover),
+        )
+        if before != now
+    ]
+    if changed:
+        return f"{_UNPROVEN}: {' and '.join(changed)} changed since the proof of {day}"
+    return f"resume: proven on {day} for command {subject.command[:8]} ({', '.join(proof.shown)})"

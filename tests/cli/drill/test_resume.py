@@ -1,0 +1,84 @@
+"""What `supervise drill resume` refuses before anything is started, and when it kills."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.cli import main
+from supervisor.cli.drill.resume import ResumeOrder, _record, _ResumeDrill
+from supervisor.cli.drill.scratch_copy import ScratchCopy
+from supervisor.config.settings import Checkpoints, Settings
+from supervisor.job import resume_proof
+from supervisor.job.resume_proof import ProvenCommand, ResumeProof
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REFUSED = {
+    "no step is seen": (["--no-instrument"], ["true"], "Leave out --no-instrument"),
+    "it ends its job": (["--finish"], ["true"], "Leave out --finish"),
+    "an absolute place": (["--checkpoints", "/ckpt/*.pt"], ["true"], "--checkpoints 'DIR/*.pt'"),
+    "a home": (["--checkpoints", "~/ckpt/*.pt"], ["true"], "--checkpoints 'DIR/*.pt'"),
+    "shared memory": ([], ["true", "--out=/dev/shm/ckpt"], "below its working directory"),
+    "several nodes": ([], ["torchrun", "--nnodes=1:2", "train.py"], "--nnodes=1"),
+    "no such command": ([], ["no-such-command"], "Check its spelling"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_resume_drill_that_cannot_be_safe_or_seen_is_refused_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options, command, hint = REFUSED[case]
+    assert main.main(["drill", *options, "resume", "--", *command]) == 64
+    assert hint in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def made(tmp_path: Path, *patterns: str) -> _ResumeDrill:
+    """Return a drill whose job was not started; the ranks' logs are below `tmp_path`."""
+    copy = ScratchCopy(tmp_path, tmp_path, ())
+    settings = Settings(checkpoints=Checkpoints(paths=patterns))
+    drill = _ResumeDrill(settings, ["true"], ResumeOrder(1, 0, 60.0, "", ()), copy, tmp_path)
+    drill._job_dir = tmp_path  # noqa: SLF001
+    return drill
+
+
+def logged(tmp_path: Path, *rows: tuple[str, int, int]) -> tuple[int | None, bool]:
+    """Write the log of one rank's saves, what, number and steps each; return what the drill reads in it."""
+    place = tmp_path / "attempt-0001"
+    place.mkdir()
+    lines = [json.dumps({"what": what, "path": "/ckpt.pt", "t": 1.0, "n": number, "steps": steps}) for what, number, steps in rows]
+    (place / "saves-0.jsonl").write_text("\n".join(lines) + "\n")
+    return made(tmp_path)._last_save()  # noqa: SLF001
+
+
+def test_a_save_before_the_first_step_is_none_of_the_training(tmp_path: Path) -> None:
+    assert logged(tmp_path, ("began", 1, 0), ("ended", 1, 0)) == (None, True)
+
+
+def test_a_save_that_is_under_way_is_waited_for(tmp_path: Path) -> None:
+    assert logged(tmp_path, ("began", 1, 5), ("ended", 1, 5), ("began", 2, 10)) == (10, False)
+
+
+def test_a_declared_checkpoint_counts_when_it_is_whole(tmp_path: Path) -> None:
+    drill = made(tmp_path, "ckpt/*.pt")
+    (tmp_path / "work" / "ckpt").mkdir(parents=True)
+    (tmp_path / "work" / "ckpt" / "step-5.pt").write_bytes(b"PK\x03\x04 torn")
+    assert drill._is_saved()  # noqa: SLF001
+    assert not drill._is_verified()  # noqa: SLF001
+    assert made(tmp_path)._is_verified()  # noqa: SLF001  where none is declared
+    assert not made(tmp_path)._is_saved()  # noqa: SLF001
+
+
+def test_a_failed_drill_removes_the_proof_of_the_same_command_only(tmp_path: Path) -> None:
+    one, other = ProvenCommand("a", "", ""), ProvenCommand("b", "", "")
+    _record(tmp_path, ResumeProof(1.0, one, ("weights",)), one)
+    _record(tmp_path, None, other)
+    assert resume_proof.read(tmp_path) is not None
+    _record(tmp_path, None, one)
+    assert resume_proof.read(tmp_path) is None

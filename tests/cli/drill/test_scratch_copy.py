@@ -1,0 +1,149 @@
+"""The copy of a working directory: what is copied, linked and left out; and nothing of the original is changed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from checkpointing.discover import find
+from supervisor.cli.drill import confinement, scratch_copy
+from supervisor.errors import SuperviseError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def written(path: Path, text: str = "text") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a little of everything."""
+    monkeypatch.setattr(scratch_copy, "COPY_BYTES", 100)
+    monkeypatch.setattr(scratch_copy, "MOST_IN_DIRECTORY", 5)
+    place = tmp_path / "project"
+    for name in (
+        "train.py",
+        "conf/model.yaml",
+        ".git/HEAD",
+        "venv/pyvenv.cfg",
+        "venv/lib/x.py",
+        "out/log.txt",
+        "ckpt/step-5.pt",
+        "ckpt/notes.txt",
+    ):
+        written(place / name)
+    for number in range(9):
+        written(place / "images" / f"{number}.png")
+    written(place / "corpus.bin", "x" * 101)
+    (place / "best.pt").hardlink_to(place / "ckpt" / "step-5.pt")
+    (place / "latest.pt").symlink_to("ckpt/step-5.pt")
+    (place / "data").symlink_to(tmp_path / "elsewhere")
+    written(tmp_path / "elsewhere" / "part-0")
+    os.mkfifo(place / "fifo")
+    return place
+
+
+def copied(project: Path, *patterns: str) -> Path:
+    target = project.parent / "copy"
+    target.mkdir()
+    scratch_copy.copy_directory(project, target, find(patterns, str(project)).candidates, apart=())
+    return target
+
+
+def test_small_files_are_copies_and_all_else_is_a_link(project: Path) -> None:
+    copy = copied(project, "ckpt/*.pt")
+    for name in ("train.py", "conf/model.yaml", "out/log.txt", "ckpt/notes.txt"):
+        assert (copy / name).read_text() == "text"
+        assert not (copy / name).is_symlink()
+        assert not (copy / name).parent.is_symlink()
+    for name in (".git", "venv", "images", "corpus.bin"):
+        assert (copy / name).readlink() == project / name
+    assert (copy / "data").readlink() == project.parent / "elsewhere"
+    assert not (copy / "fifo").exists()
+
+
+def test_a_known_checkpoint_is_left_out_under_each_of_its_names(project: Path) -> None:
+    copy = copied(project, "ckpt/*.pt")
+    assert (copy / "ckpt").is_dir()
+    assert not (copy / "ckpt").is_symlink()
+    assert [name for name in ("ckpt/step-5.pt", "best.pt", "latest.pt") if os.path.lexists(copy / name)] == []
+
+
+def test_a_checkpoint_s_directory_is_made_anew_however_much_is_in_it(project: Path) -> None:
+    for number in range(10, 20):
+        written(project / "ckpt" / f"step-{number}.pt")
+    assert list((copied(project, "ckpt/*.pt") / "ckpt").iterdir()) == [project.parent / "copy" / "ckpt" / "notes.txt"]
+
+
+def test_a_scratch_directory_goes_without_the_files_that_its_links_lead_to(project: Path) -> None:
+    before = sorted(path.relative_to(project) for path in project.rglob("*"))
+    made = scratch_copy.make(project, project, (), ())
+    assert not list(made.work.glob(f"{scratch_copy.PREFIX}*"))
+    written(made.state / "journal")
+    made.remove(keep_state=True)
+    assert [path.name for path in made.root.iterdir()] == ["state"]
+    made.remove(keep_state=False)
+    assert sorted(path.relative_to(project) for path in project.rglob("*")) == before
+
+
+def test_a_kernel_that_cannot_confine_is_refused_before_anything_is_made(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confinement, "version", lambda: 0)
+    with pytest.raises(SuperviseError, match="Landlock") as error:
+        scratch_copy.make(project, project, (), ())
+    assert error.value.exit_code == 64
+    assert not list(project.glob(f"{scratch_copy.PREFIX}*"))
+
+
+def test_a_place_that_cannot_hold_it_is_named_with_what_helps(project: Path) -> None:
+    with pytest.raises(SuperviseError, match=r"train\.py") as error:
+        scratch_copy.make(project / "train.py", project, (), ())
+    assert "--scratch-dir" in error.value.hint
+
+
+ATTEMPTS = {
+    "write": lambda path: path.write_text("changed"),
+    "append": lambda path: path.open("a").close(),
+    "truncate": lambda path: os.truncate(path, 0),
+    "remove": lambda path: path.unlink(),
+    "rename": lambda path: path.rename(path.with_name("moved")),
+    "rename over": lambda path: path.with_name("other").replace(path),
+    "make": lambda path: path.with_name("new").touch(),
+    "make a directory": lambda path: path.with_name("new").mkdir(),
+    "link": lambda path: path.with_name("new").symlink_to(path),
+}
+
+
+@pytest.mark.skipif(confinement.version() < 3, reason="needs Landlock with truncate (Linux 6.2)")
+@pytest.mark.parametrize("way", ATTEMPTS)
+def test_what_is_confined_can_change_no_file_outside_in_any_way(tmp_path: Path, way: str) -> None:
+    original, inside = written(tmp_path / "ckpt" / "step-5.pt"), tmp_path / "scratch"
+    written(original.with_name("other"))
+    inside.mkdir()
+    (inside / "link.pt").symlink_to(original)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            confinement.confine([str(inside), str(tmp_path / "absent"), "/dev"])
+            (inside / "own").write_text("a file of its own")
+            (inside / "own").rename(inside / "renamed")
+            with open(os.devnull, "w", encoding="ascii") as nowhere:  # noqa: PTH123  a device
+                nowhere.write("x")
+            denied = 0
+            for path in (original, *([inside / "link.pt"] if way in {"write", "append", "truncate"} else [])):
+                try:
+                    ATTEMPTS[way](path)
+                except PermissionError:
+                    denied += 1
+            code = 0 if denied == (2 if way in {"write", "append", "truncate"} else 1) and original.read_text() == "text" else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert original.read_text() == "text"
+    assert sorted(path.name for path in original.parent.iterdir()) == ["other", "step-5.pt"]

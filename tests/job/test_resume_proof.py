@@ -1,0 +1,71 @@
+"""The proof of a resume: it holds for one command, one script and one way of passing the checkpoint, and each start says which."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.config.settings import Checkpoints, Settings
+from supervisor.job import identity, resume_proof
+from supervisor.job.resume_proof import ProvenCommand, ResumeProof
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMAND = ["python", "train.py", "--bs", "8"]
+T = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))
+
+
+def subject(place: Path, settings: Settings = Settings(), command: list[str] = COMMAND) -> ProvenCommand:  # noqa: B008  never changed
+    return resume_proof.subject_of(settings, command, identity.command_digest(command), place)
+
+
+def line(place: Path, now: ProvenCommand) -> str:
+    return resume_proof.opening_line(resume_proof.read(place), now)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A working directory, and the state directory at the same time, with a proof."""
+    (tmp_path / "train.py").write_text("train()")
+    resume_proof.write(tmp_path, ResumeProof(T, subject(tmp_path), ("weights", "optimizer")))
+    return tmp_path
+
+
+def test_a_start_says_when_and_for_which_command_it_was_proven(place: Path) -> None:
+    digest = identity.command_digest(COMMAND)[:8]
+    assert line(place, subject(place)) == f"resume: proven on 2026-11-23 for command {digest} (weights, optimizer)"
+
+
+def test_without_a_proof_the_start_says_what_makes_one(tmp_path: Path) -> None:
+    assert line(tmp_path, subject(tmp_path)) == "resume: unproven, try `supervise drill resume`"
+
+
+def test_a_change_makes_the_proof_void_and_is_named(place: Path) -> None:
+    other = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)))
+    unproven = "resume: unproven, try `supervise drill resume`: "
+    assert line(place, subject(place, command=[*COMMAND, "--x"])) == f"{unproven}the command changed since the proof of 2026-11-23"
+    assert line(place, subject(place, other)) == f"{unproven}how a checkpoint is passed changed since the proof of 2026-11-23"
+    (place / "train.py").write_text("train() or not")
+    assert line(place, subject(place)) == f"{unproven}the script changed since the proof of 2026-11-23"
+    assert "the command and the script changed" in line(place, subject(place, command=[*COMMAND, "--x"]))
+
+
+def test_a_script_that_cannot_be_read_proves_nothing(place: Path) -> None:
+    (place / "train.py").unlink()
+    assert "the script changed" in line(place, subject(place))
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"version": 2}', b"\xff", b'{"version": "x"}', b"[" * 99_999])
+def test_a_file_that_is_no_proof_is_none(place: Path, content: bytes) -> None:
+    (place / resume_proof.FILE_NAME).write_bytes(content)
+    assert resume_proof.read(place) is None
+
+
+def test_a_proof_that_is_gone_need_not_be_removed(place: Path) -> None:
+    resume_proof.remove(place)
+    resume_proof.remove(place)
+    assert resume_proof.read(place) is None

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from supervisor.cli.drill.scratch_copy import ScratchCopy
     from supervisor.config.settings import Settings
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 KIND = "resume"
 #: A place that stays writable and may hold a user's checkpoints.
@@ -57,12 +58,13 @@ class ResumeOrder:
 
 @dataclass(frozen=True, slots=True)
 class _Kill:
-    """The fault: when (Unix seconds), after which step of the rank, and after which step the last save began (None: no save was seen).
+    """The fault: when (Unix seconds), in which attempt, after which step of the rank and of the last save (None: no save was seen).
 
     Steps count from the beginning of the attempt.
     """
 
     t: float
+    attempt: int
     step: int
     saved: int | None
 
@@ -147,13 +149,14 @@ class _ResumeDrill:
     """One drill. `state` is the node's state directory of the drill's job."""
 
     def __init__(self, settings: Settings, command: Sequence[str], order: ResumeOrder, copy: ScratchCopy, state: Path) -> None:
-        self._settings, self._order, self._copy, self._state = settings, order, copy, state
+        self._settings, self._order, self._copy = settings, order, copy
         self._job_dir = identity.make_job_dir(state)
         self._job = DrilledJob(settings, command, state, self._job_dir, prepare=copy.enter)
         self._kill: _Kill | None = None
         self._resumed_t: float | None = None
         self._verified = not settings.checkpoints.paths  # whether a declared checkpoint was seen to be whole
         self._until = 0.0
+        self._ranks: set[int] = set()
 
     def go(self) -> StateComparison:
         """Start the job, kill a rank after a save, await the next attempt's steps, end the job, compare."""
@@ -168,13 +171,18 @@ class _ResumeDrill:
             if self._kill is not None:
                 stdio.say(f"drill: rank {self._order.rank} was killed after step {self._kill.step}")
                 self._resumed_t = self._job.wait(self._has_gone_on, max(0.0, self._until - time.monotonic()))
-            self._job.see_off()
         finally:
             self._job.see_off()
+        if self._kill is None:
+            return compare({}, {})
+        return compare(*self._states(self._kill.attempt))
+
+    def _states(self, attempt: int) -> tuple[dict[int, list[StateRow]], dict[int, list[StateRow]]]:
+        """Return what was recorded in an attempt, and in the first later one in which every rank made a step; of none, in the last one."""
         rows = self._rows()
-        first = min(rows, default=0)
-        later = next((rows[attempt] for attempt in sorted(rows) if attempt > first), {})
-        return compare(rows.get(first, {}), later)
+        before = rows.get(attempt, {})
+        later = [rows[one] for one in sorted(rows) if one > attempt]
+        return before, next((one for one in later if one.keys() >= before.keys()), later[-1] if later else {})
 
     def _rows(self) -> dict[int, dict[int, list[StateRow]]]:
         """Return what was recorded so far: by attempt, by rank."""
@@ -191,28 +199,27 @@ class _ResumeDrill:
 
         The ranks stand still while this is judged, or a fast one would begin the next save meanwhile.
         """
+        attempt = max((int(path.name.rpartition("-")[2]) for path in self._job_dir.glob("attempt-[0-9]*")), default=0)
         beats = [beat for beat in self._job.beats() if is_alive(beat)]
+        self._ranks.update(beat.rank for beat in beats)
         victim = next((beat for beat in beats if beat.rank == self._order.rank), None)
-        if victim is None or steps_made(victim) < self._order.at_step or not self._is_saved() or not self._is_verified():
+        if victim is None or steps_made(victim) < self._order.at_step or not self._is_saved(attempt) or not self._is_verified():
             return None
-        for beat in beats:
-            os.kill(beat.pid, signal.SIGSTOP)
         try:
-            saved, is_ended = self._last_save()
-            rows = self._rows().get(1, {})
+            _signal(beats, signal.SIGSTOP)
+            saved, is_ended = self._last_save(attempt)
+            rows = self._rows().get(attempt, {})
             steps = {beat.rank: max((row.steps for row in rows.get(beat.rank, ())), default=-1) for beat in beats}
             if not is_ended or min(steps.values()) < max(saved or 0, 1):
                 return None
-            os.kill(victim.pid, signal.SIGKILL)
-            return _Kill(time.time(), steps[victim.rank], saved)
+            _signal([victim], signal.SIGKILL)
+            return _Kill(time.time(), attempt, steps[victim.rank], saved)
         finally:
-            for beat in beats:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(beat.pid, signal.SIGCONT)
+            _signal(beats, signal.SIGCONT)
 
-    def _is_saved(self) -> bool:
+    def _is_saved(self, attempt: int) -> bool:
         """Return whether a save in training was seen; a declared checkpoint that is whole is enough, whoever wrote it."""
-        return self._last_save()[0] is not None or bool(self._settings.checkpoints.paths)
+        return self._last_save(attempt)[0] is not None or bool(self._settings.checkpoints.paths)
 
     def _is_verified(self) -> bool:
         """Return whether a declared checkpoint is whole; True where none is declared."""
@@ -221,11 +228,11 @@ class _ResumeDrill:
             self._verified = any(verify(one.path, own=True).verdict is Verdict.VERIFIED for one in listed)
         return self._verified
 
-    def _last_save(self) -> tuple[int | None, bool]:
-        """Return after which step the last save of the first attempt began (None: none in training), and whether all saves have ended."""
+    def _last_save(self, attempt: int) -> tuple[int | None, bool]:
+        """Return after which step the last save of an attempt began (None: none in training), and whether all saves have ended."""
         last: int | None = None
         under_way: set[tuple[str, int]] = set()
-        for log in self._job_dir.glob("attempt-0001/saves-*.jsonl"):
+        for log in self._job_dir.glob(f"attempt-{attempt:04d}/saves-*.jsonl"):
             with contextlib.suppress(OSError):
                 for row in save_logs.rows(log.read_bytes()):
                     save = (log.name, int(row.get("n", 0)))
@@ -239,10 +246,8 @@ class _ResumeDrill:
 
     def _has_gone_on(self) -> float | None:
         """Return the time when every rank of a later attempt has recorded two steps."""
-        rows = self._rows()
-        first = rows.get(1, {})
-        later = [ranks for attempt, ranks in rows.items() if attempt > 1]
-        is_there = any(ranks.keys() >= first.keys() and all(any(row.steps for row in one) for one in ranks.values()) for ranks in later)
+        before, later = self._states(self._kill.attempt if self._kill else 0)
+        is_there = later.keys() >= before.keys() and all(any(row.steps for row in rows) for rows in later.values())
         return time.time() if is_there else None
 
     # the report
@@ -254,8 +259,9 @@ class _ResumeDrill:
             return int(status)  # it has reported why
         if kill is None:
             ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{self._order.deadline_s:.0f} s were over"
+            before = "a checkpoint was saved" if self._order.rank in self._ranks else f"a rank {self._order.rank} was seen to train"
             lines = [
-                f"drill resume: {ended} before a checkpoint was saved; nothing is proven",
+                f"drill resume: {ended} before {before}; nothing is proven",
                 "  advice     Let it save sooner, or give --deadline-s; --checkpoints 'DIR/*.pt' declares what no hook sees.",
                 "  advice     A rank that was refused a write wrote outside its working directory: --writable DIR permits that.",
             ]
@@ -270,3 +276,11 @@ class _ResumeDrill:
             lines.append(f"  more       supervise why --job {self._settings.job.name} --state-dir {self._copy.state}")
         stdio.write(sys.stdout, "\n".join(lines))
         return 0 if found.is_proven else 1
+
+
+def _signal(beats: Sequence[RankHeartbeat], signum: int) -> None:
+    """Send the ranks a signal. One that died meanwhile gets none."""
+    for beat in beats:
+        if is_alive(beat):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(beat.pid, signum)

@@ -121,7 +121,7 @@ def make(
 def copy_directory(original: Path, target: Path, checkpoints: Iterable[Candidate], apart: Collection[Path]) -> None:
     """Copy a directory's tree into the empty directory `target`, without these checkpoints and the paths `apart`. Raises OSError."""
     known = list(checkpoints)
-    left_out = set(filter(None, (_inode(one.path) for one in known)))  # of all names of a file
+    left_out = {_inode(str(path)) for path in (*(one.path for one in known), *apart)}  # under each of its names
     above = {str(parent) for one in known for parent in Path(one.path).parents}
     waiting = deque([(str(original), str(target))])
     entries_left, bytes_left = MOST_ENTRIES, COPIES_BYTES
@@ -133,8 +133,11 @@ def copy_directory(original: Path, target: Path, checkpoints: Iterable[Candidate
                 real = entry.stat()
             except OSError:  # a link that leads nowhere, or is not to be read
                 continue
-            is_apart = Path(entry.path) in apart or (real.st_dev, real.st_ino) in left_out
-            if is_apart or entry.name == "__pycache__" or not (stat.S_ISREG(real.st_mode) or stat.S_ISDIR(real.st_mode)):
+            if (
+                (real.st_dev, real.st_ino) in left_out
+                or entry.name == "__pycache__"
+                or not (stat.S_ISREG(real.st_mode) or stat.S_ISDIR(real.st_mode))
+            ):
                 continue
             entries_left -= 1
             if entry.is_dir(follow_symlinks=False) and (entry.path in above or (entries_left > 0 and _is_to_copy(entry.path))):

@@ -1,0 +1,172 @@
+"""`supervise drill resume`: what a job resumes is compared with what it saved, in a copy of its directory, and the next start says so."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import clean_environment
+from tests.jobs import light
+
+JOBS = Path(__file__).parents[1] / "jobs"
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=1"]
+RESUMED = ["--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}"]
+TRAIN = [*TORCHRUN, "ddp_small.py", "--light", "--step-ms=20", "--steps=100000", "--save-every=5"]
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A working directory with a script, what it imports, and a checkpoint of an earlier training."""
+    for name in ("ddp_small.py", "job_parts.py", "light.py"):
+        shutil.copy(JOBS / name, tmp_path)
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "ckpt" / "step-000099.pt").write_bytes(b"the result of a week")
+    return tmp_path
+
+
+def drill(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a drill to its end."""
+    return subprocess.run(  # noqa: S603  # the program under test
+        ["supervise", "drill", "resume", *words],  # noqa: S607  # by PATH, as a user starts it
+        cwd=place,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def report(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Return the rows of the report by name."""
+    found = re.findall(r"^  (\w+) +(.+)$", done.stdout[done.stdout.find("drill resume: ") :], re.MULTILINE)
+    assert found, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return dict(found)
+
+
+def files(place: Path) -> dict[str, bytes]:
+    """Return the content of each file that is not in the state directory."""
+    found = (path for path in sorted(place.rglob("*")) if path.is_file() and ".supervise" not in path.parts)
+    return {str(path.relative_to(place)): path.read_bytes() for path in found}
+
+
+def opening(place: Path, *words: str) -> str:
+    """Start the job, and stop it when its opening lines are printed; return the line on the resume."""
+    with subprocess.Popen(  # noqa: S603  # the program under test
+        ["supervise", *words],  # noqa: S607  # by PATH, as a user starts it
+        cwd=place,
+        env=clean_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as started:
+        assert started.stderr is not None
+        line = next(line for line in started.stderr if "resume: " in line)
+        started.terminate()
+        started.stderr.read()
+    return line.removeprefix("supervise: ").strip()
+
+
+def test_a_resume_is_proven_without_a_file_of_the_user_s_changed_and_the_start_says_so(project: Path) -> None:
+    before = files(project)
+    done = drill(project, *RESUMED, "--", *TRAIN)
+    found = report(done)
+    assert (done.returncode, found["proven"]) == (0, "yes"), done.stdout
+    saved = re.search(r"a checkpoint was saved after step (\d+); rank 0 was killed after step \d+$", done.stdout, re.MULTILINE)
+    assert saved
+    assert found["resumed"] == f"after step {saved[1]} of the first attempt"
+    assert found["weights"] == "the same, bit for bit"
+    assert found["optimizer"] == "the same state and settings"
+    assert found["data"].startswith("the next step has the same gradients")
+    assert files(project) == before
+    assert not list((project / ".supervise").glob(".drill-*"))
+    line = opening(project, *RESUMED, "--", *TRAIN)
+    assert re.fullmatch(r"resume: proven on \d{4}-\d\d-\d\d for command [0-9a-f]{8} \(weights, optimizer, data\)", line)
+    assert "how a checkpoint is passed changed since the proof" in opening(project, "--checkpoints", "ckpt/*.pt", "--", *TRAIN)
+
+
+def test_a_write_outside_of_the_scratch_directory_is_refused_by_the_kernel(tmp_path: Path) -> None:
+    place, theirs = tmp_path / "project", tmp_path / "results" / "last.pt"
+    place.mkdir()
+    theirs.parent.mkdir()
+    theirs.write_text("the result of a week")
+    (place / "train.py").write_text(f"import os\nos.system('rm -f {theirs}')\nopen({str(theirs)!r}, 'w')\n")
+    done = drill(place, "--", "python", "train.py")
+    assert done.returncode == 1
+    assert theirs.read_text() == "the result of a week"
+    assert "PermissionError" in done.stderr
+    assert "--writable DIR" in report(done)["advice"]
+    assert (place / ".supervise").exists()
+    kept = re.search(r"--state-dir (\S+)$", done.stdout, re.MULTILINE)
+    assert kept
+    assert [path.name for path in Path(kept[1]).parent.iterdir()] == ["state"]
+
+
+@pytest.mark.slow
+def test_two_ranks_that_report_their_step_are_proven_in_all_rows(project: Path) -> None:
+    (project / "train.py").write_text(COUNTED)
+    done = drill(project, *RESUMED, "--", "torchrun", "--standalone", "--nproc-per-node=2", "train.py")
+    found = report(done)
+    assert (done.returncode, found["proven"]) == (0, "yes"), done.stdout
+    assert (found["weights"], found["step"]) == ("the same, bit for bit, on 2 ranks", "counted on")
+
+
+@pytest.mark.slow
+def test_a_script_that_loads_its_weights_alone_is_not_proven(project: Path) -> None:
+    shutil.copy(JOBS / "resumes_itself.py", project)
+    done = drill(project, "--resumes-itself", "--", *TORCHRUN, "resumes_itself.py", "--steps=100000", "--pace-s=0.02")
+    found = report(done)
+    assert (done.returncode, found["proven"]) == (1, "no"), done.stdout
+    assert found["weights"] == "the same, bit for bit"
+    assert "was not restored" in found["optimizer"]
+
+
+@pytest.mark.slow
+def test_a_script_that_is_given_nothing_and_starts_from_scratch_is_not_proven(project: Path) -> None:
+    done = drill(project, "--", *TRAIN)
+    found = report(done)
+    assert (done.returncode, found["proven"]) == (1, "no"), done.stdout
+    assert found["weights"] == "those of the beginning: it started from scratch"
+    assert opening(project, "--", *TRAIN) == "resume: unproven, try `supervise drill resume`"
+
+
+@pytest.mark.slow
+def test_a_script_that_never_saves_is_given_up_after_the_deadline(project: Path) -> None:
+    done = drill(project, "--deadline-s=8", "--", *TRAIN[:-1], "--save-every=0")
+    assert done.returncode == 1
+    assert "8 s were over before a checkpoint was saved; nothing is proven" in done.stdout
+
+
+#: Two ranks that exchange their gradients by hand and report their step.
+COUNTED = (
+    light.IMPORT
+    + """
+import os, time, torch, torch.distributed as dist
+from supervisor import worker
+dist.init_process_group("gloo")
+torch.manual_seed(3)
+model = torch.nn.Linear(4, 4)
+optimizer = light_sgd(torch, model.parameters())
+step = 0
+os.makedirs("ckpt", exist_ok=True)
+if "--resume" in sys.argv:
+    found = torch.load(sys.argv[sys.argv.index("--resume") + 1], weights_only=True)
+    model.load_state_dict(found["model"]); optimizer.load_state_dict(found["optimizer"]); step = found["step"]
+while True:
+    optimizer.zero_grad(); model(torch.randn(2, 4, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step(); step += 1
+    worker.heartbeat(step)
+    time.sleep(0.02)
+    if step % 5 == 0 and dist.get_rank() == 0:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, f"ckpt/new-{step}")
+        os.replace(f"ckpt/new-{step}", f"ckpt/step-{step:08d}.pt")
+"""
+)

@@ -29,6 +29,7 @@ from supervisor.cli.drill.drilled_job import DrilledJob, is_alive, steps_made
 from supervisor.config.settings import Alerts
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity, resume_proof
+from supervisor.journal.records import EventTaken
 from supervisor.knobs import programs, torchrun
 from supervisor.observe.ranks import save_logs
 
@@ -57,14 +58,17 @@ class ResumeOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kill:
-    """The fault: when (Unix seconds), in which attempt, after which step of the rank and of the last save (None: no save was seen).
+class _EarlyFailure:
+    """The job failed by itself before the kill."""
 
-    Steps count from the beginning of the attempt.
-    """
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Kill:
+    """The fault: when (Unix seconds), after which step of the rank, and after which step the last save began (None: no save was seen)."""
 
     t: float
-    attempt: int
     step: int
     saved: int | None
 
@@ -157,6 +161,7 @@ class _ResumeDrill:
         self._verified = not settings.checkpoints.paths  # whether a declared checkpoint was seen to be whole
         self._until = 0.0
         self._ranks: set[int] = set()
+        self._early_failure = ""
 
     def go(self) -> StateComparison:
         """Start the job, kill a rank after a save, await the next attempt's steps, end the job, compare."""
@@ -167,21 +172,22 @@ class _ResumeDrill:
         self._until = time.monotonic() + self._order.deadline_s
         try:
             self._job.start()
-            self._kill = self._job.wait(self._strike, self._order.deadline_s)
-            if self._kill is not None:
-                stdio.say(f"drill: rank {self._order.rank} was killed after step {self._kill.step}")
+            struck: _Kill | _EarlyFailure | None = self._job.wait(self._strike, self._order.deadline_s)
+            if isinstance(struck, _EarlyFailure):
+                self._early_failure = struck.summary
+            elif struck is not None:
+                self._kill = struck
+                stdio.say(f"drill: rank {self._order.rank} was killed after step {struck.step}")
                 self._resumed_t = self._job.wait(self._has_gone_on, max(0.0, self._until - time.monotonic()))
         finally:
             self._job.see_off()
-        if self._kill is None:
-            return compare({}, {})
-        return compare(*self._states(self._kill.attempt))
+        return compare(*self._states()) if self._kill is not None else compare({}, {})
 
-    def _states(self, attempt: int) -> tuple[dict[int, list[StateRow]], dict[int, list[StateRow]]]:
-        """Return what was recorded in an attempt, and in the first later one in which every rank made a step; of none, in the last one."""
+    def _states(self) -> tuple[dict[int, list[StateRow]], dict[int, list[StateRow]]]:
+        """Return what the first attempt recorded, and the first later one in which every rank made a step; if none, the last one."""
         rows = self._rows()
-        before = rows.get(attempt, {})
-        later = [rows[one] for one in sorted(rows) if one > attempt]
+        before = rows.get(1, {})
+        later = [rows[attempt] for attempt in sorted(rows) if attempt > 1]
         return before, next((one for one in later if one.keys() >= before.keys()), later[-1] if later else {})
 
     def _rows(self) -> dict[int, dict[int, list[StateRow]]]:
@@ -194,32 +200,43 @@ class _ResumeDrill:
 
     # the kill
 
-    def _strike(self) -> _Kill | None:
+    def _strike(self) -> _Kill | _EarlyFailure | None:
         """Kill the rank, if a save has ended and every rank recorded the state that was saved; None while that is not so.
 
         The ranks stand still while this is judged, or a fast one would begin the next save meanwhile.
         """
-        attempt = max((int(path.name.rpartition("-")[2]) for path in self._job_dir.glob("attempt-[0-9]*")), default=0)
+        failed = self._first_incident()
+        if failed is not None:
+            return _EarlyFailure(failed)
         beats = [beat for beat in self._job.beats() if is_alive(beat)]
         self._ranks.update(beat.rank for beat in beats)
         victim = next((beat for beat in beats if beat.rank == self._order.rank), None)
-        if victim is None or steps_made(victim) < self._order.at_step or not self._is_saved(attempt) or not self._is_verified():
+        if victim is None or steps_made(victim) < self._order.at_step or not self._is_saved() or not self._is_verified():
             return None
         try:
             _signal(beats, signal.SIGSTOP)
-            saved, is_ended = self._last_save(attempt)
-            rows = self._rows().get(attempt, {})
+            saved, is_ended = self._last_save()
+            rows = self._rows().get(1, {})
             steps = {beat.rank: max((row.steps for row in rows.get(beat.rank, ())), default=-1) for beat in beats}
             if not is_ended or min(steps.values()) < max(saved or 0, 1):
                 return None
             _signal([victim], signal.SIGKILL)
-            return _Kill(time.time(), attempt, steps[victim.rank], saved)
+            return _Kill(time.time(), steps[victim.rank], saved)
         finally:
             _signal(beats, signal.SIGCONT)
 
-    def _is_saved(self, attempt: int) -> bool:
+    def _first_incident(self) -> str | None:
+        """Return what the first incident is, None while there is none."""
+        with contextlib.suppress(OSError):
+            for record in self._job.journal(0.0):
+                opened = record.body.first("OpenIncident") if isinstance(record.body, EventTaken) else None
+                if opened:
+                    return str(opened["summary"])
+        return None
+
+    def _is_saved(self) -> bool:
         """Return whether a save in training was seen; a declared checkpoint that is whole is enough, whoever wrote it."""
-        return self._last_save(attempt)[0] is not None or bool(self._settings.checkpoints.paths)
+        return self._last_save()[0] is not None or bool(self._settings.checkpoints.paths)
 
     def _is_verified(self) -> bool:
         """Return whether a declared checkpoint is whole; True where none is declared."""
@@ -228,11 +245,11 @@ class _ResumeDrill:
             self._verified = any(verify(one.path, own=True).verdict is Verdict.VERIFIED for one in listed)
         return self._verified
 
-    def _last_save(self, attempt: int) -> tuple[int | None, bool]:
-        """Return after which step the last save of an attempt began (None: none in training), and whether all saves have ended."""
+    def _last_save(self) -> tuple[int | None, bool]:
+        """Return after which step the last save of the first attempt began (None: none in training), and whether all saves have ended."""
         last: int | None = None
         under_way: set[tuple[str, int]] = set()
-        for log in self._job_dir.glob(f"attempt-{attempt:04d}/saves-*.jsonl"):
+        for log in self._job_dir.glob("attempt-0001/saves-*.jsonl"):
             with contextlib.suppress(OSError):
                 for row in save_logs.rows(log.read_bytes()):
                     save = (log.name, int(row.get("n", 0)))
@@ -246,7 +263,7 @@ class _ResumeDrill:
 
     def _has_gone_on(self) -> float | None:
         """Return the time when every rank of a later attempt has recorded two steps."""
-        before, later = self._states(self._kill.attempt if self._kill else 0)
+        before, later = self._states()
         is_there = later.keys() >= before.keys() and all(any(row.steps for row in rows) for rows in later.values())
         return time.time() if is_there else None
 
@@ -258,13 +275,13 @@ class _ResumeDrill:
         if kill is None and status in {ExitCode.USAGE, ExitCode.CONFIG}:
             return int(status)  # it has reported why
         if kill is None:
-            ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{self._order.deadline_s:.0f} s were over"
             before = "a checkpoint was saved" if self._order.rank in self._ranks else f"a rank {self._order.rank} was seen to train"
-            lines = [
-                f"drill resume: {ended} before {before}; nothing is proven",
-                "  advice     Let it save sooner, or give --deadline-s; --checkpoints 'DIR/*.pt' declares what no hook sees.",
-                "  advice     A rank that was refused a write wrote outside its working directory: --writable DIR permits that.",
-            ]
+            advice = "let it save sooner, or give --deadline-s; --checkpoints 'DIR/*.pt' declares what no hook sees"
+            ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{self._order.deadline_s:.0f} s were over"
+            if self._early_failure:
+                ended = f"the job failed ({self._early_failure})"
+                advice = "if a write was refused: save below the working directory, or permit the place with --writable DIR"
+            lines = [f"drill resume: {ended} before {before}; nothing is proven", f"  advice     {advice}"]
         else:
             saved = "a checkpoint was saved" if kill.saved is None else f"a checkpoint was saved after step {kill.saved}"
             lines = [f"drill resume: {saved}; rank {self._order.rank} was killed after step {kill.step}"]

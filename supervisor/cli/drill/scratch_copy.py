@@ -133,11 +133,8 @@ def copy_directory(original: Path, target: Path, checkpoints: Iterable[Candidate
                 real = entry.stat()
             except OSError:  # a link that leads nowhere, or is not to be read
                 continue
-            if (
-                (real.st_dev, real.st_ino) in left_out
-                or entry.name == "__pycache__"
-                or not (stat.S_ISREG(real.st_mode) or stat.S_ISDIR(real.st_mode))
-            ):
+            is_plain = stat.S_ISREG(real.st_mode) or stat.S_ISDIR(real.st_mode)
+            if not is_plain or entry.name == "__pycache__" or (real.st_dev, real.st_ino) in left_out:
                 continue
             entries_left -= 1
             if entry.is_dir(follow_symlinks=False) and (entry.path in above or (entries_left > 0 and _is_to_copy(entry.path))):

@@ -54,7 +54,7 @@ def logged(tmp_path: Path, *rows: tuple[str, int, int]) -> tuple[int | None, boo
     place.mkdir()
     lines = [json.dumps({"what": what, "path": "/ckpt.pt", "t": 1.0, "n": number, "steps": steps}) for what, number, steps in rows]
     (place / "saves-0.jsonl").write_text("\n".join(lines) + "\n")
-    return made(tmp_path)._last_save(1)  # noqa: SLF001
+    return made(tmp_path)._last_save()  # noqa: SLF001
 
 
 def test_a_save_before_the_first_step_is_none_of_the_training(tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_a_declared_checkpoint_counts_when_it_is_whole(tmp_path: Path) -> None:
     drill = made(tmp_path, "ckpt/*.pt")
     (tmp_path / "work" / "ckpt").mkdir(parents=True)
     (tmp_path / "work" / "ckpt" / "step-5.pt").write_bytes(b"PK\x03\x04 torn")
-    assert drill._is_saved(1)  # noqa: SLF001
+    assert drill._is_saved()  # noqa: SLF001
     assert not drill._is_verified()  # noqa: SLF001
     assert made(tmp_path)._is_verified()  # noqa: SLF001  where none is declared
-    assert not made(tmp_path)._is_saved(1)  # noqa: SLF001
+    assert not made(tmp_path)._is_saved()  # noqa: SLF001
 
 
 def test_a_failed_drill_removes_the_proof_of_the_same_command_only(tmp_path: Path) -> None:

@@ -58,19 +58,20 @@ class ResumeOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class _EarlyFailure:
-    """The job failed by itself before the kill."""
-
-    summary: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Kill:
     """The fault: when (Unix seconds), after which step of the rank, and after which step the last save began (None: no save was seen)."""
 
     t: float
     step: int
     saved: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _WaitEnd:
+    """How the wait for a save ended: with the kill, by a failure of the job's own, or else by its end or the deadline."""
+
+    kill: _Kill | None = None
+    failure: str = ""
 
 
 def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int:
@@ -156,12 +157,11 @@ class _ResumeDrill:
         self._settings, self._order, self._copy = settings, order, copy
         self._job_dir = identity.make_job_dir(state)
         self._job = DrilledJob(settings, command, state, self._job_dir, prepare=copy.enter)
-        self._kill: _Kill | None = None
+        self._end = _WaitEnd()
         self._resumed_t: float | None = None
         self._verified = not settings.checkpoints.paths  # whether a declared checkpoint was seen to be whole
         self._until = 0.0
         self._ranks: set[int] = set()
-        self._early_failure = ""
 
     def go(self) -> StateComparison:
         """Start the job, kill a rank after a save, await the next attempt's steps, end the job, compare."""
@@ -172,16 +172,13 @@ class _ResumeDrill:
         self._until = time.monotonic() + self._order.deadline_s
         try:
             self._job.start()
-            struck: _Kill | _EarlyFailure | None = self._job.wait(self._strike, self._order.deadline_s)
-            if isinstance(struck, _EarlyFailure):
-                self._early_failure = struck.summary
-            elif struck is not None:
-                self._kill = struck
-                stdio.say(f"drill: rank {self._order.rank} was killed after step {struck.step}")
+            self._end = self._job.wait(self._strike, self._order.deadline_s) or _WaitEnd()
+            if self._end.kill is not None:
+                stdio.say(f"drill: rank {self._order.rank} was killed after step {self._end.kill.step}")
                 self._resumed_t = self._job.wait(self._has_gone_on, max(0.0, self._until - time.monotonic()))
         finally:
             self._job.see_off()
-        return compare(*self._states()) if self._kill is not None else compare({}, {})
+        return compare(*self._states()) if self._end.kill is not None else compare({}, {})
 
     def _states(self) -> tuple[dict[int, list[StateRow]], dict[int, list[StateRow]]]:
         """Return what the first attempt recorded, and the first later one in which every rank made a step; if none, the last one."""
@@ -200,14 +197,14 @@ class _ResumeDrill:
 
     # the kill
 
-    def _strike(self) -> _Kill | _EarlyFailure | None:
+    def _strike(self) -> _WaitEnd | None:
         """Kill the rank, if a save has ended and every rank recorded the state that was saved; None while that is not so.
 
         The ranks stand still while this is judged, or a fast one would begin the next save meanwhile.
         """
         failed = self._first_incident()
         if failed is not None:
-            return _EarlyFailure(failed)
+            return _WaitEnd(failure=failed)
         beats = [beat for beat in self._job.beats() if is_alive(beat)]
         self._ranks.update(beat.rank for beat in beats)
         victim = next((beat for beat in beats if beat.rank == self._order.rank), None)
@@ -221,7 +218,7 @@ class _ResumeDrill:
             if not is_ended or min(steps.values()) < max(saved or 0, 1):
                 return None
             _signal([victim], signal.SIGKILL)
-            return _Kill(time.time(), steps[victim.rank], saved)
+            return _WaitEnd(_Kill(time.time(), steps[victim.rank], saved))
         finally:
             _signal(beats, signal.SIGCONT)
 
@@ -271,15 +268,15 @@ class _ResumeDrill:
 
     def report(self, found: StateComparison) -> int:
         """Print what was shown; return the exit code."""
-        status, kill = self._job.status, self._kill
+        status, kill = self._job.status, self._end.kill
         if kill is None and status in {ExitCode.USAGE, ExitCode.CONFIG}:
             return int(status)  # it has reported why
         if kill is None:
             before = "a checkpoint was saved" if self._order.rank in self._ranks else f"a rank {self._order.rank} was seen to train"
             advice = "let it save sooner, or give --deadline-s; --checkpoints 'DIR/*.pt' declares what no hook sees"
             ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{self._order.deadline_s:.0f} s were over"
-            if self._early_failure:
-                ended = f"the job failed ({self._early_failure})"
+            if self._end.failure:
+                ended = f"the job failed ({self._end.failure})"
                 advice = "if a write was refused: save below the working directory, or permit the place with --writable DIR"
             lines = [f"drill resume: {ended} before {before}; nothing is proven", f"  advice     {advice}"]
         else:

@@ -202,7 +202,7 @@ class _ResumeDrill:
 
         The ranks stand still while this is judged, or a fast one would begin the next save meanwhile.
         """
-        failed = self._first_incident()
+        failed = self._first_failure()
         if failed is not None:
             return _WaitEnd(failure=failed)
         beats = [beat for beat in self._job.beats() if is_alive(beat)]
@@ -222,13 +222,13 @@ class _ResumeDrill:
         finally:
             _signal(beats, signal.SIGCONT)
 
-    def _first_incident(self) -> str | None:
-        """Return what the first incident is, None while there is none."""
+    def _first_failure(self) -> str | None:
+        """Return what failed first, once its cause is decided; None while nothing did."""
         with contextlib.suppress(OSError):
             for record in self._job.journal(0.0):
-                opened = record.body.first("OpenIncident") if isinstance(record.body, EventTaken) else None
-                if opened:
-                    return str(opened["summary"])
+                decided = record.body.first("ReportDecision") if isinstance(record.body, EventTaken) else None
+                if decided:
+                    return str(decided["verdict"]["summary"])
         return None
 
     def _is_saved(self) -> bool:

@@ -59,8 +59,7 @@ def subject_of(settings: Settings, command: Sequence[str], command_digest: str, 
             text = hashlib.sha256(durable.read(str(cwd / script.target))).hexdigest()
         except OSError:
             text = "unreadable"
-    resume = settings.knobs.resume
-    handover = [settings.checkpoints.paths, resume.args, resume.flag, resume.env, settings.job.resumes_itself]
+    handover = [settings.checkpoints.paths, asdict(settings.knobs.resume), settings.knobs.program, settings.job.resumes_itself]
     return ProvenCommand(command_digest, text, json.dumps(handover))
 
 

@@ -105,7 +105,7 @@ def compare(before: Mapping[int, Sequence[StateRow]], after: Mapping[int, Sequen
     ranks = len(after)
     lines = (
         ("resumed", f"after step {step} of the first attempt"),
-        ("weights", f"the same, bit for bit{f', on {ranks} ranks' if ranks > 1 else ''}"),
+        ("weights", f"the same digests{f' on {ranks} ranks' if ranks > 1 else ''}"),
         ("optimizer", optimizer_text),
         ("step", counted_text),
         ("data", data_text),
@@ -179,7 +179,7 @@ def _optimizer(chosen: Sequence[_Match]) -> tuple[bool | None, str]:
     if any(not match.before.state or not match.after.state for match in chosen):
         return None, "not shown: its state cannot be read"
     if any(match.before.state != match.after.state for match in chosen):
-        return False, "different: its state (momentum and the like) was not restored"
+        return False, "different: its state (momentum and the like) is not the one that was saved"
     changed = sorted({text for match in chosen for text in _changed(match.before.settings, match.after.settings)})
     if changed:
         return False, f"the same state, other settings: {', '.join(changed)}"

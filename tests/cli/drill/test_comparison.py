@@ -58,7 +58,7 @@ def test_ranks_that_resumed_after_different_steps_are_no_resume() -> None:
 
 
 CHANGES: list[tuple[str, dict[str, Any], str]] = [
-    ("optimizer", {"state": "fresh"}, "was not restored"),
+    ("optimizer", {"state": "fresh"}, "is not the one that was saved"),
     ("optimizer", {"settings": ({"lr": 0.2},)}, "other settings: lr 0.1→0.2"),
     ("optimizer", {"settings": ()}, "1→0 groups"),
     ("step", {"step": 0}, "0 where the first attempt counted 5"),

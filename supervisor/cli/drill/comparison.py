@@ -89,17 +89,16 @@ def compare(before: Mapping[int, Sequence[StateRow]], after: Mapping[int, Sequen
     if missing or not before:
         who = f"rank {missing[0]} made no step after the kill" if missing else "no rank made a step"
         return StateComparison(None, weights=None, lines=(("resumed", f"no: {who}"),))
-    found = [
-        _Pair.of(rank, number, _only(rows, number), _only(after[rank], number))
-        for rank, rows in before.items()
-        for number in _numbers(after[rank])
-    ]
+    found = [_Pair.of(rank, number, rows, _only(after[rank], number)) for rank, rows in before.items() for number in _numbers(after[rank])]
     common = set.intersection(*(set(pair.steps) for pair in found if pair.number == 0))
     if not common or not all(pair.steps for pair in found):
         return StateComparison(None, weights=False, lines=(("weights", _why_none(found)),))
     step = max(common, key=lambda one: (all(pair.is_state_equal(one) for pair in found if pair.number == 0), one))
     chosen = [pair.at(step) for pair in found]
     optimizer, optimizer_text = _optimizer(chosen)
+    late = [rank for rank, rows in before.items() if len(_numbers(after[rank])) < len(_numbers(_near(rows, step)))]
+    if late:
+        optimizer, optimizer_text = None, f"not shown: an optimizer of rank {late[0]} made no step after the kill"
     counted, counted_text = _counted(chosen)
     data, data_text = _data(chosen)
     ranks = len(after)
@@ -125,7 +124,10 @@ class _Match:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """One optimizer of one rank. steps: the first attempt's steps after which it had the resumed weights."""
+    """One optimizer of one rank. steps: the first attempt's steps after which one of its optimizers had the resumed weights.
+
+    The numbers of both attempts need not agree: some scripts make a new optimizer in each epoch.
+    """
 
     rank: int
     number: int
@@ -138,10 +140,12 @@ class _Pair:
         for at, row in enumerate(after[:_FIRST_ROWS]):
             for index, one in enumerate(before):
                 if row.weights and one.weights == row.weights and one.steps > row.steps:
-                    steps[one.steps] = _Match(one, _at(before, index + 1), row, _at(after, at + 1))
+                    later = _only(before[index + 1 :], one.optimizer)
+                    steps[one.steps] = _Match(one, _at(later, 0), row, _at(after, at + 1))
             if steps:
                 break
-        is_beginning = bool(before and after) and before[0].weights == after[0].weights != ""
+        first = _only(before, number)
+        is_beginning = bool(first and after) and first[0].weights == after[0].weights != ""
         return cls(rank, number, steps, is_beginning)
 
     def is_state_equal(self, step: int) -> bool:
@@ -155,6 +159,11 @@ class _Pair:
 
 def _at(rows: Sequence[StateRow], index: int) -> StateRow | None:
     return rows[index] if index < len(rows) else None
+
+
+def _near(rows: Iterable[StateRow], step: int) -> list[StateRow]:
+    """Return the rows before the next step; the second of two optimizers that alternate has it counted already."""
+    return [row for row in rows if step <= row.steps <= step + 1]
 
 
 def _numbers(rows: Iterable[StateRow]) -> list[int]:

@@ -103,6 +103,13 @@ def test_each_optimizer_of_a_rank_is_compared() -> None:
     assert compare({0: first}, {0: resumed}).is_proven
     assert not compare({0: first}, {0: [resumed[0], replace(resumed[1], weights="other")]}).is_proven
     assert compare({0: first}, {0: [resumed[0], replace(resumed[1], state="fresh")]}).optimizer is False
+    alone = compare({0: first}, {0: resumed[:1]})
+    assert (alone.optimizer, alone.is_proven) == (None, False)
+
+
+def test_an_optimizer_that_is_made_anew_in_each_epoch_is_found_under_another_number() -> None:
+    first = [replace(one, optimizer=one.steps // 3) for one in FIRST]
+    assert compare({0: first}, {0: [replace(row(5, steps=0), weights=first[5].weights)]}).is_proven
 
 
 NOTHING: list[Callable[[], tuple[dict[int, list[StateRow]], dict[int, list[StateRow]]]]] = [

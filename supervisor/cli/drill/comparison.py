@@ -162,8 +162,8 @@ def _at(rows: Sequence[StateRow], index: int) -> StateRow | None:
 
 
 def _near(rows: Iterable[StateRow], step: int) -> list[StateRow]:
-    """Return the rows before the next step; the second of two optimizers that alternate has it counted already."""
-    return [row for row in rows if step <= row.steps <= step + 1]
+    """Return the rows of this count: one of each optimizer, if several alternate."""
+    return [row for row in rows if row.steps == step]
 
 
 def _numbers(rows: Iterable[StateRow]) -> list[int]:

@@ -24,8 +24,6 @@ FAMILIES = {
     "huggingface": ("transformers==5.23.0", "trl==1.16.0", "accelerate==1.15.0"),
     "lightning": ("lightning==2.6.6", "jsonargparse[signatures]>=4.40"),
     "hydra": ("hydra-core==1.3.8",),
-    "deepspeed": ("deepspeed==0.19.8",),
-    "torchtitan": ("torchtitan==0.3.0",),
 }
 
 

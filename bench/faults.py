@@ -6,22 +6,22 @@ python bench/faults.py --check     # exit status 1 where it is not up to date
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
-from shlex import quote
 
 from page_tables import replace_table
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tests.programs.table import EACH, FAULTS, NOT_RUN, PROGRAMS, Cell, cells  # noqa: E402 -- the checkout is not on the path of a script
+from tests.programs.table import EACH, FAULTS, NOT_RUN, PROGRAMS, Cell, TrainingProgram, cells  # noqa: E402 -- the checkout is not on the path of a script
 
 PAGE = ROOT / "docs" / "programs.md"
 TITLES = {fault.name: fault.title for fault in FAULTS}
 
 
 def table() -> str:
-    """Return the table, with the command lines, the options and the reasons below it."""
+    """Return the table, with the reasons and the command lines below it."""
     found = {(cell.program, cell.fault): cell for cell in cells()}
     reasons: list[str] = []
     lines = [f"| program | {' | '.join(TITLES[name] for name in EACH)} | also |", "|---" * (len(EACH) + 2) + "|"]
@@ -31,8 +31,8 @@ def table() -> str:
         also = [f"{TITLES[cell.fault]} {_mark(cell, reasons)}" for cell in others]
         lines.append(f"| {program.title} | {' | '.join(own)} | {'; '.join(also)} |")
     lines += ["", *(f"{number}. {reason}." for number, reason in enumerate(reasons, 1))]
-    lines += ["", "| program | what supervise is given before `--` | and for its memory |", "|---|---|---|"]
-    lines += [f"| {one.title} | {_words(one.options)} | {_words(one.oom_options)} |" for one in PROGRAMS]
+    lines += ["", "| program | the command line that was run |", "|---|---|"]
+    lines += [f"| {one.title} | {_command(one)} |" for one in PROGRAMS]
     lines += ["", *(f"- **{name}** is not in the table: {reason}." for name, reason in NOT_RUN.items())]
     return "\n".join(lines)
 
@@ -47,8 +47,12 @@ def _mark(cell: Cell, reasons: list[str]) -> str:
     return f"✘{number}" if cell.wrong else f"stops{number}" if cell.stops else "✔"
 
 
-def _words(options: tuple[str, ...]) -> str:
-    return f"`{' '.join(quote(word) for word in options)}`" if options else "nothing"
+def _command(program: TrainingProgram) -> str:
+    """Return the command line; what the program needs for its memory alone is in brackets."""
+    memory = f"[{shlex.join(program.oom_options)}] " if program.oom_options else ""
+    variables = "".join(f"{name}={value} " for name, value in program.environment)
+    options = f"{shlex.join(program.options)} " if program.options else ""
+    return f"`{variables}supervise {options}{memory}-- {shlex.join(program.command)}`"
 
 
 def main() -> int:

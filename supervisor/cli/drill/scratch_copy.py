@@ -8,10 +8,13 @@
 
 A checkpoint that is known (declared, or discovered in an earlier run) is left out, so the training begins from scratch. A link is safe:
 what the drill runs may not write where it leads (confinement.py). Sockets, FIFOs and devices are left out, too.
+
+The drill and its `supervise` hold a lock on the directory. The next drill removes what nobody holds: a killed or a failed drill left it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from checkpointing.io import durable
 from supervisor.cli.drill import confinement
 from supervisor.errors import ExitCode, SuperviseError
 
@@ -45,11 +49,11 @@ _CACHES_AT_HOME: Final = ("~/.cache", "~/.triton", "~/.nv")
 
 @dataclass(frozen=True, slots=True)
 class ScratchCopy:
-    """One scratch directory. `work` stands for `original`; writable: further directories that the command may write."""
+    """One scratch directory. writable: further directories that the command may write. lock: the open root (-1: not locked)."""
 
     root: Path
-    original: Path
-    writable: tuple[str, ...]
+    writable: tuple[str, ...] = ()
+    lock: int = -1
 
     @property
     def work(self) -> Path:
@@ -80,6 +84,8 @@ class ScratchCopy:
             shutil.rmtree(part, ignore_errors=True)
         if not keep_state:
             shutil.rmtree(self.root, ignore_errors=True)
+        if self.lock >= 0:
+            os.close(self.lock)
 
 
 def writable_places() -> tuple[str, ...]:
@@ -89,7 +95,7 @@ def writable_places() -> tuple[str, ...]:
 
 
 def make(
-    parent: Path, original: Path, checkpoints: Iterable[Candidate], writable: tuple[str, ...], apart: tuple[Path, ...] = ()
+    parent: Path, original: Path, checkpoints: Iterable[Candidate], writable: tuple[str, ...] = (), apart: tuple[Path, ...] = ()
 ) -> ScratchCopy:
     """Make the scratch directory below `parent`, and copy the working directory without these checkpoints and the paths `apart`.
 
@@ -102,9 +108,10 @@ def make(
             exit_code=ExitCode.USAGE,
         )
     root = None
+    _sweep(parent)
     try:
         root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        made = ScratchCopy(root, original, writable)
+        made = ScratchCopy(root, writable, lock=_locked(root))
         for part in (made.work, made.records, made.state, root / "tmp"):
             part.mkdir(mode=0o700)
         copy_directory(original, made.work, checkpoints, apart={root, *apart})
@@ -145,6 +152,25 @@ def copy_directory(original: Path, target: Path, checkpoints: Iterable[Candidate
                 bytes_left -= real.st_size
             else:
                 os.symlink(os.path.realpath(entry.path), place)  # noqa: PTH211  as above
+
+
+def _locked(root: Path) -> int:
+    """Return an open descriptor that holds the lock; it holds none where the file system has no locks. Raises OSError."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    durable.lock(fd)
+    return fd
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what earlier drills left, if their locks prove that none of them runs."""
+    for left in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # BlockingIOError: it runs
+            fd = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if durable.lock(fd):
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(fd)
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:

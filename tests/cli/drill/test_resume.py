@@ -41,7 +41,7 @@ def test_a_resume_drill_that_cannot_be_safe_or_seen_is_refused_with_what_helps(
 
 def made(tmp_path: Path, *patterns: str) -> _ResumeDrill:
     """Return a drill whose job was not started; the ranks' logs are below `tmp_path`."""
-    copy = ScratchCopy(tmp_path, tmp_path, ())
+    copy = ScratchCopy(tmp_path)
     settings = Settings(checkpoints=Checkpoints(paths=patterns))
     drill = _ResumeDrill(settings, ["true"], ResumeOrder(1, 0, 60.0, "", ()), copy, tmp_path)
     drill._job_dir = tmp_path  # noqa: SLF001

@@ -83,26 +83,36 @@ def test_a_checkpoint_s_directory_is_made_anew_however_much_is_in_it(project: Pa
 
 def test_a_scratch_directory_goes_without_the_files_that_its_links_lead_to(project: Path) -> None:
     before = sorted(path.relative_to(project) for path in project.rglob("*"))
-    made = scratch_copy.make(project, project, (), ())
+    made = scratch_copy.make(project, project, ())
     assert not list(made.work.glob(f"{scratch_copy.PREFIX}*"))
     written(made.state / "journal")
     made.remove(keep_state=True)
     assert [path.name for path in made.root.iterdir()] == ["state"]
-    made.remove(keep_state=False)
+    scratch_copy.make(project, project, ()).remove(keep_state=False)  # the next drill
     assert sorted(path.relative_to(project) for path in project.rglob("*")) == before
+
+
+def test_what_a_killed_drill_left_goes_with_the_next_one_and_what_runs_stays(project: Path) -> None:
+    left, running = scratch_copy.make(project, project, ()), scratch_copy.make(project, project, ())
+    os.close(left.lock)  # as the kernel does for a killed process
+    made = scratch_copy.make(project, project, ())
+    assert sorted(project.glob(f"{scratch_copy.PREFIX}*")) == sorted([running.root, made.root])
+    for one in (made, running):
+        one.remove(keep_state=False)
+    assert (project / "train.py").exists()
 
 
 def test_a_kernel_that_cannot_confine_is_refused_before_anything_is_made(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confinement, "version", lambda: 0)
     with pytest.raises(SuperviseError, match="Landlock") as error:
-        scratch_copy.make(project, project, (), ())
+        scratch_copy.make(project, project, ())
     assert error.value.exit_code == 64
     assert not list(project.glob(f"{scratch_copy.PREFIX}*"))
 
 
 def test_a_place_that_cannot_hold_it_is_named_with_what_helps(project: Path) -> None:
     with pytest.raises(SuperviseError, match=r"train\.py") as error:
-        scratch_copy.make(project / "train.py", project, (), ())
+        scratch_copy.make(project / "train.py", project, ())
     assert "--scratch-dir" in error.value.hint
 
 

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 def newest_of_run(manifests: Iterable[Manifest], run: str, pattern: str | None = None) -> Manifest | None:
     """Return the last verified checkpoint of a run; with `pattern` the last one there."""
     mine = (one for one in manifests if run and one.about.run == run and (pattern is None or pattern_of(one.path) == pattern))
-    # two saves within one tick of the file system's clock have one time
-    return max(mine, key=lambda one: (one.saved_ns, -1 if one.step is None else one.step), default=None)
+    return max(mine, key=saved_order, default=None)
+
+
+def saved_order(one: Manifest) -> tuple[int, int]:
+    """Return by what the saves of a run are ordered: the time, and the step, because saves within one tick of a clock have one time."""
+    return one.saved_ns, -1 if one.step is None else one.step
 
 
 def compared(found: tuple[NonFinite, ...], before: Manifest | None) -> tuple[NonFinite, ...]:

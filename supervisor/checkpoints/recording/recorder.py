@@ -11,6 +11,7 @@ from checkpointing.manifest import check
 from checkpointing.manifest.documents import About
 from checkpointing.model import Identity
 from supervisor.checkpoints.recording import numerics
+from supervisor.checkpoints.recording.numerics import saved_order
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointTrouble
 from supervisor.observe.ranks.path_patterns import pattern_of
 
@@ -110,7 +111,7 @@ class CheckpointRecorder:
 
         `before`: the last record of the same path, whose content is gone.
         """
-        earlier = [one for one in self._records.manifests.all() if one.path != made.path and one.saved_ns < made.saved_ns]
+        earlier = [one for one in self._records.manifests.all() if one.path != made.path and saved_order(one) < saved_order(made)]
         earlier += [before] if before is not None else []
         last = numerics.newest_of_run(earlier, self._records.job.run_id, pattern_of(made.path))
         made = replace(made, non_finite=numerics.compared(made.non_finite, last))
@@ -120,9 +121,9 @@ class CheckpointRecorder:
 
     def _compare_later(self, made: Manifest) -> None:
         """Compare again those that were saved after it and verified before it: of several at once the newest is read first."""
-        pattern, when = pattern_of(made.path), made.saved_ns
-        later = [one for one in self.newest.values() if one.non_finite and pattern_of(one.path) == pattern and one.saved_ns > when]
-        for one in sorted(later, key=lambda one: one.saved_ns):
+        pattern, when = pattern_of(made.path), saved_order(made)
+        later = [one for one in self.newest.values() if one.non_finite and pattern_of(one.path) == pattern and saved_order(one) > when]
+        for one in sorted(later, key=saved_order):
             again = self._compared(one) if one.path != made.path and not numerics.turned(one) else one
             if again != one and self._records.manifests.put(again):
                 self.newest[one.path] = again

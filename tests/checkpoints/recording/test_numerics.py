@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 from checkpointing.io.tree import ReadOptions
@@ -19,8 +21,6 @@ from tests.checkpoints.test_repair import JobOnDisk, disk
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 __all__ = ["disk"]
 NAN = float("nan")
@@ -108,10 +108,14 @@ def test_a_file_written_in_place_keeps_its_finite_copy_and_the_torn_one_is_repla
     assert verify(str(disk.here / "ckpt.pt")).step == 250
 
 
-def test_of_several_that_are_verified_the_newest_first_it_is_reported_as_well(disk: JobOnDisk) -> None:
+@pytest.mark.parametrize("in_one_tick", [False, True], ids=["apart", "within one tick of the clock"])
+def test_of_several_that_are_verified_the_newest_first_it_is_reported_as_well(disk: JobOnDisk, *, in_one_tick: bool) -> None:
     saves = Saves(disk)
-    for step, weight in ((100, 1.0), (200, NAN)):
-        saves.write(step, weight)
+    paths = [saves.write(step, weight) for step, weight in ((100, 1.0), (200, NAN))]
+    if in_one_tick:
+        at_ns = paths[1].stat().st_mtime_ns
+        for path in paths:
+            os.utime(path, ns=(at_ns, at_ns))
     disk.checkpoints.records.absorb()
     saves.watched(disk.here / "step_200.pt")
     assert saves.said == []

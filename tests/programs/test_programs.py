@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Supervised
     from tests.programs.table import TrainingProgram
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.process
 PROGRAM = {program.name: program for program in PROGRAMS}
 FAULT = {fault.name: fault for fault in FAULTS}
 
 
 def _case(cell: Cell) -> object:
-    marks = [] if cell.fast else [pytest.mark.slow]
+    marks = [pytest.mark.timeout(300) if cell.fast else pytest.mark.slow]
     if cell.wrong:
         marks.append(pytest.mark.xfail(strict=True, reason=cell.wrong))
     elif cell.unseen:

@@ -249,7 +249,7 @@ FAULTS = (
     Injection("kill", "kill", "hold:25:{rank}", "kill", (KILLED,), (_at(20),)),
     Injection("torn", "newest checkpoint torn", "hold:35:{rank}", "tear_and_kill", (KILLED,), (_at(20, 30),)),
     Injection("term", "TERM, started again", "hold:25:{rank}", "term", resumed=(_at(20, 25),), ends=(143, 0)),
-    Injection("oom", "out of memory", "oom:4", causes=(_one("cuda_oom"),), resumed=(_at(0),), tolerance=1e-3),
+    Injection("oom", "out of memory", "oom:4", causes=(_one("cuda_oom"),), tolerance=1e-3),
     Injection("first-save", "kill in the first save", "save:10", "kill", (KILLED,), (_at(0),)),
     Injection("later-save", "kill in a later save", "hold:25:0 save:30", "kill_in_a_later_save", (KILLED,), (_at(20),)),
     Injection("supervisor", "supervisor killed, started again", "hold:25:{rank}", "kill_supervisor", resumed=(_at(20),), ends=(137, 0)),

@@ -92,7 +92,8 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     number, incident = state.attempt.number, state.run.incident
     state = changed(state, attempt=changed(state.attempt, began_as=report.began), run=changed(state.run, incident=None))
     if number == 1 and report.resume_from is None and report.path is None:
-        return state, () if report.began is Beginning.UNCONFIRMED else (report,)
+        kept = (KeepCopies(number),) if state.run.unfinished_before else ()
+        return state, () if report.began is Beginning.UNCONFIRMED else (report, *kept)
     actions: tuple[Action, ...] = (report,)
     newest = state.run.newest
     lost = report.resume_from or (newest.path if newest is not None else "") or next((one.newest for one in state.run.unused), "")

@@ -150,6 +150,7 @@ class Run:
     next_resume: CheckpointRef | None = None  # its checkpoint is chosen, the findings are awaited
     findings: tuple[Finding, ...] | None = None  # of this node's examination before it; None: not known yet
     # what is known of the program and the node
+    unfinished_before: bool = False  # the last run of the same command did not end well
     programs: tuple[str, ...] = ()
     knob_values: tuple[tuple[str, str], ...] = ()  # as a rank's framework holds them
     disputes: tuple[tuple[str, str, str], ...] = ()  # knob, value in a rank, planned value

@@ -146,9 +146,12 @@ class _Run:
         self.clock = Clock.start()
         self.loop = Loop(self.clock, initial(), self)
         self.continues, self.new_run_reason = False, ""
+        self.unfinished_before, self.programs_seen = False, tuple[str, ...]()  # as the last run left it: the new journal does not hold that
 
         def continues(past: Past) -> bool:
             self.continues, self.new_run_reason = previous_runs.continues(past, job)
+            self.unfinished_before = previous_runs.unfinished(past, job)
+            self.programs_seen = past.state.run.programs if self.continues else previous_runs.programs_seen(past, job)
             return self.continues
 
         path = job.state / "journal.jsonl"
@@ -219,7 +222,15 @@ class _Run:
             self.executor.node.list_gpus()
             is_posted = self.continues and self.executor.post_last_progress()
             started = SupervisorStarted(
-                self.clock.now(), self.job.run_id, policy, self.continues, digest, self.lock.left, heartbeats_read=is_posted
+                self.clock.now(),
+                self.job.run_id,
+                policy,
+                self.continues,
+                digest,
+                self.lock.left,
+                heartbeats_read=is_posted,
+                unfinished_before=self.unfinished_before,
+                programs_seen=self.programs_seen,
             )
             self.loop.post(started)
             end = self.loop.run()
@@ -408,7 +419,7 @@ class _Run:
             f"job {self.job.name}, {run_} {self.job.run_id}: {how}",
             *of_knobs,
             *([self.new_run_reason] if self.new_run_reason else []),
-            resume_line(settings, self.job.knobs, self.job.command),
+            resume_line(settings, self.job.knobs, self.job.command, self.programs_seen),
             self._proof_line(),
             *(mirror_session.opening_lines(self.job, several_nodes=self.factory.has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",

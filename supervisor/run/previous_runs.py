@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from supervisor.journal.past import Past
 
 KEPT_RUNS: Final = 5
+#: Exit codes of a run that HUP or TERM ended.
+_ENDED_FROM_OUTSIDE: Final = frozenset({129, 143})
 
 
 def continues(past: Past, job: Job) -> tuple[bool, str]:
@@ -35,6 +37,22 @@ def continues(past: Past, job: Job) -> tuple[bool, str]:
         why = f"{', '.join(sorted(gone))} is no longer a knob of the command"
         return False, f"a new run begins, because {why}; run {last.run_id} is not continued ({decision.reason})"
     return True, ""
+
+
+def unfinished(past: Past, job: Job) -> bool:
+    """Return whether the last run of this job ran the same command and did not end well."""
+    last, end = past.last_run, past.last_end
+    is_same = last is not None and last.command_digest == identity.command_digest(job.command)
+    return is_same and end is not None and end.exit_code != 0
+
+
+def programs_seen(past: Past, job: Job) -> tuple[str, ...]:
+    """Return the programs that the last run's ranks were seen to run, if HUP or TERM ended it and its command is started again.
+
+    Who starts the same command again after any other end may want a new training.
+    """
+    is_to_go_on = unfinished(past, job) and past.last_end is not None and past.last_end.exit_code in _ENDED_FROM_OUTSIDE
+    return past.state.run.programs if is_to_go_on else ()
 
 
 def put_aside(state: Path, run_id: str) -> None:

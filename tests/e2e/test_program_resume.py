@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +47,10 @@ while iter_num < 30:
     optimizer.step()
     if iter_num % 10 == 0:
         torch.save({"iter_num": iter_num, "model": model.state_dict()}, os.path.join(out_dir, "ckpt.pt"))
-    if iter_num == 15 and os.environ.get("SUPERVISE_JOB_ATTEMPT") == "1":
+    if iter_num == 15 and os.path.exists("wait"):
+        os.remove("wait")
+        signal.pause()
+    elif iter_num == 15 and os.environ.get("SUPERVISE_JOB_ATTEMPT") == "1":
         os.kill(os.getpid(), signal.SIGKILL)
 """
 CONFIGURATOR = """
@@ -110,6 +114,24 @@ def test_a_script_like_nanogpt_goes_on_from_its_one_file(supervise: Callable[...
     assert "resumes with --init_from=resume, once a rank is seen to train with nanoGPT" in run.stderr
     assert run.stdout.splitlines() == ["began at 0", "began at 10"]
     assert "resumed at step 10 from" in run.stderr
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_after_term(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(light.IMPORT + NANOGPT)
+    (tmp_path / "configurator.py").write_text(CONFIGURATOR)
+    (tmp_path / "wait").touch()
+    run = supervise(sys.executable, "train.py")
+    wait_for(lambda: not (tmp_path / "wait").exists(), "step 15", alive=run.alive)
+    run.signal(signal.SIGTERM)
+    assert run.exit_code(deadline_s=60) == 143
+    (tmp_path / "wait").touch()
+    again = supervise(sys.executable, "train.py")
+    wait_for(lambda: not (tmp_path / "wait").exists(), "step 15 again", alive=again.alive)
+    assert again.stdout.splitlines() == ["began at 10"]
+    assert "resumes with --init_from=resume\n" in again.stderr
+    again.signal(signal.SIGINT)
+    assert again.exit_code(deadline_s=60) == 130
 
 
 def lay_out(place: Path, script: str) -> None:

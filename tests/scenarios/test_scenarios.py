@@ -72,6 +72,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "values": lambda rows: tuple(rows.items()),
     "overrides": lambda rows: tuple(rows.items()),
     "programs": tuple,
+    "programs_seen": tuple,
     "rejected": tuple,
     "torn": lambda rows: tuple((path, why) for path, why in rows),
     "refused": lambda rows: tuple((path, why) for path, why in rows),

@@ -1,0 +1,43 @@
+"""What a last run leaves to a start of the same command."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from supervisor.config.settings import Settings
+from supervisor.core.state import JobState, Run
+from supervisor.job import identity
+from supervisor.job.job import Job
+from supervisor.journal.past import Past
+from supervisor.journal.records import Ended, RunBegan
+from supervisor.run import previous_runs
+
+HERE = Path("/")
+JOB = Job("job", "new", "node", ("python", "train.py"), HERE, {}, Settings(), HERE, HERE, "cookie")
+
+
+def past(exit_code: int | None, command: tuple[str, ...] = JOB.command) -> Past:
+    """Return the past of a run that a rank was seen to train in with nanoGPT."""
+    began = RunBegan("old", command, identity.command_digest(command), "1", 1, 1, "boot")
+    end = None if exit_code is None else Ended(exit_code, "")
+    return Past(JobState(Run("old", programs=("nanogpt",))), 3, 1, 4, "3.1", began, end, ())
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "unfinished", "programs"),
+    [(0, False, ()), (143, True, ("nanogpt",)), (129, True, ("nanogpt",)), (130, True, ()), (65, True, ()), (None, False, ())],
+)
+def test_only_a_run_that_was_ended_from_outside_hands_its_program_on(
+    exit_code: int | None, *, unfinished: bool, programs: tuple[str, ...]
+) -> None:
+    found = past(exit_code)
+    assert (previous_runs.unfinished(found, JOB), previous_runs.programs_seen(found, JOB)) == (unfinished, programs)
+
+
+def test_another_command_gets_nothing() -> None:
+    found = past(143, ("python", "other.py"))
+    assert (previous_runs.unfinished(found, JOB), previous_runs.programs_seen(found, JOB)) == (False, ())
+    assert not previous_runs.unfinished(replace(found, last_run=None), JOB)

@@ -240,7 +240,7 @@ class ReportResume:
     """How an attempt began: resumed at `step` from `path`, from scratch (no path), or not `confirmed`.
 
     resume_from: the checkpoint that the ranks were given. reason: what shows a beginning from scratch. epoch: of the checkpoint, if no
-    step is known.
+    step is known. is_new: nothing was there to resume from, and nothing was trained before: it begins from scratch as it should.
     """
 
     incident: int
@@ -251,6 +251,7 @@ class ReportResume:
     resume_from: str | None = None
     reason: str = ""
     epoch: int | None = None
+    is_new: bool = False
     waits_for_journal: ClassVar[bool] = False
 
     @property
@@ -259,11 +260,6 @@ class ReportResume:
         if not self.confirmed:
             return Beginning.UNCONFIRMED
         return Beginning.FROM_SCRATCH if self.path is None else Beginning.RESUMED
-
-    @property
-    def is_new_job(self) -> bool:
-        """Whether it is a first attempt that was given nothing: it begins from scratch as it should."""
-        return self.began is Beginning.FROM_SCRATCH and self.attempt == 1 and self.resume_from is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def judged(state: JobState) -> ReportResume:
     attempt, resume = state.attempt, state.attempt.resume
     step: int | None = None
     path: str | None = None
-    reason = ""
+    reason, is_new = "", False
     epoch: int | None = None
     if attempt.loaded is not None:
         known = loaded_checkpoint(state)
@@ -52,10 +52,18 @@ def judged(state: JobState) -> ReportResume:
         reason = _from_scratch(state)
         confirmed = reason not in {"", _NOTHING_SEEN}
         if confirmed and resume is None:
-            shown = (reason,) if attempt.number > 1 else ()  # a first attempt is expected to begin so
-            reason = "; ".join((*shown, *map(str, state.run.unused)))
+            is_new = _loses_nothing(state)
+            reason = "; ".join((*(() if is_new else (reason,)), *map(str, state.run.unused)))
     number = state.run.incident.number if state.run.incident else 0
-    return ReportResume(number, attempt.number, step, path, confirmed, resume.path if resume is not None else None, reason, epoch)
+    given = resume.path if resume is not None else None
+    return ReportResume(number, attempt.number, step, path, confirmed, given, reason, epoch, is_new)
+
+
+def _loses_nothing(state: JobState) -> bool:
+    """Whether a beginning from scratch is expected: of the first attempt, or if none before it made a step or left a checkpoint."""
+    run, earlier = state.run, state.attempt.number - 1
+    untrained = len(run.failures) == earlier and all(failure.before_first_step for failure in run.failures)
+    return not earlier or (untrained and run.newest is None and not run.unused)
 
 
 def _from_scratch(state: JobState) -> str:

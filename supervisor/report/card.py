@@ -299,7 +299,7 @@ def beginning(report: ReportResume) -> str:
     if report.began is Beginning.RESUMED:
         where = f"step {report.step}" if report.step is not None else "an unknown step" if report.epoch is None else f"epoch {report.epoch}"
         return f"resumed at {where} from {report.path}"
-    if report.is_new_job:
+    if report.is_new:
         return "begins from scratch" + (f": {report.reason}" if report.reason else "")
     if report.began is Beginning.FROM_SCRATCH:
         why = report.reason or "no load of a checkpoint was seen"

@@ -261,7 +261,7 @@ class Reporter:
         self._began = action.began.value
         began_t = self._began_t  # None: a predecessor began it
         took = "" if began_t is None else f" ({self._clock.now() - began_t:.1f} s after the start of attempt {action.attempt})"
-        expected = action.began is Beginning.RESUMED or action.is_new_job
+        expected = action.began is Beginning.RESUMED or action.is_new
         self._terminal.message(cards.beginning(action) + took, "info" if expected else "warning")
         self._log.write(
             LogEvent.RESUME_CONFIRMED,

@@ -16,7 +16,7 @@ from supervisor.core.events import CheckpointSelected, TimerFired
 from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
-from supervisor.report.card import card, evidence_lines
+from supervisor.report.card import beginning, card, evidence_lines
 
 LONG = "x" * 300
 
@@ -414,3 +414,23 @@ def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(
     text = " ".join(explained(written, capsys).split())
     assert "where rank 0 on" in text
     assert "; rank 1 ended first" in text
+
+
+@pytest.mark.parametrize(
+    ("report", "text"),
+    [
+        (ReportResume(0, 1, None, None, confirmed=True, is_new=True), "begins from scratch"),
+        (
+            ReportResume(0, 1, None, None, confirmed=True, is_new=True, reason="a checkpoint lies in ckpt.pt: …"),
+            "begins from scratch: a checkpoint lies in ckpt.pt: …",
+        ),
+        (
+            ReportResume(1, 2, None, None, confirmed=True, reason="its training began at step 0"),
+            "STARTED FROM SCRATCH: its training began at step 0",
+        ),
+        (ReportResume(1, 2, None, "snapshot.pt", confirmed=True, epoch=4), "resumed at epoch 4 from snapshot.pt"),
+        (ReportResume(1, 2, None, "weights.pt", confirmed=True), "resumed at an unknown step from weights.pt"),
+    ],
+)
+def test_how_an_attempt_began_in_one_line(report: ReportResume, text: str) -> None:
+    assert beginning(report) == text

@@ -29,7 +29,8 @@ def table() -> str:
         own = [_mark(found[program.name, name], reasons) for name in EACH]
         others = [cell for cell in found.values() if cell.program == program.name and cell.fault not in EACH]
         also = [f"{TITLES[cell.fault]} {_mark(cell, reasons)}" for cell in others]
-        lines.append(f"| {program.title} | {' | '.join(own)} | {'; '.join(also)} |")
+        note = f" {_number(program.inexact, reasons)}" if program.inexact else ""
+        lines.append(f"| {program.title}{note} | {' | '.join(own)} | {'; '.join(also)} |")
     lines += ["", *(f"{number}. {reason}." for number, reason in enumerate(reasons, 1))]
     lines += ["", "| program | the command line that was run |", "|---|---|"]
     lines += [f"| {one.title} | {_command(one)} |" for one in PROGRAMS]
@@ -41,10 +42,15 @@ def _mark(cell: Cell, reasons: list[str]) -> str:
     if cell.unseen:
         return "?"
     reason = cell.wrong or cell.stops
-    if reason and reason not in reasons:
-        reasons.append(reason)
-    number = f" {reasons.index(reason) + 1}" if reason else ""
+    number = f" {_number(reason, reasons)}" if reason else ""
     return f"✘{number}" if cell.wrong else f"stops{number}" if cell.stops else "✔"
+
+
+def _number(reason: str, reasons: list[str]) -> str:
+    """Return the note's number, in parentheses; a new reason goes to the end."""
+    if reason not in reasons:
+        reasons.append(reason)
+    return f"({reasons.index(reason) + 1})"
 
 
 def _command(program: TrainingProgram) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import filecmp
 import json
-import math
 import os
 import shutil
 import signal
@@ -220,13 +219,9 @@ def judge(drive: Drive, codes: list[int], bare: dict[str, Any]) -> None:
         assert found[0]["rank"] == program.world - 1, f"the wrong rank is blamed; {seen}"
     if fault.finishes and not stop:
         assert len(began) == len(fault.resumed) + 1, seen
-        _compare(outcome(drive.place), bare, fault, drifts=program.drifts and fault.name == "oom", seen=seen)
+        if not (program.drifts and fault.name == "oom"):
+            last = outcome(drive.place)
+            assert last["step"] == bare["step"], seen
+            apart = max(abs(one - other) for one, other in zip(last["weights"], bare["weights"], strict=True))
+            assert program.inexact or apart <= fault.tolerance, f"the weights are {apart} apart; {seen}"
     run.wait_for_nothing_left()
-
-
-def _compare(found: dict[str, Any], bare: dict[str, Any], fault: Injection, *, drifts: bool, seen: str) -> None:
-    if drifts:
-        return
-    assert found["step"] == bare["step"], seen
-    pairs = list(zip(found["weights"], bare["weights"], strict=True))
-    assert all(math.isclose(one, other, rel_tol=0, abs_tol=fault.tolerance) for one, other in pairs), f"weights differ; {seen}"

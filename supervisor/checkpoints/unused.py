@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from checkpointing.manifest.documents import Manifest
-    from checkpointing.model import Candidate
+    from checkpointing.model import Candidate, Verification
     from checkpointing.retention.copies import Copy
     from supervisor.checkpoints.recording.recorder import CheckpointRecorder
     from supervisor.checkpoints.recording.reports import CheckpointReport
@@ -37,12 +37,13 @@ def known(records: CheckpointRecords) -> tuple[UnusedCheckpoints, ...]:
     """Return where whole checkpoints of this job lie that nobody loads. Only what is known already is returned: no file is read."""
     if records.discovery is None or records.job.settings.checkpoints.paths:
         return ()
-    found: dict[str, list[Candidate]] = {}
+    found: dict[str, list[tuple[Candidate, Verification]]] = {}
     for candidate in _saved(records):
         seen = records.cache.get(candidate.path, candidate.identity)
         if seen is not None and seen.verdict is Verdict.VERIFIED:
-            found.setdefault(pattern_of(candidate.path), []).append(candidate)
-    return tuple(UnusedCheckpoints(pattern, len(found[pattern]), max(found[pattern], key=_written_ns).path) for pattern in sorted(found))
+            found.setdefault(pattern_of(candidate.path), []).append((candidate, seen))
+    newest = {pattern: max(rows, key=lambda row: _written_ns(row[0]))[1] for pattern, rows in found.items()}
+    return tuple(UnusedCheckpoints(pattern, len(found[pattern]), one.path, one.step, one.epoch) for pattern, one in sorted(newest.items()))
 
 
 class UnusedCopies:

@@ -88,11 +88,16 @@ class Beginning(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnusedCheckpoints:
-    """Valid checkpoints at a place that the job saves to, while none was selected: no rank is known to load from that place."""
+    """Valid checkpoints at a place that the job saves to, while none was selected: no rank is known to load from that place.
+
+    step, epoch: of the newest, as in CheckpointRef.
+    """
 
     pattern: str
     count: int
     newest: str
+    step: int | None = None
+    epoch: int | None = None
 
     def __str__(self) -> str:
         """Return where they are, and the options that pass the newest to the script."""

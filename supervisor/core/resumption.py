@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 
 from supervisor.core import planning
 from supervisor.core.actions import Alert, CloseIncident, KeepCopies, ReportResume
-from supervisor.core.model import Beginning
+from supervisor.core.model import Beginning, CheckpointRef
 from supervisor.core.state import changed
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
-    from supervisor.core.model import CheckpointRef
     from supervisor.core.state import JobState, Step
 
 _NUMBER = re.compile(r"\d+")
@@ -126,5 +125,6 @@ def with_save(state: JobState, found: CheckpointRef) -> JobState:
 
 def loaded_checkpoint(state: JobState) -> CheckpointRef | None:
     """Return the checkpoint that the ranks were seen to load, None where it is not known."""
-    known = (*((state.attempt.resume,) if state.attempt.resume is not None else ()), *state.run.verified)
+    unused = (CheckpointRef(one.newest, one.step, "", one.epoch) for one in state.run.unused)  # until a rank loads it
+    known = (*((state.attempt.resume,) if state.attempt.resume is not None else ()), *state.run.verified, *unused)
     return next((found for found in known if found.path == state.attempt.loaded), None)

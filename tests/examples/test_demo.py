@@ -116,7 +116,8 @@ def rows(told: str) -> dict[str, str]:
 def test_the_readmes_first_screen_is_what_the_demo_prints(shown: Shown) -> None:
     at_the_terminal, told = re.findall(r"^```text\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
     printed = [masked(line) for line in shown.done.stderr.splitlines() if line.startswith("supervise: ")]
-    assert [masked(line) for line in at_the_terminal.splitlines()] == printed[3:]  # after the three that open every run
+    opening = next(at for at, line in enumerate(printed, start=1) if "journal and logs" in line)  # the last line that opens every run
+    assert [masked(line) for line in at_the_terminal.splitlines()] == printed[opening:]
     real = "-- incident" + shown.done.stdout.partition("-- incident")[2]
     shows, is_so = rows(told), rows(real)
     assert list(shows) == list(is_so)

@@ -57,7 +57,7 @@ class TrainingProgram:
 class Injection:
     """A fault: the hook's words, what the test does from outside, and what has to come out.
 
-    words: `{rank}` is the program's last rank. act: the name of a function of `driving.py`. causes: the cause of each incident, each
+    words: `{rank}` is the program's last rank. act: the name of a function of `driving.py`. causes: the cause of each failed attempt, each
     a set of right answers. resumed: for each later attempt, the steps from which it may go on. ends: the exit codes, of each start.
     """
 
@@ -74,10 +74,15 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class RightStop:
-    """A stop with 65 that is right, as the bare program fails there too: why, and the causes of its incidents."""
+    """A stop that is right, as the bare program fails there too: why, and the cause of each failed attempt.
+
+    names: the torn checkpoint is named at the terminal.
+    """
 
     reason: str
     causes: tuple[frozenset[str], ...]
+    code: int = 65
+    names: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,9 @@ class Cell:
 
 def _one(*names: str) -> frozenset[str]:
     return frozenset(names)
+
+
+KILLED = _one("killed_unknown")
 
 
 def _at(*steps: int) -> frozenset[int]:
@@ -251,7 +259,6 @@ PROGRAMS = (
     ),
 )
 
-KILLED = _one("killed_unknown")
 FAULTS = (
     Injection("kill", "kill", "hold:25:{rank}", "kill", (KILLED,), (_at(20),)),
     Injection("torn", "newest checkpoint torn", "hold:35:{rank}", "tear_and_kill", (KILLED,), (_at(20, 30),)),
@@ -285,13 +292,19 @@ SPREAD = {
 }
 #: (program, fault) → why a stop is right.
 STOPS = {
+    ("numpy", "torn"): RightStop(
+        "the script takes the newest file by itself, and numpy's files are of no known format: it ends with numpy's own error",
+        (KILLED, _one("data_error", "checkpoint_corrupt")),
+        code=1,
+        names=False,
+    ),
     ("numpy", "oom"): RightStop("a MemoryError is the machine's memory, and no batch was declared", (_one("host_oom"),) * 2),
 }
 FAST = (("nanogpt-torchrun", "kill"), ("plain", "kill"), ("numpy", "kill"))
 #: (program, fault) → why it does not work today.
 WRONG: dict[tuple[str, str], str] = {}
 #: (program, fault) that were run, whatever came out. Every other cell is `unseen`.
-RAN: set[tuple[str, str]] = {("nanogpt-torchrun", "kill"), ("plain", "kill"), ("numpy", "kill"), ("elastic", "kill")}
+RAN: set[tuple[str, str]] = {("nanogpt-torchrun", "kill"), ("plain", "kill"), ("numpy", "kill"), ("numpy", "torn"), ("elastic", "kill")}
 #: Programs without a row, and why.
 NOT_RUN = {
     "DeepSpeed ZeRO-2 and ZeRO-3": "on a CPU its start compiles an operator for shared memory and waits for a lock file; not tried again",

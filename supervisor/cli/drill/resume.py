@@ -90,7 +90,8 @@ def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int
     try:
         own = _own_settings(settings, name, copy)
         node_state = identity.make_node_state(own.job.state_dir, cwd, own.job.name, node)
-        run = _ResumeDrill(own, command, order, copy, node_state)
+        job = DrilledJob(own, command, node_state, identity.make_job_dir(node_state), prepare=copy.enter)
+        run = _ResumeDrill(own, order, copy, job)
         found = run.go()
         is_proven = found.is_proven
         _record(state, resume_proof.ResumeProof(time.time(), subject, found.shown) if is_proven else None, subject)
@@ -151,12 +152,10 @@ def _record(state: Path, proof: resume_proof.ResumeProof | None, subject: resume
 
 
 class _ResumeDrill:
-    """One drill. `state` is the node's state directory of the drill's job."""
+    """One drill."""
 
-    def __init__(self, settings: Settings, command: Sequence[str], order: ResumeOrder, copy: ScratchCopy, state: Path) -> None:
-        self._settings, self._order, self._copy = settings, order, copy
-        self._job_dir = identity.make_job_dir(state)
-        self._job = DrilledJob(settings, command, state, self._job_dir, prepare=copy.enter)
+    def __init__(self, settings: Settings, order: ResumeOrder, copy: ScratchCopy, job: DrilledJob) -> None:
+        self._settings, self._order, self._copy, self._job = settings, order, copy, job
         self._end = _WaitEnd()
         self._resumed_t: float | None = None
         self._verified = not settings.checkpoints.paths  # whether a declared checkpoint was seen to be whole
@@ -165,7 +164,7 @@ class _ResumeDrill:
 
     def go(self) -> StateComparison:
         """Start the job, kill a rank after a save, await the next attempt's steps, end the job, compare."""
-        (self._job_dir / "drill").write_text(json.dumps({"kind": KIND, "records": str(self._copy.records)}))
+        (self._job.scratch / "drill").write_text(json.dumps({"kind": KIND, "records": str(self._copy.records)}))
         stdio.say(f"drill: resume, in {self._copy.work}: the job's own files and checkpoints stay as they are")
         for signum in (signal.SIGTERM, signal.SIGHUP):  # the scratch directory is removed; `supervise` in the child sets its own
             signal.signal(signum, lambda number, _frame: sys.exit(128 + number))
@@ -246,7 +245,7 @@ class _ResumeDrill:
         """Return after which step the last save of the first attempt began (None: none in training), and whether all saves have ended."""
         last: int | None = None
         under_way: set[tuple[str, int]] = set()
-        for log in self._job_dir.glob("attempt-0001/saves-*.jsonl"):
+        for log in self._job.scratch.glob("attempt-0001/saves-*.jsonl"):
             with contextlib.suppress(OSError):
                 for row in save_logs.rows(log.read_bytes()):
                     save = (log.name, int(row.get("n", 0)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.cli import main
+from supervisor.cli.drill.drilled_job import DrilledJob
 from supervisor.cli.drill.resume import ResumeOrder, _record, _ResumeDrill
 from supervisor.cli.drill.scratch_copy import ScratchCopy
 from supervisor.config.settings import Checkpoints, Settings
@@ -43,9 +44,8 @@ def made(tmp_path: Path, *patterns: str) -> _ResumeDrill:
     """Return a drill whose job was not started; the ranks' logs are below `tmp_path`."""
     copy = ScratchCopy(tmp_path)
     settings = Settings(checkpoints=Checkpoints(paths=patterns))
-    drill = _ResumeDrill(settings, ["true"], ResumeOrder(1, 0, 60.0, "", ()), copy, tmp_path)
-    drill._job_dir = tmp_path  # noqa: SLF001
-    return drill
+    job = DrilledJob(settings, ["true"], tmp_path, tmp_path, prepare=lambda: None)
+    return _ResumeDrill(settings, ResumeOrder(1, 0, 60.0, "", ()), copy, job)
 
 
 def logged(tmp_path: Path, *rows: tuple[str, int, int]) -> tuple[int | None, bool]:

@@ -38,7 +38,7 @@ _ORDINARY = {
 }
 #: Tests here wait for whole jobs; what they cost beside a test of one process. A slow test counts as a part of a minute, and one with a
 #: time limit of its own as a part of that.
-_JOBS = frozenset({"agent", "e2e", "examples", "mirror", "nodecheck", "training"})
+_JOBS = frozenset({"agent", "e2e", "examples", "mirror", "nodecheck", "programs", "training"})
 _JOB, _PROCESS, _PURE, _SLOW, _SLOW_PURE = 4.0, 1.0, 0.02, 20.0, 2.0
 _PATIENCE = 6.0
 #: A slow test that may take longer than this runs in any worker; the other tests of a file share one, and so their fixtures.

@@ -304,7 +304,14 @@ FAST = (("nanogpt-torchrun", "kill"), ("plain", "kill"), ("numpy", "kill"))
 #: (program, fault) → why it does not work today.
 WRONG: dict[tuple[str, str], str] = {}
 #: (program, fault) that were run, whatever came out. Every other cell is `unseen`.
-RAN: set[tuple[str, str]] = {("nanogpt-torchrun", "kill"), ("plain", "kill"), ("numpy", "kill"), ("numpy", "torn"), ("elastic", "kill")}
+RAN: set[tuple[str, str]] = {
+    ("nanogpt-torchrun", "kill"),
+    ("plain", "kill"),
+    ("numpy", "kill"),
+    ("numpy", "torn"),
+    ("elastic", "kill"),
+    ("lightning", "kill"),
+}
 #: Programs without a row, and why.
 NOT_RUN = {
     "DeepSpeed ZeRO-2 and ZeRO-3": "on a CPU its start compiles an operator for shared memory and waits for a lock file; not tried again",

@@ -54,11 +54,13 @@ def resume_table() -> str:
 
 
 def _conditions(row: ResumeRow) -> list[str]:
-    found = [f"`{' or '.join(row.itself)}` is on, in the command or its file"] if row.itself else []
-    found += [f"`{row.value_of} DIR` in the command; with `{row.flags[0]} DIR` beside it, it resumes by itself"] if row.value_of else []
+    found = [f"{' or '.join(f'`{flag}`' for flag in row.itself)} is on, in the command or its file"] if row.itself else []
     found += [f"`{row.subcommand}` is the first word of the command"] if row.subcommand else []
-    ways = {".": "the script reads `{}`", "-": "its parser has `{}`"}
-    return found + [ways.get(one[0], "the script compares `{}`").format(one.replace("=", " == ")) for one in row.shows]
+    kinds = {".": "the script reads `{}`", "-": "its parser has `{}`"}
+    found += [kinds.get(one[0], "the script compares `{}`").format(one.replace("=", " == ")) for one in row.shows]
+    if row.value_of:
+        found.append(f"`{row.value_of} DIR` in the command; with `{row.flags[0]} DIR` beside it, it resumes by itself")
+    return found
 
 
 def _line(program: Program, name: str, row: KnobRow, *, first: bool) -> str:

@@ -167,7 +167,7 @@ class ResumeKnob:
         "",
         "Append these arguments to the command if there is a checkpoint; {resume} is its path, {step} its step.",
         "They are split as a shell would split them. Any other `{name}` is an error. Arguments with neither `{resume}` nor `{step}` "
-        "are an error too, unless `flag` or `env` hands the checkpoint over or the script resumes itself: such a switch is `switch`.",
+        "are an error too, unless `flag` or `env` hands the checkpoint over or the script resumes itself. A switch goes to `switch`.",
         flag="--resume-args",
         env="SUPERVISE_RESUME_ARGS",
     )

@@ -172,17 +172,26 @@ def test_a_commands_own_options_and_arguments_are_documented(path: str) -> None:
 
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "systemd" / "README.md", *sorted(DOCS.glob("*.md"))]
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")  # a page, "" for the same one, and a heading of it
 LINKED = {str(page.relative_to(ROOT)): links for page in PAGES if (links := LINK.findall(page.read_text(encoding="utf-8")))}
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names by which a link leads to the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", LINKED)
 def test_links_lead_somewhere(page: str) -> None:
-    assert [link for link in LINKED[page] if not (ROOT / page).parent.joinpath(link).is_file()] == []
+    targets = [((ROOT / page).parent / path if path else ROOT / page, heading) for path, heading in LINKED[page]]
+    assert [str(path) for path, _ in targets if not path.is_file()] == []
+    assert [(path.name, heading) for path, heading in targets if heading and heading not in anchors(path)] == []
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
-    assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} == {link for link in LINKED["README.md"] if link.startswith("docs/")}
+    assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} == {link for link, _ in LINKED["README.md"] if link.startswith("docs/")}
 
 
 # The design is also of what is to come, so it may name what is not there.

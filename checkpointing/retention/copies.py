@@ -166,12 +166,12 @@ class Copies:
         copied only if its blocks can be shared.
         """
         self.sweep()
-        held = self.all()
-        needed = self._with_held(held, needed)
-        known = next((copy for copy in held if copy.manifest.id == made.id and copy.manifest.name == made.name), None)
+        existing = self.all()
+        needed = self._with_held(existing, needed)
+        known = next((copy for copy in existing if copy.manifest.id == made.id and copy.manifest.name == made.name), None)
         if known is not None:
             return KeptCopy(known)
-        gone = self._to_remove(held, made, policy, needed)
+        gone = self._to_remove(existing, made, policy, needed)
         if gone is None:
             return KeptCopy(None, f"it would not fit into the {self._cap_bytes / 1e9:.3g} GB for copies")
         try:
@@ -199,23 +199,23 @@ class Copies:
         `bad`: places of copies that were found damaged. The answer's `copy` is the newest that stays of the last path with a removal.
         `reason` names each newest copy that failed, for whose path nothing was removed; "" without one.
         """
-        held = {copy.place: copy for copy in self.all()}
-        needed = self._with_held(held.values(), needed)
+        by_place = {copy.place: copy for copy in self.all()}
+        needed = self._with_held(by_place.values(), needed)
         survivor, removed, reasons = None, list[str](), list[str]()
-        for rows in _by_path(held.values(), self._order(), needed, bad):
+        for rows in _by_path(by_place.values(), self._order(), needed, bad):
             gone = rules.may_go(rows, policy)
             names = {row.name for row in gone}
             staying = [row for row in rows if row.name not in names and row.verdict is Verdict.VERIFIED]
             if not gone or not staying:
                 continue
-            newest = held[min(staying, key=lambda row: row.age).name]
+            newest = by_place[min(staying, key=lambda row: row.age).name]
             if not dry_run:
                 found = check.check(newest.place, newest.manifest, reading=reading)
                 if found.verdict is not Verdict.VERIFIED:
                     reasons.append(f"older ones stay, because the newest that would stay is not proven: {newest.place}: {found.reason}")
                     continue
             survivor = newest
-            removed += [row.name for row in gone if dry_run or self.remove(held[row.name])]
+            removed += [row.name for row in gone if dry_run or self.remove(by_place[row.name])]
         return KeptCopy(survivor, "; ".join(reasons), tuple(removed))
 
     def put_back(self, copy: Copy, aside: MoveJournal, attempt: int, reason: str) -> str:
@@ -248,33 +248,35 @@ class Copies:
         """Remove the rest of copies whose making or removal was killed."""
         staging.sweep(self._directory)
 
-    def _to_remove(self, held: tuple[Copy, ...], made: Manifest, policy: rules.RetentionPolicy, needed: Needed) -> tuple[Copy, ...] | None:
+    def _to_remove(
+        self, existing: tuple[Copy, ...], made: Manifest, policy: rules.RetentionPolicy, needed: Needed
+    ) -> tuple[Copy, ...] | None:
         """Return the copies to remove for the new one; None if the cap has no room. It keeps fewer copies rather than make none."""
         order = self._order()
         new = rules.RetainedItem("", order.of_manifest(made, ordering.COPY, ""), Verdict.VERIFIED, made.n_bytes)
         tighter = [replace(policy, newest=newest) for newest in range(policy.newest, 0, -1)]
         names: set[str] = set()
         for one in (*tighter, rules.RetentionPolicy(1)):
-            mine = [_row(copy, order, needed, Verdict.VERIFIED) for copy in held if copy.manifest.path == made.path]
-            others = _by_path((copy for copy in held if copy.manifest.path != made.path), order, needed)
+            mine = [_row(copy, order, needed, Verdict.VERIFIED) for copy in existing if copy.manifest.path == made.path]
+            others = _by_path((copy for copy in existing if copy.manifest.path != made.path), order, needed)
             names = {row.name for rows in ([*mine, new], *others) for row in rules.may_go(rows, one, new.name)}
-            if self._fits(held, names, made):
-                return tuple(copy for copy in held if copy.place in names)
+            if self._fits(existing, names, made):
+                return tuple(copy for copy in existing if copy.place in names)
         if made.n_bytes > self._cap_bytes:
             return None
         # the last copies of other paths, oldest first: their files may no longer be written
-        for copy in held:
+        for copy in existing:
             if copy.place not in names | needed.in_use | needed.uploading and copy.manifest.path != made.path:
                 names.add(copy.place)
-                if self._fits(held, names, made):
-                    return tuple(copy for copy in held if copy.place in names)
+                if self._fits(existing, names, made):
+                    return tuple(copy for copy in existing if copy.place in names)
         return None
 
     def _with_held(self, copies: Iterable[Copy], needed: Needed) -> Needed:
         return replace(needed, in_use=needed.in_use | {copy.place for copy in copies if self.is_held(copy)})
 
-    def _fits(self, held: tuple[Copy, ...], gone: Collection[str], made: Manifest) -> bool:
-        return sum(copy.manifest.n_bytes for copy in held if copy.place not in gone) + made.n_bytes <= self._cap_bytes
+    def _fits(self, existing: tuple[Copy, ...], gone: Collection[str], made: Manifest) -> bool:
+        return sum(copy.manifest.n_bytes for copy in existing if copy.place not in gone) + made.n_bytes <= self._cap_bytes
 
     def _make(self, made: Manifest, reading: ReadOptions, *, may_link: bool, most_copied_bytes: int | None) -> Copy | str:
         durable.make_directory(self._directory)
@@ -282,8 +284,9 @@ class Copies:
         with staging.new_directory(final, 0o700) as place:
             os.mkdir(f"{place.path}/data", 0o700)  # noqa: PTH102 -- as above
             target = f"{place.path}/data/{made.name}"
-            most = made.n_bytes if most_copied_bytes is None else most_copied_bytes
-            problem = _duplicate(made.path, target, made, reading, saves_left=_SAVES_LEFT, may_link=may_link, most_copied_bytes=most)
+            problem = _duplicate(
+                made.path, target, made, reading, saves_left=_SAVES_LEFT, may_link=may_link, most_copied_bytes=most_copied_bytes
+            )
             if problem:
                 return problem
             staging.write(f"{place.path}/{documents.FILE_NAME}", documents.encode(made))
@@ -292,10 +295,10 @@ class Copies:
         return Copy(made, final, os.stat(f"{final}/{documents.FILE_NAME}").st_mtime_ns)  # noqa: PTH116 -- as above
 
 
-def _by_path(held: Iterable[Copy], order: Order, needed: Needed, bad: Collection[str] = ()) -> list[list[rules.RetainedItem]]:
+def _by_path(existing: Iterable[Copy], order: Order, needed: Needed, bad: Collection[str] = ()) -> list[list[rules.RetainedItem]]:
     """Return the rows grouped by path: a model's file and its optimizer's may each be torn alone."""
     rows: dict[str, list[rules.RetainedItem]] = {}
-    for copy in held:
+    for copy in existing:
         rows.setdefault(copy.manifest.path, []).append(_row(copy, order, needed, Verdict.BAD if copy.place in bad else Verdict.VERIFIED))
     return list(rows.values())
 

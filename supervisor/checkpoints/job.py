@@ -72,9 +72,9 @@ class JobCheckpoints:
         """List the checkpoints that are declared or discovered."""
         return self.records.locations.listing()
 
-    def hand_over(self, resume_by: str) -> None:
+    def set_resume_way(self, resume_by: str) -> None:
         """Set by whose knob the next attempt gets its checkpoint. From the loop's thread; it waits for no disk."""
-        self.records.hand_over(self._job.knobs.resume_way(resume_by))
+        self.records.set_resume_way(self._job.knobs.resume_way(resume_by))
 
     def select(
         self, t: float, attempt: int, avoid: Collection[str] = (), *, suspect: bool = False, permission: RepairPermission | None = None

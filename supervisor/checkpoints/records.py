@@ -16,11 +16,12 @@ from supervisor.checkpoints.origin.baseline import Baseline
 from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.checkpoints.origin.other_jobs import OtherJobs
 from supervisor.checkpoints.origin.provenance import Provenance
+from supervisor.core.model import ResumeKind
 from supervisor.core.planning import DECLARED
 
 if TYPE_CHECKING:
     from supervisor.job.job import Job
-    from supervisor.knobs.knob_set import BoundResume
+    from supervisor.knobs.knob_set import ResumeWay
 
 DIRECTORY: Final = "checkpoints"
 
@@ -62,20 +63,20 @@ class CheckpointRecords:
             is_abandoned=self.order.is_abandoned,
             run_id=job.run_id,
         )
-        self.hand_over(job.knobs.resume_way(DECLARED))
+        self.set_resume_way(job.knobs.resume_way(DECLARED))
         self._lock = threading.Lock()
         self._rejections: Rejections | None = None
         self._has_begun = False
         self._notes: tuple[str, ...] = ()
         self._attempt = 0
 
-    def hand_over(self, way: BoundResume | None) -> None:
+    def set_resume_way(self, way: ResumeWay | None) -> None:
         """Set how the next attempt gets its checkpoint, as the core orders it. Before the first order the declared way holds."""
-        kind = "" if way is None else way.knob.counts
         settings = self.job.settings
-        self.script_chooses = settings.resumes_itself or not settings.checkpoints.paths or kind in {"switch", "itself"}
+        finds = way is not None and way.knob.counts in {ResumeKind.SWITCH, ResumeKind.ITSELF}
+        self.script_chooses = finds or settings.resumes_itself or not settings.checkpoints.paths
         if self.discovery is not None and not settings.checkpoints.paths:
-            self.discovery.hand_over("" if kind == "itself" else kind, "" if way is None else way.files)
+            self.discovery.set_resume_way(way)
 
     @property
     def problems(self) -> tuple[str, ...]:

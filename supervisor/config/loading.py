@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 from checkpointing.mirror.backends import KEYS_HINT, has_keys
 from supervisor.config.settings import JOB_NAME_FORM, ROWS, Origin, Settings, is_job_name, with_values
 from supervisor.config.trust import read_trusted
+from supervisor.core.model import ResumeKind
 from supervisor.errors import SuperviseError, nearest
 
 if TYPE_CHECKING:
@@ -353,14 +354,14 @@ def _require_placeholder(settings: Settings) -> None:
     """Refuse resume arguments without a placeholder, and those that no checkpoint would ever fill."""
     knob = settings.knobs.resume
     learns = settings.checkpoints.learn and settings.instrument.enabled
-    if knob.hands_over and not settings.checkpoints.paths and not learns:
+    if knob.kind is not None and not settings.checkpoints.paths and not learns:
         name = next(name for name in ("args", "switch", "flag", "env") if getattr(knob, name))
         raise SuperviseError(
             f"the script never gets a checkpoint: knobs.resume.{name} = {_cut(repr(getattr(knob, name)))}: none is declared or learned",
             hint="Name them with --checkpoints 'DIR/*.pt', or leave checkpoints.learn and instrument.enabled on.",
             exit_code=settings.origin(f"knobs.resume.{name}").exit_code,
         )
-    if knob.hands_over != "switch" or settings.job.resumes_itself or not knob.args:
+    if knob.kind is not ResumeKind.SWITCH or settings.job.resumes_itself or not knob.args:
         return
     origin = settings.origin("knobs.resume.args")
     raise SuperviseError(

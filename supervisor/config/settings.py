@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
+from supervisor.core.model import ResumeKind
 from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -182,11 +183,11 @@ class ResumeKnob:
     env: str = setting("", "Set this environment variable to the checkpoint's path.")
 
     @property
-    def hands_over(self) -> str:
-        """What the script gets: "path", "switch" (words in which no checkpoint stands), or nothing."""
+    def kind(self) -> ResumeKind | None:
+        """What the script gets; None: nothing is declared."""
         if self.flag or self.env or "{resume}" in self.args or "{step}" in self.args:
-            return "path"
-        return "switch" if self.args or self.switch else ""
+            return ResumeKind.PATH
+        return ResumeKind.SWITCH if self.args or self.switch else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,7 +454,7 @@ class Settings:
     @property
     def resumes_itself(self) -> bool:
         """Whether the user declares that the script finds its own checkpoint, at once or by a switch."""
-        return self.job.resumes_itself or self.knobs.resume.hands_over == "switch"
+        return self.job.resumes_itself or self.knobs.resume.kind is ResumeKind.SWITCH
 
     def address(self, job: str) -> str:
         """Return the options by which `supervise status`, `why` and `logs` find `job`.

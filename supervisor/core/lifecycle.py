@@ -19,7 +19,7 @@ from supervisor.core.actions import (
     SetTimer,
     StopRanks,
 )
-from supervisor.core.model import Cause, Plan, PlanKind, Progress, Verdict
+from supervisor.core.model import RESUME, Cause, Plan, PlanKind, Progress, Verdict
 from supervisor.core.state import NOTICES, JobState, Run, Stage, changed
 from supervisor.strategies.situation import overridden
 
@@ -93,7 +93,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
 
 def _terms(policy: Policy) -> tuple[object, ...]:
     """Return the conditions of a change of the job: the knobs, and the options that permit it. Another command is another run."""
-    knobs = tuple((knob.name, knob.value, knob.how, knob.counts) for knob in policy.knobs if knob.name != planning.RESUME)
+    knobs = tuple((knob.name, knob.value, knob.how, knob.counts) for knob in policy.knobs if knob.name != RESUME)
     return knobs, policy.batch_change, policy.batch_drift, policy.min_gpus, policy.allocator
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class Cause(StrEnum):
@@ -76,6 +77,14 @@ class Launcher(StrEnum):
     ELASTIC = "elastic"  # torchrun's agent, subclassed (supervisor.agent)
     STOCK = "stock"  # torchrun itself with --max-restarts=0, restarted by us
     PLAIN = "plain"  # any other command
+
+
+class ResumeKind(StrEnum):
+    """What a script gets to resume from a checkpoint: `Knob.counts` of the knob RESUME."""
+
+    PATH = "path"  # of the checkpoint
+    SWITCH = "switch"  # words without a path, with which it finds the checkpoint
+    ITSELF = "itself"  # nothing: it finds the checkpoint by itself
 
 
 class Beginning(StrEnum):
@@ -231,7 +240,7 @@ class Knob:
     value: as in the user's command, "" unknown. how: as a person would write it (`--batch-size`). by: who declared it, "declared" or the
     program that was recognised. seen: False while the program was only recognised in the script's text; such a knob is enabled by
     ProgramSeen. counts: what one unit is per. batch_size: "gpu" or "global". grad_accum: "rank", "world" or "derived" (the program computes
-    it). resume: what the script gets, "path", "switch" or "itself" (nothing: it finds its checkpoint by itself).
+    it). RESUME: a ResumeKind.
     """
 
     name: str
@@ -240,6 +249,10 @@ class Knob:
     by: str = "declared"
     seen: bool = True
     counts: str = ""
+
+
+#: The knob by which a script gets what it resumes from. knobs/resume.py binds it; no --knob declares it.
+RESUME: Final = "resume"
 
 
 @dataclass(frozen=True, slots=True)

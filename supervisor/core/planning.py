@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.exits import END_SIGNALS
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
-from supervisor.core.model import Cause, Launcher, Phase, Verdict
+from supervisor.core.model import RESUME, Cause, Launcher, Phase, ResumeKind, Verdict
 from supervisor.core.state import changed
 from supervisor.strategies import consent
 from supervisor.strategies.gpu import fewer_ranks, usable_again
@@ -29,8 +29,6 @@ KEPT_FINGERPRINTS = 100
 OF_ONE_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER})
 #: `Knob.by` of a knob that the user declared.
 DECLARED = "declared"
-#: `Knob.name` of what hands a checkpoint over.
-RESUME = "resume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ def resume_by(state: JobState) -> str:
 def resumes_itself(state: JobState) -> bool:
     """Whether the script finds its checkpoint without being given anything, as the user or the program that is seen to run says."""
     knob = resume_knob(state)
-    return state.run.policy.resumes_itself or (knob is not None and knob.counts == "itself")
+    return state.run.policy.resumes_itself or (knob is not None and knob.counts == ResumeKind.ITSELF)
 
 
 def _may_be_seen(knob: Knob) -> bool:

@@ -20,11 +20,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from supervisor.core.model import RESUME
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: How a script gets what it resumes from: bound by knobs/resume.py, and never declared by --knob.
-RESUME = "resume"
 #: All knobs; docs/knobs.md describes their values.
 NAMES = ("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "skip_window", RESUME)
 #: Those that hold a whole number, and the least that it may be.

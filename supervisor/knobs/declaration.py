@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from supervisor.core.model import RESUME
 from supervisor.knobs.bindings import (
     COUNTS,
     DEEPSPEED_KEYS,
@@ -14,7 +15,6 @@ from supervisor.knobs.bindings import (
     NAMES,
     ON,
     OVERRIDE,
-    RESUME,
     SWITCHES,
     VARIABLES,
     Binding,

@@ -35,8 +35,8 @@ class BoundKnob:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundResume:
-    """How a script gets what it resumes from. knob.counts: path, switch or itself (knobs/resume.py).
+class ResumeWay:
+    """How a script gets the checkpoint that it resumes from. knob.counts: a ResumeKind.
 
     args: words that are appended, with {resume} and {step} for the checkpoint's path and step. env: the variable that gets its path.
     files: the last part of the locations that hold the program's checkpoints, as a pattern; "": one location must be beyond doubt.
@@ -46,6 +46,14 @@ class BoundResume:
     args: str = ""
     env: str = ""
     files: str = ""
+
+
+class NotEnabledError(Exception):
+    """Why a knob of a recognised program is not enabled. remedy: the option that would enable it; "": the usual one of such a knob."""
+
+    def __init__(self, why: str, remedy: str = "") -> None:
+        super().__init__(why)
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +87,15 @@ class KnobSet:
     environ: Mapping[str, str] = field(default_factory=dict)
     batch_change: bool = True
     batch_drift: bool = False
-    resume: tuple[BoundResume, ...] = ()
+    resume: tuple[ResumeWay, ...] = ()
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
         """Return the knobs, for core/model.py's Policy."""
         return (*(bound.knob for bound in self.bound), *(way.knob for way in self.resume))
 
-    def resume_way(self, by: str) -> BoundResume | None:
-        """Return how a script gets what it resumes from by the knob of `by` (Knob.by), None for ""."""
+    def resume_way(self, by: str) -> ResumeWay | None:
+        """Return how a script gets what it resumes from by the knob of `by` (Knob.by); None where no knob is its."""
         return next((way for way in self.resume if way.knob.by == by), None)
 
     @property

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from supervisor.core.model import Knob
 from supervisor.knobs import bindings, config_files, declaration
 from supervisor.knobs.bindings import DEEPSPEED_KEYS, DEEPSPEED_TOTAL, Env, FileKey, Flag
-from supervisor.knobs.knob_set import BoundKnob, UnavailableKnob
+from supervisor.knobs.knob_set import BoundKnob, NotEnabledError, UnavailableKnob
 from supervisor.knobs.script_analysis import ScriptText, read_script
 
 if TYPE_CHECKING:
@@ -31,14 +31,6 @@ class ProgramKnobs:
     bound: tuple[BoundKnob, ...]
     unavailable: tuple[UnavailableKnob, ...]
     programs: tuple[str, ...]
-
-
-class _UnavailableError(Exception):
-    """Why a knob is not enabled; `remedy` is the option that would enable it."""
-
-    def __init__(self, why: str, remedy: str = "") -> None:
-        super().__init__(why)
-        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +54,8 @@ def find(recognised: Sequence[RecognisedProgram], lookup: Lookup, taken: frozens
                 continue
             try:
                 bound[name] = _seen(_bind(lookup, one.program, name, row), seen=one.seen)
-            except (_UnavailableError, config_files.EditError, OSError) as error:
-                remedy = error.remedy if isinstance(error, _UnavailableError) else ""
+            except (NotEnabledError, config_files.EditError, OSError) as error:
+                remedy = error.remedy if isinstance(error, NotEnabledError) else ""
                 unavailable[name] = UnavailableKnob(name, one.program.name, str(error), remedy or f"--knob {name}:VALUE=--FLAG")
     _keep_together(bound, unavailable, taken)
     return ProgramKnobs(tuple(bound.values()), tuple(unavailable.values()), tuple(one.program.name for one in recognised))
@@ -92,30 +84,30 @@ def _bind(lookup: Lookup, program: Program, name: str, row: KnobRow | None) -> B
     words = (*lookup.head, *lookup.argv)
     blocked = next((word for word in program.blocks if bindings.has_flag(words, word) or word in lookup.text.sets), None)
     if blocked is not None:
-        raise _UnavailableError(f"{blocked} gives its numbers another meaning")
+        raise NotEnabledError(f"{blocked} gives its numbers another meaning")
     of_file = _deepspeed(lookup, program, name)
     if row is None:
         if of_file is None:
             flag = program.deepspeed[0] if program.deepspeed else ""
-            raise _UnavailableError(
+            raise NotEnabledError(
                 f"the command has no {flag}, or its file leaves {DEEPSPEED_KEYS[name]} open", f"--knob {name}=deepspeed:FILE"
             )
         return of_file
     unused = next((name for name in row.needs if name not in lookup.text.used), None)
     if unused is not None and lookup.text.used:
-        raise _UnavailableError(f"the script does not use {unused}")
+        raise NotEnabledError(f"the script does not use {unused}")
     by_flag = _by_env(lookup, program, name, row) if row.env else _by_flag(lookup, program, name, row)
     if of_file is None:
         return by_flag
     if of_file.knob.value != by_flag.knob.value:
-        raise _UnavailableError(f"{by_flag.knob.how} is {by_flag.knob.value} and {of_file.knob.how} is {of_file.knob.value}")
+        raise NotEnabledError(f"{by_flag.knob.how} is {by_flag.knob.value} and {of_file.knob.how} is {of_file.knob.value}")
     return replace(by_flag, places=(*by_flag.places, *of_file.places), texts={**by_flag.texts, **of_file.texts})
 
 
 def _by_env(lookup: Lookup, program: Program, name: str, row: KnobRow) -> BoundKnob:
     value = lookup.environ.get(row.env) or _default(lookup, row, row.keyword)
     if not value or not declaration.is_value(name, value):
-        raise _UnavailableError(f"what the script gives is not known, and ${row.env} is not set", f"--knob {name}=--FLAG")
+        raise NotEnabledError(f"what the script gives is not known, and ${row.env} is not set", f"--knob {name}=--FLAG")
     return _bound(program, name, row, value, Env(row.env))
 
 
@@ -123,23 +115,23 @@ def _by_flag(lookup: Lookup, program: Program, name: str, row: KnobRow) -> Bound
     leaf = _leaf(row)
     # a script's constants are its defaults, and of a data module the loader that a rank trains with has the last word
     if leaf in lookup.text.sets and row.default not in ("script", "datamodule"):
-        raise _UnavailableError(f"the script sets {leaf} itself, in line {lookup.text.sets[leaf]}")
+        raise NotEnabledError(f"the script sets {leaf} itself, in line {lookup.text.sets[leaf]}")
     if program.file_alone and len(lookup.argv) == 1 and lookup.argv[0].endswith(tuple(bindings.FORMS)):
         return _by_file_alone(lookup, program, name, row)
     value, flag = _given(lookup, program, row)
     if value is None:
         for names in row.spellings:
             if (word := bindings.abbreviated(lookup.argv, Flag(names))) is not None:
-                raise _UnavailableError(f"{word} may be short for {names[0]}", f"write {names[0]} in full")
+                raise NotEnabledError(f"{word} may be short for {names[0]}", f"write {names[0]} in full")
         value = _default(lookup, row, leaf)
     if not value:
-        raise _UnavailableError(
+        raise NotEnabledError(
             f"the command has no {flag.names[0]}, and its default is not known", f"write {flag.names[0]} VALUE in the command"
         )
     if row.counts == "derived" and value.startswith("-"):
-        raise _UnavailableError(f"{flag.names[0]} {value} follows the micro-batch", f"write {flag.names[0]} VALUE in the command")
+        raise NotEnabledError(f"{flag.names[0]} {value} follows the micro-batch", f"write {flag.names[0]} VALUE in the command")
     if not declaration.is_value(name, value):
-        raise _UnavailableError(f"{flag.names[0]} {value} is {declaration.expected(name, only_value=True)}")
+        raise NotEnabledError(f"{flag.names[0]} {value} is {declaration.expected(name, only_value=True)}")
     return _bound(program, name, row, value, flag)
 
 
@@ -149,7 +141,7 @@ def _by_file_alone(lookup: Lookup, program: Program, name: str, row: KnobRow) ->
     named = config_files.file_text(lookup.argv, place, lookup.cwd)
     value = (None if named is None else _value(named, place.key)) or _default(lookup, row, place.key)
     if named is None or not value or not declaration.is_value(name, value):
-        raise _UnavailableError(f"{lookup.argv[0]} holds no number for it", f"write {place.key} into {lookup.argv[0]}")
+        raise NotEnabledError(f"{lookup.argv[0]} holds no number for it", f"write {place.key} into {lookup.argv[0]}")
     config_files.require_writable(*named, place.key, value)
     knob = Knob(name, value, bindings.describe(place, value), by=program.name, counts=row.counts)
     return BoundKnob(knob, (place,), texts=dict([named]))
@@ -174,9 +166,9 @@ def _given(lookup: Lookup, program: Program, row: KnobRow) -> tuple[str | None, 
     if row.default == "script" and not on_line:
         return _in_python(lookup, flags[0])
     if len({flag.names for _, flag in on_line + in_file}) > 1:
-        raise _UnavailableError(" and ".join(flag.names[0] for _, flag in on_line + in_file) + " are both given")
+        raise NotEnabledError(" and ".join(flag.names[0] for _, flag in on_line + in_file) + " are both given")
     if on_line and in_file:
-        raise _UnavailableError(f"{on_line[0][1].names[0]} stands in the command and in a file that it names", "leave it out of the file")
+        raise NotEnabledError(f"{on_line[0][1].names[0]} stands in the command and in a file that it names", "leave it out of the file")
     return next(iter(on_line + in_file), (None, flags[0]))
 
 
@@ -244,5 +236,5 @@ def _deepspeed(lookup: Lookup, program: Program, name: str) -> BoundKnob | None:
                 Knob(name, value, bindings.describe(place, value), by=program.name, counts=counts), (place,), texts=dict([named])
             )
         if value is not None and value != "auto":
-            raise _UnavailableError(f"{bindings.describe(place, value)} is {value}, {declaration.expected(name, only_value=True)}")
+            raise NotEnabledError(f"{bindings.describe(place, value)} is {value}, {declaration.expected(name, only_value=True)}")
     return None

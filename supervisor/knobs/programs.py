@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from supervisor.core.model import RESUME
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import torchrun
-from supervisor.knobs.bindings import NAMES, RESUME
+from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.python_command import LAUNCHERS, is_interpreter, split_python
 from supervisor.knobs.script_analysis import ScriptText, read_script
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import BeginAttempt
     from supervisor.core.model import CheckpointRef
     from supervisor.job.job import Job
-    from supervisor.knobs.knob_set import AttemptCommand, BoundResume
+    from supervisor.knobs.knob_set import AttemptCommand, ResumeWay
 
 INSTRUMENT_DIR = Path(__file__).resolve().parent.parent / "instrument"
 
@@ -76,7 +76,7 @@ def attempt_variables(job: Job, action: BeginAttempt, applied: AttemptCommand, s
 
 
 def resume_handover(
-    settings: Settings, command: Sequence[str], resume: CheckpointRef | None, way: BoundResume | None = None
+    settings: Settings, command: Sequence[str], resume: CheckpointRef | None, way: ResumeWay | None = None
 ) -> ResumeHandover:
     """Return how the script gets `resume` by `way` (KnobSet.resume_way); with nothing to resume nothing is added.
 

@@ -16,7 +16,7 @@ from supervisor import strategies
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.config import loading
 from supervisor.config.policy import to_policy
-from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, Verdict
+from supervisor.core.model import RESUME, Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, ResumeKind, Verdict
 from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.knobs import batch, bindings, job_knobs, programs, torchrun
 from supervisor.strategies import checkpoint, memory
@@ -53,7 +53,7 @@ _OF_A_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause
 _STEP, _CHECKPOINTS = 310, (100, 200, 300)
 _MOST_FAILURES = 12
 #: What enables a knob that --knob does not.
-_REMEDIES = {bindings.RESUME: "--resume-args '--YOUR-FLAG {resume}', or --resumes-itself"}
+_REMEDIES = {RESUME: "--resume-args '--YOUR-FLAG {resume}', or --resumes-itself"}
 _NO_BATCH_CHANGE = "on CUDA OOM: the batch stays as it is (--no-batch-change)"
 
 
@@ -138,12 +138,12 @@ def resume_line(settings: Settings, found: KnobSet, command: Sequence[str], prog
     if patterns:
         option = way.how if way is not None else "{resume}" if any("{resume}" in word for word in command) else ""
         return f"resumes from the newest verified {patterns}, passed by {option or 'SUPERVISE_JOB_RESUME_FROM'}{seen}"
-    if settings.job.resumes_itself or (way is not None and way.counts == "itself"):
+    if settings.job.resumes_itself or (way is not None and way.counts == ResumeKind.ITSELF):
         with_ = "" if way is None else f" with {way.how}{seen}"
         return f"the script resumes itself{with_}"
     if way is not None:
         return f"resumes with {way.how}{seen}"
-    without = [f"; {programs.title(one.by)}: {one.why}" for one in found.unavailable if one.knob == bindings.RESUME]
+    without = [f"; {programs.title(one.by)}: {one.why}" for one in found.unavailable if one.knob == RESUME]
     return (
         "no checkpoint is declared (--checkpoints): the script resumes as it does by itself; if it is not seen"
         f" to load one, an attempt that ran longer than {settings.restart.scratch_limit_s:.0f} s is not restarted{''.join(without)}"
@@ -240,7 +240,7 @@ def _not_enabled(found: KnobSet, *, resumes: bool) -> list[dict[str, str]]:
     """Return every knob that is missing, with the option that would enable it. resumes: the script resumes without one."""
     there = {knob.name for knob in found.knobs}
     rows = [{"knob": one.knob, "why": f"{programs.title(one.by)}: {one.why}", "remedy": one.remedy} for one in found.unavailable]
-    there |= {one.knob for one in found.unavailable} | ({bindings.RESUME} if resumes else set())
+    there |= {one.knob for one in found.unavailable} | ({RESUME} if resumes else set())
     missing = [name for name in bindings.NAMES if name not in there]
     return rows + [{"knob": name, "why": "not declared", "remedy": _REMEDIES.get(name, f"--knob {name}=--YOUR-FLAG")} for name in missing]
 
@@ -290,7 +290,7 @@ def text(data: Mapping[str, Any]) -> list[str]:
 
 def _enabled_row(one: Mapping[str, Any]) -> tuple[str, ...]:
     counts = {"gpu": "per GPU", "global": "global", "rank": "per rank", "world": "over all ranks", "derived": "derived by the program"}
-    counts |= {"path": "a path", "switch": "a switch", "itself": "by itself"}
+    counts |= {ResumeKind.PATH: "a path", ResumeKind.SWITCH: "a switch", ResumeKind.ITSELF: "by itself"}
     by = f"{one['by']}{', ' + one['when'] if 'when' in one else ''}"
     return one["knob"], f"{one['how']} {one['value']}".strip(), counts.get(one["counts"], ""), by
 

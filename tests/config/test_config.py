@@ -289,11 +289,11 @@ def test_arguments_without_a_placeholder_are_taken_where_the_checkpoint_is_named
 
 def test_a_switch_declares_that_the_script_resumes_itself(load: Callable[..., Settings]) -> None:
     settings = load({"knobs.resume.switch": "--init_from=resume"})
-    assert settings.knobs.resume.hands_over == "switch"
+    assert settings.knobs.resume.kind == "switch"
     assert settings.resumes_itself
     assert to_policy(settings, Launcher.PLAIN).resumes_itself
     with_path = load({"knobs.resume.switch": "--again", "knobs.resume.args": "--from {resume}"})
-    assert (with_path.knobs.resume.hands_over, with_path.resumes_itself) == ("path", False)
+    assert (with_path.knobs.resume.kind, with_path.resumes_itself) == ("path", False)
 
 
 def test_a_string_is_no_list_and_a_flag_is_verbatim(home: Path, load: Callable[..., Settings]) -> None:
@@ -389,7 +389,7 @@ def test_a_plug_in_is_not_named_by_a_file_that_was_found_beside_the_code(load: C
 @pytest.mark.parametrize("off", ["checkpoints.learn", "instrument.enabled"])
 def test_arguments_that_could_never_be_used_are_a_usage_error(load: Callable[..., Settings], off: str) -> None:
     given = {"knobs.resume.args": "--init_from=resume", "job.resumes_itself": True}
-    assert load(given).knobs.resume.hands_over == "switch"
+    assert load(given).knobs.resume.kind == "switch"
     assert load({**given, off: False, "checkpoints.paths": ("ckpt/*.pt",)})
     with pytest.raises(SuperviseError, match="none is declared or learned") as caught:
         load({**given, off: False})

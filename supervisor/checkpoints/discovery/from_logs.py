@@ -2,8 +2,8 @@
 
 A location that was saved to while the job trained, or twice, is a *candidate*: its files are verified in the background, and a file that is
 written in place is copied. It is one of *checkpoints* once an attempt also loaded from it before its first step, or tried to. Only such a
-location is handed over or pruned. A location that is loaded like data (more than `MOST_LOADED` different files in one attempt) is neither:
-a cache is saved and loaded, too.
+location is handed over or pruned, unless the script gets its checkpoint by an option (`set_resume_way`). A location that is loaded like
+data (more than `MOST_LOADED` different files in one attempt) is neither: a cache is saved and loaded, too.
 
 A record that cannot be written is in `problem`. The numbers of locations and writes are bounded.
 """
@@ -24,6 +24,7 @@ from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
 from supervisor.checkpoints.discovery import record as discovery_record
 from supervisor.checkpoints.discovery.record import FILE_NAME, REPEATED, DiscoveryRecord, Location, Write, to_stat
+from supervisor.core.model import ResumeKind
 from supervisor.instrument._supervise_shim.layout import loads_first
 from supervisor.observe.ranks import save_logs
 from supervisor.observe.ranks.path_patterns import checkpoint_path, names_checkpoint, pattern_of
@@ -31,6 +32,8 @@ from supervisor.observe.ranks.path_patterns import checkpoint_path, names_checkp
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from supervisor.knobs.knob_set import ResumeWay
 
 MOST_LOADED: Final = 3
 MOST_LOCATIONS: Final = 64
@@ -53,7 +56,7 @@ class Discovery:
 
     def __init__(self, directory: Path, run_id: str) -> None:
         """Read what earlier runs discovered. Their writes do not count as this run's."""
-        self._hands_over, self._files = "", ""
+        self._resume_way: ResumeWay | None = None
         self._file = directory / FILE_NAME
         self._run = run_id
         self._lock = threading.Lock()
@@ -69,13 +72,14 @@ class Discovery:
         self._logged_before = tuple(write.path for write in record.writes)  # of this run or the one before it
         self._made = record.made if record.run == run_id else {}  # directory that a rank made → device and inode
 
-    def hand_over(self, hands_over: str, files: str = "") -> None:
-        """Set how the script gets a checkpoint whose location nobody declared: "path", "switch", or "" if it is given nothing.
+    def set_resume_way(self, way: ResumeWay | None) -> None:
+        """Set how the script gets a checkpoint whose location nobody declared.
 
-        A location that the job saves to then needs no load to count. For a path there must be no doubt which location is meant; `files`
-        settles that: the pattern of a name that is of the program's checkpoints alone (Lightning makes a directory for each attempt).
+        If it is given a path or a switch, a location that the job saves to needs no load to count. For a path there must be no doubt which
+        location is meant; `way.files` settles that: the pattern of a name that is of the program's checkpoints alone (Lightning makes a
+        directory for each attempt).
         """
-        self._hands_over, self._files = hands_over, files
+        self._resume_way = way
 
     def absorb(self, directory: Path, attempt: int, *, again: bool = False) -> bool:
         """Read and record what the ranks of an attempt logged since the last time. Return whether anything was new.
@@ -112,18 +116,9 @@ class Discovery:
         kinds = ("checkpoint", "candidate") if candidates else ("checkpoint",)
         locations = self.locations()
         found = tuple(location.pattern for location in locations if location.kind in kinds)
-        given = self._likely_patterns(locations) if self._hands_over else ()
+        way = self._resume_way
+        given = () if way is None or way.knob.counts == ResumeKind.ITSELF else _likely_patterns(locations, way)
         return (*found, *(pattern for pattern in given if pattern not in found))
-
-    def _likely_patterns(self, locations: tuple[Location, ...]) -> tuple[str, ...]:
-        """Return the patterns of the most likely checkpoints, if none was also loaded."""
-        if self._files:
-            named = (place.pattern for place in locations if place.saved and not place.data)
-            return tuple(one for one in named if fnmatchcase(one.rpartition("/")[2], self._files))
-        if any(location.kind == "checkpoint" for location in locations):
-            return ()
-        likely = [p.pattern for p in locations if p.saved and not p.data and (p.saved >= REPEATED or names_checkpoint(p.pattern))]
-        return tuple(likely) if self._hands_over == "switch" or len(likely) == 1 else ()
 
     def is_checkpoint(self, path: str) -> bool:
         """Return whether a path lies at a location of checkpoints."""
@@ -350,6 +345,17 @@ class Discovery:
             self.problem = None
         except OSError as error:
             self.problem = f"the discovered locations of checkpoints could not be recorded: {self._file}: {error.strerror}"
+
+
+def _likely_patterns(locations: tuple[Location, ...], way: ResumeWay) -> tuple[str, ...]:
+    """Return the patterns of the most likely checkpoints: by the program's own names, else if no location was also loaded."""
+    saved = [location for location in locations if location.saved and not location.data]
+    if way.files:
+        return tuple(one.pattern for one in saved if fnmatchcase(one.pattern.rpartition("/")[2], way.files))
+    if any(location.kind == "checkpoint" for location in locations):
+        return ()
+    likely = tuple(one.pattern for one in saved if one.saved >= REPEATED or names_checkpoint(one.pattern))
+    return likely if way.knob.counts == ResumeKind.SWITCH or len(likely) == 1 else ()
 
 
 def read_last_run(directory: Path) -> Discovery:

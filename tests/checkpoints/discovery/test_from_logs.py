@@ -12,6 +12,8 @@ from checkpointing.model import Identity
 from checkpointing.verification import identity_of
 from supervisor.checkpoints.discovery import record
 from supervisor.checkpoints.discovery.from_logs import MOST_LOCATIONS, MOST_WRITES, Discovery
+from supervisor.core.model import RESUME, Knob, ResumeKind
+from supervisor.knobs.knob_set import ResumeWay
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -348,27 +350,28 @@ def test_what_cannot_be_recorded_is_reported_and_known_all_the_same(tmp_path: Pa
     assert "could not be recorded" in (known.problem or "")
 
 
-def handed(tmp_path: Path, rank: Rank, hands_over: str, files: str = "") -> tuple[str, ...]:
+def handed(tmp_path: Path, rank: Rank, kind: ResumeKind | None, files: str = "") -> tuple[str, ...]:
     known = Discovery(tmp_path / "checkpoints", "r1")
-    known.hand_over(hands_over, files)
+    known.set_resume_way(None if kind is None else ResumeWay(Knob(RESUME, "", "--again", counts=kind), files=files))
     known.absorb(rank.directory, 1)
     return known.patterns()
 
 
 def test_where_the_user_says_how_one_is_handed_over_what_is_saved_need_not_be_loaded_first(tmp_path: Path, rank: Rank) -> None:
     rank.saves("/j/out/ckpt.pt")
-    assert [handed(tmp_path, rank, hands) for hands in ("", "switch", "path")] == [(), ("/j/out/ckpt.pt",), ("/j/out/ckpt.pt",)]
+    assert [handed(tmp_path, rank, kind) for kind in (None, ResumeKind.ITSELF)] == [(), ()]
+    assert [handed(tmp_path, rank, kind) for kind in (ResumeKind.SWITCH, ResumeKind.PATH)] == [("/j/out/ckpt.pt",)] * 2
     rank.saves("/j/vocabulary.bin")  # once, and nothing in its name says that it is one
-    assert handed(tmp_path, rank, "path") == ("/j/out/ckpt.pt",)
+    assert handed(tmp_path, rank, ResumeKind.PATH) == ("/j/out/ckpt.pt",)
 
 
 def test_a_switch_is_turned_on_by_any_of_two_places_and_a_path_is_not_guessed(tmp_path: Path, rank: Rank) -> None:
     rank.saves("/j/out/model.pt")
     rank.saves("/j/out/weights.pt")
-    assert len(handed(tmp_path, rank, "switch")) == 2
-    assert handed(tmp_path, rank, "path") == ()
+    assert len(handed(tmp_path, rank, ResumeKind.SWITCH)) == 2
+    assert handed(tmp_path, rank, ResumeKind.PATH) == ()
     rank.loads("/j/out/model.pt")
-    assert handed(tmp_path, rank, "path") == ("/j/out/model.pt",)
+    assert handed(tmp_path, rank, ResumeKind.PATH) == ("/j/out/model.pt",)
 
 
 def test_where_a_program_names_its_checkpoints_each_location_of_that_name_counts_and_no_other(tmp_path: Path, rank: Rank) -> None:
@@ -376,8 +379,8 @@ def test_where_a_program_names_its_checkpoints_each_location_of_that_name_counts
     rank.loads("/j/version_0/checkpoints/epoch=0-step=4.ckpt")  # the second attempt did, and saves to a directory of its own
     rank.saves("/j/version_1/checkpoints/epoch=1-step=8.ckpt")
     rank.saves("/j/export/model.pt")
-    assert handed(tmp_path, rank, "path") == ("/j/version_0/checkpoints/epoch=[0-9]*-step=[0-9]*.ckpt",)
-    found = handed(tmp_path, rank, "path", "*.ckpt")
+    assert handed(tmp_path, rank, ResumeKind.PATH) == ("/j/version_0/checkpoints/epoch=[0-9]*-step=[0-9]*.ckpt",)
+    found = handed(tmp_path, rank, ResumeKind.PATH, "*.ckpt")
     assert [pattern.split("/")[2] for pattern in found] == ["version_0", "version_1"]
 
 

@@ -11,7 +11,7 @@ from checkpointing.select import LIMIT_S, newest
 from checkpointing.training import snapshot_writer
 from checkpointing.verification import verify
 from supervisor.checkpoints.recording.watcher import to_event, to_ref
-from supervisor.checkpoints.unused import known as known_unused
+from supervisor.checkpoints.unused import unused_checkpoints
 from supervisor.core.events import CheckpointSelected
 from supervisor.observe.ranks.path_patterns import checkpoint_path
 from supervisor.observe.ranks.progress_sampler import loads
@@ -61,7 +61,7 @@ class CheckpointSelector:
             if permission.is_valid:
                 self._retention.use(None if selection.chosen is None else selection.chosen.path)
             notes = (*records.take_notes(), *selection.notes)
-            unused = known_unused(records) if selection.chosen is None else ()
+            unused = unused_checkpoints(records) if selection.chosen is None else ()
             stuck = self._stuck(selection, attempt, {path for path, _ in repaired})
             return replace(to_event(selection, t, attempt), repaired=repaired, notes=notes, unused=unused, torn_in_use=stuck)
         except (CheckpointingError, OSError) as error:

@@ -12,7 +12,7 @@ from checkpointing.discover import find
 from checkpointing.io.tree import ReadOptions
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verification import verify
-from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointKept, CheckpointTrouble
+from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointCopied, CheckpointTrouble
 from supervisor.core.model import UnusedCheckpoints
 from supervisor.observe.ranks.path_patterns import pattern_of
 
@@ -33,8 +33,8 @@ MOST_COPIED_BYTES: Final = 10 << 30
 MOST_READ: Final = 4
 
 
-def known(records: CheckpointRecords) -> tuple[UnusedCheckpoints, ...]:
-    """Return where whole checkpoints of this job lie that nobody loads. Only what is known already is returned: no file is read."""
+def unused_checkpoints(records: CheckpointRecords) -> tuple[UnusedCheckpoints, ...]:
+    """Return where whole checkpoints of this job lie that nobody loads. No file is read: only what was verified before is returned."""
     if records.discovery is None or records.job.settings.checkpoints.paths:
         return ()
     found: dict[str, list[tuple[Candidate, Verification]]] = {}
@@ -69,14 +69,18 @@ class UnusedCopies:
                 CheckpointAlert(CheckpointTrouble.NO_COPY, f"earlier checkpoints may be overwritten, and could not be read: {error}")
             )
 
-    def _keep(self, pattern: str, made: Manifest | None, copies: list[Copy]) -> None:
-        newest = max(copies, key=lambda copy: copy.made_ns, default=None)
-        made = made or (newest.manifest if newest is not None else None)
+    def _keep(self, pattern: str, whole: Manifest | None, copies: list[Copy]) -> None:
+        """Hold a copy of `whole`, or the newest of `copies` if there is no whole checkpoint, unless a held one is beyond it."""
+        copy = None if whole is not None else max(copies, key=lambda copy: copy.made_ns, default=None)
+        made = whole if copy is None else copy.manifest
         held = [copy for copy in copies if self._records.copies.is_held(copy)]
         if made is None or any(_is_beyond(copy.manifest, made) for copy in held):
             return
-        copy, reason = (newest, "") if newest is not None and newest.manifest is made else self._retention.copy(made, MOST_COPIED_BYTES)
-        problem = reason if copy is None else self._records.copies.hold(copy)
+        problem = ""
+        if copy is None:
+            copy, problem = self._retention.copy(made, MOST_COPIED_BYTES)
+        if copy is not None:
+            problem = self._records.copies.hold(copy)
         if copy is None or problem:
             text = f"{made.path} may be overwritten, because the attempt began without it, and no copy of it is kept: {problem}"
             self._report(CheckpointAlert(CheckpointTrouble.NO_COPY, text))
@@ -84,7 +88,7 @@ class UnusedCopies:
         for older in held:
             if older.directory != copy.directory:
                 self._records.copies.release(older)
-        self._report(CheckpointKept(UnusedCheckpoints(pattern, 1, made.path), made.step, copy.place))
+        self._report(CheckpointCopied(UnusedCheckpoints(pattern, 1, made.path, made.step, made.epoch), copy.place))
 
     def _newest_whole(self, candidates: list[Candidate]) -> Manifest | None:
         """Return the record of the newest one that is whole and whose weights hold numbers."""

@@ -188,7 +188,7 @@ class FindSave:
 
 @dataclass(frozen=True, slots=True)
 class KeepCopies:
-    """Hold copies of the whole checkpoints that `attempt` began without and may overwrite. What is kept is reported (CheckpointKept)."""
+    """Hold copies of the whole checkpoints that `attempt` began without and may overwrite. Each copy is reported (CheckpointCopied)."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
@@ -240,7 +240,7 @@ class ReportResume:
     """How an attempt began: resumed at `step` from `path`, from scratch (no path), or not `confirmed`.
 
     resume_from: the checkpoint that the ranks were given. reason: what shows a beginning from scratch. epoch: of the checkpoint, if no
-    step is known. is_new: nothing was there to resume from, and nothing was trained before: it begins from scratch as it should.
+    step is known. is_new: a beginning from scratch that loses nothing, because no earlier attempt of the run made a step or a checkpoint.
     """
 
     incident: int

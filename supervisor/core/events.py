@@ -33,8 +33,8 @@ class SupervisorStarted:
     """This supervisor took the job over.
 
     continues: the previous one of the same run ended without an end record, or with 75. last_alive_t: when a previous one that was killed
-    was last known to live. heartbeats_read: the last progress in its ranks' heartbeats was posted before this. For a new run,
-    unfinished_before: the last run of the same command did not end well; programs_seen: what its ranks were seen to run, if it is to go on.
+    was last known to live. heartbeats_read: the last progress in its ranks' heartbeats was posted before this. unfinished_before, of a new
+    run: the last run of the same command did not end well. programs_seen, of a new run that goes on from there: what its ranks ran.
     """
 
     t: float

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         SupervisorStarted,
     )
     from supervisor.core.model import Failure, Policy
-    from supervisor.core.state import Step, StopRequest
+    from supervisor.core.state import Incident, Step, StopRequest
 
 #: Printed if several nodes run without supervise's agents.
 ALONE = (
@@ -73,7 +73,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
         attempt=changed(state.attempt, over_t=over_t),
     )
     ended_t = event.t if over_t is None else over_t
-    if not died_with_us:  # what it waited for since, in a queue, no failure cost
+    if not died_with_us:  # the wait since then, in a queue, is no cost of a failure
         state = changed(state, run=changed(state.run, losses=losses.until(state.run.losses, ended_t)))
     actions: tuple[Action, ...] = ()
     if died_with_us and state.run.incident is None:
@@ -192,7 +192,7 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
         first_step = step - max(event.steps_seen, 0)
     progress = Progress(step, relative, event.phase)
     attempt = changed(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step)
-    if attempt.trains and run.losses.since_t is not None and not is_last:
+    if attempt.trains and not is_last:
         run = changed(run, losses=losses.with_progress(state.run, event.t, event.step))
     state = changed(state, run=run, attempt=attempt)
     return (state, ()) if is_last else resumption.reported(state)
@@ -281,14 +281,16 @@ def _done(state: JobState) -> Step:
     if state.attempt.number > 1 and state.attempt.began_as is None:  # no step was ever seen: it is over before that could be reported
         state, closing = resumption.reported(state, over=True)
     elif state.run.incident is not None:
-        outcome = "withdrawn" if state.attempt.eviction and state.run.incident.opened_t > state.attempt.began_t else "resolved"
-        closing = (CloseIncident(state.run.incident.number, state.attempt.number, outcome, state.attempt.progress.step),)
-        state = _without_withdrawn(state, outcome)
+        withdrawn = bool(state.attempt.eviction) and state.run.incident.opened_t > state.attempt.began_t
+        state, closing = _closed(state, state.run.incident, "withdrawn" if withdrawn else "resolved")
     return changed(state, stage=Stage.ENDED, run=changed(state.run, incident=None, exit_code=0)), (*closing, Finish(0, "done"))
 
 
-def _without_withdrawn(state: JobState, outcome: str) -> JobState:
-    return changed(state, run=changed(state.run, losses=losses.withdrawn(state.run.losses))) if outcome == "withdrawn" else state
+def _closed(state: JobState, incident: Incident, outcome: str) -> Step:
+    """Close the incident of a run that ends. One that is withdrawn was no failure, so it is no loss."""
+    if outcome == "withdrawn":
+        state = changed(state, run=changed(state.run, losses=losses.withdrawn(state.run.losses)))
+    return state, (CloseIncident(incident.number, state.attempt.number, outcome, state.attempt.progress.step),)
 
 
 def finish_stopped(state: JobState, outcome: str = "") -> Step:
@@ -326,9 +328,7 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
     elif state.run.incident is not None:
         # ranks that died of the same signal a moment before it came to us have not failed
         withdrawn = state.attempt.awaits_own_signal and state.run.incident.opened_t > state.attempt.began_t
-        outcome = "withdrawn" if withdrawn else "given_up"
-        closing = (CloseIncident(state.run.incident.number, state.attempt.number, outcome, state.attempt.progress.step),)
-        state = _without_withdrawn(state, outcome)
+        state, closing = _closed(state, state.run.incident, "withdrawn" if withdrawn else "given_up")
     return changed(state, stage=Stage.ENDED, run=changed(state.run, incident=None, exit_code=code)), (*closing, Finish(code, reason))
 
 

@@ -2,7 +2,7 @@
 
 A failure at step 120 after a checkpoint of step 80 costs the restart and the forty steps that are made again. So the time from the failure
 until step 120 is reached once more is lost, and nothing else. Progress is reported in intervals: the moment is interpolated between two
-reports. Where no absolute step is known, the training counts as caught up at its first progress.
+reports. If no absolute step is known, the first progress counts as that moment.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 
 
 def with_incident(losses: Losses, t: float) -> Losses:
-    """Return the losses with one more incident that opened at `t`. If the training was still behind, it is so since the earlier one."""
+    """Return the losses with one more incident, which opened at `t`. A training that is still behind stays so since the earlier one."""
     since_t = t if losses.since_t is None else losses.since_t
     return replace(losses, incidents=losses.incidents + 1, since_t=since_t, seen_t=t, seen_step=None)
 
 
 def since(losses: Losses, t: float) -> Losses:
-    """Return the losses where the attempt was over at `t` already, before the newest incident opened: its supervisor had died."""
+    """Return the losses if the attempt was over at `t`, before the newest incident opened: its supervisor had died."""
     return replace(losses, since_t=t if losses.since_t is None else min(t, losses.since_t))
 
 
 def withdrawn(losses: Losses) -> Losses:
     """Return the losses without the newest incident: nothing had failed."""
-    return replace(losses, incidents=losses.incidents - 1, since_t=None)
+    return replace(losses, incidents=losses.incidents - 1, since_t=None, seen_step=None)
 
 
 def with_progress(run: Run, t: float, step: int | None) -> Losses:
     """Return the losses after progress of an attempt that runs, at the absolute `step`; `run` is still as it was before."""
     losses, mark = run.losses, run.high_water
-    if losses.since_t is None:
-        return losses
     if step is not None and mark is not None and step < mark:
-        return replace(losses, seen_t=t, seen_step=step)
+        return losses if losses.since_t is None else replace(losses, seen_t=t, seen_step=step)
     if step is None or mark is None or losses.seen_step is None:
-        return _over(losses, t)
+        return until(losses, t)
     share = (mark - losses.seen_step) / (step - losses.seen_step)
-    return _over(losses, losses.seen_t + share * (t - losses.seen_t))
+    return until(losses, losses.seen_t + share * (t - losses.seen_t))
 
 
 def until(losses: Losses, t: float) -> Losses:
-    """Return the losses of a run that ends at `t`: what it was behind by then is lost."""
-    return losses if losses.since_t is None else _over(losses, t)
+    """Return the losses once the training is where it was at `t`, or the run ends there."""
+    if losses.since_t is None:
+        return losses
+    return replace(losses, lost_s=losses.lost_s + max(0.0, t - losses.since_t), since_t=None, seen_step=None)
 
 
 def total(state: JobState) -> Losses:
@@ -56,8 +56,3 @@ def total(state: JobState) -> Losses:
     attempt, losses = state.attempt, state.run.losses
     over_t = attempt.started_t if not attempt.trains and state.run.exit_code == 0 else attempt.over_t
     return losses if over_t is None else until(losses, over_t)
-
-
-def _over(losses: Losses, t: float) -> Losses:
-    lost_s = losses.lost_s + max(0.0, t - (t if losses.since_t is None else losses.since_t))
-    return replace(losses, lost_s=lost_s, since_t=None, seen_step=None)

@@ -124,7 +124,7 @@ def resume_by(state: JobState) -> str:
 
 
 def resumes_itself(state: JobState) -> bool:
-    """Whether the script finds its checkpoint without being given anything, as the user or the program that is seen to run says."""
+    """Whether the script finds its checkpoint by itself: the user declares it, or it is so for the program that a rank was seen to run."""
     knob = resume_knob(state)
     return state.run.policy.resumes_itself or (knob is not None and knob.counts == ResumeKind.ITSELF)
 

@@ -59,7 +59,7 @@ def judged(state: JobState) -> ReportResume:
 
 
 def _loses_nothing(state: JobState) -> bool:
-    """Whether a beginning from scratch is expected: of the first attempt, or if none before it made a step or left a checkpoint."""
+    """Whether a beginning from scratch loses nothing: no attempt of the run before it made a step or left a checkpoint."""
     run, earlier = state.run, state.attempt.number - 1
     untrained = len(run.failures) == earlier and all(failure.before_first_step for failure in run.failures)
     return not earlier or (untrained and run.newest is None and not run.unused)
@@ -88,7 +88,7 @@ def is_shown(state: JobState) -> bool:
 def reported(state: JobState, *, over: bool = False) -> Step:
     """Report how the attempt began, once it trains or is `over`, and again where what was not known then is known now.
 
-    A run's first attempt that was given nothing and loaded nothing may begin from scratch: that is reported once, and is no alert.
+    A run's first attempt that was given nothing and loaded nothing may begin from scratch: this is reported once, without an alert.
     """
     known = state.attempt.began_as
     if (not state.attempt.trains and not over) or known is Beginning.RESUMED:
@@ -125,6 +125,7 @@ def with_save(state: JobState, found: CheckpointRef) -> JobState:
 
 def loaded_checkpoint(state: JobState) -> CheckpointRef | None:
     """Return the checkpoint that the ranks were seen to load, None where it is not known."""
-    unused = (CheckpointRef(one.newest, one.step, "", one.epoch) for one in state.run.unused)  # until a rank loads it
+    # what a script loads by itself for the first time was unused when the attempt began
+    unused = (CheckpointRef(one.newest, one.step, "", one.epoch) for one in state.run.unused)
     known = (*((state.attempt.resume,) if state.attempt.resume is not None else ()), *state.run.verified, *unused)
     return next((found for found in known if found.path == state.attempt.loaded), None)

@@ -105,7 +105,8 @@ class SavedSteps:
 class Losses:
     """What the failures of a run cost (core/losses.py): how many incidents there were, and the seconds that are lost.
 
-    since_t: since when the training is not where it was; None: it is. seen_t, seen_step: its newest progress since then, None: none yet.
+    since_t: since when the training is behind where it was; None: it is not. seen_t, seen_step: its newest progress since then; seen_step
+    None: none yet.
     """
 
     incidents: int = 0

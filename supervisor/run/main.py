@@ -20,8 +20,8 @@ from supervisor.checkpoints.mirror import session as mirror_session
 from supervisor.checkpoints.mirror.process import MirrorLink
 from supervisor.checkpoints.recording.reports import (
     CheckpointAlert,
+    CheckpointCopied,
     CheckpointFound,
-    CheckpointKept,
     CheckpointPruned,
     CheckpointTrouble,
     WatcherFailed,
@@ -260,8 +260,8 @@ class _Run:
             case CheckpointAlert(trouble, text):
                 goes_on = "; the training goes on" if trouble is CheckpointTrouble.NOT_FINITE else ""
                 self.loop.call_soon(lambda: self.reporter.alerted(Alert(trouble.value, self.loop.state.attempt.number, f"{text}{goes_on}")))
-            case CheckpointKept(unused, step, place):
-                self.loop.call_soon(lambda: self._copy_kept(unused, step, place))
+            case CheckpointCopied(unused, place):
+                self.loop.call_soon(lambda: self._checkpoint_copied(unused, place))
             case CheckpointPruned(path, step, reason):
                 self.loop.call_soon(lambda: self._checkpoint_pruned(path, step, reason))
             case WatcherFailed(text):
@@ -270,9 +270,9 @@ class _Run:
             case _:
                 assert_never(report)
 
-    def _copy_kept(self, unused: UnusedCheckpoints, step: int | None, place: str) -> None:
-        self.log.write(LogEvent.CHECKPOINT_COPIED, path=unused.newest, step=step, copy=place)
-        named = f"{unused.newest} of step {step}" if step is not None else unused.newest
+    def _checkpoint_copied(self, unused: UnusedCheckpoints, place: str) -> None:
+        self.log.write(LogEvent.CHECKPOINT_COPIED, path=unused.newest, step=unused.step, copy=place)
+        named = f"{unused.newest} of step {unused.step}" if unused.step is not None else unused.newest
         text = f"the attempt began without {named}, and may overwrite it: a copy is kept at {place}; {unused.remedy}"
         self.terminal.message(text, "warning")
 

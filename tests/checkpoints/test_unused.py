@@ -11,7 +11,7 @@ from checkpointing.retention.rules import RetentionPolicy
 from checkpointing.verification import verify
 from supervisor.checkpoints import unused
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointKept, CheckpointTrouble
+from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointCopied, CheckpointTrouble
 from supervisor.config.settings import Checkpoints
 from tests.checkpoints.test_repair import JobOnDisk, Rank, hf
 
@@ -45,8 +45,8 @@ def test_the_newest_directory_is_copied_before_the_attempt_reaches_it(tmp_path: 
     disk.checkpoints.records.absorb()
     disk.checkpoints.keep_unused(2)
     (kept,) = disk.reports
-    assert isinstance(kept, CheckpointKept)
-    assert (kept.unused.newest, kept.step, kept.unused.pattern) == (str(newest), 20, f"{disk.here}/out/checkpoint-[0-9]*")
+    assert isinstance(kept, CheckpointCopied)
+    assert (kept.unused.newest, kept.unused.step, kept.unused.pattern) == (str(newest), 20, f"{disk.here}/out/checkpoint-[0-9]*")
     disk.rank.saves("out/checkpoint-20/pytorch_model.bin", 20, cut=True)
     assert verify(kept.place).verdict is Verdict.VERIFIED
 

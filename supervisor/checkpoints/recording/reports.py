@@ -33,11 +33,10 @@ class CheckpointAlert:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointKept:
-    """A copy, at `place`, is held of the newest checkpoint of a location that an attempt began without. step: its own, None: unknown."""
+class CheckpointCopied:
+    """A copy, at `place`, is held of the newest checkpoint of a location that an attempt began without."""
 
     unused: UnusedCheckpoints
-    step: int | None
     place: str
 
 
@@ -57,4 +56,4 @@ class WatcherFailed:
     text: str
 
 
-CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointKept | CheckpointPruned | WatcherFailed
+CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | WatcherFailed

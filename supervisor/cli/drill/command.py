@@ -1,4 +1,4 @@
-"""The command `supervise drill KIND -- CMD`: its options, and the drill that they order."""
+"""The command `supervise drill KIND -- CMD`: its options, and which drill they start."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Compares the training state with which an attempt resumed with the states that the attempt before it went through.
 
 Each rank recorded a row before each optimizer step (`_supervise_shim/resume_record.py`): digests of weights, optimizer state and gradients.
-The state before the first step of the resumed attempt must be the state of the first attempt after some step k: the weights name k, and
-nothing of the checkpoint's own format is read. k must be greater than the steps that the resumed attempt made itself: a seeded script that
-begins from scratch repeats the first attempt, and its row 0 equals row 0.
+The first state of the resumed attempt must be the state of the first attempt after some step k. The weights show which k it is, so the
+checkpoint's own format is not read. k must be greater than the steps that the resumed attempt made itself: a seeded script that begins from
+scratch repeats the first attempt, so its row 0 equals row 0.
 
 The gradients of the next step come from data, randomness and weights together. If they are equal, the data went on where it was. If they
-differ, nothing is shown: the order may differ, or the sums of a GPU.
+differ, nothing is shown: the data may differ, or the sums of a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _FIRST_ROWS = 2
 
 @dataclass(frozen=True, slots=True)
 class StateRow:
-    """The state before one optimizer step. steps: made by this process before. step: absolute, None: unknown. A digest "": not readable."""
+    """The state before one optimizer step. optimizer: its number in the process, from 0. steps: how many the process made before.
+
+    step: the absolute one, None: unknown. weights, state, gradients: digests, "": not readable. settings: of each group of parameters.
+    """
 
     optimizer: int
     steps: int
@@ -37,9 +40,9 @@ class StateRow:
 
 @dataclass(frozen=True, slots=True)
 class StateComparison:
-    """What was shown. True: equal, False: it differs, None: it does not show. `lines` has the words for each, by name.
+    """What was shown of each part. True: equal, False: different, None: not shown. lines: the report's words, by the part's name.
 
-    after: the step of the first attempt after which the state was the one that was resumed; None: of no step.
+    after: the step of the first attempt after which it had the resumed state; None: after none.
     """
 
     after: int | None
@@ -89,18 +92,19 @@ def compare(before: Mapping[int, Sequence[StateRow]], after: Mapping[int, Sequen
     if missing or not before:
         who = f"rank {missing[0]} made no step after the kill" if missing else "no rank made a step"
         return StateComparison(None, weights=None, lines=(("resumed", f"no: {who}"),))
-    found = [_Pair.of(rank, number, rows, _only(after[rank], number)) for rank, rows in before.items() for number in _numbers(after[rank])]
-    common = set.intersection(*(set(pair.steps) for pair in found if pair.number == 0))
-    if not common or not all(pair.steps for pair in found):
-        return StateComparison(None, weights=False, lines=(("weights", _why_none(found)),))
-    step = max(common, key=lambda one: (all(pair.is_state_equal(one) for pair in found if pair.number == 0), one))
-    chosen = [pair.at(step) for pair in found]
-    optimizer, optimizer_text = _optimizer(chosen)
-    late = [rank for rank, rows in before.items() if len(_numbers(after[rank])) < len(_numbers(_near(rows, step)))]
-    if late:
-        optimizer, optimizer_text = None, f"not shown: an optimizer of rank {late[0]} made no step after the kill"
-    counted, counted_text = _counted(chosen)
-    data, data_text = _data(chosen)
+    pairs = [_Pair.of(rank, number, rows, _of(after[rank], number)) for rank, rows in before.items() for number in _optimizers(after[rank])]
+    first_pairs = [pair for pair in pairs if pair.optimizer == 0]  # another optimizer may step at other times
+    common = set.intersection(*(set(pair.matches) for pair in first_pairs))
+    if not common or not all(pair.matches for pair in pairs):
+        return StateComparison(None, weights=False, lines=(("weights", _why_none(pairs)),))
+    step = max(common, key=lambda one: (all(pair.is_state_equal(one) for pair in first_pairs), one))
+    matches = [pair.at(step) for pair in pairs]
+    optimizer, optimizer_text = _optimizer(matches)
+    silent = [rank for rank, rows in before.items() if len(_optimizers(after[rank])) < len(_optimizers(_after_step(rows, step)))]
+    if silent:
+        optimizer, optimizer_text = None, f"not shown: an optimizer of rank {silent[0]} made no step after the kill"
+    counted, counted_text = _counted(matches)
+    data, data_text = _data(matches)
     ranks = len(after)
     lines = (
         ("resumed", f"after step {step} of the first attempt"),
@@ -114,7 +118,7 @@ def compare(before: Mapping[int, Sequence[StateRow]], after: Mapping[int, Sequen
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """A row of the resumed attempt and the equal row of the first one, each with the row behind it."""
+    """A row of the resumed attempt and the one of the first attempt with the same weights, each with the next row of its optimizer."""
 
     before: StateRow
     before_next: StateRow | None
@@ -124,72 +128,71 @@ class _Match:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """One optimizer of one rank. steps: the first attempt's steps after which one of its optimizers had the resumed weights.
+    """One optimizer of a rank in the resumed attempt, and the steps of the first attempt after which an optimizer had its weights.
 
-    The numbers of both attempts need not agree: some scripts make a new optimizer in each epoch.
+    The optimizers' numbers in both attempts need not agree: some scripts make a new optimizer in each epoch. is_beginning: the weights are
+    those with which the first attempt began.
     """
 
     rank: int
-    number: int
-    steps: dict[int, _Match]
+    optimizer: int
+    matches: dict[int, _Match]
     is_beginning: bool
 
     @classmethod
-    def of(cls, rank: int, number: int, before: Sequence[StateRow], after: Sequence[StateRow]) -> _Pair:
-        steps: dict[int, _Match] = {}
+    def of(cls, rank: int, optimizer: int, before: Sequence[StateRow], after: Sequence[StateRow]) -> _Pair:
+        """Return the pair of the first attempt's rows of a rank, `before`, and the resumed attempt's rows of one optimizer, `after`."""
+        matches: dict[int, _Match] = {}
         for at, row in enumerate(after[:_FIRST_ROWS]):
             for index, one in enumerate(before):
                 if row.weights and one.weights == row.weights and one.steps > row.steps:
-                    later = _only(before[index + 1 :], one.optimizer)
-                    steps[one.steps] = _Match(one, _at(later, 0), row, _at(after, at + 1))
-            if steps:
+                    later = _of(before[index + 1 :], one.optimizer)
+                    matches[one.steps] = _Match(one, next(iter(later), None), row, next(iter(after[at + 1 :]), None))
+            if matches:
                 break
-        first = _only(before, number)
+        first = _of(before, optimizer)
         is_beginning = bool(first and after) and first[0].weights == after[0].weights != ""
-        return cls(rank, number, steps, is_beginning)
+        return cls(rank, optimizer, matches, is_beginning)
 
     def is_state_equal(self, step: int) -> bool:
-        match = self.steps[step]
+        match = self.matches[step]
         return match.before.state == match.after.state
 
     def at(self, step: int) -> _Match:
         """Return the match of this step; of an optimizer that steps at other times its last one."""
-        return self.steps.get(step) or self.steps[max(self.steps)]
+        return self.matches.get(step) or self.matches[max(self.matches)]
 
 
-def _at(rows: Sequence[StateRow], index: int) -> StateRow | None:
-    return rows[index] if index < len(rows) else None
-
-
-def _near(rows: Iterable[StateRow], step: int) -> list[StateRow]:
-    """Return the rows of this count: one of each optimizer, if several alternate."""
+def _after_step(rows: Iterable[StateRow], step: int) -> list[StateRow]:
+    """Return the rows after so many steps of the process: one of each optimizer, if several alternate."""
     return [row for row in rows if row.steps == step]
 
 
-def _numbers(rows: Iterable[StateRow]) -> list[int]:
+def _optimizers(rows: Iterable[StateRow]) -> list[int]:
     return sorted({row.optimizer for row in rows})
 
 
-def _only(rows: Iterable[StateRow], number: int) -> list[StateRow]:
-    return [row for row in rows if row.optimizer == number]
+def _of(rows: Iterable[StateRow], optimizer: int) -> list[StateRow]:
+    return [row for row in rows if row.optimizer == optimizer]
 
 
-def _why_none(found: Sequence[_Pair]) -> str:
-    if all(pair.is_beginning for pair in found):
+def _why_none(pairs: Sequence[_Pair]) -> str:
+    """Return why no step has the resumed weights."""
+    if all(pair.is_beginning for pair in pairs):
         return "those of the beginning: it started from scratch"
-    ranks = sorted({pair.rank for pair in found if not pair.steps})
+    ranks = sorted({pair.rank for pair in pairs if not pair.matches})
     if not ranks:
         return "the ranks resumed after different steps"
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     return f"different: {where} resumed with weights that the first attempt had after none of its steps"
 
 
-def _optimizer(chosen: Sequence[_Match]) -> tuple[bool | None, str]:
-    if any(not match.before.state or not match.after.state for match in chosen):
+def _optimizer(matches: Sequence[_Match]) -> tuple[bool | None, str]:
+    if any(not match.before.state or not match.after.state for match in matches):
         return None, "not shown: its state cannot be read"
-    if any(match.before.state != match.after.state for match in chosen):
+    if any(match.before.state != match.after.state for match in matches):
         return False, "different: its state (momentum and the like) is not the one that was saved"
-    changed = sorted({text for match in chosen for text in _changed(match.before.settings, match.after.settings)})
+    changed = sorted({text for match in matches for text in _changed(match.before.settings, match.after.settings)})
     if changed:
         return False, f"the same state, other settings: {', '.join(changed)}"
     return True, "the same state and settings"
@@ -205,11 +208,11 @@ def _changed(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
     ]
 
 
-def _counted(chosen: Sequence[_Match]) -> tuple[bool | None, str]:
+def _counted(matches: Sequence[_Match]) -> tuple[bool | None, str]:
     """Compare the absolute steps, as the script or the optimizer counts them."""
     known = [
         (one.step, other.step)
-        for match in chosen
+        for match in matches
         for one, other in ((match.before, match.after), (match.before_next, match.after_next))
         if one is not None and other is not None and one.step is not None and other.step is not None
     ]
@@ -221,7 +224,7 @@ def _counted(chosen: Sequence[_Match]) -> tuple[bool | None, str]:
     return True, "counted on"
 
 
-def _data(chosen: Sequence[_Match]) -> tuple[bool | None, str]:
-    if all(match.before.gradients and match.before.gradients == match.after.gradients for match in chosen):
+def _data(matches: Sequence[_Match]) -> tuple[bool | None, str]:
+    if all(match.before.gradients and match.before.gradients == match.after.gradients for match in matches):
         return True, "the next step has the same gradients, so the same data and randomness"
     return None, "not shown: the next step has other gradients (other data, other randomness, or sums that vary)"

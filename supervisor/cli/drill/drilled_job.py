@@ -1,7 +1,8 @@
-"""The `supervise` of a drill: a forked child that runs the user's command, and what can be seen of it from outside."""
+"""The job of a drill: `supervise` in a forked child that runs the user's command, and what can be seen of it from outside."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from supervisor.journal import records
 from supervisor.observe.ranks import heartbeats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from supervisor.config.settings import Settings
@@ -27,6 +28,18 @@ POLL_S = 0.1
 END_MARGIN_S = 30.0
 
 
+def require_steps(settings: Settings) -> None:
+    """Raise SuperviseError (64) if the steps of the ranks are not seen."""
+    if not settings.instrument.enabled:
+        raise SuperviseError("a drill needs to see the steps of the ranks", hint="Leave out --no-instrument.", exit_code=ExitCode.USAGE)
+
+
+def exit_on_signals() -> None:
+    """Make TERM and HUP raise SystemExit, so that the drill cleans up. `supervise` in the child sets handlers of its own."""
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda number, _frame: sys.exit(128 + number))
+
+
 class DrilledJob:
     """One job of a drill. `state` and `scratch` are its directories (identity.py); `prepare` is called in each child before it begins."""
 
@@ -36,6 +49,10 @@ class DrilledJob:
         self._prepare = prepare
         self.pid = 0
         self.status: int | None = None
+
+    def order(self, content: Mapping[str, object]) -> None:
+        """Write the order that the ranks read at their start (`_supervise_shim/drill.py`)."""
+        (self.scratch / "drill").write_text(json.dumps(content))
 
     def start(self) -> None:
         """Fork: the child is `supervise` as a person would start it. Nothing of ours runs in threads at this moment."""
@@ -64,12 +81,12 @@ class DrilledJob:
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status is not None
 
-    def wait(self, look: Callable[[], T | None], deadline_s: float | None = None) -> T | None:
-        """Return what `look` finds, None where the job ended or the time was over before."""
+    def wait(self, find: Callable[[], T | None], deadline_s: float | None = None) -> T | None:
+        """Return what `find` returns first; None if the job ended, or the time was over, before it returned anything."""
         until = None if deadline_s is None else time.monotonic() + deadline_s
         while True:
             ended = self.has_ended()
-            found = look()
+            found = find()
             if found or ended or (until is not None and time.monotonic() > until):
                 return found or None
             time.sleep(POLL_S)
@@ -79,8 +96,8 @@ class DrilledJob:
         os.kill(self.pid, signal.SIGTERM)
         self.wait(self.has_ended)
 
-    def see_off(self) -> None:
-        """End the job where it still runs, and await that: until then it may write checkpoints."""
+    def end(self) -> None:
+        """End the job if it still runs, and wait until it has ended: until then it may write checkpoints."""
         if self.pid and not self.has_ended():
             os.kill(self.pid, signal.SIGTERM)  # not waited for yet, so the pid is still its
             self.wait(self.has_ended, self._settings.stop.deadline_s + END_MARGIN_S)

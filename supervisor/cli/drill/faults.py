@@ -1,4 +1,4 @@
-"""The drills with a fault: the user's own job is run with one fault in it, and what was recovered and what it cost is reported.
+"""The drills with a fault: they run the user's own job with one fault in it, and report what was recovered and what it cost.
 
 The job runs under `supervise` in a forked child, under a name of its own: the real job's journal and budget stay untouched. The
 command writes its checkpoints where it always does.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpointing.discover import find
 from supervisor.cli import stdio
-from supervisor.cli.drill.drilled_job import DrilledJob, is_alive, steps_made
+from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, steps_made
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.journal import records
@@ -98,8 +98,7 @@ def drill(settings: Settings, command: Sequence[str], order: DrillOrder) -> int:
 
 
 def _refuse(settings: Settings, order: DrillOrder) -> None:
-    if not settings.instrument.enabled:
-        raise SuperviseError("a drill needs to see the steps of the ranks", hint="Leave out --no-instrument.", exit_code=ExitCode.USAGE)
+    require_steps(settings)
     if order.kind == "nan" and not order.yes:
         raise SuperviseError(
             "a script that does not notice NaN saves it, and may remove its good checkpoints meanwhile",
@@ -125,7 +124,6 @@ class _Drill:
 
     def __init__(self, settings: Settings, command: Sequence[str], order: DrillOrder, state: Path, scratch: Path) -> None:
         self._settings, self._order = settings, order
-        self._scratch = scratch
         self._job = DrilledJob(settings, command, state, scratch, prepare=lambda: None)
         self._ended_by_us = False
         self._ended_first = False  # before anybody noticed the fault
@@ -136,10 +134,9 @@ class _Drill:
         order = self._order
         if order.kind in {"oom", "nan"}:
             rank = None if order.kind == "nan" else order.rank  # what makes a NaN is averaged over all ranks
-            (self._scratch / "drill").write_text(json.dumps({"kind": order.kind, "step": order.at_step, "rank": rank}))
+            self._job.order({"kind": order.kind, "step": order.at_step, "rank": rank})
         stdio.say(f"drill: {order.kind} at step {order.at_step}, as job {self._settings.job.name}")
-        for signum in (signal.SIGTERM, signal.SIGHUP):  # what was put aside is put back; `supervise` in the child sets its own
-            signal.signal(signum, lambda number, _frame: sys.exit(128 + number))
+        exit_on_signals()
         try:
             self._job.start()
             struck = self._job.wait(self._strike)
@@ -152,7 +149,7 @@ class _Drill:
             self._job.wait(self._job.has_ended)
         finally:
             try:
-                self._job.see_off()
+                self._job.end()
             finally:
                 self._put_back()
         return self._report(struck)
@@ -178,7 +175,7 @@ class _Drill:
         return Struck(now, step, f"rank {order.rank} {what}")
 
     def _struck_inside(self) -> Struck | None:
-        for path in sorted(self._scratch.glob("drill-struck-*")):
+        for path in sorted(self._job.scratch.glob("drill-struck-*")):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 row = json.loads(path.read_text())
                 what = "ran out of memory" if self._order.kind == "oom" else "and all others got gradients of NaN"

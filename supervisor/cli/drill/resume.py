@@ -1,15 +1,15 @@
 """`supervise drill resume -- CMD`: trains to the first save in a scratch directory, kills a rank, and proves that the training went on.
 
 The job runs under `supervise` with its own options, in a copy of the working directory (scratch_copy.py), and each rank records its state
-before each step. When a save has ended and every rank has recorded the state that was saved, one rank is killed. The first states of the
-next attempt are compared with those of the first (comparison.py). The proof is recorded for the job's start lines (job/resume_proof.py).
+before each step. When a save has ended and every rank has recorded the state that was saved, the drill kills one rank. It compares the
+first states of the next attempt with those of the first one (comparison.py), and records the proof (job/resume_proof.py), which each start
+of the job reads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import sys
@@ -25,7 +25,7 @@ from supervisor.checkpoints.records import DIRECTORY
 from supervisor.cli import stdio
 from supervisor.cli.drill import scratch_copy
 from supervisor.cli.drill.comparison import StateComparison, StateRow, compare, rows_of
-from supervisor.cli.drill.drilled_job import DrilledJob, is_alive, steps_made
+from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, steps_made
 from supervisor.config.settings import Alerts
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity, resume_proof
@@ -48,7 +48,7 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108  a word of the user's command
 
 @dataclass(frozen=True, slots=True)
 class ResumeOrder:
-    """What is rehearsed. at_step: not before this step. rank: who is killed. scratch_dir: where, "": in the state directory."""
+    """What is rehearsed. at_step: the least step at which `rank` is killed. scratch_dir: where, "": in the state directory."""
 
     at_step: int
     rank: int
@@ -68,7 +68,7 @@ class _Kill:
 
 @dataclass(frozen=True, slots=True)
 class _WaitEnd:
-    """How the wait for a save ended: with the kill, by a failure of the job's own, or else by its end or the deadline."""
+    """How the wait for a save ended: with the kill, by a failure of the job itself, or else (neither) by its end or the deadline."""
 
     kill: _Kill | None = None
     failure: str = ""
@@ -102,8 +102,7 @@ def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int
 
 def _refuse(settings: Settings, command: Sequence[str]) -> None:
     programs.require_command(command, os.environ)
-    if not settings.instrument.enabled:
-        raise SuperviseError("a drill needs to see the steps of the ranks", hint="Leave out --no-instrument.", exit_code=ExitCode.USAGE)
+    require_steps(settings)
     nodes = torchrun.most_nodes(torchrun.recognise(command, path=os.environ.get("PATH")), os.environ)
     if nodes > 1:
         raise SuperviseError(
@@ -164,10 +163,9 @@ class _ResumeDrill:
 
     def go(self) -> StateComparison:
         """Start the job, kill a rank after a save, await the next attempt's steps, end the job, compare."""
-        (self._job.scratch / "drill").write_text(json.dumps({"kind": KIND, "records": str(self._copy.records)}))
+        self._job.order({"kind": KIND, "records": str(self._copy.records)})
         stdio.say(f"drill: resume, in {self._copy.work}: the job's own files and checkpoints stay as they are")
-        for signum in (signal.SIGTERM, signal.SIGHUP):  # the scratch directory is removed; `supervise` in the child sets its own
-            signal.signal(signum, lambda number, _frame: sys.exit(128 + number))
+        exit_on_signals()
         self._until = time.monotonic() + self._order.deadline_s
         try:
             self._job.start()
@@ -176,11 +174,11 @@ class _ResumeDrill:
                 stdio.say(f"drill: rank {self._order.rank} was killed after step {self._end.kill.step}")
                 self._resumed_t = self._job.wait(self._has_gone_on, max(0.0, self._until - time.monotonic()))
         finally:
-            self._job.see_off()
+            self._job.end()
         return compare(*self._states()) if self._end.kill is not None else compare({}, {})
 
     def _states(self) -> tuple[dict[int, list[StateRow]], dict[int, list[StateRow]]]:
-        """Return what the first attempt recorded, and the first later one in which every rank made a step; if none, the last one."""
+        """Return the rows of the first attempt, and those of the first later one with rows of every rank; if none has, of the last one."""
         rows = self._rows()
         before = rows.get(1, {})
         later = [rows[attempt] for attempt in sorted(rows) if attempt > 1]
@@ -197,9 +195,9 @@ class _ResumeDrill:
     # the kill
 
     def _strike(self) -> _WaitEnd | None:
-        """Kill the rank, if a save has ended and every rank recorded the state that was saved; None while that is not so.
+        """Kill the rank, if a save has ended and every rank recorded the state that was saved; else return None.
 
-        The ranks stand still while this is judged, or a fast one would begin the next save meanwhile.
+        The ranks are stopped while this is judged, or a fast one would begin the next save meanwhile.
         """
         failed = self._first_failure()
         if failed is not None:
@@ -231,7 +229,7 @@ class _ResumeDrill:
         return None
 
     def _is_saved(self) -> bool:
-        """Return whether a save in training was seen; a declared checkpoint that is whole is enough, whoever wrote it."""
+        """Return whether a save in training was seen, or need not be: a declared checkpoint is looked for instead (`_is_verified`)."""
         return self._last_save()[0] is not None or bool(self._settings.checkpoints.paths)
 
     def _is_verified(self) -> bool:

@@ -9,7 +9,8 @@
 A checkpoint that is known (declared, or discovered in an earlier run) is left out, so the training begins from scratch. A link is safe:
 what the drill runs may not write where it leads (confinement.py). Sockets, FIFOs and devices are left out, too.
 
-The drill and its `supervise` hold a lock on the directory. The next drill removes what nobody holds: a killed or a failed drill left it.
+The drill and its `supervise` hold a lock on the directory. The next drill removes each directory that nobody holds: what a killed or a
+failed drill left.
 """
 
 from __future__ import annotations

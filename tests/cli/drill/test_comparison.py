@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from supervisor.cli.drill.comparison import StateRow, compare, rows_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def row(after: int, *, steps: int | None = None, optimizer: int = 0, rank: int = 0, **changed: Any) -> StateRow:  # noqa: ANN401  any field
@@ -112,22 +109,23 @@ def test_an_optimizer_that_is_made_anew_in_each_epoch_is_found_under_another_num
     assert compare({0: first}, {0: [replace(row(5, steps=0), weights=first[5].weights)]}).is_proven
 
 
-NOTHING: list[Callable[[], tuple[dict[int, list[StateRow]], dict[int, list[StateRow]]]]] = [
-    lambda: ({}, {}),
-    lambda: ({0: FIRST}, {}),
-    lambda: ({0: FIRST, 1: FIRST}, {0: [row(5, steps=0)]}),
-    lambda: ({0: FIRST}, {0: []}),
-    lambda: ({0: []}, {0: [row(5, steps=0)]}),
-    lambda: ({0: FIRST}, {0: [row(5, steps=0, weights="")]}),
-    lambda: ({0: [replace(one, weights="") for one in FIRST]}, {0: [row(5, steps=0, weights="")]}),
-]
+RESUMED = [row(5, steps=0)]
+UNREAD = [row(5, steps=0, weights="")]
+#: What is missing: the rows of the first attempt and of the resumed one, by rank.
+MISSING: dict[str, tuple[dict[int, list[StateRow]], dict[int, list[StateRow]]]] = {
+    "a rank": ({}, {}),
+    "a later attempt": ({0: FIRST}, {}),
+    "a rank of the later attempt": ({0: FIRST, 1: FIRST}, {0: RESUMED}),
+    "a later row": ({0: FIRST}, {0: []}),
+    "an earlier row": ({0: []}, {0: RESUMED}),
+    "a digest of the later attempt": ({0: FIRST}, {0: UNREAD}),
+    "all digests": ({0: [replace(one, weights="") for one in FIRST]}, {0: UNREAD}),
+}
 
 
-@pytest.mark.parametrize(
-    "make", NOTHING, ids=["no rank", "no later attempt", "a rank less", "no later row", "no earlier row", "unread", "both unread"]
-)
-def test_what_was_not_recorded_is_not_proven(make: Callable[[], tuple[dict[int, list[StateRow]], dict[int, list[StateRow]]]]) -> None:
-    found = compare(*make())
+@pytest.mark.parametrize("what", MISSING)
+def test_what_was_not_recorded_is_not_proven(what: str) -> None:
+    found = compare(*MISSING[what])
     assert not found.is_proven
     assert found.lines
 

@@ -37,7 +37,7 @@ JOB_CHANGING = frozenset(
 )
 #: Causes that can end a process by KILL. An error ends it in another way.
 KILLS = frozenset({Cause.HOST_OOM, Cause.PREEMPTED, Cause.KILLED_UNKNOWN})
-#: Causes in the program and its libraries: no record of the kernel explains them, and nothing else leads to a missing module.
+#: Causes in the program and its libraries. No record of the kernel explains them, and a missing module follows from no other cause.
 _OF_PROGRAMS = frozenset({Cause.USER_CODE, Cause.DEPENDENCY})
 EXCEPTIONS = frozenset({"exception", "last_exception"})
 _KILL = "9"

@@ -93,7 +93,7 @@ def _bind(lookup: Lookup, program: Program, name: str, row: KnobRow | None) -> B
                 f"the command has no {flag}, or its file leaves {DEEPSPEED_KEYS[name]} open", f"--knob {name}=deepspeed:FILE"
             )
         return of_file
-    unused = next((name for name in row.needs if name not in lookup.text.used), None)
+    unused = next((needed for needed in row.needs if needed not in lookup.text.used), None)
     if unused is not None and lookup.text.used:
         raise NotEnabledError(f"the script does not use {unused}")
     by_flag = _by_env(lookup, program, name, row) if row.env else _by_flag(lookup, program, name, row)

@@ -187,7 +187,7 @@ def of_launcher(facts: Iterable[Evidence], found: Iterable[Evidence]) -> tuple[E
 def claims(facts: Iterable[Evidence], signatures: Signatures) -> tuple[Evidence, ...]:
     """Return the signatures' claims about the exceptions among the facts, each with the frames from the same source and rank.
 
-    An exception that was raised `from` another one has that one's claims too: a library wraps what went wrong in words of its own.
+    An exception that was raised `from` another one has the claims of both: a library raises an exception of its own `from` the cause.
     """
     facts = tuple(facts)
     catalogue, _ = signatures()

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from supervisor.core.state import JobState, Losses
 
 
-def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, is_read: bool = True) -> str:
+def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_verified: bool = True) -> str:
     """Return the last line of a run: how far it came, what failed on the way and what that cost, and its newest good checkpoint.
 
-    If it was stopped, also whether the same command goes on from that. `newest`: as found once no rank was left. is_read: False where a
+    If it was stopped, also whether the same command goes on from that. newest: as found once no rank was left. all_verified: False if a
     later save was not verified in time.
     """
     stopped = state.run.stop is not None and code != 0
@@ -23,17 +23,17 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, is_re
         return "stopped before the first attempt: the command was not started"
     reached = [f"{'done' if code == 0 else 'stopped' if stopped else 'given up'}{_reached(state)}{_cost(losses.total(state))}"]
     where = "" if newest is None else f"{newest.path}" + (f" ({step})" if (step := place_text(newest)) else "")
-    if newest is not None and code == 0 and is_read:
+    if newest is not None and code == 0 and all_verified:
         reached.append(f"the newest checkpoint is verified: {where}")
     elif newest is not None:
         reached.append(f"the newest verified checkpoint is {where}")
-    elif stopped or not is_read:
+    elif stopped or not all_verified:
         reached.append("no checkpoint of this run was verified")
     if stopped and newest is not None:
         policy = state.run.policy
         resumes = policy.checkpoints_declared or policy.resumes_itself or state.run.ever_loaded
         reached.append(f"the same command {'resumes from it' if resumes else 'resumes only if the script does so by itself'}")
-    if not is_read:
+    if not all_verified:
         reached.append("the last save was not verified in time: `supervise checkpoints verify PATH` checks it")
     return "; ".join(reached)
 

@@ -146,7 +146,7 @@ class _Run:
         self.clock = Clock.start()
         self.loop = Loop(self.clock, initial(), self)
         self.continues, self.new_run_reason = False, ""
-        self.unfinished_before, self.programs_seen = False, tuple[str, ...]()  # as the last run left it: the new journal does not hold that
+        self.unfinished_before, self.programs_seen = False, tuple[str, ...]()  # of the last run: `past` has none if a new one begins
 
         def continues(past: Past) -> bool:
             self.continues, self.new_run_reason = previous_runs.continues(past, job)
@@ -238,8 +238,7 @@ class _Run:
             if watcher is not None:
                 watcher.stop(0.1)
             raise
-        is_read = self._finish_checkpoints(watcher)
-        self._end(end, is_read=is_read)
+        self._end(end, all_verified=self._finish_checkpoints(watcher))
         return end.exit_code
 
     def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
@@ -443,13 +442,13 @@ class _Run:
         spool = self.job.state / "spool"
         return mirror_session.finish(self.mirror, watcher, left_s, lambda text: self.terminal.message(text, "warning"), spool)
 
-    def _end(self, end: Finish, *, is_read: bool) -> None:
+    def _end(self, end: Finish, *, all_verified: bool) -> None:
         code = end.exit_code
         if numbers := self.factory.checkpoints.numbers():
             self.terminal.message(f"{numbers}: check the loss before you use the result", "warning")
         state = self.loop.state
         newest = self.factory.checkpoints.last_recorded() or state.run.newest
-        self.terminal.message(last_line(state, code, newest, is_read=is_read), "info" if is_read else "warning")
+        self.terminal.message(last_line(state, code, newest, all_verified=all_verified), "info" if all_verified else "warning")
         self.notifier.stopping(f"ends with {code}")
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.factory.close()

@@ -1,6 +1,6 @@
 """Scripts of well-known frameworks with their own flags, no knob declared: out of memory for real (tests/jobs/small_gpu.py), over gloo.
 
-The frameworks are no dependencies of ours: frameworks.py says where they come from.
+The frameworks are no dependencies of ours: tests/support/frameworks.py installs them.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class TrainingProgram:
 class Injection:
     """A fault: the hook's words, what the test does from outside, and what has to come out.
 
-    words: `{rank}` is the program's last rank. act: the name of a function of `driving.py`. causes: the cause of each failed attempt, each
+    words: `{rank}` is the program's last rank. act: the name of a method of `Drive`. causes: the cause of each failed attempt, each
     a set of right answers. resumed: for each later attempt, the steps from which it may go on. ends: the exit codes, of each start.
     """
 

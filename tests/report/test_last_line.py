@@ -60,7 +60,7 @@ def test_the_last_line_has_how_far_the_run_came_and_what_it_cost(state: JobState
 
 
 def test_a_save_that_was_not_verified_in_time_is_named_with_the_command_that_checks_it() -> None:
-    text = last_line(ended(0), 0, SAVED, is_read=False)
+    text = last_line(ended(0), 0, SAVED, all_verified=False)
     assert text.startswith("done at step 423, no incident; the newest verified checkpoint is /d/400.pt (step 400); the last save was not")
     assert "`supervise checkpoints verify PATH`" in text
 

@@ -139,14 +139,14 @@ def opening_lines(job: Job, *, several_nodes: bool = False) -> list[str]:
 def finish(mirror: MirrorLink | None, watcher: CheckpointWatcher | None, left_s: float, say: Callable[[str], None], spool: Path) -> bool:
     """Verify the last saves, and give the mirror the rest of `left_s` seconds. Report what is not sent. Return whether all was verified."""
     until = time.monotonic() + left_s
-    is_read = True
+    all_verified = True
     if watcher is not None:
-        is_read = watcher.finish(max(left_s, _LEAST_S))
-        if not is_read and mirror is not None:
+        all_verified = watcher.finish(max(left_s, _LEAST_S))
+        if not all_verified and mirror is not None:
             say("the last checkpoint was not verified in time and is not in the mirror: the next start of the job sends it")
         watcher.stop(0.1)
     left = None if mirror is None else mirror.close(max(0.0, until - time.monotonic()))
     if left:
         kept = f"{left} checkpoint(s) are" if left > 1 else "1 checkpoint is"
         say(f"{kept} not in the mirror yet, and spooled in {spool} for the next start")
-    return is_read
+    return all_verified

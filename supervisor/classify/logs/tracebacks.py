@@ -48,7 +48,7 @@ _BARE = re.compile(
 #: What Python prints between an exception that was handled, or that another one was raised `from`, and the next of the chain.
 HANDLED = "During handling of the above exception, another exception occurred:"
 DIRECT = "The above exception was the direct cause of the following exception:"
-_CHAIN = (HANDLED.rstrip(":"), DIRECT.removesuffix(" the following exception:"))
+_CHAIN = (HANDLED, DIRECT)
 _GROUP_MARGIN = re.compile(r"\s*(?:\||\+-[+-]*(?: \d+ -+)?(?=$|-)|\+(?= Exception Group))\s?")
 #: Lines before a traceback that ended nothing: of a finalizer, of logging itself, of an exit handler.
 _IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit.", "Exception ignored on")
@@ -95,7 +95,7 @@ def calls(frames: Iterable[Frame]) -> str:
 def direct_causes(trace: str) -> list[tuple[str, str]]:
     """Return the exceptions that the last one of a printed traceback was raised `from`, the root first, each with its part of the text.
 
-    What stands before an exception that was handled is left out: the program had dealt with it.
+    An exception that the program handled is left out, with those that it was raised `from`.
     """
     *parts, _ = trace.rpartition(HANDLED)[2].split(DIRECT)
     found = []

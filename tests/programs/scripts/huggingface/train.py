@@ -1,4 +1,4 @@
-"""The form of transformers' examples: TrainingArguments from the command line; --auto resumes from the last checkpoint by itself."""
+"""The form of transformers' examples: TrainingArguments from the command line. With AUTO=1 it finds its last checkpoint by itself."""
 
 import os
 import sys

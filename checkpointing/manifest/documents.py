@@ -72,7 +72,8 @@ class Manifest:
     """A checkpoint when it was verified. `path` and `identity` are those that were read, on `host`.
 
     Wall time: `made_unix_s` of the verification; `saved_unix_ns` of the newest modification in it, 0 in manifests of version 1.
-    `non_finite`: the tensors that hold NaN or Inf (model.listed). Version 1 had manifests of finite checkpoints only.
+    `non_finite`: the tensors that hold NaN or Inf (model.listed). Version 1 had manifests of finite checkpoints only. `epoch`: as in
+    Verification.
     """
 
     name: str

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from supervisor.core.actions import ReportDecision, ReportResume
-    from supervisor.core.model import Change, CheckpointRef, Evidence, Plan, Verdict
+    from supervisor.core.model import Change, Evidence, Plan, Verdict
     from supervisor.journal.reader import RecordedIncident, Round
 
 CARD_WIDTH = WIDTH - len("supervise: ")
@@ -258,9 +258,9 @@ def step_text(step: int | None, *, relative: bool = False, at_least: bool = Fals
     return f"step {step}" + (" or later" if at_least else "") + (" (counted from where it began)" if relative else "")
 
 
-def place_text(found: CheckpointRef) -> str:
-    """Return the step of a checkpoint, else its epoch; "" where neither is known."""
-    return f"step {found.step}" if found.step is not None else "" if found.epoch is None else f"epoch {found.epoch}"
+def position_text(step: int | None, epoch: int | None) -> str:
+    """Return the step of a checkpoint, else its epoch; "" if neither is known."""
+    return f"step {step}" if step is not None else "" if epoch is None else f"epoch {epoch}"
 
 
 def _cause(verdict: Verdict) -> str:
@@ -297,8 +297,7 @@ def beginning(report: ReportResume) -> str:
     """Return how an attempt began, in one line; an older journal has only the checkpoint that the command was given, as `path`."""
     given = report.resume_from or report.path
     if report.began is Beginning.RESUMED:
-        where = f"step {report.step}" if report.step is not None else "an unknown step" if report.epoch is None else f"epoch {report.epoch}"
-        return f"resumed at {where} from {report.path}"
+        return f"resumed at {position_text(report.step, report.epoch) or 'an unknown step'} from {report.path}"
     if report.is_new:
         return "begins from scratch" + (f": {report.reason}" if report.reason else "")
     if report.began is Beginning.FROM_SCRATCH:
@@ -360,7 +359,8 @@ def _checkpoint(last: Round) -> list[tuple[str, float | None, str]]:
     chosen = selected.chosen
     text = f"none of {selected.found} is good"
     if chosen is not None:
-        text = f"{place_text(chosen) or step_text(None)} from {chosen.path} (verified: {chosen.level}; {selected.found} found)"
+        position = position_text(chosen.step, chosen.epoch) or step_text(None)
+        text = f"{position} from {chosen.path} (verified: {chosen.level}; {selected.found} found)"
     elif not selected.found:
         text = "none that the script is known to load" + "".join(f"; {one}" for one in selected.unused) if selected.unused else "none found"
     rows: list[tuple[str, float | None, str]] = [("checkpoint", selected.t, text)]

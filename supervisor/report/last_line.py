@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core import losses
-from supervisor.report.card import place_text, step_text
+from supervisor.report.card import position_text, step_text
 
 if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef
@@ -22,7 +22,9 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     if stopped and not state.attempt.number:
         return "stopped before the first attempt: the command was not started"
     reached = [f"{'done' if code == 0 else 'stopped' if stopped else 'given up'}{_reached(state)}{_cost(losses.total(state))}"]
-    where = "" if newest is None else f"{newest.path}" + (f" ({step})" if (step := place_text(newest)) else "")
+    where = (
+        "" if newest is None else f"{newest.path}" + (f" ({position})" if (position := position_text(newest.step, newest.epoch)) else "")
+    )
     if newest is not None and code == 0 and all_verified:
         reached.append(f"the newest checkpoint is verified: {where}")
     elif newest is not None:
@@ -36,6 +38,11 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     if not all_verified:
         reached.append("the last save was not verified in time: `supervise checkpoints verify PATH` checks it")
     return "; ".join(reached)
+
+
+def _named(found: CheckpointRef) -> str:
+    position = position_text(found.step, found.epoch)
+    return f"{found.path} ({position})" if position else found.path
 
 
 def _reached(state: JobState) -> str:

@@ -51,6 +51,7 @@ from supervisor.knobs import job_knobs, programs
 from supervisor.launch.guardian_client import ignored_signals
 from supervisor.observe.ranks.progress_sampler import ProgressSampler
 from supervisor.report import event_log
+from supervisor.report.card import position_text
 from supervisor.report.last_line import last_line
 from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
@@ -271,7 +272,8 @@ class _Run:
 
     def _checkpoint_copied(self, unused: UnusedCheckpoints, place: str) -> None:
         self.log.write(LogEvent.CHECKPOINT_COPIED, path=unused.newest, step=unused.step, copy=place)
-        named = f"{unused.newest} of step {unused.step}" if unused.step is not None else unused.newest
+        position = position_text(unused.step, unused.epoch)
+        named = f"{unused.newest} of {position}" if position else unused.newest
         text = f"the attempt began without {named}, and may overwrite it: a copy is kept at {place}; {unused.remedy}"
         self.terminal.message(text, "warning")
 

@@ -162,7 +162,7 @@ def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
 def _next_of_peer(event: PeerDecided) -> str:
     if event.kind == "restart":
         return "that node's next decision"
-    if event.exit_code == 75:  # noqa: PLR2004  REQUEUE of lifecycle.py, which imports this module
+    if event.exit_code == planning.REQUEUE:
         return "the scheduler's requeue continues this run"
     return "nothing by itself: change what is named above, and start the job again on every node"
 

@@ -49,8 +49,6 @@ ALONE = (
     "several nodes without supervise's agents cannot agree on a checkpoint: each node chooses for itself, and nothing compares what they"
     " resume from"
 )
-#: The exit code that asks for a requeue: the next start continues the run (docs/exit-codes.md).
-REQUEUE = 75
 SIGINT = 2
 #: The least time for a search for a save, and what the supervisor reserves of the time left for its own end.
 LEAST_SEARCH_S = 1.0
@@ -311,8 +309,10 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
         return state, ()  # awaited: why a rank failed, and whether one saved
     signum = stop.signum if stop else SIGTERM
     saved = state.attempt.saved or (stop is not None and stop.save_requested and outcome == "succeeded")
-    code = REQUEUE if saved or signum in NOTICES else 128 + signum
-    reason = "stopped by a signal" + (", to go on later" if code == REQUEUE else "") + ("; the checkpoint is made" if saved else "")
+    code = planning.REQUEUE if saved or signum in NOTICES else 128 + signum
+    reason = (
+        "stopped by a signal" + (", to go on later" if code == planning.REQUEUE else "") + ("; the checkpoint is made" if saved else "")
+    )
     closing: tuple[Action, ...] = ()
     if stop is not None and stop.rank_failed and state.run.incident is not None:
         verdict = classify(state.attempt.evidence or ())

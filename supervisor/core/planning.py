@@ -29,6 +29,10 @@ KEPT_FINGERPRINTS = 100
 OF_ONE_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER})
 #: `Knob.by` of a knob that the user declared.
 DECLARED = "declared"
+#: The exit code that asks for a requeue: the next start continues the run (docs/exit-codes.md).
+REQUEUE = 75
+#: Exit codes of a run that HUP or TERM ended: who starts the same command again wants it to go on.
+ENDED_FROM_OUTSIDE = frozenset({129, 143})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,13 @@ def resume_by(state: JobState) -> str:
     """Return whose knob that is, "" for none."""
     knob = resume_knob(state)
     return "" if knob is None else knob.by
+
+
+def resumes_at_next_start(state: JobState, code: int) -> bool:
+    """Whether the same command, started again after this exit code, is known to go on from the newest verified checkpoint."""
+    knob = resume_knob(state)
+    by_option = knob is not None and (knob.by == DECLARED or code in {REQUEUE, *ENDED_FROM_OUTSIDE})
+    return by_option or state.run.policy.checkpoints_declared or resumes_itself(state) or state.run.ever_loaded
 
 
 def resumes_itself(state: JobState) -> bool:

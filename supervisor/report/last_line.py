@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core import losses
+from supervisor.core import losses, planning
 from supervisor.report.card import position_text, step_text
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     elif stopped or not all_verified:
         reached.append("no checkpoint of this run was verified")
     if stopped and newest is not None:
-        policy = state.run.policy
-        resumes = policy.checkpoints_declared or policy.resumes_itself or state.run.ever_loaded
+        resumes = planning.resumes_at_next_start(state, code)
         reached.append(f"the same command {'resumes from it' if resumes else 'resumes only if the script does so by itself'}")
     if not all_verified:
         reached.append("the last save was not verified in time: `supervise checkpoints verify PATH` checks it")

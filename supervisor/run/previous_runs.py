@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Final
 
+from supervisor.core.planning import ENDED_FROM_OUTSIDE
 from supervisor.job import identity
 from supervisor.knobs import knob_set
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from supervisor.journal.past import Past
 
 KEPT_RUNS: Final = 5
-#: Exit codes of a run that HUP or TERM ended.
-_ENDED_FROM_OUTSIDE: Final = frozenset({129, 143})
 
 
 def continues(past: Past, job: Job) -> tuple[bool, str]:
@@ -51,7 +50,7 @@ def programs_seen(past: Past, job: Job) -> tuple[str, ...]:
 
     Who starts the same command again after any other end may want a new training.
     """
-    is_to_go_on = unfinished(past, job) and past.last_end is not None and past.last_end.exit_code in _ENDED_FROM_OUTSIDE
+    is_to_go_on = unfinished(past, job) and past.last_end is not None and past.last_end.exit_code in ENDED_FROM_OUTSIDE
     return past.state.run.programs if is_to_go_on else ()
 
 

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.model import CheckpointRef, Progress
+from supervisor.core.model import RESUME, CheckpointRef, Knob, Policy, Progress, ResumeKind
 from supervisor.core.state import Attempt, JobState, Losses, Run, StopRequest
 from supervisor.report.last_line import last_line
 
 NOTHING = Losses()
 STOP = StopRequest(15, 1, 50.0)
 SAVED = CheckpointRef("/d/400.pt", 400, "digest")
+NANOGPT = Knob(RESUME, "", "--init_from=resume", by="nanogpt", seen=False, counts=ResumeKind.SWITCH)
 
 
-def ended(code: int, step: int | None = 423, *, stop: StopRequest | None = None, losses: Losses = NOTHING, loads: bool = False) -> JobState:
-    """A run whose only attempt trained from 10 to 50 seconds."""
+def ended(  # noqa: PLR0913  what the last line is made of
+    code: int,
+    step: int | None = 423,
+    *,
+    stop: StopRequest | None = None,
+    losses: Losses = NOTHING,
+    loads: bool = False,
+    way: Knob | None = None,
+) -> JobState:
+    """A run whose only attempt trained from 10 to 50 seconds, with the program of `way`."""
+    policy = Policy(knobs=(way,)) if way is not None else Policy()
+    programs = (way.by,) if way is not None else ()
     attempt = Attempt(1, began_t=9.0, started_t=10.0, over_t=50.0, progress=Progress(step), steps_seen=-1 if step is None else step)
-    return JobState(attempt=attempt, run=Run(stop=stop, exit_code=code, losses=losses, ever_loaded=loads))
+    return JobState(attempt=attempt, run=Run(policy=policy, stop=stop, exit_code=code, losses=losses, ever_loaded=loads, programs=programs))
 
 
 @pytest.mark.parametrize(
@@ -44,6 +55,19 @@ def ended(code: int, step: int | None = 423, *, stop: StopRequest | None = None,
             ended(143, stop=STOP, loads=True),
             SAVED,
             "stopped at step 423, no incident; the newest verified checkpoint is /d/400.pt (step 400); the same command resumes from it",
+        ),
+        (
+            ended(143, stop=STOP, way=NANOGPT),
+            SAVED,
+            "stopped at step 423, no incident; the newest verified checkpoint is /d/400.pt (step 400); the same command resumes from it",
+        ),
+        (  # whoever presses Ctrl-C may want a new training
+            ended(130, stop=STOP, way=NANOGPT),
+            SAVED,
+            (
+                "stopped at step 423, no incident; the newest verified checkpoint is /d/400.pt (step 400);"
+                " the same command resumes only if the script does so by itself"
+            ),
         ),
         (
             ended(143, stop=STOP),

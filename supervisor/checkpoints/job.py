@@ -72,9 +72,9 @@ class JobCheckpoints:
         """List the checkpoints that are declared or discovered."""
         return self.records.locations.listing()
 
-    def set_resume_way(self, resume_by: str) -> None:
-        """Set by whose knob the next attempt gets its checkpoint. From the loop's thread; it waits for no disk."""
-        self.records.set_resume_way(self._job.knobs.resume_way(resume_by))
+    def set_resume_way(self, resume_by: str, *, own_only: bool = False) -> None:
+        """Set by whose knob the next attempt gets its checkpoint; `own_only`: one of this run. From the loop's thread: awaits no disk."""
+        self.records.set_resume_way(self._job.knobs.resume_way(resume_by), own_only=own_only)
 
     def select(
         self, t: float, attempt: int, avoid: Collection[str] = (), *, suspect: bool = False, permission: RepairPermission | None = None
@@ -116,6 +116,7 @@ class JobCheckpoints:
                 records.manifests.put(replace(known, path=path, identity=identity))
         if records.discovery is not None:
             records.discovery.add(path)
+        records.restored = path
 
     def numbers(self) -> str:
         """Return in one line whether what this run saved last holds numbers that turned to NaN or Inf; "" where it does not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.manifest.documents import Manifests
@@ -20,6 +21,8 @@ from supervisor.core.model import ResumeKind
 from supervisor.core.planning import DECLARED
 
 if TYPE_CHECKING:
+    from checkpointing.discover import Listing
+    from checkpointing.model import Candidate
     from supervisor.job.job import Job
     from supervisor.knobs.knob_set import ResumeWay
 
@@ -63,6 +66,7 @@ class CheckpointRecords:
             is_abandoned=self.order.is_abandoned,
             run_id=job.run_id,
         )
+        self.restored = ""  # what a mirror brought for this run
         self.set_resume_way(job.knobs.resume_way(DECLARED))
         self._lock = threading.Lock()
         self._rejections: Rejections | None = None
@@ -70,13 +74,25 @@ class CheckpointRecords:
         self._notes: tuple[str, ...] = ()
         self._attempt = 0
 
-    def set_resume_way(self, way: ResumeWay | None) -> None:
+    def set_resume_way(self, way: ResumeWay | None, *, own_only: bool = False) -> None:
         """Set how the next attempt gets its checkpoint, as the core orders it. Before the first order the declared way holds."""
+        self._own_only = own_only
         settings = self.job.settings
         finds = way is not None and way.knob.counts in {ResumeKind.SWITCH, ResumeKind.ITSELF}
         self.script_chooses = finds or settings.resumes_itself or not settings.checkpoints.paths
         if self.discovery is not None and not settings.checkpoints.paths:
             self.discovery.set_resume_way(way)
+
+    def to_choose_from(self) -> Listing:
+        """List the checkpoints from which the next attempt may resume."""
+        found = self.locations.listing()
+        if not self._own_only:
+            return found
+        return replace(found, candidates=tuple(one for one in found.candidates if one.path == self.restored or self._is_of_run(one)))
+
+    def _is_of_run(self, one: Candidate) -> bool:
+        origin = self.provenance.of(one.path, one.identity, one.mtime_ns or one.identity.mtime_ns)
+        return origin.logged_attempt is not None or origin.attempt_of(self.job.run_id) > 0
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -99,7 +99,8 @@ class SelectCheckpoint:
     nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. had_checkpoint: this node knows
     a good checkpoint. last_agreement: number of the last one that this node took part in. The node that took part in the newest decides
     with which overrides all go on. agreements: of earlier attempts of this run, as (attempt, number). mixed_from_t: what was written since
-    is never used, because the nodes trained from different states; None: no such time. resume_by: as in BeginAttempt.
+    is never used, because the nodes trained from different states; None: no such time. resume_by: as in BeginAttempt. own_only: what
+    earlier runs saved does not count.
     """
 
     attempt: int
@@ -113,6 +114,7 @@ class SelectCheckpoint:
     agreements: tuple[tuple[int, int], ...] = ()
     mixed_from_t: float | None = None
     resume_by: str = ""
+    own_only: bool = False
     waits_for_journal: ClassVar[bool] = False
 
 

@@ -47,6 +47,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         agreements=state.run.agreements,
         mixed_from_t=state.run.mixed_from_t,
         resume_by=planning.resume_by(state),
+        own_only=planning.takes_own_only(state),
     )
     return state, (select, SetTimer("select", token, state.run.policy.select_deadline_s))
 

@@ -58,7 +58,8 @@ OUR_END_S = 3.0
 def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     """A person's start opens a run with fresh budgets; a successor goes on where its predecessor left, whose ranks are gone."""
     if not event.continues:
-        run = Run(event.run_id, event.policy, unfinished_before=event.unfinished_before, programs=event.programs_seen)
+        before = event.programs_seen
+        run = Run(event.run_id, event.policy, unfinished_before=event.unfinished_before, goes_on=bool(before), programs=before)
         fresh = JobState(run, incidents=state.incidents, gpus=state.gpus, journal_degraded=state.journal_degraded)
         return start.select(fresh, event.t)
     died_with_us = state.stage not in {Stage.ENDED, Stage.NEW}

@@ -134,6 +134,17 @@ def resumes_at_next_start(state: JobState, code: int) -> bool:
     return by_option or state.run.policy.checkpoints_declared or resumes_itself(state) or state.run.ever_loaded
 
 
+def takes_own_only(state: JobState) -> bool:
+    """Whether the next attempt gets only what this run saved.
+
+    The option of a program that a rank was seen to run goes on with this training, and with no older one, unless this run goes on with the
+    training of the last one. What the user declares (the option, the program, the checkpoints) holds for what earlier runs saved too.
+    """
+    knob, policy = resume_knob(state), state.run.policy
+    is_seen_alone = knob is not None and not knob.seen and knob.counts != ResumeKind.ITSELF
+    return is_seen_alone and not state.run.goes_on and not policy.checkpoints_declared
+
+
 def resumes_itself(state: JobState) -> bool:
     """Whether the script finds its checkpoint by itself: the user declares it, or it is so for the program that a rank was seen to run."""
     knob = resume_knob(state)

@@ -47,7 +47,9 @@ def select(state: JobState, t: float) -> Step:
     if state.run.policy.checkpoints_declared or state.run.policy.checkpoints_learned:
         token = state.token + 1
         timer = SetTimer("select", token, state.run.policy.select_deadline_s)
-        order = SelectCheckpoint(state.attempt.number, state.run.rejected, resume_by=planning.resume_by(state))
+        order = SelectCheckpoint(
+            state.attempt.number, state.run.rejected, resume_by=planning.resume_by(state), own_only=planning.takes_own_only(state)
+        )
         return changed(state, stage=Stage.SELECTING, token=token), (*beside, order, timer)
     state, actions = begin_from_scratch(state, t)
     return state, (*beside, *actions) if state.stage is not Stage.ENDED else actions

@@ -152,6 +152,7 @@ class Run:
     findings: tuple[Finding, ...] | None = None  # of this node's examination before it; None: not known yet
     # what is known of the program and the node
     unfinished_before: bool = False  # the last run of the same command did not end well
+    goes_on: bool = False  # that run was ended from outside, and its training goes on in this one
     programs: tuple[str, ...] = ()
     knob_values: tuple[tuple[str, str], ...] = ()  # as a rank's framework holds them
     disputes: tuple[tuple[str, str, str], ...] = ()  # knob, value in a rank, planned value

@@ -414,7 +414,7 @@ class Executor:
 
     def _select(self, action: act.SelectCheckpoint) -> None:
         checkpoints = self._factory.checkpoints
-        checkpoints.set_resume_way(action.resume_by)
+        checkpoints.set_resume_way(action.resume_by, own_only=action.own_only)
         incident = self._loop.state.run.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
         if action.nodes:

@@ -1,0 +1,55 @@
+"""A recognised program's option hands over what this run saved; what an earlier run left belongs to another training."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.checkpoints.job import JobCheckpoints
+from supervisor.core.model import Knob
+from supervisor.knobs.knob_set import KnobSet, ResumeWay
+from tests.checkpoints.test_repair import JobOnDisk, Rank
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SWITCH = ResumeWay(Knob("resume", "", "--init_from=resume", by="nanogpt", counts="switch"), "--init_from=resume")
+
+
+def test_a_new_run_is_not_given_what_an_earlier_one_saved_unless_it_goes_on_with_it(tmp_path: Path) -> None:
+    disk = JobOnDisk(tmp_path)
+    path = disk.rank.saves("ckpt.pt", 5000)
+    disk.rank.saves("ckpt.pt", 5000)
+    os.utime(path, (1e9, 1e9))  # the next run begins more than a clock's tick later
+    disk.checkpoints.records.absorb()
+    disk.checkpoints.ended()
+    (tmp_path / "new").mkdir()
+    job = replace(disk.job, run_id="run-2", knobs=KnobSet(resume=(SWITCH,)), scratch=tmp_path / "new")
+    later = JobCheckpoints(job, disk.reports.append)
+    later.began(1)
+    later.ended()
+
+    def chosen(*, own_only: bool) -> int | None:
+        later.set_resume_way("nanogpt", own_only=own_only)
+        found = later.select(1.0, 1).chosen
+        return None if found is None else found.step
+
+    assert chosen(own_only=True) is None
+    assert chosen(own_only=False) == 5000
+    Rank(job.attempt_dir(1), disk.here).saves(path.name, 10)
+    assert chosen(own_only=True) == 10
+
+
+def test_what_a_mirror_brought_for_this_run_counts_as_its_own(tmp_path: Path) -> None:
+    disk = JobOnDisk(tmp_path)
+    path = disk.rank.saves("ckpt.pt", 5000)
+    disk.checkpoints.ended()
+    (tmp_path / "new").mkdir()
+    job = replace(disk.job, run_id="run-2", knobs=KnobSet(resume=(SWITCH,)), scratch=tmp_path / "new")
+    later = JobCheckpoints(job, disk.reports.append)
+    later.restored(str(path), began=0)
+    later.set_resume_way("nanogpt", own_only=True)
+    found = later.select(1.0, 0).chosen
+    assert found is not None
+    assert found.step == 5000

@@ -1,7 +1,8 @@
 """Whole checkpoints of a job that an attempt began without: where they are, and a copy of the newest before the attempt saves over it.
 
-One copy of each location is held for the run: the one of the greatest step that is known. The usual retention does not remove it
-(checkpointing/retention/copies.py). A later run holds its own.
+One copy of each location is held for the run: the one that is farthest. Of two whose steps and epochs do not compare, both are held. The
+usual retention does not remove them (checkpointing/retention/copies.py). A later run holds its own. If it begins from scratch after a run
+that did not end well, it also holds what that run held.
 """
 
 from __future__ import annotations
@@ -70,11 +71,14 @@ class UnusedCopies:
             )
 
     def _keep(self, pattern: str, whole: Manifest | None, copies: list[Copy]) -> None:
-        """Hold a copy of `whole`, or the newest of `copies` if there is no whole checkpoint, unless a held one is beyond it."""
+        """Hold a copy of `whole`, or the newest of `copies` if there is no whole checkpoint, unless a held one is farther."""
         copy = None if whole is not None else max(copies, key=lambda copy: copy.made_ns, default=None)
         made = whole if copy is None else copy.manifest
-        held = [copy for copy in copies if self._records.copies.is_held(copy)]
-        if made is None or any(_is_beyond(copy.manifest, made) for copy in held):
+        held = [copy for copy in copies if copy.held_by]
+        farther = [copy for copy in held if made is not None and _is_farther(copy.manifest, made)]
+        for one in farther:
+            self._hold_on(one)
+        if made is None or farther:
             return
         problem = ""
         if copy is None:
@@ -86,9 +90,17 @@ class UnusedCopies:
             self._report(CheckpointAlert(CheckpointTrouble.NO_COPY, text))
             return
         for older in held:
-            if older.directory != copy.directory:
+            if older.directory != copy.directory and _is_farther(older.manifest, made) is False:
                 self._records.copies.release(older)
+            elif older.directory != copy.directory:
+                self._hold_on(older)
         self._report(CheckpointCopied(UnusedCheckpoints(pattern, 1, made.path, made.step, made.epoch), copy.place))
+
+    def _hold_on(self, copy: Copy) -> None:
+        """Hold what the run before this one held, too."""
+        problem = "" if self._records.copies.is_held(copy) else self._records.copies.hold(copy)
+        if problem:
+            self._report(CheckpointAlert(CheckpointTrouble.NO_COPY, f"the copy {copy.place} may be removed: {problem}"))
 
     def _newest_whole(self, candidates: list[Candidate]) -> Manifest | None:
         """Return the record of the newest one that is whole and whose weights hold numbers."""
@@ -107,11 +119,16 @@ class UnusedCopies:
         return attempt in {origin.logged_attempt, origin.attempt_of(self._records.job.run_id)}
 
     def _earlier_copies(self, attempt: int) -> dict[str, list[Copy]]:
-        """Return our copies of this run's earlier attempts, by location: what they were made of may be overwritten already."""
+        """Return our copies of this run's earlier attempts, by location: what they were made of may be overwritten already.
+
+        Beside them those that are held; for the first attempt those that any run held: it is asked where the last run did not end well.
+        """
         found: dict[str, list[Copy]] = {}
         for copy in self._records.copies.all():
             about = copy.manifest.about
-            if about.run == self._records.job.run_id and about.attempt != attempt and not copy.manifest.has_lost_weights:
+            is_earlier = about.run == self._records.job.run_id and about.attempt != attempt
+            is_held = self._records.copies.is_held(copy) or (attempt == 1 and bool(copy.held_by))
+            if (is_earlier or is_held) and not copy.manifest.has_lost_weights:
                 found.setdefault(pattern_of(copy.manifest.path), []).append(copy)
         return found
 
@@ -126,8 +143,13 @@ def _saved(records: CheckpointRecords) -> list[Candidate]:
     return [candidate for candidate in listed if discovery.is_saved(candidate.path)]
 
 
-def _is_beyond(held: Manifest, made: Manifest) -> bool:
-    return held.step is not None and made.step is not None and held.step > made.step
+def _is_farther(one: Manifest, other: Manifest) -> bool | None:
+    """Return whether a checkpoint is farther in the training than another one; None if their contents do not show it."""
+    if one.step is not None and other.step is not None:
+        return one.step > other.step
+    if one.within is not None and other.within is not None:
+        return one.within > other.within
+    return one.epoch > other.epoch if one.epoch is not None and other.epoch is not None else None
 
 
 def _written_ns(candidate: Candidate) -> int:

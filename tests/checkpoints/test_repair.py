@@ -46,12 +46,12 @@ class Rank:
         with self.file.open("a") as out:
             out.write(json.dumps({"t": self.number, **row}) + "\n")
 
-    def saves(self, name: str, step: int, *, cut: bool = False, **more: Any) -> Path:  # noqa: ANN401  see line
-        """Save a step to a file, and come to the end of it or not."""
+    def saves(self, name: str, step: int, *, cut: bool = False, key: str = "step", **more: Any) -> Path:  # noqa: ANN401  see line
+        """Save a step to a file under `key`, and come to the end of it or not."""
         path = self.here / name
         self.number += 1
         self.line(what="began", path=str(path), n=self.number, via="torch", was=stat_of(path), file=False, steps=step, **more)
-        torch.save({"step": step, "w": torch.ones(256)}, path)
+        torch.save({key: step, "w": torch.ones(256)}, path)
         if cut:
             with path.open("r+b") as file:
                 file.truncate(500)

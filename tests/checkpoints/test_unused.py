@@ -84,6 +84,40 @@ def test_a_later_run_holds_its_own(tmp_path: Path) -> None:
     assert [later.is_held(copy) for copy in later.all()] == [False]
 
 
+def test_what_counts_epochs_alone_or_nothing_loses_no_copy_to_a_beginning_from_scratch(tmp_path: Path) -> None:
+    disk = JobOnDisk(tmp_path)
+    disk.keep_copy(disk.rank.saves("snapshot.pt", 50, key="EPOCHS_RUN"))
+    disk.keep_copy(disk.rank.saves("plain.pt", 50, key="loss"))
+    begin(disk, 2)
+    disk.checkpoints.keep_unused(2)
+    disk.keep_copy(disk.rank.saves("snapshot.pt", 1, key="EPOCHS_RUN"))
+    disk.keep_copy(disk.rank.saves("plain.pt", 1, key="loss"))
+    begin(disk, 3)
+    disk.checkpoints.keep_unused(3)
+    copies = disk.checkpoints.records.copies
+    stay = [(copy.manifest.name, copy.manifest.epoch, copy.manifest.about.attempt) for copy in copies.all() if copies.is_held(copy)]
+    assert sorted(stay, key=str) == [("plain.pt", None, 1), ("plain.pt", None, 2), ("snapshot.pt", 50, 1)]
+
+
+def test_a_run_that_begins_from_scratch_after_one_that_did_not_end_well_holds_what_that_held(tmp_path: Path) -> None:
+    disk = JobOnDisk(tmp_path)
+    disk.keep_copy(disk.rank.saves("ckpt.pt", 5000))
+    begin(disk, 2)
+    disk.checkpoints.keep_unused(2)
+    disk.keep_copy(disk.rank.saves("ckpt.pt", 10))
+    disk.checkpoints.ended()
+    (tmp_path / "new").mkdir()
+    disk.job = replace(disk.job, run_id="run-2", scratch=tmp_path / "new")
+    disk.checkpoints = JobCheckpoints(disk.job, disk.reports.append)
+    disk.checkpoints.began(1)
+    disk.rank = Rank(disk.job.attempt_dir(1), disk.here)
+    disk.checkpoints.keep_unused(1)
+    assert held(disk) == [5000]
+    for step in (11, 12, 13, 14):
+        disk.keep_copy(disk.rank.saves("ckpt.pt", step))
+    assert held(disk) == [5000]
+
+
 def test_what_is_too_large_or_must_not_be_copied_is_an_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = JobOnDisk(tmp_path)
     (disk.here / "ckpt").mkdir()

@@ -128,10 +128,16 @@ def resume_by(state: JobState) -> str:
 
 
 def resumes_at_next_start(state: JobState, code: int) -> bool:
-    """Whether the same command, started again after this exit code, is known to go on from the newest verified checkpoint."""
+    """Whether the same command, started again after this exit code, is known to go on from the newest verified checkpoint.
+
+    What a script loaded because a program's option named it, it would not find without the option.
+    """
     knob = resume_knob(state)
-    by_option = knob is not None and (knob.by == DECLARED or code in {REQUEUE, *ENDED_FROM_OUTSIDE})
-    return by_option or state.run.policy.checkpoints_declared or resumes_itself(state) or state.run.ever_loaded
+    if state.run.policy.checkpoints_declared or resumes_itself(state):
+        return True
+    if knob is None:
+        return state.attempt.loaded is not None
+    return knob.seen or code in {REQUEUE, *ENDED_FROM_OUTSIDE}
 
 
 def takes_own_only(state: JobState) -> bool:

@@ -26,8 +26,17 @@ def ended(  # noqa: PLR0913  what the last line is made of
     """A run whose only attempt trained from 10 to 50 seconds, with the program of `way`."""
     policy = Policy(knobs=(way,)) if way is not None else Policy()
     programs = (way.by,) if way is not None else ()
-    attempt = Attempt(1, began_t=9.0, started_t=10.0, over_t=50.0, progress=Progress(step), steps_seen=-1 if step is None else step)
-    return JobState(attempt=attempt, run=Run(policy=policy, stop=stop, exit_code=code, losses=losses, ever_loaded=loads, programs=programs))
+    attempt = Attempt(
+        1,
+        began_t=9.0,
+        started_t=10.0,
+        over_t=50.0,
+        progress=Progress(step),
+        steps_seen=-1 if step is None else step,
+        loaded=SAVED.path if loads else None,
+    )
+    # ever_loaded: it read weights of another project, too
+    return JobState(attempt=attempt, run=Run(policy=policy, stop=stop, exit_code=code, losses=losses, ever_loaded=True, programs=programs))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +71,7 @@ def ended(  # noqa: PLR0913  what the last line is made of
             "stopped at step 423, no incident; the newest verified checkpoint is /d/400.pt (step 400); the same command resumes from it",
         ),
         (  # whoever presses Ctrl-C may want a new training
-            ended(130, stop=STOP, way=NANOGPT),
+            ended(130, stop=STOP, way=NANOGPT, loads=True),  # by its option
             SAVED,
             (
                 "stopped at step 423, no incident; the newest verified checkpoint is /d/400.pt (step 400);"

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 KIND = "resume"
-#: A place that stays writable and may hold a user's checkpoints.
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108  a word of the user's command
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +81,8 @@ def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int
     root = identity.state_root(state)
     discovered = (one.pattern for one in discovery_record.read_locations(state / DIRECTORY) if one.kind != "seen")
     checkpoints = find((*settings.checkpoints.paths, *discovered), str(cwd)).candidates
+    for checkpoint in checkpoints:
+        _require_out_of_reach(checkpoint.path, "a checkpoint of this job lies")
     subject = resume_proof.subject_of(settings, command, identity.command_digest(command), cwd)
     parent = cwd / order.scratch_dir if order.scratch_dir else root
     copy = scratch_copy.make(parent, cwd, checkpoints, tuple(str(cwd / path) for path in order.writable), apart=(root,))
@@ -110,6 +110,7 @@ def _refuse(settings: Settings, command: Sequence[str]) -> None:
             hint="Give torchrun --nnodes=1 for the drill: the resume is the same.",
             exit_code=ExitCode.USAGE,
         )
+    _require_out_of_reach(str(identity.working_directory()), "the working directory lies")
     absolute = next((path for path in settings.checkpoints.paths if path.startswith(("/", "~"))), None)
     if absolute is not None:
         raise SuperviseError(
@@ -117,11 +118,22 @@ def _refuse(settings: Settings, command: Sequence[str]) -> None:
             hint="Let the command save below its working directory for the drill, and declare that: --checkpoints 'DIR/*.pt'.",
             exit_code=ExitCode.USAGE,
         )
-    shared = next((word for word in command if _SHARED_MEMORY in word), None)
+    shared = next((word for word in command if scratch_copy.SHARED_MEMORY in word), None)
     if shared is not None:
         raise SuperviseError(
             f"the command names a path in shared memory, which the drill cannot keep it from writing: {shared}",
             hint="Let the command save below its working directory for the drill.",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+def _require_out_of_reach(path: str, what: str) -> None:
+    """Raise SuperviseError if a path lies where the drill's command may write."""
+    place = scratch_copy.writable_above(path)
+    if place:
+        raise SuperviseError(
+            f"{what} where the drill cannot keep the command from writing: {path}, below {place}",
+            hint="Run the drill with a copy of your directory in another place, or set the variable of that cache to another place.",
             exit_code=ExitCode.USAGE,
         )
 

@@ -7,7 +7,8 @@
         state/     the state directory of the drill's own job; it is kept where the drill failed
 
 A checkpoint that is known (declared, or discovered in an earlier run) is left out, so the training begins from scratch. A link is safe:
-what the drill runs may not write where it leads (confinement.py). Sockets, FIFOs and devices are left out, too.
+what the drill runs may not write where it leads (confinement.py). One into shared memory, which stays writable, is
+refused. Sockets, FIFOs and devices are left out, too.
 
 The drill and its `supervise` hold a lock on the directory. The next drill removes each directory that nobody holds: what a killed or a
 failed drill left.
@@ -44,6 +45,8 @@ MOST_IN_DIRECTORY: Final = 2000
 MOST_ENTRIES: Final = 20_000
 #: What stays writable beside the scratch directory: devices and shared memory, the process's own /proc, and caches.
 _SYSTEM: Final = ("/dev", "/proc")
+#: The one of these that may hold a user's checkpoints.
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  not ours: what the user names
 _CACHES: Final = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR")
 _CACHES_AT_HOME: Final = ("~/.cache", "~/.triton", "~/.nv")
 
@@ -95,12 +98,18 @@ def writable_places() -> tuple[str, ...]:
     return (*_SYSTEM, *caches, *(os.path.expanduser(path) for path in _CACHES_AT_HOME))  # noqa: PTH111  text
 
 
+def writable_above(path: str) -> str:
+    """Return the one of these directories in which a path lies, "" if it lies in none."""
+    real = Path(os.path.realpath(path))
+    return next((place for place in writable_places() if real.is_relative_to(os.path.realpath(place))), "")
+
+
 def make(
     parent: Path, original: Path, checkpoints: Iterable[Candidate], writable: tuple[str, ...] = (), apart: tuple[Path, ...] = ()
 ) -> ScratchCopy:
     """Make the scratch directory below `parent`, and copy the working directory without these checkpoints and the paths `apart`.
 
-    Raises SuperviseError (64) where the kernel cannot confine, and (78) where the directory cannot be made.
+    Raises SuperviseError (64) where the kernel cannot confine or a link leads into shared memory, (78) where the directory cannot be made.
     """
     if not confinement.version():
         raise SuperviseError(
@@ -116,9 +125,11 @@ def make(
         for part in (made.work, made.records, made.state, root / "tmp"):
             part.mkdir(mode=0o700)
         copy_directory(original, made.work, checkpoints, apart={root, *apart})
-    except OSError as error:
+    except (OSError, SuperviseError) as error:
         if root is not None:
             shutil.rmtree(root, ignore_errors=True)
+        if isinstance(error, SuperviseError):
+            raise
         raise SuperviseError(
             f"no scratch directory: {error.filename or parent}: {error.strerror}",
             hint="Name a directory with room, and that you may write, with --scratch-dir.",
@@ -127,7 +138,10 @@ def make(
 
 
 def copy_directory(original: Path, target: Path, checkpoints: Iterable[Candidate], apart: Collection[Path]) -> None:
-    """Copy a directory's tree into the empty directory `target`, without these checkpoints and the paths `apart`. Raises OSError."""
+    """Copy a directory's tree into the empty directory `target`, without these checkpoints and the paths `apart`.
+
+    Raises OSError, and SuperviseError (64) if a link leads into shared memory.
+    """
     known = list(checkpoints)
     left_out = {_inode(str(path)) for path in (*(one.path for one in known), *apart)}  # under each of its names
     above = {str(parent) for one in known for parent in Path(one.path).parents}
@@ -152,7 +166,18 @@ def copy_directory(original: Path, target: Path, checkpoints: Iterable[Candidate
                 shutil.copy2(entry.path, place)
                 bytes_left -= real.st_size
             else:
-                os.symlink(os.path.realpath(entry.path), place)  # noqa: PTH211  as above
+                _link(entry.path, place)
+
+
+def _link(path: str, place: str) -> None:
+    target = os.path.realpath(path)
+    if Path(target).is_relative_to(SHARED_MEMORY):
+        raise SuperviseError(
+            f"{path} leads to {target}, where the drill cannot keep the command from writing",
+            hint="Remove that link for the drill.",
+            exit_code=ExitCode.USAGE,
+        )
+    os.symlink(target, place)  # noqa: PTH211  strings throughout
 
 
 def _locked(root: Path) -> int:

@@ -40,6 +40,30 @@ def test_a_resume_drill_that_cannot_be_safe_or_seen_is_refused_with_what_helps(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_working_directory_where_the_command_may_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "cache" / "job"
+    place.mkdir(parents=True)
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    assert main.main(["drill", "resume", "--", "true"]) == 64
+    assert f"the working directory lies where the drill cannot keep the command from writing: {place}" in capsys.readouterr().err
+    assert list(place.iterdir()) == []
+
+
+def test_a_checkpoint_where_the_command_may_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "step-5.pt").write_text("the result of a week")
+    (tmp_path / "ckpt").symlink_to(tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    assert main.main(["drill", "--checkpoints", "ckpt/*.pt", "resume", "--", "true"]) == 64
+    assert "a checkpoint of this job lies where the drill cannot keep" in capsys.readouterr().err
+
+
 def made(tmp_path: Path, *patterns: str) -> _ResumeDrill:
     """Return a drill whose job was not started; the ranks' logs are below `tmp_path`."""
     copy = ScratchCopy(tmp_path)

@@ -110,6 +110,14 @@ def test_a_kernel_that_cannot_confine_is_refused_before_anything_is_made(project
     assert not list(project.glob(f"{scratch_copy.PREFIX}*"))
 
 
+def test_a_link_into_shared_memory_is_refused_and_nothing_is_left(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch_copy, "SHARED_MEMORY", str(project.parent / "elsewhere"))
+    with pytest.raises(SuperviseError, match="data leads to") as error:
+        scratch_copy.make(project, project, ())
+    assert error.value.exit_code == 64
+    assert not list(project.glob(f"{scratch_copy.PREFIX}*"))
+
+
 def test_a_place_that_cannot_hold_it_is_named_with_what_helps(project: Path) -> None:
     with pytest.raises(SuperviseError, match=r"train\.py") as error:
         scratch_copy.make(project / "train.py", project, ())

@@ -77,7 +77,7 @@ class NodeOffer:
         records = self._records
         records.order.step_back(avoid, records.copies)
         rows, selection = held(
-            records.to_choose_from(),
+            records.resumable(),
             records.rejections,
             records.cache,
             manifests=records.manifests,

@@ -66,7 +66,7 @@ class CheckpointRecords:
             is_abandoned=self.order.is_abandoned,
             run_id=job.run_id,
         )
-        self.restored = ""  # what a mirror brought for this run
+        self.restored = ""  # the path to which a mirror restored a checkpoint for this run
         self.set_resume_way(job.knobs.resume_way(DECLARED))
         self._lock = threading.Lock()
         self._rejections: Rejections | None = None
@@ -83,8 +83,8 @@ class CheckpointRecords:
         if self.discovery is not None and not settings.checkpoints.paths:
             self.discovery.set_resume_way(way)
 
-    def to_choose_from(self) -> Listing:
-        """List the checkpoints from which the next attempt may resume."""
+    def resumable(self) -> Listing:
+        """List the checkpoints from which the next attempt may resume: all, or those of this run."""
         found = self.locations.listing()
         if not self._own_only:
             return found

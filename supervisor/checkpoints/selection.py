@@ -133,7 +133,7 @@ class CheckpointSelector:
         return None
 
     def _newest(self, rejections: Rejections | None, avoid: Collection[str], *, suspect: bool) -> Selection:
-        return self.select_from(self._records.to_choose_from(), self.copies(), avoid, suspect=suspect, rejections=rejections)
+        return self.select_from(self._records.resumable(), self.copies(), avoid, suspect=suspect, rejections=rejections)
 
     def _stuck(self, selection: Selection, attempt: int, repaired: Collection[str]) -> str:
         """Return the torn checkpoint that a rank of the last attempt tried in vain to load, and that is still there."""

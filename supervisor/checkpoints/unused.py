@@ -1,7 +1,7 @@
 """Whole checkpoints of a job that an attempt began without: where they are, and a copy of the newest before the attempt saves over it.
 
-One copy of each location is held for the run: the one that is farthest. Of two whose steps and epochs do not compare, both are held. The
-usual retention does not remove them (checkpointing/retention/copies.py). A later run holds its own. If it begins from scratch after a run
+One copy of each location is held for the run: the one that is farthest. If steps and epochs do not tell, both are held. The usual
+retention does not remove them (checkpointing/retention/copies.py). A later run holds its own. If it begins from scratch after a run
 that did not end well, it also holds what that run held.
 """
 
@@ -74,11 +74,13 @@ class UnusedCopies:
         """Hold a copy of `whole`, or the newest of `copies` if there is no whole checkpoint, unless a held one is farther."""
         copy = None if whole is not None else max(copies, key=lambda copy: copy.made_ns, default=None)
         made = whole if copy is None else copy.manifest
-        held = [copy for copy in copies if copy.held_by]
-        farther = [copy for copy in held if made is not None and _is_farther(copy.manifest, made)]
-        for one in farther:
-            self._hold_on(one)
-        if made is None or farther:
+        if made is None:
+            return
+        held = [one for one in copies if one.held_by]
+        farther = [one for one in held if _is_farther(one.manifest, made)]
+        if farther:
+            for one in farther:
+                self._hold_for_this_run(one)
             return
         problem = ""
         if copy is None:
@@ -89,15 +91,17 @@ class UnusedCopies:
             text = f"{made.path} may be overwritten, because the attempt began without it, and no copy of it is kept: {problem}"
             self._report(CheckpointAlert(CheckpointTrouble.NO_COPY, text))
             return
-        for older in held:
-            if older.directory != copy.directory and _is_farther(older.manifest, made) is False:
-                self._records.copies.release(older)
-            elif older.directory != copy.directory:
-                self._hold_on(older)
+        for one in held:
+            if one.directory == copy.directory:
+                continue
+            if _is_farther(one.manifest, made) is False:
+                self._records.copies.release(one)
+            else:  # neither is known to be farther
+                self._hold_for_this_run(one)
         self._report(CheckpointCopied(UnusedCheckpoints(pattern, 1, made.path, made.step, made.epoch), copy.place))
 
-    def _hold_on(self, copy: Copy) -> None:
-        """Hold what the run before this one held, too."""
+    def _hold_for_this_run(self, copy: Copy) -> None:
+        """Hold a copy that an earlier run may have held."""
         problem = "" if self._records.copies.is_held(copy) else self._records.copies.hold(copy)
         if problem:
             self._report(CheckpointAlert(CheckpointTrouble.NO_COPY, f"the copy {copy.place} may be removed: {problem}"))
@@ -121,7 +125,7 @@ class UnusedCopies:
     def _earlier_copies(self, attempt: int) -> dict[str, list[Copy]]:
         """Return our copies of this run's earlier attempts, by location: what they were made of may be overwritten already.
 
-        Beside them those that are held; for the first attempt those that any run held: it is asked where the last run did not end well.
+        The copies that are held are among them; in a first attempt also those that an earlier run held, which did not end well.
         """
         found: dict[str, list[Copy]] = {}
         for copy in self._records.copies.all():

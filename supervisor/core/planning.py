@@ -130,7 +130,7 @@ def resume_by(state: JobState) -> str:
 def resumes_at_next_start(state: JobState, code: int) -> bool:
     """Whether the same command, started again after this exit code, is known to go on from the newest verified checkpoint.
 
-    What a script loaded because a program's option named it, it would not find without the option.
+    What was loaded by a program's option does not show it: the script would not find that checkpoint by itself.
     """
     knob = resume_knob(state)
     if state.run.policy.checkpoints_declared or resumes_itself(state):

@@ -85,7 +85,7 @@ def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int
         _require_out_of_reach(checkpoint.path, "a checkpoint of this job lies")
     subject = resume_proof.subject_of(settings, command, identity.command_digest(command), cwd)
     parent = cwd / order.scratch_dir if order.scratch_dir else root
-    copy = scratch_copy.make(parent, cwd, checkpoints, tuple(str(cwd / path) for path in order.writable), apart=(root,))
+    copy = scratch_copy.make(parent, cwd, checkpoints, tuple(str(cwd / path) for path in order.writable), excluded=(root,))
     is_proven = False
     try:
         own = _own_settings(settings, name, copy)

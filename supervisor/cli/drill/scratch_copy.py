@@ -7,8 +7,8 @@
         state/     the state directory of the drill's own job; it is kept where the drill failed
 
 A checkpoint that is known (declared, or discovered in an earlier run) is left out, so the training begins from scratch. A link is safe:
-what the drill runs may not write where it leads (confinement.py). One into shared memory, which stays writable, is
-refused. Sockets, FIFOs and devices are left out, too.
+what the drill runs may not write where it leads (confinement.py). A link into shared memory, which stays writable, is refused. Sockets,
+FIFOs and devices are left out, too.
 
 The drill and its `supervise` hold a lock on the directory. The next drill removes each directory that nobody holds: what a killed or a
 failed drill left.
@@ -105,9 +105,9 @@ def writable_above(path: str) -> str:
 
 
 def make(
-    parent: Path, original: Path, checkpoints: Iterable[Candidate], writable: tuple[str, ...] = (), apart: tuple[Path, ...] = ()
+    parent: Path, original: Path, checkpoints: Iterable[Candidate], writable: tuple[str, ...] = (), excluded: tuple[Path, ...] = ()
 ) -> ScratchCopy:
-    """Make the scratch directory below `parent`, and copy the working directory without these checkpoints and the paths `apart`.
+    """Make the scratch directory below `parent`, and copy the working directory without these checkpoints and the paths `excluded`.
 
     Raises SuperviseError (64) where the kernel cannot confine or a link leads into shared memory, (78) where the directory cannot be made.
     """
@@ -117,19 +117,17 @@ def make(
             hint="Run it on such a kernel; or copy your directory, and run `supervise drill kill` in the copy.",
             exit_code=ExitCode.USAGE,
         )
-    root = None
     _sweep(parent)
     try:
-        root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        made = ScratchCopy(root, writable, lock=_locked(root))
-        for part in (made.work, made.records, made.state, root / "tmp"):
-            part.mkdir(mode=0o700)
-        copy_directory(original, made.work, checkpoints, apart={root, *apart})
-    except (OSError, SuperviseError) as error:
-        if root is not None:
-            shutil.rmtree(root, ignore_errors=True)
-        if isinstance(error, SuperviseError):
-            raise
+        with contextlib.ExitStack() as undo:
+            root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            undo.callback(shutil.rmtree, root, ignore_errors=True)
+            made = ScratchCopy(root, writable, lock=_locked(root))
+            for part in (made.work, made.records, made.state, root / "tmp"):
+                part.mkdir(mode=0o700)
+            copy_directory(original, made.work, checkpoints, excluded={root, *excluded})
+            undo.pop_all()
+    except OSError as error:
         raise SuperviseError(
             f"no scratch directory: {error.filename or parent}: {error.strerror}",
             hint="Name a directory with room, and that you may write, with --scratch-dir.",
@@ -137,13 +135,13 @@ def make(
     return made
 
 
-def copy_directory(original: Path, target: Path, checkpoints: Iterable[Candidate], apart: Collection[Path]) -> None:
-    """Copy a directory's tree into the empty directory `target`, without these checkpoints and the paths `apart`.
+def copy_directory(original: Path, target: Path, checkpoints: Iterable[Candidate], excluded: Collection[Path]) -> None:
+    """Copy a directory's tree into the empty directory `target`, without these checkpoints and the paths `excluded`.
 
     Raises OSError, and SuperviseError (64) if a link leads into shared memory.
     """
     known = list(checkpoints)
-    left_out = {_inode(str(path)) for path in (*(one.path for one in known), *apart)}  # under each of its names
+    left_out = {_inode(str(path)) for path in (*(one.path for one in known), *excluded)}  # under each of its names
     above = {str(parent) for one in known for parent in Path(one.path).parents}
     waiting = deque([(str(original), str(target))])
     entries_left, bytes_left = MOST_ENTRIES, COPIES_BYTES

@@ -52,7 +52,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def copied(project: Path, *patterns: str) -> Path:
     target = project.parent / "copy"
     target.mkdir()
-    scratch_copy.copy_directory(project, target, find(patterns, str(project)).candidates, apart=())
+    scratch_copy.copy_directory(project, target, find(patterns, str(project)).candidates, excluded=())
     return target
 
 

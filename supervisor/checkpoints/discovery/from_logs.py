@@ -10,6 +10,7 @@ A record that cannot be written is in `problem`. The numbers of locations and wr
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -64,6 +65,7 @@ class Discovery:
         self._numbers: dict[str, int] = {}  # file of lines → number of the last save that was counted
         self._open: dict[str, set[tuple[str, int]]] = {}  # path → (file of lines, number) of the saves that have not ended
         self._loaded: dict[tuple[str, str], set[str]] = {}  # (file of lines, pattern) → paths loaded
+        self._saved_first: dict[tuple[int, str], float] = {}  # (attempt, path) → when it was first saved before that attempt's first step
         self._counted: set[str] = set()  # paths whose saves were counted by an earlier supervisor
         self.problem: str | None = None
         record = discovery_record.read(self._file)
@@ -88,6 +90,7 @@ class Discovery:
         """
         with self._lock:
             self._counted = {path for path, write in self._writes.items() if again and write.attempt == attempt}
+            self._saved_first = {key: t for key, t in self._saved_first.items() if key[0] == attempt}
             before = self._locations, self._writes, self._made
             self._locations, self._writes, self._made = dict(self._locations), dict(self._writes), dict(self._made)  # readers hold no lock
             for file in sorted(directory.glob("saves-*.jsonl")):
@@ -95,7 +98,7 @@ class Discovery:
                     self._add_save(row, str(file), attempt)
             for file in sorted(directory.glob("loads-*.jsonl")):
                 for row in self._new_rows(file):
-                    self._add_load(row, str(file))
+                    self._add_load(row, str(file), attempt)
             self._drop_oldest()
             changed = (self._locations, self._writes, self._made) != before
             if changed:
@@ -235,6 +238,8 @@ class Discovery:
         for made, dev, ino in row.get("made", ()):
             self._made.pop(made, None)
             self._made[made] = dev, ino
+        if not int(row.get("steps", 1)):
+            self._saved_first.setdefault((attempt, path), float(row["t"]))
         if what == "began":
             under_way = self._open.setdefault(path, set())
             if known.attempt != attempt:
@@ -277,10 +282,12 @@ class Discovery:
         self._writes.pop(path, None)
         self._writes[path] = Write(path, attempt, t, None, to_stat(row["now"]), fresh=earlier is not None and earlier.fresh, replaced=True)
 
-    def _add_load(self, row: dict[str, Any], file: str) -> None:
+    def _add_load(self, row: dict[str, Any], file: str, attempt: int) -> None:
         if not loads_first(row.get("via", ""), int(row["steps"])):
             return  # an evaluation, or the best model put back at the end
         path = str(row["path"])
+        if float(row["t"]) > self._saved_first.get((attempt, path), math.inf):
+            return  # the first weights, which one rank saves for the others
         real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114 (strings throughout)
         checkpoint = checkpoint_path(real)
         pattern = pattern_of(checkpoint)

@@ -8,8 +8,9 @@ SaveOnRequestSeen and Saved are posted once; ProgramSeen comes before the end of
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from supervisor.core.events import ProgramSeen, ProgressObserved, Saved, SaveOnRequestSeen, StartCeilingPassed
 from supervisor.core.model import Phase
@@ -19,7 +20,7 @@ from supervisor.observe.ranks import error_files, heartbeats, save_logs
 from supervisor.observe.ranks.path_patterns import checkpoint_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from supervisor.core.events import Event
@@ -143,16 +144,21 @@ def is_saved(asking: Sequence[RankHeartbeat]) -> bool:
 def loads(directory: Path, *, complete: bool = True) -> list[str]:
     """Return the paths that ranks loaded before they trained in this attempt, in the order of each rank's file.
 
-    A load that failed does not count, and a later load is an evaluation's. complete: False for those whose load failed.
+    A load that failed does not count, and a later load is an evaluation's. Nor does what a rank of this attempt had saved: the other ranks
+    get their first weights so (torch's DDP tutorial). complete: False for those whose load failed.
     """
     found = []
-    for file in sorted(directory.glob("loads-*.jsonl")):
-        try:
-            log = file.read_bytes()
-        except OSError:
-            continue
-        for row in save_logs.rows(log):
-            with contextlib.suppress(ValueError, TypeError):
-                if row.get("complete", True) is complete and layout.loads_first(row.get("via", ""), int(row.get("steps", 0))):
-                    found.append(row["path"])
-    return found
+    for row in _rows(directory, "loads-*.jsonl"):
+        with contextlib.suppress(ValueError, TypeError):
+            if row.get("complete", True) is complete and layout.loads_first(row.get("via", ""), int(row.get("steps", 0))):
+                found.append(row)
+    saved: dict[str, float] = {}
+    for row in _rows(directory, "saves-*.jsonl") if found else ():
+        saved[row["path"]] = min(row["t"], saved.get(row["path"], math.inf))
+    return [row["path"] for row in found if row["t"] <= saved.get(row["path"], math.inf)]
+
+
+def _rows(directory: Path, pattern: str) -> Iterator[dict[str, Any]]:
+    for file in sorted(directory.glob(pattern)):
+        with contextlib.suppress(OSError):
+            yield from save_logs.rows(file.read_bytes())

@@ -63,6 +63,16 @@ def kinds(known: Discovery) -> dict[str, str]:
     return {place.pattern: place.kind for place in known.locations()}
 
 
+def test_first_weights_that_one_rank_saves_for_the_others_are_no_resume(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/model.pt", steps=0)
+    rank.loads("/j/model.pt")
+    assert kinds(knows(tmp_path, rank)) == {"/j/model.pt": "seen"}
+    rank.saves("/j/model.pt", steps=10)
+    rank.loads("/j/other.pt")
+    rank.saves("/j/other.pt", steps=0)
+    assert kinds(knows(tmp_path / "again", rank)) == {"/j/model.pt": "candidate", "/j/other.pt": "checkpoint"}
+
+
 def test_repeated_saves_are_candidates_and_no_checkpoints(tmp_path: Path, rank: Rank) -> None:
     rank.saves("/j/once.pt")
     rank.saves("/j/ckpt.pt")

@@ -12,7 +12,7 @@ from supervisor.core.model import CheckpointRef, RankInfo
 from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe.ranks import heartbeats
-from supervisor.observe.ranks.progress_sampler import ProgressSampler
+from supervisor.observe.ranks.progress_sampler import ProgressSampler, loads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +59,17 @@ def test_a_file_of_a_checkpoint_names_the_checkpoint(
     sampler.watch(2, tmp_path, 1.0, resume)
     sampler.sample(2.0, (RankInfo(0, 0, identity.pid, identity.start_ticks),))
     assert [event.loaded for event in posted if isinstance(event, ProgressObserved)] == [told]
+
+
+def test_what_an_attempt_saved_and_loaded_again_before_its_first_step_is_no_resume(tmp_path: Path) -> None:
+    # rank 0 hands its first weights to the others, as in torch's DDP tutorial
+    rows = [{"what": what, "path": "/run/model.pt", "t": t, "n": 1, "steps": 0} for what, t in (("began", 10.0), ("ended", 10.5))]
+    (tmp_path / "saves-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = [{"path": "/run/model.pt", "t": 11.0, "steps": 0}, {"path": "/run/last.pt", "t": 12.0, "steps": 0}]
+    (tmp_path / "loads-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in loaded))
+    assert loads(tmp_path) == ["/run/last.pt"]
+    (tmp_path / "loads-0.jsonl").write_text(json.dumps({"path": "/run/model.pt", "t": 9.0, "steps": 0}) + "\n")
+    assert loads(tmp_path) == ["/run/model.pt", "/run/last.pt"], "what was loaded first was there"
 
 
 def test_the_second_step_that_a_script_reports_by_itself_is_posted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

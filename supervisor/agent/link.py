@@ -6,6 +6,7 @@ ends the agent. A line that is no command raises ValueError; that is a bug of ou
 
 from __future__ import annotations
 
+import re
 import select
 import threading
 from typing import TYPE_CHECKING
@@ -54,9 +55,7 @@ class AgentLink:
 
 def filled(word: str, values: Mapping[str, str]) -> str:
     """Return `word` with each placeholder replaced by its value (placeholder → value)."""
-    for placeholder, value in values.items():
-        word = word.replace(placeholder, value)
-    return word
+    return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], word) if values else word
 
 
 def filled_command(command: Sequence[str], values: Mapping[str, str]) -> list[str]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from supervisor.knobs.program_knobs import Lookup
     from supervisor.knobs.programs import Program, RecognisedProgram, ResumeRow
 
+_PLACEHOLDERS = ("{resume}", "{step}")
 _OFF = frozenset({"0", "false", "no", "off"})
 #: The option that hands a checkpoint over to any script.
 _REMEDY = "--resume-args '--YOUR-FLAG {resume}'"
@@ -85,6 +86,10 @@ def _bind(program: Program, row: ResumeRow, lookup: Lookup) -> ResumeWay:
     _require_shown(program, row, lookup)
     if row.value_of and not value:
         raise NotEnabledError(f"the command has no {row.value_of}", f"write {row.value_of} VALUE in the command")
+    if value and any(word in value for word in _PLACEHOLDERS):
+        raise NotEnabledError(f"{row.value_of} {value} holds a placeholder of --resume-args")
+    if "--" in lookup.argv:
+        raise NotEnabledError("an option behind `--` is none", "leave `--` out")
     args = row.args.replace("{value}", shlex.quote(value)) if value else row.args
     return replace(_way(program, args, ResumeKind.PATH if "{resume}" in args else ResumeKind.SWITCH), args=args, files=row.files)
 

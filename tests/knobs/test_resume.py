@@ -47,6 +47,8 @@ UNAVAILABLE = {
     "not on": (TITAN, "--checkpoint.enable=false", "--checkpoint.enable is not on"),
     "no place to save to": (MEGATRON, "", "the command has no --save"),
     "another place to load from": (MEGATRON, "--save out --load other", "--load stands in the command, which decides"),
+    "its place is a template of its own": (MEGATRON, "--save out/{step}", "--save out/{step} holds a placeholder"),
+    "what is appended would be no option": (HF_RESUMES, "--output_dir out -- words", "behind `--`"),
     "a copy without resume": (NANOGPT, "", "does not show init_from=resume"),
     "it begins with other weights": (NANOGPT_RESUMES, "--init_from=gpt2", "--init_from stands in the command"),
     "no option of the parser": (ACCELERATE_RESUMES.replace("--resume_", "--"), "", "does not show --resume_from_checkpoint"),

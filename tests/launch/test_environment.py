@@ -31,6 +31,12 @@ def test_a_command_that_is_no_template_of_ours_is_run_as_written(
     assert filled_command(command, resume_handover(settings, command, resume).words) == command
 
 
+def test_a_path_that_holds_a_placeholder_is_left_as_it_is() -> None:
+    assert filled_command(["--resume={resume}@{step}"], {"{resume}": "/runs/{step}/{resume}", "{step}": "20"}) == [
+        "--resume=/runs/{step}/{resume}@20"
+    ]
+
+
 def test_a_declared_template_is_filled() -> None:
     command = ["train.py", "--resume={resume}", "--from={step}"]
     assert filled_command(command, resume_handover(DECLARED, command, FOUND).words) == ["train.py", "--resume=ckpt/7.pt", "--from=7"]

@@ -3,9 +3,10 @@
     <state_dir>/<job>/nodes/<hostname>/resume-proof.json
     {"version": 1, "t", "command", "script", "handover", "shown": ["weights", "optimizer", ...]}
 
-`command` is the digest of the command's words, `script` the SHA-256 of the script's text ("" for a module), `handover` how a checkpoint is
-passed. If one of them differs, the proof is void. Files that the script imports are not part of it. The drill alone writes the file, and
-removes it when the same command does not resume any more.
+`command` is the digest of the command's words, `script` the SHA-256 of the script and of the scripts and configurations that the command
+names (.py, .sh, JSON, YAML, TOML; the first 16 MiB of each), `handover` how a checkpoint is passed. If one of them differs, the proof is
+void. Files that the script imports are not part of it. The drill alone writes the file, and removes it when the same command does not
+resume any more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io import durable, staging
-from supervisor.knobs import programs
+from supervisor.knobs import bindings, programs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 FILE_NAME: Final = "resume-proof.json"
 _VERSION: Final = 1
 _MOST_BYTES: Final = 64 << 10
+#: In place of a digest: it proves nothing.
+_UNREADABLE: Final = "unreadable"
+_MOST_OF_TEXT: Final = 16 << 20
+_TEXTS: Final = (".py", ".sh", *bindings.FORMS)
 _UNPROVEN: Final = "resume: unproven, try `supervise drill resume`"
 
 
@@ -52,15 +57,23 @@ class ResumeProof:
 
 def subject_of(settings: Settings, command: Sequence[str], command_digest: str, cwd: Path) -> ProvenCommand:
     """Return what a proof of this command is to hold for."""
-    script = programs.locate(command, os.environ.get("PATH"))
-    text = ""
-    if script.kind == "file":
-        try:
-            text = hashlib.sha256(durable.read(str(cwd / script.target))).hexdigest()
-        except OSError:
-            text = "unreadable"
     handover = [settings.checkpoints.paths, asdict(settings.knobs.resume), settings.knobs.program, settings.job.resumes_itself]
-    return ProvenCommand(command_digest, text, json.dumps(handover))
+    return ProvenCommand(command_digest, _digest_of_texts(command, cwd), json.dumps(handover))
+
+
+def _digest_of_texts(command: Sequence[str], cwd: Path) -> str:
+    """Return the SHA-256 of the script and of the scripts and configurations that the command names, in turn."""
+    script = programs.locate(command, os.environ.get("PATH"))
+    named = [part for word in command for part in (word, word.partition("=")[2]) if part.endswith(_TEXTS)]
+    digest = hashlib.sha256()
+    for name in dict.fromkeys((*((script.target,) if script.kind == "file" else ()), *named)):
+        try:
+            digest.update(durable.read(str(cwd / name), _MOST_OF_TEXT))
+        except FileNotFoundError:
+            digest.update(b"absent")
+        except (OSError, ValueError):
+            return _UNREADABLE
+    return digest.hexdigest()
 
 
 def write(state: Path, proof: ResumeProof) -> None:
@@ -95,10 +108,10 @@ def opening_line(proof: ResumeProof | None, subject: ProvenCommand) -> str:
         name
         for name, before, now in (
             ("the command", proof.subject.command, subject.command),
-            ("the script", proof.subject.script, subject.script),
+            ("the script or a file that the command names", proof.subject.script, subject.script),
             ("how a checkpoint is passed", proof.subject.handover, subject.handover),
         )
-        if before != now
+        if before != now or now == _UNREADABLE
     ]
     if changed:
         return f"{_UNPROVEN}: {' and '.join(changed)} changed since the proof of {day}"

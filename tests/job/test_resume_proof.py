@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -50,13 +51,30 @@ def test_a_change_makes_the_proof_void_and_is_named(place: Path) -> None:
     assert line(place, subject(place, command=[*COMMAND, "--x"])) == f"{unproven}the command changed since the proof of 2026-11-23"
     assert line(place, subject(place, other)) == f"{unproven}how a checkpoint is passed changed since the proof of 2026-11-23"
     (place / "train.py").write_text("train() or not")
-    assert line(place, subject(place)) == f"{unproven}the script changed since the proof of 2026-11-23"
-    assert "the command and the script changed" in line(place, subject(place, command=[*COMMAND, "--x"]))
+    assert line(place, subject(place)) == f"{unproven}the script or a file that the command names changed since the proof of 2026-11-23"
+    assert "the command and the script or a file that the command names changed" in line(place, subject(place, command=[*COMMAND, "--x"]))
 
 
 def test_a_script_that_cannot_be_read_proves_nothing(place: Path) -> None:
     (place / "train.py").unlink()
-    assert "the script changed" in line(place, subject(place))
+    assert "the script or a file that the command names changed" in line(place, subject(place))
+
+
+def test_a_wrapper_or_a_configuration_in_the_command_is_part_of_it(place: Path) -> None:
+    command = ["bash", "run.sh", "--config=conf/small.yaml", "--out", "absent.json"]
+    (place / "run.sh").write_text("python train.py")
+    (place / "conf").mkdir()
+    (place / "conf" / "small.yaml").write_text("resume: true")
+    resume_proof.write(place, ResumeProof(T, subject(place, command=command), ("weights",)))
+    assert line(place, subject(place, command=command)).startswith("resume: proven")
+    (place / "conf" / "small.yaml").write_text("resume: false")
+    assert "a file that the command names changed" in line(place, subject(place, command=command))
+
+
+def test_a_pipe_in_place_of_a_script_is_never_proven(place: Path) -> None:
+    os.mkfifo(place / "pipe.py")
+    resume_proof.write(place, ResumeProof(T, subject(place, command=["python", "pipe.py"]), ("weights",)))
+    assert "changed" in line(place, subject(place, command=["python", "pipe.py"]))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"version": 2}', b"\xff", b'{"version": "x"}', b"[" * 99_999])

@@ -171,6 +171,7 @@ class _ResumeDrill:
         self._resumed_t: float | None = None
         self._verified = not settings.checkpoints.paths  # whether a declared checkpoint was seen to be whole
         self._until = 0.0
+        self._seen_saved = False
         self._ranks: set[int] = set()
 
     def go(self) -> StateComparison:
@@ -217,6 +218,7 @@ class _ResumeDrill:
         beats = [beat for beat in self._job.beats() if is_alive(beat)]
         self._ranks.update(beat.rank for beat in beats)
         victim = next((beat for beat in beats if beat.rank == self._order.rank), None)
+        self._seen_saved = self._seen_saved or self._last_save()[0] is not None
         if victim is None or steps_made(victim) < self._order.at_step or not self._is_saved() or not self._is_verified():
             return None
         try:
@@ -282,7 +284,9 @@ class _ResumeDrill:
             return int(status)  # it has reported why
         if kill is None:
             before = "a checkpoint was saved" if self._order.rank in self._ranks else f"a rank {self._order.rank} was seen to train"
-            advice = "let it save sooner, or give --deadline-s; --checkpoints 'DIR/*.pt' declares what no hook sees"
+            if self._seen_saved:
+                before = "every rank had recorded a step after the save"
+            advice = "let it save sooner, and train on after it, or give --deadline-s; --checkpoints 'DIR/*.pt' declares what no hook sees"
             ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{self._order.deadline_s:.0f} s were over"
             if self._end.failure:
                 ended = f"the job failed ({self._end.failure})"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 import pytest
 
 from supervisor.cli import main
+from supervisor.cli.drill.comparison import compare
 from supervisor.cli.drill.drilled_job import DrilledJob
 from supervisor.cli.drill.resume import ResumeOrder, _record, _ResumeDrill
 from supervisor.cli.drill.scratch_copy import ScratchCopy
@@ -87,6 +89,21 @@ def test_a_save_before_the_first_step_is_none_of_the_training(tmp_path: Path) ->
 
 def test_a_save_that_is_under_way_is_waited_for(tmp_path: Path) -> None:
     assert logged(tmp_path, ("began", 1, 5), ("ended", 1, 5), ("began", 2, 10)) == (10, False)
+
+
+def test_a_job_that_ended_with_its_only_save_is_not_reported_to_have_saved_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drill = made(tmp_path)
+    (tmp_path / "attempt-0001").mkdir()
+    rows = [{"what": what, "path": "/ckpt.pt", "t": 1.0, "n": 1, "steps": 5} for what in ("began", "ended")]
+    (tmp_path / "attempt-0001" / "saves-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drill._ranks.add(0)  # noqa: SLF001
+    drill._until = math.inf  # noqa: SLF001
+    drill._job.status = 0  # noqa: SLF001
+    assert drill._strike() is None  # noqa: SLF001  its rank is gone
+    assert drill.report(compare({}, {})) == 1
+    assert "the job ended (0) before every rank had recorded a step after the save; nothing is proven" in capsys.readouterr().out
 
 
 def test_a_declared_checkpoint_counts_when_it_is_whole(tmp_path: Path) -> None:

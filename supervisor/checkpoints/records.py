@@ -84,11 +84,17 @@ class CheckpointRecords:
             self.discovery.set_resume_way(way)
 
     def resumable(self) -> Listing:
-        """List the checkpoints from which the next attempt may resume: all, or those of this run."""
+        """List the checkpoints from which the next attempt may resume: all, or those of this run.
+
+        By its time alone, a file that another job saved to the same directory counts as this run's. What ranks of this run were seen to
+        save goes before it.
+        """
         found = self.locations.listing()
         if not self._own_only:
             return found
-        return replace(found, candidates=tuple(one for one in found.candidates if one.path == self.restored or self._is_of_run(one)))
+        own = [one for one in found.candidates if one.path == self.restored or self._is_of_run(one)]
+        logged = [] if self.discovery is None or self.several_nodes else [one for one in own if self.discovery.writes(one.path)]
+        return replace(found, candidates=tuple(logged or own))
 
     def _is_of_run(self, one: Candidate) -> bool:
         origin = self.provenance.of(one.path, one.identity, one.mtime_ns or one.identity.mtime_ns)

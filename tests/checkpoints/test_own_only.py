@@ -6,6 +6,8 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.core.model import Knob
 from supervisor.knobs.knob_set import KnobSet, ResumeWay
@@ -39,6 +41,22 @@ def test_a_new_run_is_not_given_what_an_earlier_one_saved_unless_it_goes_on_with
     assert chosen(own_only=False) == 5000
     Rank(job.attempt_dir(1), disk.here).saves(path.name, 10)
     assert chosen(own_only=True) == 10
+
+
+def test_what_another_job_saves_to_the_same_directory_meanwhile_is_not_handed_over(tmp_path: Path) -> None:
+    disk = JobOnDisk(tmp_path)
+    disk.job = replace(disk.job, knobs=KnobSet(resume=(SWITCH,)))
+    disk.checkpoints = JobCheckpoints(disk.job, disk.reports.append)
+    disk.checkpoints.began(1)
+    (disk.here / "ckpt").mkdir()
+    disk.rank.saves("ckpt/step_5.pt", 5)
+    mine = disk.rank.saves("ckpt/step_10.pt", 10)
+    torch.save({"step": 12, "w": torch.ones(256)}, disk.here / "ckpt" / "step_12.pt")
+    disk.checkpoints.ended()
+    disk.checkpoints.set_resume_way("nanogpt", own_only=True)
+    found = disk.checkpoints.select(1.0, 1).chosen
+    assert found is not None
+    assert found.path == str(mine)
 
 
 def test_what_a_mirror_brought_for_this_run_counts_as_its_own(tmp_path: Path) -> None:

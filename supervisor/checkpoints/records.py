@@ -76,7 +76,7 @@ class CheckpointRecords:
 
     def set_resume_way(self, way: ResumeWay | None, *, own_only: bool = False) -> None:
         """Set how the next attempt gets its checkpoint, as the core orders it. Before the first order the declared way holds."""
-        self._own_only = own_only
+        self.own_only = own_only
         settings = self.job.settings
         finds = way is not None and way.knob.counts in {ResumeKind.SWITCH, ResumeKind.ITSELF}
         self.script_chooses = finds or settings.resumes_itself or not settings.checkpoints.paths
@@ -90,7 +90,7 @@ class CheckpointRecords:
         save goes before it.
         """
         found = self.locations.listing()
-        if not self._own_only:
+        if not self.own_only:
             return found
         own = [one for one in found.candidates if one.path == self.restored or self._is_of_run(one)]
         logged = [] if self.discovery is None or self.several_nodes else [one for one in own if self.discovery.writes(one.path)]

@@ -54,10 +54,14 @@ class CheckpointSelector:
             self.save_dead_ranks_state(permission)
             if permission.is_valid:
                 records.order.step_back(avoid, records.copies)
-            selection = self._newest(rejections, avoid, suspect=suspect)
+            # those of earlier runs too: the script may take a torn one
+            selection = self._newest(rejections, avoid, records.locations.listing(), suspect=suspect)
             if self._repair is not None and self._records.script_chooses and permission.is_valid:
                 repaired = self._repair.repair([path for path, _ in selection.torn], attempt, permission)
-                selection = self._newest(rejections, avoid, suspect=suspect) if repaired else selection
+            if repaired or records.own_only:
+                left = [row for row in selection.torn if row[0] not in {path for path, _ in repaired}]
+                selection = self._newest(rejections, avoid, records.resumable(), suspect=suspect)
+                selection = replace(selection, torn=tuple(dict.fromkeys((*selection.torn, *left))))
             if permission.is_valid:
                 self._retention.use(None if selection.chosen is None else selection.chosen.path)
             notes = (*records.take_notes(), *selection.notes)
@@ -109,7 +113,7 @@ class CheckpointSelector:
         records = self._records
         try:
             records.begin_run()
-            chosen = self._newest(None, (), suspect=False).chosen
+            chosen = self._newest(None, (), records.resumable(), suspect=False).chosen
             return chosen is not None and records.rejections.get(chosen.path, chosen.identity) is None
         except (CheckpointingError, OSError):
             return True  # the selection meets it as well, and reports it
@@ -132,8 +136,8 @@ class CheckpointSelector:
                 return to_ref(found)
         return None
 
-    def _newest(self, rejections: Rejections | None, avoid: Collection[str], *, suspect: bool) -> Selection:
-        return self.select_from(self._records.resumable(), self.copies(), avoid, suspect=suspect, rejections=rejections)
+    def _newest(self, rejections: Rejections | None, avoid: Collection[str], listing: Listing, *, suspect: bool) -> Selection:
+        return self.select_from(listing, self.copies(), avoid, suspect=suspect, rejections=rejections)
 
     def _stuck(self, selection: Selection, attempt: int, repaired: Collection[str]) -> str:
         """Return the torn checkpoint that a rank of the last attempt tried in vain to load, and that is still there."""

@@ -143,12 +143,13 @@ def resumes_at_next_start(state: JobState, code: int) -> bool:
 def takes_own_only(state: JobState) -> bool:
     """Whether the next attempt gets only what this run saved.
 
-    The option of a program that a rank was seen to run goes on with this training, and with no older one, unless this run goes on with the
+    The option of a program that only its text shows goes on with this training, and with no older one, unless this run goes on with the
     training of the last one. What the user declares (the option, the program, the checkpoints) holds for what earlier runs saved too.
     """
-    knob, policy = resume_knob(state), state.run.policy
-    is_seen_alone = knob is not None and not knob.seen and knob.counts != ResumeKind.ITSELF
-    return is_seen_alone and not state.run.goes_on and not policy.checkpoints_declared
+    policy = state.run.policy
+    knob = resume_knob(state) or next((k for k in policy.knobs if k.name == RESUME), None)
+    is_of_text = knob is not None and not knob.seen and knob.counts != ResumeKind.ITSELF
+    return is_of_text and not state.run.goes_on and not policy.checkpoints_declared
 
 
 def resumes_itself(state: JobState) -> bool:

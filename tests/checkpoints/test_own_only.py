@@ -43,6 +43,26 @@ def test_a_new_run_is_not_given_what_an_earlier_one_saved_unless_it_goes_on_with
     assert chosen(own_only=True) == 10
 
 
+def test_a_torn_checkpoint_of_an_earlier_run_is_seen_all_the_same(tmp_path: Path) -> None:
+    disk = JobOnDisk(tmp_path)
+    disk.rank.saves("ckpt.pt", 10)
+    torn = disk.rank.saves("ckpt.pt", 20, cut=True)
+    os.utime(torn, (1e9, 1e9))
+    disk.checkpoints.records.absorb()
+    disk.checkpoints.ended()
+    (tmp_path / "new").mkdir()
+    job = replace(disk.job, run_id="run-2", knobs=KnobSet(resume=(SWITCH,)), scratch=tmp_path / "new")
+    later = JobCheckpoints(job, disk.reports.append)
+    rank = Rank(job.attempt_dir(1), disk.here)
+    later.began(1)
+    rank.loads("ckpt.pt")
+    later.ended()
+    later.set_resume_way("nanogpt", own_only=True)
+    found = later.select(1.0, 1)
+    assert found.chosen is None
+    assert found.repaired or found.torn_in_use == str(torn)
+
+
 def test_what_another_job_saves_to_the_same_directory_meanwhile_is_not_handed_over(tmp_path: Path) -> None:
     disk = JobOnDisk(tmp_path)
     disk.job = replace(disk.job, knobs=KnobSet(resume=(SWITCH,)))

@@ -1,8 +1,8 @@
 """What `supervise` costs, beside plain torchrun on the same machine in the same minutes (`make bench`).
 
-In: --pairs N, or --quick; --only NAME. Out: one JSON object on stdout, a line per part on stderr. Exit code 0 when everything was
-measured, whatever the figures; 1 when a run failed. Figures of a loaded machine are still comparable, as both sides are interleaved;
-the load average stands beside them.
+In: --pairs N, or --quick; --only NAME, or --programs for what each program of tests/programs costs (a pair takes 40 s at most). Out: one
+JSON object on stdout, a line per figure on stderr. Exit code 0 when everything was measured, whatever the figures; 1 when a run failed.
+Figures of a loaded machine are still comparable, as both sides are interleaved; the load average stands beside them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import death_to_signal
 import footprint
 import hook_cost
 import log_flood
+import programs_cost
 from runs import BenchError
 
 if TYPE_CHECKING:
@@ -46,17 +47,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=20, help="pairs of runs for the ratio of CPU seconds")
     parser.add_argument("--quick", action="store_true", help="three pairs: to see that the bench runs, not to compare")
-    parser.add_argument("--only", choices=sorted(PARTS), action="append", default=None)
+    parser.add_argument("--only", choices=sorted(PARTS | programs_cost.PARTS), action="append", default=None)
+    parser.add_argument("--programs", action="store_true", help="each program of tests/programs, and nothing else")
     args = parser.parse_args()
     pairs = 3 if args.quick else args.pairs
     report: dict[str, Any] = {"cpus": os.cpu_count(), "python": platform.python_version(), "kernel": platform.release(), "parts": {}}
     failed = False
     with tempfile.TemporaryDirectory(prefix="supervise-bench-") as place:
-        for name in args.only or PARTS:
+        for name in args.only or (programs_cost.PARTS if args.programs else PARTS):
             load, began = os.getloadavg()[0], time.monotonic()
             part: dict[str, Any] = {"load_before": round(load, 2)}
             try:
-                part["figures"] = [asdict(figure) for figure in PARTS[name](Path(place) / name, pairs)]
+                part["figures"] = [asdict(figure) for figure in (PARTS | programs_cost.PARTS)[name](Path(place) / name, pairs)]
             except BenchError as error:
                 part["error"], failed = str(error), True
             part |= {"load_after": round(os.getloadavg()[0], 2), "took_s": round(time.monotonic() - began, 1)}

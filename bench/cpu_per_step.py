@@ -1,45 +1,54 @@
-"""CPU seconds that a step costs the ranks, under `supervise` against plain torchrun.
+"""CPU seconds that a step costs, under `supervise` against the same command without it.
 
 Both jobs of a pair live at the same time, and take turns: one side's ranks are stopped (SIGSTOP) while the other's run for a fraction
 of a second. So whatever else the machine does falls on both alike, which pairs of whole runs do not reach: they differed by several
 per cent on a busy machine. What is left is the luck of each process (where its memory lies), and for that there are many pairs.
-Each rank's CPU time is read from its CPU clock by us; the number of steps is read from a file that rank 0 maps.
+Each rank's CPU time is read from its CPU clock by us, at the end of a step; the number of steps is read from a file that rank 0 writes.
+What runs beside the ranks (launcher, agent, supervisor, guardian) is never stopped: its CPU time counts per second of the clock.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 import signal
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from figures import Figure, ratio_of_pairs
-from runs import Run, start
+from figures import Figure, quantile, ratio_of_pairs
+from runs import Run, cpu_s, family_cpu_s, start
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 KINDS = ("torchrun", "supervise")
 TURNS = 40
 TURN_S = 0.15
 SETTLE_S = 0.03
+POLL_S = 0.0005
 WARM_STEPS = 300
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of all threads of `pid` (the clock id is made as CPUCLOCK_SCHED of linux/posix-timers.h says)."""
-    return time.clock_gettime(~pid << 3 | 2)
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One side of a pair.
 
+    rank_s: CPU seconds per step and rank. beside: CPU seconds per second of what runs beside the ranks. step_s: seconds that a step takes.
+    """
 
-def steps_made(run: Run) -> int:
-    """Return how many steps rank 0 made."""
-    path = run.place / "counter"
-    return int.from_bytes(path.read_bytes(), "little") if path.exists() else 0
+    rank_s: float
+    beside: float
+    step_s: float
 
 
 def signal_ranks(run: Run, signum: int) -> None:
-    """Send a signal to both ranks."""
+    """Send a signal to all ranks."""
     for pid in run.rank_pids():
-        os.kill(pid, signum)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
 
 
 def pin_ranks(run: Run) -> None:
@@ -50,38 +59,66 @@ def pin_ranks(run: Run) -> None:
             os.sched_setaffinity(int(task.name), {usable[rank % len(usable)]})
 
 
-def turn(run: Run) -> float:
-    """Let the ranks run for a moment; return the CPU seconds per step, averaged over the ranks; infinite where no step was made."""
-    pids = run.rank_pids()
+def at_a_step(run: Run) -> tuple[int, float, float]:
+    """Await the end of a step; return its number, the CPU seconds of the ranks by then, and the time."""
+    before = run.ranks().steps
+    run.wait_for(lambda: run.ranks().steps > before, "step", every_s=POLL_S)
+    ranks = run.ranks()
+    return ranks.steps, sum(map(cpu_s, ranks.pids)), time.monotonic()
+
+
+def turn(run: Run) -> tuple[float, float]:
+    """Let the ranks run for a moment; return the CPU seconds per step, averaged over the ranks, and the seconds that a step took."""
     signal_ranks(run, signal.SIGCONT)
     time.sleep(SETTLE_S)
-    steps, cpu = steps_made(run), sum(map(cpu_s, pids))
+    step, cpu, at = at_a_step(run)
     time.sleep(TURN_S)
-    steps, cpu = steps_made(run) - steps, sum(map(cpu_s, pids)) - cpu
+    last, cpu_then, then = at_a_step(run)
     signal_ranks(run, signal.SIGSTOP)
-    return cpu / len(pids) / steps if steps else math.inf
+    return (cpu_then - cpu) / len(run.rank_pids()) / (last - step), (then - at) / (last - step)
+
+
+def cost_of_each(runs: Mapping[str, Run], turns: int = TURNS) -> dict[str, Cost]:
+    """Return what each side of a pair costs: medians over the turns, some of which a stranger spoils."""
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in runs}
+    for run in runs.values():
+        signal_ranks(run, signal.SIGSTOP)
+        pin_ranks(run)
+    beside = {kind: family_cpu_s(run.process.pid, but=run.rank_pids()) for kind, run in runs.items()}
+    began = time.monotonic()
+    for number in range(turns):
+        for kind in runs if number % 2 == 0 else reversed(list(runs)):
+            found[kind].append(turn(runs[kind]))
+    took_s = time.monotonic() - began
+    beside = {kind: family_cpu_s(run.process.pid, but=run.rank_pids()) - beside[kind] for kind, run in runs.items()}
+    return {
+        kind: Cost(
+            rank_s=statistics.median(rank_s for rank_s, _ in made),
+            beside=beside[kind] / took_s,
+            step_s=quantile([step_s for _, step_s in made], 0.25),  # a stranger can only make it longer
+        )
+        for kind, made in found.items()
+    }
+
+
+def end(runs: Mapping[str, Run]) -> None:
+    """End both sides."""
+    for run in runs.values():
+        signal_ranks(run, signal.SIGCONT)
+        run.stop()
 
 
 def one_pair(place: Path) -> tuple[float, float]:
-    """Return CPU seconds per step and rank, of torchrun and of `supervise`: medians over the turns, some of which a stranger spoils."""
+    """Return CPU seconds per step and rank, of torchrun and of `supervise`."""
     options = ["--steps=1000000000", "--width=256", "--batch=128", "--counter=counter"]
     runs = {kind: start(kind, place / kind, 2, "ddp_small.py", *options) for kind in KINDS}
-    costs: dict[str, list[float]] = {kind: [] for kind in KINDS}
     try:
         for run in runs.values():
-            run.wait_for(lambda run=run: steps_made(run) > WARM_STEPS, "first steps")  # type: ignore[misc]
-        for run in runs.values():
-            signal_ranks(run, signal.SIGSTOP)
-            pin_ranks(run)
-        for number in range(TURNS):
-            for kind in KINDS if number % 2 == 0 else reversed(KINDS):
-                costs[kind].append(turn(runs[kind]))
+            run.wait_for(lambda run=run: run.ranks().steps > WARM_STEPS, "first steps")  # type: ignore[misc]
+        costs = cost_of_each(runs)
     finally:
-        for run in runs.values():
-            signal_ranks(run, signal.SIGCONT)
-            run.stop()
-    plain, ours = (statistics.median(costs[kind]) for kind in KINDS)
-    return plain, ours
+        end(runs)
+    return costs["torchrun"].rank_s, costs["supervise"].rank_s
 
 
 def measure(place: Path, pairs: int) -> list[Figure]:

@@ -1,4 +1,6 @@
-"""Write the table of faults in docs/programs.md from tests/programs/table.py.
+"""Write the table of faults in docs/programs.md, and the README's table of frameworks, from tests/programs/table.py.
+
+How a program resumes, and which batch is known, is what supervise finds for its command and script.
 
 python bench/faults.py             # write it
 python bench/faults.py --check     # exit status 1 where it is not up to date
@@ -6,17 +8,23 @@ python bench/faults.py --check     # exit status 1 where it is not up to date
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from itertools import groupby
 from pathlib import Path
 
 from page_tables import replace_table
+
+from supervisor.config import loading
+from supervisor.knobs import job_knobs
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.programs.table import EACH, FAULTS, NOT_RUN, PROGRAMS, Cell, TrainingProgram, cells  # noqa: E402 -- the checkout is not on the path of a script
 
-PAGE = ROOT / "docs" / "programs.md"
+PAGE, README = ROOT / "docs" / "programs.md", ROOT / "README.md"
+SCRIPTS = ROOT / "tests" / "programs" / "scripts"
 TITLES = {fault.name: fault.title for fault in FAULTS}
 
 
@@ -33,9 +41,31 @@ def table() -> str:
         lines.append(f"| {program.title}{note} | {' | '.join(own)} | {'; '.join(also)} |")
     lines += ["", *(f"{number}. {reason}." for number, reason in enumerate(reasons, 1))]
     lines += ["", "| program | the command line that was run |", "|---|---|"]
-    lines += [f"| {one.title} | {_command(one)} |" for one in PROGRAMS]
+    lines += [f'| <a id="{one.name}"></a>{one.title} | {_command(one)} |' for one in PROGRAMS]
     lines += ["", *(f"- **{name}** is not in the table: {reason}." for name, reason in NOT_RUN.items())]
     return "\n".join(lines)
+
+
+def frameworks() -> str:
+    """Return the README's table: a row for each framework."""
+    lines = ["| you train with | it resumes | add this, to halve the batch when memory runs out | command line |", "|---|---|---|---|"]
+    for framework, group in groupby(PROGRAMS, key=lambda program: program.framework):
+        programs = list(group)
+        resumes = dict.fromkeys(_resumes(program) for program in programs)
+        batch = next((f"`{shlex.join(one.oom_options)}`" for one in programs if one.oom_options), "nothing")
+        links: dict[str, str] = {}
+        for one in sorted(programs, key=lambda one: len(one.environment)):
+            links.setdefault(one.launcher, f"[{one.launcher}](docs/programs.md#{one.name})")
+        lines.append(f"| {framework} | {' or '.join(resumes)} | {batch} | {', '.join(links.values())} |")
+    return "\n".join(lines)
+
+
+def _resumes(program: TrainingProgram) -> str:
+    """Return how supervise finds that a program resumes."""
+    place = SCRIPTS / program.folder
+    settings = loading.load({}, {}, place, system_file=place / "supervise.toml")
+    found = job_knobs.find(settings, program.command, {**os.environ, **dict(program.environment)}, place)
+    return f"`{found.resume[0].knob.how}` is added" if found.resume else "by itself"
 
 
 def _mark(cell: Cell, reasons: list[str]) -> str:
@@ -62,13 +92,18 @@ def _command(program: TrainingProgram) -> str:
 
 
 def main() -> int:
-    """Write the page, or check it."""
-    page = PAGE.read_text(encoding="utf-8")
-    wanted = replace_table(page, "faults", table())
+    """Write the pages, or check them."""
+    wanted = {path: replace_table(path.read_text(encoding="utf-8"), *table) for path, table in _tables().items()}
     if "--check" in sys.argv[1:]:
-        return int(wanted != page)
-    PAGE.write_text(wanted, encoding="utf-8")
+        return int(any(path.read_text(encoding="utf-8") != page for path, page in wanted.items()))
+    for path, page in wanted.items():
+        path.write_text(page, encoding="utf-8")
     return 0
+
+
+def _tables() -> dict[Path, tuple[str, str]]:
+    """Return page → name and text of the table in it."""
+    return {PAGE: ("faults", table()), README: ("frameworks", frameworks())}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Starting a job under plain torchrun and under `supervise`, and reading what its processes use.
 
-In: the options of a job in tests/jobs. Out: a `Run` whose processes are looked up in /proc. Plain torchrun gets a store of its own for
-every attempt too (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), so that both sides do the same work. Every run ends within `finish` or is
-killed there; nothing that was started stays.
+In: the options of a job in tests/jobs, or any command. Out: a `Run` whose processes are looked up in /proc. Plain torchrun gets a store
+of its own for every attempt too (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), so that both sides do the same work. Every run ends within
+`finish` or is killed there; nothing that was started stays.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 JOBS = Path(__file__).parents[1] / "tests" / "jobs"
 DEADLINE_S = 180.0
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class BenchError(Exception):
@@ -35,25 +37,37 @@ def environment() -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def launcher(kind: str, place: Path, nproc: int) -> list[str]:
-    """Return the words before the script: `kind` is torchrun or supervise."""
-    torchrun = ["torchrun", "--standalone", f"--nproc-per-node={nproc}"]
-    return torchrun if kind == "torchrun" else ["supervise", "--job", "bench", "--state-dir", str(place / "state"), "--", *torchrun]
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The pids of a run's ranks, in their order, and how many steps rank 0 made."""
+
+    pids: list[int]
+    steps: int
+
+
+def ranks_of_job(place: Path) -> Ranks:
+    """Read what a job of tests/jobs wrote: --pids=pids, and --counter=counter where its steps are asked for."""
+    pids, counter = place / "pids", place / "counter"
+    found = [int(line.split()[1]) for line in pids.read_text().splitlines()] if pids.exists() else []
+    return Ranks(found, int.from_bytes(counter.read_bytes(), "little") if counter.exists() else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One running job. Its ranks write their pids and progress below `place`."""
+    """One running job. Its ranks write their pids and progress below `place`, in files that `read` understands."""
 
     kind: str
     place: Path
     process: subprocess.Popen[bytes]
+    read: Callable[[Path], Ranks] = ranks_of_job
+
+    def ranks(self) -> Ranks:
+        """Return what is known of the ranks by now."""
+        return self.read(self.place)
 
     def rank_pids(self) -> list[int]:
-        """Return the pids that the ranks told at their start."""
-        with contextlib.suppress(FileNotFoundError):
-            return [int(line.split()[1]) for line in (self.place / "pids").read_text().splitlines()]
-        return []
+        """Return the pids that the ranks wrote."""
+        return self.ranks().pids
 
     def progress(self, rank: int) -> list[tuple[int, int]]:
         """Return (step, CLOCK_MONOTONIC ns) of each step that `rank` made."""
@@ -62,13 +76,13 @@ class Run:
             return [(int(step), int(at)) for who, step, at in lines if int(who) == rank]
         return []
 
-    def wait_for(self, look: Callable[[], bool], what: str) -> None:
+    def wait_for(self, look: Callable[[], bool], what: str, every_s: float = 0.01) -> None:
         """Await a condition; raise BenchError where the run ends or the time is up before."""
         deadline = time.monotonic() + DEADLINE_S
         while not look():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise BenchError(self.story(f"no {what}"))
-            time.sleep(0.01)
+            time.sleep(every_s)
 
     def finish(self) -> None:
         """Await a good end."""
@@ -101,14 +115,20 @@ class Run:
 
 
 def start(kind: str, place: Path, nproc: int, job: str, *options: str) -> Run:
-    """Start the job script `job` with `options` in the new directory `place`, which gets its stdout and stderr as files."""
+    """Start the job script `job` with `options` under torchrun, in the new directory `place`."""
     place.mkdir(parents=True)
-    words: Sequence[str] = [*launcher(kind, place, nproc), str(JOBS / job), "--pids=pids", *options]
+    torchrun = ["torchrun", "--standalone", f"--nproc-per-node={nproc}"]
+    return start_command(kind, place, [*torchrun, str(JOBS / job), "--pids=pids", *options])
+
+
+def start_command(kind: str, place: Path, command: Sequence[str], read: Callable[[Path], Ranks] = ranks_of_job, **variables: str) -> Run:
+    """Start `command` in `place`, which gets its stdout and stderr as files: as it is, or where `kind` is "supervise", under us."""
+    ours = ["supervise", "--job", "bench", "--state-dir", str(place / "state"), "--"] if kind == "supervise" else []
     with (place / "stdout").open("wb") as out, (place / "stderr").open("wb") as err:
         process = subprocess.Popen(  # noqa: S603  # what is measured
-            words, cwd=place, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            [*ours, *command], cwd=place, env=environment() | variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err
         )
-    return Run(kind, place, process)
+    return Run(kind, place, process, read)
 
 
 def children() -> dict[int, list[int]]:
@@ -131,6 +151,21 @@ def descendants(pid: int, *, but: Sequence[int] = ()) -> list[int]:
             family.append(one)
             waiting += tree.get(one, [])
     return family
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of all threads of `pid` (the clock id is made as CPUCLOCK_SCHED of linux/posix-timers.h says)."""
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+def family_cpu_s(pid: int, *, but: Sequence[int] = ()) -> float:
+    """Return the CPU seconds of `pid` and what descends from it, the children that were reaped included."""
+    spent = 0.0
+    for one in descendants(pid, but=but):
+        with contextlib.suppress(OSError):
+            reaped = (Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split())[13:15]
+            spent += cpu_s(one) + sum(map(int, reaped)) / TICKS
+    return spent
 
 
 def memory_kib(pid: int) -> tuple[int, int]:

@@ -17,7 +17,8 @@ HF = (*HF, "--output_dir=out", "--optim=sgd", "--learning_rate=0.01", "--per_dev
 LIGHTNING_CLI = ("cli.py", "fit", "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=40")
 LIGHTNING_CLI = (*LIGHTNING_CLI, "--trainer.enable_progress_bar=false", "--trainer.default_root_dir=runs", "--data.batch_size=8")
 LIGHTNING_CLI = (*LIGHTNING_CLI, "--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1")
-
+LONGER_NANOGPT = ("--max_iters={steps}", "--eval_interval={every}")
+LONGER_HF = ("--max_steps={steps}", "--save_steps={every}")
 
 LIGHTNING_REPEATS = "after a resume at the end of an epoch, Lightning 2.6.6 trains twice on the first batch, without supervise too"
 
@@ -26,13 +27,15 @@ LIGHTNING_REPEATS = "after a resume at the end of an epoch, Lightning 2.6.6 trai
 class TrainingProgram:
     """A program and how it is run.
 
-    saved: a glob of its checkpoints. options: what supervise needs to resume it. oom_options: what it needs beside to fit its memory.
-    worker_flags: what gives it a loader worker. one_file: each save overwrites the one before. inexact: why
-    its weights after a resume are not those of an uninterrupted run, with supervise or without: they are not compared. drifts: it
-    cannot accumulate gradients, so that a smaller batch is another training. world: its ranks.
+    framework: what it is written with; the README has a row for each. saved: a glob of its checkpoints. options: what supervise needs to
+    resume it. oom_options: what it needs beside to fit its memory. worker_flags: what gives it a loader worker. one_file: each save
+    overwrites the one before. inexact: why its weights after a resume are not those of an uninterrupted run, with supervise or without:
+    they are not compared. drifts: it cannot accumulate gradients, so that a smaller batch is another training. longer: the words that
+    make it longer, where the command holds its length; `{steps}` in all, a save after each `{every}`. world: its ranks.
     """
 
     name: str
+    framework: str
     title: str
     folder: str
     command: tuple[str, ...]
@@ -45,7 +48,13 @@ class TrainingProgram:
     one_file: bool = False
     inexact: str = ""
     drifts: bool = False
+    longer: tuple[str, ...] = ()
     world: int = 2
+
+    @property
+    def launcher(self) -> str:
+        """The words that start it."""
+        return " ".join(self.command[: 2 if self.command[1] == "launch" else 1])
 
     @property
     def directory(self) -> str:
@@ -111,23 +120,28 @@ def _at(*steps: int) -> frozenset[int]:
 PROGRAMS = (
     TrainingProgram(
         "nanogpt",
+        "nanoGPT",
         "nanoGPT's form, `python`",
         "nanogpt",
         ("python", "train.py", "--batch_size=8", "--gradient_accumulation_steps=2"),
         "out/ckpt.pt",
         one_file=True,
+        longer=LONGER_NANOGPT,
         world=1,
     ),
     TrainingProgram(
         "nanogpt-torchrun",
+        "nanoGPT",
         "nanoGPT's form, `torchrun`",
         "nanogpt",
         (*TORCHRUN, "train.py", "--batch_size=8", "--gradient_accumulation_steps=2"),
         "out/ckpt.pt",
         one_file=True,
+        longer=LONGER_NANOGPT,
     ),
     TrainingProgram(
         "plain",
+        "a loop of your own",
         "a loop without an optimizer",
         "plain",
         ("python", "train.py", *FLAGS),
@@ -136,9 +150,10 @@ PROGRAMS = (
         one_file=True,
         world=1,
     ),
-    TrainingProgram("numpy", "numpy alone", "numpy_only", ("python", "train.py"), "states/state-*.npz", world=1),
+    TrainingProgram("numpy", "a loop of your own", "numpy alone", "numpy_only", ("python", "train.py"), "states/state-*.npz", world=1),
     TrainingProgram(
         "elastic",
+        "DDP, as in torch's tutorial on fault tolerance",
         "torch's tutorial on fault tolerance",
         "elastic",
         (*TORCHRUN, "train.py", "8", "2", "--batch_size=8"),
@@ -150,6 +165,7 @@ PROGRAMS = (
     ),
     TrainingProgram(
         "mingpt",
+        "Hydra, as minGPT-ddp",
         "minGPT-ddp's form with Hydra",
         "mingpt",
         (*TORCHRUN, "main.py", "trainer_config.batch_size=8", "trainer_config.grad_accum=1"),
@@ -158,9 +174,10 @@ PROGRAMS = (
         families=("hydra",),
         one_file=True,
     ),
-    TrainingProgram("fsdp", "FSDP2 with DCP", "fsdp", (*TORCHRUN, "train.py", *FLAGS), "ckpt/step-*", oom_options=BATCH),
+    TrainingProgram("fsdp", "FSDP2 with DCP", "FSDP2 with DCP", "fsdp", (*TORCHRUN, "train.py", *FLAGS), "ckpt/step-*", oom_options=BATCH),
     TrainingProgram(
         "fsdp-async",
+        "FSDP2 with DCP",
         "FSDP2 with DCP's `async_save`",
         "fsdp",
         (*TORCHRUN, "train.py", *FLAGS, "--asynchronous"),
@@ -169,52 +186,63 @@ PROGRAMS = (
     ),
     TrainingProgram(
         "hf-auto",
+        "HF Trainer",
         "HF Trainer that resumes by itself, `torchrun`",
         "huggingface",
         (*TORCHRUN, *HF),
         "out/checkpoint-*",
         families=("huggingface",),
         environment=(("AUTO", "1"),),
+        longer=LONGER_HF,
     ),
     TrainingProgram(
         "hf",
+        "HF Trainer",
         "HF Trainer, `torchrun`",
         "huggingface",
         (*TORCHRUN, *HF),
         "out/checkpoint-*",
         families=("huggingface",),
         worker_flags=("--dataloader_num_workers=1",),
+        longer=LONGER_HF,
     ),
     TrainingProgram(
         "hf-auto-accelerate",
+        "HF Trainer",
         "HF Trainer that resumes by itself, `accelerate launch`",
         "huggingface",
         ("accelerate", "launch", "--cpu", "--num_processes=1", *HF),
         "out/checkpoint-*",
         families=("huggingface",),
         environment=(("AUTO", "1"),),
+        longer=LONGER_HF,
         world=1,
     ),
     TrainingProgram(
         "hf-accelerate",
+        "HF Trainer",
         "HF Trainer, `accelerate launch`",
         "huggingface",
         ("accelerate", "launch", "--cpu", "--num_processes=1", *HF),
         "out/checkpoint-*",
         families=("huggingface",),
+        longer=LONGER_HF,
         world=1,
     ),
     TrainingProgram(
         "lightning-cli",
+        "LightningCLI",
         "LightningCLI, `torchrun`",
         "lightning",
         (*TORCHRUN, *LIGHTNING_CLI),
         "runs/lightning_logs/version_*/checkpoints/*.ckpt",
         inexact=LIGHTNING_REPEATS,
         families=("lightning",),
+        longer=("--trainer.max_steps={steps}",),
     ),
     TrainingProgram(
         "lightning",
+        "Lightning's Trainer",
         "Lightning that starts its ranks, `python`",
         "lightning",
         ("python", "train.py", *FLAGS),
@@ -225,6 +253,7 @@ PROGRAMS = (
     ),
     TrainingProgram(
         "fabric",
+        "Lightning Fabric",
         "Lightning Fabric, `torchrun`",
         "fabric",
         (*TORCHRUN, "train.py", *FLAGS),
@@ -233,6 +262,7 @@ PROGRAMS = (
         families=("lightning",),
     ),
     TrainingProgram(
+        "accelerate",
         "accelerate",
         "accelerate's `save_state`, `accelerate launch`",
         "accelerate",
@@ -243,14 +273,17 @@ PROGRAMS = (
     ),
     TrainingProgram(
         "trl",
+        "trl's SFTTrainer",
         "trl's SFTTrainer, `torchrun`",
         "trl",
         (*TORCHRUN, *HF, "--bf16=false"),
         "out/checkpoint-*",
         families=("huggingface",),
+        longer=LONGER_HF,
     ),
     TrainingProgram(
         "mpirun",
+        "ranks that `mpirun` starts",
         "ranks of a script like `mpirun`",
         "mpirun",
         ("./launch.sh", "2", "python", "train.py", *FLAGS),

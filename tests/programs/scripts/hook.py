@@ -11,6 +11,8 @@ there, and is held once. What comes from outside (a kill, a torn file) is done b
     nan:25        the loss is NaN from step 25 on, once        raise:25     the program finds that its loss is NaN at step 25, once
     worker:60     the process that reads sample 60 waits
 
+PROGRAM_STEPS makes the training longer than 40 steps, as a measurement needs it; it saves after each quarter, as it does with 40.
+
 Standard library only: a program without torch uses it too.
 """
 
@@ -37,8 +39,10 @@ OUT_OF_MEMORY = (
 )
 #: fault, at, rank (-1: any)
 FAULTS = [[*word.split(":"), "-1"][:3] for word in os.environ.get("PROGRAM_FAULT", "").split()]
+STEPS = int(os.environ.get("PROGRAM_STEPS", "40"))
+EVERY = STEPS // 4
 #: A step takes at least so long: two saves must not share the clock tick of their files.
-PACE_S = 0.01
+PACE_S = 0.1 / EVERY
 #: A test that failed must not leave a rank for ever.
 LONGEST_HOLD_S = 300.0
 

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EVERY, STEPS = 10, 40
+EVERY, STEPS = hook.EVERY, hook.STEPS
 
 
 def model() -> torch.nn.Module:

@@ -9,7 +9,7 @@ import toy
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-EPOCHS, STEPS_OF_EPOCH = 2, 20
+EPOCHS, STEPS_OF_EPOCH = 2, toy.STEPS // 2
 
 
 def main() -> None:

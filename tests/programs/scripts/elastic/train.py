@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-STEPS_OF_EPOCH = 5
+STEPS_OF_EPOCH = toy.STEPS // 8
 
 
 class Trainer:

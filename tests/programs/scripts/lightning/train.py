@@ -3,6 +3,7 @@
 import argparse
 
 import lightning
+import toy
 from lightning.pytorch.callbacks import ModelCheckpoint
 from parts import Module, loader
 
@@ -16,7 +17,7 @@ if __name__ == "__main__":
         accelerator="cpu",
         devices=2,
         strategy="ddp",
-        max_steps=40,
+        max_steps=toy.STEPS,
         accumulate_grad_batches=args.accum,
         callbacks=[saves],
         logger=False,

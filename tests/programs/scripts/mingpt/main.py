@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from torch.distributed import destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS_OF_EPOCH = 5
+STEPS_OF_EPOCH = toy.STEPS // 8
 
 
 class Trainer:

@@ -177,10 +177,10 @@ LINKED = {str(page.relative_to(ROOT)): links for page in PAGES if (links := LINK
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the names by which a link leads to the headings of a page."""
+    """Return the names by which a link leads to the headings of a page, or to a row that was given one."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings} | set(re.findall(r'<a id="([^"]+)">', text))
 
 
 @pytest.mark.parametrize("page", LINKED)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 #: Where a value may come from, from weakest to strongest.
 OriginKind = Literal["default", "file", "environment", "command line"]
-
-
 #: For a wait with poll(2), which counts milliseconds in 31 bits.
 _MOST_POLLED_S = 1e6
 JOB_NAME_FORM = "a name of up to 64 letters, digits, '.', '_' and '-' that begins with a letter or digit"

@@ -417,12 +417,10 @@ class Executor:
         checkpoints.set_resume_way(action.resume_by, own_only=action.own_only)
         incident = self._loop.state.run.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
-        if action.nodes:
-            together = self._permission = RepairPermission()
-            self.threads.start("agree", lambda: self._agree(action, together, suspect=suspect))
-            return
-
         permission = self._permission = RepairPermission()
+        if action.nodes:
+            self.threads.start("agree", lambda: self._agree(action, permission, suspect=suspect))
+            return
 
         def warn(text: str) -> None:
             self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", text)))

@@ -104,7 +104,8 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     actions: tuple[Action, ...] = (report,)
     newest = state.run.newest
     lost = report.resume_from or (newest.path if newest is not None else "") or next((one.newest for one in state.run.unused), "")
-    if report.began is Beginning.FROM_SCRATCH:
+    # not confirmed, where a hook saw steps and no load: it may turn out only when the attempt has saved over what it was given
+    if report.began is Beginning.FROM_SCRATCH or (report.began is Beginning.UNCONFIRMED and state.attempt.steps_seen > 0):
         actions = (*actions, KeepCopies(number))
     if report.began is Beginning.FROM_SCRATCH and lost:
         actions = (*actions, Alert("started_from_scratch", number, f"attempt {number} started from scratch, although {lost} is there"))

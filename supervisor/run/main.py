@@ -274,7 +274,7 @@ class _Run:
         self.log.write(LogEvent.CHECKPOINT_COPIED, path=unused.newest, step=unused.step, copy=place)
         position = position_text(unused.step, unused.epoch)
         named = f"{unused.newest} of {position}" if position else unused.newest
-        text = f"the attempt began without {named}, and may overwrite it: a copy is kept at {place}; {unused.remedy}"
+        text = f"the attempt was not seen to load {named}, and may overwrite it: a copy is kept at {place}; {unused.remedy}"
         self.terminal.message(text, "warning")
 
     def _checkpoint_pruned(self, path: str, step: int | None, reason: str) -> None:

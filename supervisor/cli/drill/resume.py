@@ -32,6 +32,7 @@ from supervisor.job import identity, resume_proof
 from supervisor.journal.records import EventTaken
 from supervisor.knobs import programs, torchrun
 from supervisor.observe.ranks import save_logs
+from supervisor.observe.ranks.path_patterns import is_within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +76,7 @@ class _WaitEnd:
 def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int:
     """Run the drill; returns 0 if the resume is proven, else 1. Raises SuperviseError before anything was started."""
     environ, cwd = dict(os.environ), identity.working_directory()
-    _refuse(settings, command)
+    _refuse(settings, command, tuple(str(cwd / path) for path in order.writable))
     name, node = identity.job_name(settings.job.name, environ, cwd, command).name, identity.node_name()
     state = identity.make_node_state(settings.job.state_dir, cwd, name, node)
     root = identity.state_root(state)
@@ -100,7 +101,7 @@ def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int
         copy.remove(keep_state=not is_proven)
 
 
-def _refuse(settings: Settings, command: Sequence[str]) -> None:
+def _refuse(settings: Settings, command: Sequence[str], writable: Sequence[str]) -> None:
     programs.require_command(command, os.environ)
     require_steps(settings)
     nodes = torchrun.most_nodes(torchrun.recognise(command, path=os.environ.get("PATH")), os.environ)
@@ -110,7 +111,16 @@ def _refuse(settings: Settings, command: Sequence[str]) -> None:
             hint="Give torchrun --nnodes=1 for the drill: the resume is the same.",
             exit_code=ExitCode.USAGE,
         )
-    _require_out_of_reach(str(identity.working_directory()), "the working directory lies")
+    cwd = os.path.realpath(identity.working_directory())
+    _require_out_of_reach(cwd, "the working directory lies")
+    for path in writable:
+        real = os.path.realpath(path)
+        if is_within(real, cwd) or is_within(cwd, real):
+            raise SuperviseError(
+                f"--writable {path}: the drill trains in a copy of the working directory, and would write the originals there",
+                hint="Name a directory outside. --checkpoints 'DIR/*.pt' leaves the checkpoints that lie there out of the copy.",
+                exit_code=ExitCode.USAGE,
+            )
     absolute = next((path for path in settings.checkpoints.paths if path.startswith(("/", "~"))), None)
     if absolute is not None:
         raise SuperviseError(
@@ -290,7 +300,10 @@ class _ResumeDrill:
             ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{self._order.deadline_s:.0f} s were over"
             if self._end.failure:
                 ended = f"the job failed ({self._end.failure})"
-                advice = "if a write was refused: save below the working directory, or permit the place with --writable DIR"
+                advice = (
+                    "if a write was refused: save below the working directory, or permit a place outside with --writable DIR;"
+                    " an old checkpoint there is only a link to yours: --checkpoints 'DIR/*.pt' leaves it out"
+                )
             lines = [f"drill resume: {ended} before {before}; nothing is proven", f"  advice     {advice}"]
         else:
             saved = "a checkpoint was saved" if kill.saved is None else f"a checkpoint was saved after step {kill.saved}"

@@ -26,6 +26,8 @@ REFUSED = {
     "an absolute place": (["--checkpoints", "/ckpt/*.pt"], ["true"], "--checkpoints 'DIR/*.pt'"),
     "a home": (["--checkpoints", "~/ckpt/*.pt"], ["true"], "--checkpoints 'DIR/*.pt'"),
     "shared memory": ([], ["true", "--out=/dev/shm/ckpt"], "below its working directory"),
+    "the originals": (["--writable", "out"], ["true"], "leaves the checkpoints that lie there out of the copy"),
+    "all above them": (["--writable", "/"], ["true"], "Name a directory outside"),
     "several nodes": ([], ["torchrun", "--nnodes=1:2", "train.py"], "--nnodes=1"),
     "no such command": ([], ["no-such-command"], "Check its spelling"),
 }

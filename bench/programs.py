@@ -60,6 +60,7 @@ def _conditions(row: ResumeRow) -> list[str]:
     found += [kinds.get(one[0], "the script compares `{}`").format(one.replace("=", " == ")) for one in row.shows]
     if row.value_of:
         found.append(f"`{row.value_of} DIR` in the command; with `{row.flags[0]} DIR` beside it, it resumes by itself")
+    found += [f"the command does not have `{flag}`" for flag in row.blocks]
     return found
 
 

@@ -56,6 +56,7 @@ class ResumeRow:
     subcommand: str = ""
     files: str = ""
     itself: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -114,7 +115,7 @@ def title(name: str) -> str:
 
 def _program(row: dict[str, Any]) -> Program:
     knobs = {name: _knob(row[name]) for name in NAMES if name in row and name != RESUME}
-    resume = ResumeRow(**(row[RESUME] | _tuples(row[RESUME], "also", "shows", "itself"))) if RESUME in row else None
+    resume = ResumeRow(**(row[RESUME] | _tuples(row[RESUME], "also", "shows", "itself", "blocks"))) if RESUME in row else None
     row = {key: value for key, value in row.items() if key not in NAMES}
     lists = _tuples(row, "modules", "uncalled", "blocks", "configs", "deepspeed")
     needs = tuple(tuple(names) for names in row.get("needs", ()))

@@ -70,6 +70,9 @@ def declared_way(settings: Settings) -> ResumeWay | None:
 
 
 def _bind(program: Program, row: ResumeRow, lookup: Lookup) -> ResumeWay:
+    blocked = next((word for word in row.blocks if bindings.has_flag(lookup.argv, word)), None)
+    if blocked is not None:
+        raise NotEnabledError(f"with {blocked} it begins anew from the weights of a checkpoint", f"leave {blocked} out")
     if row.itself:
         return _by_itself(program, row, lookup)
     flag = Flag(row.flags)

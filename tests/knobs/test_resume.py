@@ -46,6 +46,7 @@ UNAVAILABLE = {
     "another subcommand": (LIGHTNING, "validate", "does not begin with fit"),
     "not on": (TITAN, "--checkpoint.enable=false", "--checkpoint.enable is not on"),
     "no place to save to": (MEGATRON, "", "the command has no --save"),
+    "it begins anew from weights": (MEGATRON, "--save out --load out --finetune", "with --finetune it begins anew"),
     "another place to load from": (MEGATRON, "--save out --load other", "--load stands in the command, which decides"),
     "its place is a template of its own": (MEGATRON, "--save out/{step}", "--save out/{step} holds a placeholder"),
     "what is appended would be no option": (HF_RESUMES, "--output_dir out -- words", "behind `--`"),

@@ -122,7 +122,9 @@ class CheckpointRecorder:
     def _compare_later(self, made: Manifest) -> None:
         """Compare again those that were saved after it and verified before it: of several at once the newest is read first."""
         pattern, when = pattern_of(made.path), saved_order(made)
-        later = [one for one in self.newest.values() if one.non_finite and pattern_of(one.path) == pattern and saved_order(one) > when]
+        later = [
+            one for one in list(self.newest.values()) if one.non_finite and pattern_of(one.path) == pattern and saved_order(one) > when
+        ]
         for one in sorted(later, key=saved_order):
             again = self._compared(one) if one.path != made.path and not numerics.turned(one) else one
             if again != one and self._records.manifests.put(again):

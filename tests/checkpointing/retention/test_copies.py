@@ -212,6 +212,42 @@ def test_before_anything_goes_what_stays_is_read_through_again(job: Path, tmp_pa
     assert copies.prune(RetentionPolicy(newest=1)).removed == ()
 
 
+def test_what_another_thread_holds_or_makes_meanwhile_stays_and_is_the_answer(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, copies, other = job / "ckpt.pt", Copies(str(tmp_path), BIG, run_id="r"), Copies(str(tmp_path), BIG, run_id="r")
+    first = copies.keep(save(path, 10)).copy
+    assert first is not None
+    made, make = save(path, 20), copies._make
+
+    def meanwhile(*args: object, **kwargs: object) -> object:
+        assert other.keep(made).copy is not None
+        assert not other.hold(first)
+        return make(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(copies, "_make", meanwhile)
+    kept = copies.keep(made, RetentionPolicy(1))
+    assert kept.copy is not None, kept
+    monkeypatch.setattr(copies, "_make", make)
+    assert copies.keep(save(path, 30), RetentionPolicy(1)).copy is not None
+    assert steps(copies) == [10, 30]
+
+
+def test_a_copy_that_is_held_while_another_is_made_is_not_removed(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG, run_id="r")
+    first = copies.keep(save(path, 10)).copy
+    assert first is not None
+    make = copies._make
+
+    def meanwhile(*args: object, **kwargs: object) -> object:
+        assert not copies.hold(first)
+        return make(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(copies, "_make", meanwhile)
+    assert copies.keep(save(path, 20), RetentionPolicy(1)).removed == ()
+    assert steps(copies) == [10, 20]
+
+
 def test_a_torn_file_is_set_aside_and_its_copy_put_back_with_its_time_and_mode(job: Path, tmp_path: Path) -> None:
     path, copies, aside = job / "ckpt.pt", Copies(str(tmp_path), BIG), MoveJournal(str(tmp_path))
     made = save(path, 10)

@@ -48,10 +48,14 @@ def unfinished(past: Past, job: Job) -> bool:
 def programs_seen(past: Past, job: Job) -> tuple[str, ...]:
     """Return the programs that the last run's ranks were seen to run, if HUP or TERM ended it and its command is started again.
 
-    Who starts the same command again after any other end may want a new training.
+    Who starts the same command again after any other end may want a new training. If the last run was ended before it recorded a state, the
+    state is that of the run before it, which must have been ended so, too.
     """
-    is_to_go_on = unfinished(past, job) and past.last_end is not None and past.last_end.exit_code in ENDED_FROM_OUTSIDE
-    return past.state.run.programs if is_to_go_on else ()
+    last, end, run = past.last_run, past.last_end, past.state.run
+    if not unfinished(past, job) or last is None or end is None:
+        return ()
+    codes = {end.exit_code} if run.id == last.run_id else {end.exit_code, run.exit_code}
+    return run.programs if codes <= ENDED_FROM_OUTSIDE else ()
 
 
 def put_aside(state: Path, run_id: str) -> None:

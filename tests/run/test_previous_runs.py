@@ -37,6 +37,13 @@ def test_only_a_run_that_was_ended_from_outside_hands_its_program_on(
     assert (previous_runs.unfinished(found, JOB), previous_runs.programs_seen(found, JOB)) == (unfinished, programs)
 
 
+@pytest.mark.parametrize(("earlier", "programs"), [(143, ("nanogpt",)), (0, ()), (130, ())])
+def test_a_run_that_was_ended_before_it_began_changes_nothing(earlier: int, programs: tuple[str, ...]) -> None:
+    found = past(143)
+    run = Run("older", programs=("nanogpt",), exit_code=earlier)
+    assert previous_runs.programs_seen(replace(found, state=JobState(run)), JOB) == programs
+
+
 def test_another_command_gets_nothing() -> None:
     found = past(143, ("python", "other.py"))
     assert (previous_runs.unfinished(found, JOB), previous_runs.programs_seen(found, JOB)) == (False, ())

@@ -120,7 +120,8 @@ class UnusedCopies:
 
     def _is_of(self, candidate: Candidate, attempt: int) -> bool:
         origin = self._records.provenance.of(candidate.path, candidate.identity, _written_ns(candidate))
-        return attempt in {origin.logged_attempt, origin.attempt_of(self._records.job.run_id)}
+        logged = origin.logged_attempt
+        return (origin.attempt_of(self._records.job.run_id) if logged is None else logged) == attempt
 
     def _earlier_copies(self, attempt: int) -> dict[str, list[Copy]]:
         """Return our copies of this run's earlier attempts, by location: what they were made of may be overwritten already.

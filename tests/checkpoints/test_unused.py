@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,17 @@ def test_the_newest_directory_is_copied_before_the_attempt_reaches_it(tmp_path: 
     assert (kept.unused.newest, kept.unused.step, kept.unused.pattern) == (str(newest), 20, f"{disk.here}/out/checkpoint-[0-9]*")
     disk.rank.saves("out/checkpoint-20/pytorch_model.bin", 20, cut=True)
     assert verify(kept.place).verdict is Verdict.VERIFIED
+
+
+def test_a_file_server_s_clock_that_is_ahead_makes_no_earlier_save_one_of_this_attempt(tmp_path: Path) -> None:
+    disk = JobOnDisk(tmp_path)
+    hf(disk, 10)
+    newest = hf(disk, 20)
+    for path in newest.iterdir():
+        os.utime(path, (4e9, 4e9))
+    begin(disk, 2)
+    disk.checkpoints.keep_unused(2)
+    assert held(disk) == [20]
 
 
 def test_of_a_file_that_is_overwritten_already_the_copy_of_the_earlier_attempt_stays(tmp_path: Path) -> None:

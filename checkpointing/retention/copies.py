@@ -168,7 +168,7 @@ class Copies:
         self.sweep()
         existing = self.all()
         needed = self._with_held(existing, needed)
-        known = self._of(made, existing)
+        known = _copy_of(made, existing)
         if known is not None:
             return KeptCopy(known)
         gone = self._to_remove(existing, made, policy, needed)
@@ -179,13 +179,13 @@ class Copies:
         except _Changed as error:
             return KeptCopy(None, str(error), is_transient=True)
         except OSError as error:
-            twin = self._of(made, self.all()) if isinstance(error, FileExistsError) else None  # another thread made it meanwhile
+            twin = _copy_of(made, self.all()) if isinstance(error, FileExistsError) else None  # another thread made it meanwhile
             reason = f"it could not be copied: {error.strerror or error}" if twin is None else ""
             return KeptCopy(twin, reason, is_transient=isinstance(error, FileNotFoundError))
         if isinstance(copy, str):
             return KeptCopy(None, copy)
         # the new copy was just read in full: it is the verified one that stays
-        return KeptCopy(copy, "", tuple(one.place for one in gone if self._removes(one)))
+        return KeptCopy(copy, "", tuple(one.place for one in gone if self._remove_unless_held(one)))
 
     def prune(
         self,
@@ -217,7 +217,7 @@ class Copies:
                     reasons.append(f"older ones stay, because the newest that would stay is not proven: {newest.place}: {found.reason}")
                     continue
             survivor = newest
-            removed += [row.name for row in gone if dry_run or self._removes(by_place[row.name])]
+            removed += [row.name for row in gone if dry_run or self._remove_unless_held(by_place[row.name])]
         return KeptCopy(survivor, "; ".join(reasons), tuple(removed))
 
     def put_back(self, copy: Copy, aside: MoveJournal, attempt: int, reason: str) -> str:
@@ -246,13 +246,9 @@ class Copies:
             return False
         return True
 
-    def _removes(self, copy: Copy) -> bool:
-        """Remove a copy that the policy does not keep, unless another thread holds it since then."""
+    def _remove_unless_held(self, copy: Copy) -> bool:
+        """Remove a copy that the policy does not keep, unless another thread has held it since it was listed. Return whether it is gone."""
         return not self.is_held(replace(copy, held_by=_held_by(copy.directory))) and self.remove(copy)
-
-    @staticmethod
-    def _of(made: Manifest, copies: Iterable[Copy]) -> Copy | None:
-        return next((copy for copy in copies if copy.manifest.id == made.id and copy.manifest.name == made.name), None)
 
     def sweep(self) -> None:
         """Remove the rest of copies whose making or removal was killed."""
@@ -320,6 +316,11 @@ def _row(copy: Copy, order: Order, needed: Needed, verdict: Verdict) -> rules.Re
 
 def _age(copy: Copy, order: Order) -> ordering.Age:
     return order.of_manifest(copy.manifest, ordering.COPY, copy.place)
+
+
+def _copy_of(made: Manifest, copies: Iterable[Copy]) -> Copy | None:
+    """Return the copy that has the content and the name of a checkpoint."""
+    return next((copy for copy in copies if copy.manifest.id == made.id and copy.manifest.name == made.name), None)
 
 
 def _held_by(directory: str) -> str:

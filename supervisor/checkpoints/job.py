@@ -83,7 +83,7 @@ class JobCheckpoints:
         return self._selector.select(t, attempt, avoid, suspect=suspect, permission=permission or RepairPermission())
 
     def keep_unused(self, attempt: int) -> None:
-        """Hold copies of the checkpoints that an attempt began without, and report them."""
+        """Hold copies of the checkpoints that an attempt was not seen to load, and report them."""
         self._unused.keep(attempt)
 
     def saved_since(self, since_t: float, limit_s: float) -> CheckpointRef | None:

@@ -1,4 +1,4 @@
-"""Whole checkpoints of a job that an attempt began without: where they are, and a copy of the newest before the attempt saves over it.
+"""Whole checkpoints of a job that an attempt was not seen to load: where they are, and a copy of the newest before it is overwritten.
 
 One copy of each location is held for the run: the one that is farthest. If steps and epochs do not tell, both are held. The usual
 retention does not remove them (checkpointing/retention/copies.py). A later run holds its own. If it begins from scratch after a run
@@ -48,7 +48,7 @@ def unused_checkpoints(records: CheckpointRecords) -> tuple[UnusedCheckpoints, .
 
 
 class UnusedCopies:
-    """Holds copies of what an attempt began without. In a worker thread, while its ranks train."""
+    """Holds copies of what an attempt was not seen to load. In a worker thread, while its ranks train."""
 
     def __init__(
         self, records: CheckpointRecords, retention: Retention, recorder: CheckpointRecorder, report: Callable[[CheckpointReport], None]
@@ -119,6 +119,7 @@ class UnusedCopies:
         return None
 
     def _is_of(self, candidate: Candidate, attempt: int) -> bool:
+        """Return whether an attempt wrote a checkpoint. A logged save is sure; without one the time shows it, which is coarse."""
         origin = self._records.provenance.of(candidate.path, candidate.identity, _written_ns(candidate))
         logged = origin.logged_attempt
         return (origin.attempt_of(self._records.job.run_id) if logged is None else logged) == attempt

@@ -190,7 +190,7 @@ class FindSave:
 
 @dataclass(frozen=True, slots=True)
 class KeepCopies:
-    """Hold copies of the whole checkpoints that `attempt` began without and may overwrite. Each copy is reported (CheckpointCopied)."""
+    """Hold copies of the whole checkpoints that `attempt` was not seen to load and may overwrite. Each is reported (CheckpointCopied)."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False

@@ -32,8 +32,8 @@ _VERSION: Final = 1
 _MOST_BYTES: Final = 64 << 10
 #: In place of a digest: it proves nothing.
 _UNREADABLE: Final = "unreadable"
-_MOST_OF_TEXT: Final = 16 << 20
-_TEXTS: Final = (".py", ".sh", *bindings.FORMS)
+_MOST_TEXT_BYTES: Final = 16 << 20
+_TEXT_SUFFIXES: Final = (".py", ".sh", *bindings.FORMS)
 _UNPROVEN: Final = "resume: unproven, try `supervise drill resume`"
 
 
@@ -64,11 +64,11 @@ def subject_of(settings: Settings, command: Sequence[str], command_digest: str, 
 def _digest_of_texts(command: Sequence[str], cwd: Path) -> str:
     """Return the SHA-256 of the script and of the scripts and configurations that the command names, in turn."""
     script = programs.locate(command, os.environ.get("PATH"))
-    named = [part for word in command for part in (word, word.partition("=")[2]) if part.endswith(_TEXTS)]
+    named = [part for word in command for part in (word, word.partition("=")[2]) if part.endswith(_TEXT_SUFFIXES)]
     digest = hashlib.sha256()
     for name in dict.fromkeys((*((script.target,) if script.kind == "file" else ()), *named)):
         try:
-            digest.update(durable.read(str(cwd / name), _MOST_OF_TEXT))
+            digest.update(durable.read(str(cwd / name), _MOST_TEXT_BYTES))
         except FileNotFoundError:
             digest.update(b"absent")
         except (OSError, ValueError):

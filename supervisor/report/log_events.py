@@ -188,7 +188,7 @@ class LogEvent(StrEnum):
         "checkpoint.copied",
         "info",
         "path step copy",
-        "a copy is held of a checkpoint that the attempt began without, and may overwrite",
+        "a copy is held of a checkpoint that the attempt was not seen to load, and may overwrite",
     )
     CHECKPOINT_PRUNED = (
         "checkpoint.pruned",

@@ -34,7 +34,7 @@ class CheckpointAlert:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCopied:
-    """A copy, at `place`, is held of the newest checkpoint of a location that an attempt began without."""
+    """A copy, at `place`, is held of the newest checkpoint of a location that an attempt was not seen to load."""
 
     unused: UnusedCheckpoints
     place: str

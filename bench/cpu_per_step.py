@@ -36,11 +36,11 @@ WARM_STEPS = 300
 class Cost:
     """One side of a pair.
 
-    rank_s: CPU seconds per step and rank. beside: CPU seconds per second of what runs beside the ranks. step_s: seconds that a step takes.
+    rank_s: CPU seconds per step and rank. beside_share: CPU seconds per second of what runs beside the ranks. step_s: the time of a step.
     """
 
     rank_s: float
-    beside: float
+    beside_share: float
     step_s: float
 
 
@@ -84,17 +84,17 @@ def cost_of_each(runs: Mapping[str, Run], turns: int = TURNS) -> dict[str, Cost]
     for run in runs.values():
         signal_ranks(run, signal.SIGSTOP)
         pin_ranks(run)
-    beside = {kind: family_cpu_s(run.process.pid, but=run.rank_pids()) for kind, run in runs.items()}
+    before = {kind: family_cpu_s(run.process.pid, but=run.rank_pids()) for kind, run in runs.items()}
     began = time.monotonic()
     for number in range(turns):
         for kind in runs if number % 2 == 0 else reversed(list(runs)):
             found[kind].append(turn(runs[kind]))
     took_s = time.monotonic() - began
-    beside = {kind: family_cpu_s(run.process.pid, but=run.rank_pids()) - beside[kind] for kind, run in runs.items()}
+    beside_s = {kind: family_cpu_s(run.process.pid, but=run.rank_pids()) - before[kind] for kind, run in runs.items()}
     return {
         kind: Cost(
             rank_s=statistics.median(rank_s for rank_s, _ in made),
-            beside=beside[kind] / took_s,
+            beside_share=beside_s[kind] / took_s,
             step_s=quantile([step_s for _, step_s in made], 0.25),  # a stranger can only make it longer
         )
         for kind, made in found.items()

@@ -98,6 +98,8 @@ def compare(before: Mapping[int, Sequence[StateRow]], after: Mapping[int, Sequen
     if not common or not all(pair.matches for pair in pairs):
         return StateComparison(None, weights=False, lines=(("weights", _why_none(pairs)),))
     step = max(common, key=lambda one: (all(pair.is_state_equal(one) for pair in first_pairs), one))
+    if all(pair.is_unchanged(step) for pair in pairs):
+        return StateComparison(None, weights=None, lines=(("weights", f"not shown: by step {step} the training had changed nothing"),))
     matches = [pair.at(step) for pair in pairs]
     optimizer, optimizer_text = _optimizer(matches)
     silent = [rank for rank, rows in before.items() if len(_optimizers(after[rank])) < len(_optimizers(_after_step(rows, step)))]
@@ -131,13 +133,14 @@ class _Pair:
     """One optimizer of a rank in the resumed attempt, and the steps of the first attempt after which an optimizer had its weights.
 
     The optimizers' numbers in both attempts need not agree: some scripts make a new optimizer in each epoch. is_beginning: the weights are
-    those with which the first attempt began.
+    those with which the first attempt began, in `first`.
     """
 
     rank: int
     optimizer: int
     matches: dict[int, _Match]
     is_beginning: bool
+    first: StateRow | None
 
     @classmethod
     def of(cls, rank: int, optimizer: int, before: Sequence[StateRow], after: Sequence[StateRow]) -> _Pair:
@@ -152,11 +155,16 @@ class _Pair:
                 break
         first = _of(before, optimizer)
         is_beginning = bool(first and after) and first[0].weights == after[0].weights != ""
-        return cls(rank, optimizer, matches, is_beginning)
+        return cls(rank, optimizer, matches, is_beginning, next(iter(first), None))
 
     def is_state_equal(self, step: int) -> bool:
         match = self.matches[step]
         return match.before.state == match.after.state
+
+    def is_unchanged(self, step: int) -> bool:
+        """Return whether the first attempt had changed nothing by this step: a start from scratch looks the same then."""
+        found, first = self.at(step).before, self.first
+        return first is not None and (found.weights, found.state, found.settings) == (first.weights, first.state, first.settings)
 
     def at(self, step: int) -> _Match:
         """Return the match of this step; of an optimizer that steps at other times its last one."""

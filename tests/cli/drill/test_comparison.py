@@ -40,6 +40,15 @@ def test_a_seeded_start_from_scratch_is_no_resume_though_each_of_its_states_is_k
     assert dict(found.lines)["weights"] == "those of the beginning: it started from scratch"
 
 
+def test_where_the_steps_change_nothing_a_start_from_scratch_is_no_proof() -> None:
+    first = [row(step, weights="w", state="s") for step in range(8)]
+    found = compare({0: first}, {0: [replace(first[0], gradients="g"), replace(first[1], gradients="h")]})
+    assert (found.is_proven, found.after) == (False, None)
+    assert dict(found.lines)["weights"].startswith("not shown: by step")
+    other = [*first, row(8)]
+    assert compare({0: other}, {0: [row(8, steps=0)]}).is_proven
+
+
 def test_weights_of_no_step_are_no_resume_and_the_rank_is_named() -> None:
     first = {rank: [row(step, rank=rank) for step in range(8)] for rank in (0, 1)}
     resumed = {0: [row(5, steps=0)], 1: [row(5, steps=0, rank=1, weights="other")]}

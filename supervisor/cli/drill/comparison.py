@@ -132,8 +132,8 @@ class _Match:
 class _Pair:
     """One optimizer of a rank in the resumed attempt, and the steps of the first attempt after which an optimizer had its weights.
 
-    The optimizers' numbers in both attempts need not agree: some scripts make a new optimizer in each epoch. is_beginning: the weights are
-    those with which the first attempt began, in `first`.
+    The optimizers' numbers in both attempts need not agree: some scripts make a new optimizer in each epoch. first: the first
+    attempt's row before its first step. is_beginning: the weights are those of that row.
     """
 
     rank: int

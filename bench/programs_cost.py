@@ -37,7 +37,10 @@ def ranks_of_program(place: Path) -> Ranks:
     """Read the end of what the programs' hook wrote."""
     with (place / "events").open("rb") as file:
         begins = file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-        lines = file.read().decode().splitlines()[1 if begins else 0 :]
+        text = file.read().decode()
+    lines = text.splitlines()[1 if begins else 0 :]
+    if not text.endswith("\n"):  # a line across two pages is seen in halves
+        lines = lines[:-1]
     made = {int(rank): (int(pid), int(step)) for _, rank, step, pid in map(str.split, lines)}
     return Ranks([pid for _, (pid, _) in sorted(made.items())], made[0][1] if 0 in made else 0)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -95,19 +96,24 @@ class Run:
             raise BenchError(self.story(f"ended with {code}"))
 
     def stop(self) -> None:
-        """End the run now, ranks and all."""
+        """End the run now, ranks and all: a launcher that TERM ends may leave its ranks (accelerate's does)."""
         family = [*descendants(self.process.pid), *self.rank_pids()] if self.process.poll() is None else []
+        held = []  # descriptors: a pid that was used again in between must not be hit
+        for pid in set(family) - {self.process.pid}:
+            with contextlib.suppress(OSError):
+                held.append(os.pidfd_open(pid))
         for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM):  # the third ends `supervise` at once
             if self.process.poll() is None:
                 self.process.send_signal(signum)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(3)
-        if self.process.poll() is None:
-            for pid in family:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            self.process.kill()
-            self.process.wait()
+        for handle in held:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            select.select([handle], [], [], 3.0)
+            os.close(handle)
+        self.process.kill()
+        self.process.wait()
 
     def story(self, what: str) -> str:
         """Return `what` with the end of the run's own words."""

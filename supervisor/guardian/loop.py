@@ -172,6 +172,7 @@ class GuardianLoop:
 
     def _send_last(self, answer: ProcessesEnded | SurvivorsFound) -> None:
         self._outputs.send_losses()
+        self._outputs.send_unfinished_line()
         self._link.send(answer)
 
     # --- the end of the run ---

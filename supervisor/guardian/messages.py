@@ -172,6 +172,12 @@ class StdoutClosed(TypedDict):
     stream: int
 
 
+class LineUnfinished(TypedDict):
+    """Sent before ended and survivors: what the ranks wrote last on our stderr has no line end."""
+
+    ev: Literal["line_unfinished"]
+
+
 class RequestRefused(TypedDict):
     """The guardian could not read a request, or a packet of the agent (`do` is then output)."""
 
@@ -180,8 +186,8 @@ class RequestRefused(TypedDict):
     text: str
 
 
-OutputTrouble = OutputDropped | StdoutClosed | RequestRefused
-GuardianEvent = GuardianHello | CommandSpawned | SpawnFailed | CommandExited | ProcessesEnded | StreamTails | SurvivorsFound | OutputTrouble
+OutputReport = OutputDropped | StdoutClosed | LineUnfinished | RequestRefused
+GuardianEvent = GuardianHello | CommandSpawned | SpawnFailed | CommandExited | ProcessesEnded | StreamTails | SurvivorsFound | OutputReport
 
 #: The form of each event, by its name on the wire.
 EVENTS: dict[str, type[GuardianEvent]] = {
@@ -194,6 +200,7 @@ EVENTS: dict[str, type[GuardianEvent]] = {
     "survivors": SurvivorsFound,
     "output": OutputDropped,
     "stdout_closed": StdoutClosed,
+    "line_unfinished": LineUnfinished,
     "refused": RequestRefused,
 }
 

@@ -83,6 +83,12 @@ class Outputs:
 
         self.drain.sync(DrainRequest(copy))
 
+    def send_unfinished_line(self) -> None:
+        """Send once that the ranks' last words on our stderr have no line end, as a progress bar has none."""
+        if self._passes[2].line_unfinished:
+            self._passes[2].line_unfinished = False
+            self._send({"ev": "line_unfinished"})
+
     def send_losses(self) -> None:
         """Send how much was dropped so far, if that has changed."""
         if not self._lossy:

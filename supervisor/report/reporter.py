@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from supervisor.core.events import Event
     from supervisor.core.model import Evidence
     from supervisor.core.state import Incident
-    from supervisor.guardian.messages import OutputTrouble, SurvivingProcess
+    from supervisor.guardian.messages import OutputReport, SurvivingProcess
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
     from supervisor.job.sd_notify import Notifier
@@ -355,8 +355,11 @@ class Reporter:
             self._terminal.message(f"the job is done; left running: {names}{more}")
             self._log.write(LogEvent.SURVIVORS_LISTED, processes=listed)
 
-    def output(self, message: OutputTrouble) -> None:
-        """Log trouble with the ranks' output."""
+    def output(self, message: OutputReport) -> None:
+        """Log trouble with the ranks' output; begin a line of our own after an unfinished one of theirs."""
+        if message["ev"] == "line_unfinished":
+            self._terminal.begin_line()
+            return
         if message["ev"] == "refused":
             self._log.write(LogEvent.REQUEST_REFUSED, request=message["do"], text=message["text"])
             return

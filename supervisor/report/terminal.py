@@ -11,9 +11,12 @@ import os
 import re
 import select
 import time
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from supervisor.report.background_writer import BackgroundWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Level = Literal["info", "warning", "error"]
 
@@ -33,6 +36,7 @@ class TerminalWriter:
         self._quiet = quiet
         self._deadline_s = deadline_s
         self._stuck = False
+        self._line_end = b""  # what ends the ranks' unfinished line, before the next of ours
         self._writer = BackgroundWriter("terminal", self._write)
 
     @property
@@ -50,22 +54,27 @@ class TerminalWriter:
             text = f"{level}: {text}"
         elif self._quiet:
             return
-        self._put(text)
+        self._put(b"supervise: ", text.splitlines())
 
     def card(self, text: str) -> None:
         """Print a card, also if quiet. Its lines stay together, and its head has the prefix's part."""
-        self._writer.put(b"".join(_encoded(line) + b"\n" for line in text.splitlines()))
+        self._put(b"", text.splitlines())
 
     def raw(self, line: str) -> None:
         """Print a line without prefix, such as a log event as JSON."""
-        self._writer.put(_encoded(line) + b"\n")
+        self._put(b"", [line])
+
+    def begin_line(self) -> None:
+        """Begin a new line before the next text: a rank's last words, such as a progress bar, have no line end."""
+        self._line_end = b"\n"
 
     def close(self, deadline_s: float = _WRITE_DEADLINE_S) -> None:
         """Wait until all is written, at most `deadline_s`. Later lines are not printed."""
         self._writer.close(deadline_s)
 
-    def _put(self, text: str) -> None:
-        self._writer.put(b"".join(b"supervise: " + _encoded(line) + b"\n" for line in text.splitlines()))
+    def _put(self, prefix: bytes, lines: Sequence[str]) -> None:
+        line_end, self._line_end = self._line_end, b""
+        self._writer.put(line_end + b"".join(prefix + _encoded(line) + b"\n" for line in lines))
 
     def _write(self, data: bytes, dropped: int) -> bool:
         if dropped:

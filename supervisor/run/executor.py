@@ -331,7 +331,7 @@ class Executor:
         elif message["ev"] == "survivors":
             self._reporter.survivors(message["pids"])
             self._leave()
-        elif message["ev"] in {"output", "stdout_closed", "refused"}:
+        elif message["ev"] in {"output", "stdout_closed", "line_unfinished", "refused"}:
             self._reporter.output(message)
         elif message["ev"] == "ended" and self._finish_asked is not None:
             self._leave()

@@ -119,6 +119,9 @@ def terminal() -> Iterator[Callable[[], Terminal]]:
         one.close()
 
 
+#: The job and its run; what it resumes from; whether that was proven; where everything lies.
+OPENING_LINES = 4
+
 # --- the same bytes
 
 ALTERNATING = """
@@ -146,7 +149,9 @@ def test_the_same_bytes_on_each_stream_whatever_they_are(supervise: Run, surroun
     assert len(shown) > 256 * 40
     assert shown == (alone.place / "stdout").read_bytes() == log_of(run, "rank-0.out")
     errors = (alone.place / "stderr").read_bytes()
-    assert (run.place / "stderr").read_bytes().split(b"\n", 3)[3] == errors == log_of(run, "rank-0.err")
+    shown_errors = (run.place / "stderr").read_bytes().split(b"\n", OPENING_LINES)[OPENING_LINES]
+    assert shown_errors == errors + b"\nsupervise: done, no incident\n"  # the line that the job left open is ended before ours
+    assert errors == log_of(run, "rank-0.err")
 
 
 def test_a_line_of_ten_megabytes_without_an_end_arrives_whole(supervise: Run, tmp_path: Path) -> None:
@@ -345,7 +350,7 @@ def test_a_progress_bar_on_a_terminal_is_as_without_us(
         shown[without_us] = screen.rest()
         assert run.exit_code() == 0
     assert "[True, True, True] os.terminal_size(columns=99, lines=33)" in shown[True]
-    assert shown[False].split("\r\n", 3)[3] == shown[True]
+    assert shown[False].split("\r\n", OPENING_LINES)[OPENING_LINES] == f"{shown[True]}supervise: done, no incident\r\n"
 
 
 def test_under_torchrun_on_a_terminal_the_rank_has_one(
@@ -356,7 +361,8 @@ def test_under_torchrun_on_a_terminal_the_rank_has_one(
     run = supervise(*ONE_RANK, job, around=surroundings(terminal=screen.slave))
     shown = screen.rest()
     assert run.exit_code() == 0
-    assert shown.split("\r\n", 3)[3] == "True True os.terminal_size(columns=99, lines=33)\r\n\r 50%|##|"
+    bar = "True True os.terminal_size(columns=99, lines=33)\r\n\r 50%|##|"
+    assert shown.split("\r\n", OPENING_LINES)[OPENING_LINES] == f"{bar}\r\nsupervise: done, no incident\r\n"
 
 
 @pytest.mark.parametrize("file", ["stdout", pytest.param("stderr", marks=pytest.mark.slow)])
@@ -502,12 +508,12 @@ def test_the_job_learns_of_a_window_that_changes_its_size(
 # --- our own words
 
 
-def test_three_lines_at_the_start_and_none_when_quiet(supervise: Run, tmp_path: Path) -> None:
+def test_few_lines_at_the_start_one_at_the_end_and_none_when_quiet(supervise: Run, tmp_path: Path) -> None:
     said = supervise("python", "-c", "print('done')", place=tmp_path / "said")
     quiet = supervise("python", "-c", "print('done')", options=["--quiet"], place=tmp_path / "quiet")
     assert said.exit_code() == quiet.exit_code() == 0
     lines = said.stderr.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == OPENING_LINES + 1
     assert all(line.startswith("supervise: ") for line in lines)
     assert quiet.stderr == ""
     assert said.stdout == quiet.stdout == "done\n"
@@ -529,7 +535,9 @@ def test_the_card_is_the_last_thing_after_a_failure(
     with (tmp_path / "both").open("wb") as both:
         run = supervise("python", job, options=options, around=surroundings(stdout=both.fileno(), stderr=both.fileno()))
         assert run.exit_code() == 7
-    before, _, card = (tmp_path / "both").read_text().rpartition("-- incident 1 of job e2e")
+    text = (tmp_path / "both").read_text()
+    before, _, card = text.rpartition("-- incident 1 of job e2e")
+    assert "with no line feed\n" in text
     assert "its last words, with no line feed" in before
     assert before.count("a lot of output") == 500
     assert 4 <= len(card.splitlines()) <= 12

@@ -56,6 +56,17 @@ def test_each_line_says_whose_it_is_and_cannot_move_the_cursor(pipe: tuple[int, 
     )
 
 
+def test_an_unfinished_line_of_a_rank_is_ended_once_and_only_before_a_line_of_ours(pipe: tuple[int, int]) -> None:
+    terminal = TerminalWriter(pipe[1], quiet=True)
+    terminal.begin_line()
+    terminal.message("dropped: nothing is shown, so nothing is ended")
+    terminal.begin_line()
+    terminal.card("card")
+    terminal.message("careful", "warning")
+    terminal.close()
+    assert os.read(pipe[0], 4096) == b"\ncard\nsupervise: warning: careful\n"
+
+
 def test_quiet_keeps_what_is_only_informative_to_itself(pipe: tuple[int, int]) -> None:
     terminal = TerminalWriter(pipe[1], quiet=True)
     terminal.message("hello")

@@ -527,7 +527,7 @@ def test_the_card_is_the_last_thing_after_a_failure(
         tmp_path,
         """
         import sys
-        print("a lot of output\\n" * 500)
+        print("a lot of output\\n" * 500, flush=True)
         sys.stderr.write("its last words, with no line feed")
         raise SystemExit(7)
         """,

@@ -71,9 +71,9 @@ def _resumes(program: TrainingProgram) -> str:
 def _mark(cell: Cell, reasons: list[str]) -> str:
     if cell.unseen:
         return "?"
-    reason = cell.wrong or cell.stops
+    reason = cell.wrong or (cell.outcome.reason if cell.outcome else "")
     number = f" {_number(reason, reasons)}" if reason else ""
-    return f"✘{number}" if cell.wrong else f"stops{number}" if cell.stops else "✔"
+    return f"✘{number}" if cell.wrong else f"stops{number}" if cell.outcome and cell.outcome.is_stop else f"✔{number}"
 
 
 def _number(reason: str, reasons: list[str]) -> str:

@@ -71,11 +71,17 @@ class MoveJournal:
         self._file = f"{directory}/{FILE_NAME}"
 
     def move(self, found: Verification, attempt: int, seen: Mapping[str, Identity], *, ranks_alive: bool) -> MovedFile:
-        """Rename a torn checkpoint to NAME.torn-ATTEMPT in its directory, if the ownership rule allows that (see ownership.why_not)."""
+        """Rename a torn checkpoint in its directory, if the ownership rule allows that (see ownership.why_not).
+
+        A script finds its files by their end (`*.pt`), and its directories by their beginning (`checkpoint-*`). So a file becomes
+        NAME.torn-ATTEMPT, and a directory .NAME.torn-ATTEMPT.
+        """
         why = ownership.why_not(found, seen, ranks_alive=ranks_alive)
         if why:
             return MovedFile("", why)
-        to = _free_name(f"{found.path.rstrip('/')}.torn-{attempt}")
+        directory, _, name = found.path.rstrip("/").rpartition("/")
+        is_directory = os.path.isdir(found.path)  # noqa: PTH112 -- paths are plain strings throughout the package
+        to = _free_name(f"{directory}/{'.' if is_directory else ''}{name}.torn-{attempt}")
         if to is None:
             return MovedFile("", "there is no free name beside it")
         with self._journal() as journal:

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from checkpointing.discover import Listing
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.select import LIMIT_S, newest
 from checkpointing.training import snapshot_writer
@@ -19,7 +20,6 @@ from supervisor.observe.ranks.progress_sampler import loads
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from checkpointing.discover import Listing
     from checkpointing.rejections import Rejections
     from checkpointing.select import Selection, Spare
     from supervisor.checkpoints.records import CheckpointRecords
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 #: A file server's clock differs from ours by no more than this, and some file systems keep whole seconds.
 FILE_CLOCKS_S: Final = 2.0
+NOTHING_LISTED: Final = Listing(())
 
 
 class CheckpointSelector:
@@ -67,7 +68,8 @@ class CheckpointSelector:
             notes = (*records.take_notes(), *selection.notes)
             unused = unused_checkpoints(records) if selection.chosen is None else ()
             stuck = self._stuck(selection, attempt, {path for path, _ in repaired})
-            return replace(to_event(selection, t, attempt), repaired=repaired, notes=notes, unused=unused, torn_in_use=stuck)
+            event = replace(to_event(selection, t, attempt), repaired=repaired, notes=notes, unused=unused, torn_in_use=stuck)
+            return replace(event, kept_copies=self._kept_copies(event)) if records.script_chooses else event
         except (CheckpointingError, OSError) as error:
             declared = int(bool(self._job.settings.checkpoints.paths))
             return CheckpointSelected(t, attempt, None, found=declared, refused=((str(records.directory), str(error)),), repaired=repaired)
@@ -138,6 +140,21 @@ class CheckpointSelector:
 
     def _newest(self, rejections: Rejections | None, avoid: Collection[str], listing: Listing, *, suspect: bool) -> Selection:
         return self.select_from(listing, self.copies(), avoid, suspect=suspect, rejections=rejections)
+
+    def _kept_copies(self, event: CheckpointSelected) -> tuple[tuple[str, str], ...]:
+        """Return the newest whole copy of each torn checkpoint that stays, as (path, copy).
+
+        Where only this run's checkpoints may be handed over, so it is with the copies. A hard link is torn with its original.
+        """
+        run, done = self._job.run_id if self._records.own_only else "", {path for path, _ in event.repaired}
+        torn = [path for path, _ in event.torn if path not in done]
+        copies = [copy for copy in self._records.copies.spares() if run in {"", copy.manifest.about.run}] if torn else []
+        newest = {path: self._whole([copy for copy in copies if copy.home == path]) for path in torn}
+        return tuple((path, copy) for path, copy in newest.items() if copy)
+
+    def _whole(self, copies: Sequence[Spare]) -> str:
+        chosen = self.select_from(NOTHING_LISTED, copies, suspect=True, rejections=None).chosen if copies else None
+        return "" if chosen is None else chosen.path
 
     def _stuck(self, selection: Selection, attempt: int, repaired: Collection[str]) -> str:
         """Return the torn checkpoint that a rank of the last attempt tried in vain to load, and that is still there."""

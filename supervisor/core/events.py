@@ -210,7 +210,8 @@ class CheckpointSelected:
     No attempt resumes from these, each with its reason: `torn`; `dangerous`: loading them could run code; `refused`: they could not be read
     or verified, and may be good; `not_finite`. `older`: further ones, oldest first, not verified. `unused`: whole ones of which the
     script gets none. `torn_in_use`: the torn one that the last attempt tried to load. `repaired`: changes to files of the job, as (path,
-    change), by the rule of ownership (docs/checkpoints.md). `notes`: for people.
+    change), by the rule of ownership (docs/checkpoints.md). `kept_copies`: of torn ones that stay, as (path, newest copy). `notes`: for
+    people.
 
     agreement: number of the agreement of several nodes on it, else 0; overrides and rejected then hold on all of them. node_offers: what
     each node has if they have none in common, as (node, text). this_node_leaves: only this node is without the one that the others
@@ -236,6 +237,7 @@ class CheckpointSelected:
     unused: tuple[UnusedCheckpoints, ...] = ()
     torn_in_use: str = ""
     dangerous: tuple[tuple[str, str], ...] = ()
+    kept_copies: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

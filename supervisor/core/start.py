@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 RESUME_HINT = "pass it by the script's own option (--resume-args '--resume {resume}'), or give --resumes-itself if the script finds it"
 TRUST_HINT = "if you wrote them, --trust-checkpoints accepts calls of your own; else move them away, and start again"
+PUT_BACK_HINT = "put the kept copy back with the command of the note"
+_NUMBER = re.compile(r"\d+")
 SCRATCH_HINT = "either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {resume}', or --resumes-itself"
 
 
@@ -61,9 +65,9 @@ def gathers(state: JobState) -> bool:
 
 
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
-    """Begin from the chosen one; with none of those declared good any more stop (65): a start from scratch would need a person's leave.
+    """Begin from the chosen one. If none of those that we hand over is good any more, stop (65): a person may begin from scratch.
 
-    The script itself chooses among discovered ones: what is known of them stops nothing.
+    If the script itself chooses among discovered ones, what is known of them stops nothing.
     """
     refused = sum(map(len, (event.torn, event.dangerous, event.refused, event.not_finite)))
     state = changed(state, run=changed(state.run, unused=event.unused, known_good=max(event.found - refused, 0)))
@@ -89,25 +93,39 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
         notes += _step_back_cost(state, event.chosen)
         state, actions = begin_on_this_node(_gained(state, event.chosen, event.older), event.t, event.chosen)
         return state, (*notes, *actions)
-    if state.run.policy.checkpoints_declared and (event.found or state.run.newest is not None):
+    if _is_handed_over(state, event):
         stopped, actions = stop_for(state, event.t, *_none_usable(state, event))
         return stopped, (*notes, *actions)
     state, actions = begin_from_scratch(state, event.t)
     return state, (*notes, *actions)
 
 
+def _is_handed_over(state: JobState, event: CheckpointSelected) -> bool:
+    """Whether this training has checkpoints, and the script gets them from us alone: without one, it would begin from scratch.
+
+    An option that we append is given only with a checkpoint. A torn one alone may be that of a first save; a whole one was saved before if
+    one was verified, or a copy is kept.
+    """
+    if state.run.policy.checkpoints_declared:
+        return bool(event.found) or state.run.newest is not None
+    by_option = planning.resume_knob(state) is not None and not planning.resumes_itself(state)
+    return by_option and bool(event.found and event.torn) and (state.run.newest is not None or bool(event.kept_copies))
+
+
 def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan]:
-    """Return the stop where checkpoints are declared and none of them can be resumed from."""
+    """Return the stop where the script gets its checkpoints from us, and none of them can be resumed from."""
     listed = "; ".join(f"{path}: {why}" for path, why in (*event.dangerous, *event.torn, *event.refused))
     if event.dangerous:  # these are whole, and a person can confirm that they are their own
         summary = f"no checkpoint was used ({event.found} found), because loading it could run code: {listed}"[:600]
-        verdict, hint = Verdict(Cause.NONE, 1.0, summary, "checkpoint:dangerous"), TRUST_HINT
+        verdict, hint, notes = Verdict(Cause.NONE, 1.0, summary, "checkpoint:dangerous"), TRUST_HINT, ()
     else:
         listed = listed or (state.run.newest.path if state.run.newest else "")
         summary = f"no checkpoint is verified good any more ({event.found} found): {listed}"[:600]
         verdict = Verdict(Cause.CHECKPOINT_CORRUPT, 0.95, summary, "checkpoint_corrupt:none-good")
-        hint = "name a good one, or move the bad ones away, and start again"
-    return verdict, Plan(PlanKind.STOP, "starting from scratch would throw the training away", hint, "beginning", 65)
+        knob, notes = planning.resume_knob(state), _put_back(event, *(path for path, _ in event.torn))
+        again = f"start again with --program {knob.by}" if knob is not None and not knob.seen else "start again"
+        hint = f"{PUT_BACK_HINT}, then {again}" if notes else f"name a good one, or move the bad ones away, and {again}"
+    return verdict, Plan(PlanKind.STOP, "starting from scratch would throw the training away", hint, "beginning", 65, notes=notes)
 
 
 def _torn_in_use(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan] | None:
@@ -116,11 +134,26 @@ def _torn_in_use(state: JobState, event: CheckpointSelected) -> tuple[Verdict, P
     if verdict is None or verdict.cause is not Cause.CHECKPOINT_CORRUPT or not event.torn_in_use or state.run.policy.checkpoints_declared:
         return None
     whole = event.chosen.path if event.chosen is not None else next((one.newest for one in event.unused), "")
-    torn = _name(event.torn_in_use)
-    why = f"{event.torn_in_use} is torn, and the script loads it: another attempt would meet the same error"
-    way = "copy it there, or --checkpoints and --resume-args hand it over"
-    hint = f"{torn} is torn; {_name(whole)} is whole: {way}" if whole else f"{torn} is torn, and no whole one is known: move it away"
-    return verdict, Plan(PlanKind.STOP, why, hint, "beginning", 65)
+    path, torn = event.torn_in_use, _name(event.torn_in_use)
+    why = f"{path} is torn, and the script loads it: another attempt would meet the same error"
+    notes = _put_back(event, path)
+    if notes:
+        hint = f"{PUT_BACK_HINT}, then start again"
+    elif _NUMBER.sub("", whole) == _NUMBER.sub("", path):  # the script takes the one of the greatest number
+        directory = path.rpartition("/")[0]
+        notes = (f"{torn} is torn; {_name(whole)} is whole: {shlex.join(['mv', path, f'{directory}/.{torn}.torn'])}",)
+        hint = "move the torn one away with the command of the note, then start again"
+    elif whole:
+        hint = f"{torn} is torn; {_name(whole)} is whole: copy it there, or --checkpoints and --resume-args hand it over"
+    else:
+        hint = f"{torn} is torn, and no whole one is known: move it away"
+    return verdict, Plan(PlanKind.STOP, why, hint, "beginning", 65, notes=notes)
+
+
+def _put_back(event: CheckpointSelected, *torn: str) -> tuple[str, ...]:
+    """Return the command that puts a kept copy in the place of the first of these torn ones that has one; nothing if none has."""
+    path, copy = next((row for row in event.kept_copies if row[0] in torn), ("", ""))
+    return (f"a copy of {_name(path)} is kept: {shlex.join(['cp', '-p', copy, path])}",) if copy else ()
 
 
 def _name(path: str) -> str:

@@ -87,6 +87,8 @@ _UNDECLARED = (
 LEASE_REFRESH_S = 10.0
 #: How often the job's processes are recorded, in case supervisor and guardian are killed at the same instant.
 RECORD_S = 5.0
+#: And at least so long apart. A command may start its ranks itself: they are found soon while the attempt is young.
+RECORD_SOON_S = 1.0
 CLOSE_DEADLINE_S = 2.0
 #: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal.
 END_DEADLINE_S = 6 * CLOSE_DEADLINE_S
@@ -138,6 +140,11 @@ def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Pro
     return signatures.configured(settings, warn)[1] if settings.classify.signatures else ()
 
 
+def record_pause_s(age_s: float) -> float:
+    """Return how long to wait until the processes of an attempt of this age are recorded again."""
+    return min(RECORD_S, max(RECORD_SOON_S, age_s / 4))
+
+
 class _Run:
     """The parts of one run, wired. Listens to the journal."""
 
@@ -178,7 +185,7 @@ class _Run:
             news = self.mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt.number)
             self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
         self.next_refresh = self.next_ping = self.next_record = 0.0
-        self.recorded_attempt = 0
+        self.recorded_attempt, self.recorded_from = 0, 0.0
         self.signals = StopSignals(job, self.loop, self.executor.threads, ignored)
 
     def go(self) -> int:
@@ -313,8 +320,12 @@ class _Run:
         if now >= self.next_refresh:
             self.next_refresh = now + LEASE_REFRESH_S
             self.executor.threads.recur("lease", self._refresh_lock)
-        if now >= self.next_record or (self.loop.state.stage is Stage.RUNNING and self.recorded_attempt != self.loop.state.attempt.number):
-            self.next_record, self.recorded_attempt = now + RECORD_S, self.loop.state.attempt.number
+        attempt = self.loop.state.attempt.number
+        is_new = self.loop.state.stage is Stage.RUNNING and self.recorded_attempt != attempt
+        if is_new:
+            self.recorded_attempt, self.recorded_from = attempt, now
+        if is_new or now >= self.next_record:
+            self.next_record = now + record_pause_s(now - self.recorded_from)
             self.executor.threads.recur("processes", self._record_processes)
 
     def _record_processes(self) -> None:

@@ -63,6 +63,22 @@ def test_a_torn_checkpoint_of_an_earlier_run_is_seen_all_the_same(tmp_path: Path
     assert found.repaired or found.torn_in_use == str(torn)
 
 
+def test_the_kept_copy_of_a_file_that_a_stranger_tore_is_named(tmp_path: Path) -> None:
+    disk = JobOnDisk(tmp_path)
+    disk.job = replace(disk.job, knobs=KnobSet(resume=(SWITCH,)))
+    disk.checkpoints = JobCheckpoints(disk.job, disk.reports.append)
+    disk.checkpoints.began(1)
+    path = disk.rank.saves("ckpt.pt", 10)
+    disk.keep_copy(path)
+    os.truncate(path, 500)
+    disk.checkpoints.ended()
+    disk.checkpoints.set_resume_way("nanogpt", own_only=True)
+    found = disk.checkpoints.select(1.0, 2)
+    ((torn, copy),) = found.kept_copies
+    assert (torn, found.repaired) == (str(path), ())
+    assert torch.load(copy)["step"] == 10
+
+
 def test_what_another_job_saves_to_the_same_directory_meanwhile_is_not_handed_over(tmp_path: Path) -> None:
     disk = JobOnDisk(tmp_path)
     disk.job = replace(disk.job, knobs=KnobSet(resume=(SWITCH,)))

@@ -170,7 +170,7 @@ def test_a_torn_directory_of_the_job_is_moved_with_what_the_framework_wrote_besi
     torn = hf(disk, 20, cut=True)
     before = listing(disk.here)
     assert "moved to" in disk.repairs()["out/checkpoint-20"]
-    assert disk.moved() == [(str(torn), f"{torn}.torn-2")]
+    assert disk.moved() == [(str(torn), str(torn.with_name(".checkpoint-20.torn-2")))]
     assert listing(disk.here) == renamed(before, disk.moved())
     assert [one.problem for one in disk.aside.undo()] == [""]
     assert listing(disk.here) == before
@@ -206,7 +206,7 @@ def test_a_directory_in_which_nothing_was_saved_to_its_end_is_moved_though_no_fo
     disk.rank.line(what="began", path=str(torn / "state.bin"), n=disk.rank.number, via="torch", was=None, file=False, made=told)
     before = listing(disk.here)
     assert "a save began it and did not end" in disk.repairs()["out/step_30"]
-    assert disk.moved() == [(str(torn), f"{torn}.torn-2")]
+    assert disk.moved() == [(str(torn), str(torn.with_name(".step_30.torn-2")))]
     assert listing(disk.here) == renamed(before, disk.moved())
     assert [one.problem for one in disk.aside.undo()] == [""]
     assert listing(disk.here) == before

@@ -6,14 +6,17 @@ import contextlib
 import filecmp
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
+import subprocess
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.e2e.conftest import Supervised, Surroundings
-from tests.programs.table import STOPS
+from tests.programs.table import OUTCOMES
 from tests.support import frameworks
 from tests.support.waiting import wait_for, words_of
 
@@ -56,9 +59,10 @@ def began_at(place: Path) -> list[int]:
 
 
 def verdicts(run: Supervised) -> list[dict[str, Any]]:
-    """Return the verdict on each failed attempt, in order."""
+    """Return the verdicts on failed attempts, in order; a stop that repeats the one before it is no other verdict."""
     events = [record for line in run.journal().splitlines() if (record := json.loads(line)["rec"])["kind"] == "event"]
-    return [data["verdict"] for event in events for action, data in event["body"]["actions"] if action == "ReportDecision"]
+    decided = [data for event in events for action, data in event["body"]["actions"] if action == "ReportDecision"]
+    return [next(same)["verdict"] for _, same in groupby(decided, key=lambda data: (data["attempt"], data["verdict"]["fingerprint"]))]
 
 
 def held(run: Supervised, fault: str) -> int:
@@ -77,12 +81,14 @@ class Drive:
         self.program, self.fault, self.place = program, fault, lay_out(program, place)
         self._start = start
         self.words = fault.words.format(rank=program.world - 1)
-        self.torn = ""
+        self.torn, self.right = "", OUTCOMES.get((program.name, fault.name))
+        self.failed: list[dict[str, Any]] = []  # the verdicts of a run before the last one
+        self.reported = ""  # what it wrote to the terminal, in one line
         self.run = self.start()
 
-    def start(self) -> Supervised:
-        """Start it, or start it again."""
-        options = [*self.program.options, *(self.program.oom_options if self.fault.name == "oom" else ())]
+    def start(self, *further: str) -> Supervised:
+        """Start it, or start it again, with further options."""
+        options = [*self.program.options, *(self.program.oom_options if self.fault.name == "oom" else ()), *further]
         more = self.program.worker_flags if self.fault.name == "worker" else ()
         self.run = self._start(
             *self.program.command, *more, options=options, place=self.place, PROGRAM_FAULT=self.words, **environment(self.program)
@@ -129,7 +135,9 @@ class Drive:
         os.truncate(largest, largest.stat().st_size // 2)
         self.torn = newest.name
         os.kill(pid, signal.SIGKILL)
-        return self.watch()
+        codes = self.watch()
+        self.failed, self.reported = verdicts(self.run), " ".join(self.run.stderr.split())
+        return [*codes, *self._do_as_it_says()] if self.right is not None and len(self.right.ends) > 1 else codes
 
     def term(self) -> list[int]:
         """Stop supervise, and start it again."""
@@ -179,9 +187,18 @@ class Drive:
         if self.program.one_file:
             wait_for(look, "a kept copy of the only file", 30.0, alive=self.run.alive)
 
-    def _again(self) -> list[int]:
+    def _do_as_it_says(self) -> list[int]:
+        """Run the command that the terminal names, and start again as the card says."""
+        helps = re.search(r"note (?:\S+ )+?is (?:kept|whole): ((?:cp -p|mv) \S+ \S+)", self.reported)
+        again = re.search(r"start again(?: with (--program) (\S+))?", self.reported)
+        assert helps, f"no command helps: {self.reported}"
+        assert again, f"nothing says how to go on: {self.reported}"
+        subprocess.run(shlex.split(helps[1]), check=True)  # noqa: S603  what a person would copy from the terminal
+        return self._again(*filter(None, again.groups()))
+
+    def _again(self, *options: str) -> list[int]:
         self.run.wait_for_nothing_left()
-        self.start()
+        self.start(*options)
         return self.watch()
 
 
@@ -200,19 +217,20 @@ def judge(drive: Drive, codes: list[int], bare: dict[str, Any]) -> None:
     program, fault, run = drive.program, drive.fault, drive.run
     began = began_at(drive.place)
     found = verdicts(run)
+    found = found if found[: len(drive.failed)] == drive.failed else [*drive.failed, *found]
     seen = f"exit codes {codes}, began after {began}, incidents {[(one['cause'], one['rank'], one['summary']) for one in found]}"
-    stop = STOPS.get((program.name, fault.name))
-    causes = stop.causes if stop else fault.causes
-    assert tuple(codes) == ((stop.code,) if stop else fault.ends), seen
+    right = drive.right
+    causes, ends = (right.causes, right.ends) if right else (fault.causes, fault.ends)
+    assert tuple(codes) == ends, seen
     assert len(found) == len(causes), seen
     assert all(one["cause"] in right for one, right in zip(found, causes, strict=True)), seen
-    assert not stop or not stop.names or drive.torn in run.stderr, f"{drive.torn} is not named; {seen}"
+    assert not right or not right.names or drive.torn in drive.reported, f"{drive.torn} is not named; {seen}"
     assert all(at in right for at, right in zip(began[1:], fault.resumed, strict=False)), seen
     if fault.name in {"import", "value"}:
         assert run.attempts() == 1, seen
     if fault.name == "kill" and program.world > 1:
         assert found[0]["rank"] == program.world - 1, f"the wrong rank is blamed; {seen}"
-    if fault.finishes and not stop:
+    if fault.finishes and ends[-1] == 0:
         assert len(began) == len(fault.resumed) + 1, seen
         if not (program.drifts and fault.name == "oom"):
             last = outcome(drive.place)

@@ -82,16 +82,22 @@ class Injection:
 
 
 @dataclass(frozen=True, slots=True)
-class RightStop:
-    """A stop that is right, as the bare program fails there too: why, and the cause of each failed attempt.
+class RightOutcome:
+    """An outcome that is right for a program though another one is the fault's: why, the cause of each failed attempt, the exit codes.
 
-    names: the torn checkpoint is named at the terminal.
+    A stop is right where the bare program fails too. names: the torn checkpoint is named at the terminal. With two exit codes, a command
+    that helps is named there as well, and how to start again; after both the training goes on where it was.
     """
 
     reason: str
     causes: tuple[frozenset[str], ...]
-    code: int = 65
+    ends: tuple[int, ...] = (65,)
     names: bool = True
+
+    @property
+    def is_stop(self) -> bool:
+        """Whether the run ends without the training's end."""
+        return self.ends[0] != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ class Cell:
 
     program: str
     fault: str
-    stops: str = ""
+    outcome: RightOutcome | None = None
     wrong: str = ""
     unseen: bool = False
     fast: bool = False
@@ -299,7 +305,7 @@ FAULTS = (
     Injection("oom", "out of memory", "oom:4", causes=(_one("cuda_oom"),), tolerance=1e-3),
     Injection("first-save", "kill in the first save", "save:10", "kill", (KILLED,), (_at(0),)),
     Injection("later-save", "kill in a later save", "hold:25:0 save:30", "kill_in_a_later_save", (KILLED,), (_at(20),)),
-    Injection("supervisor", "supervisor killed, started again", "hold:25:{rank}", "kill_supervisor", resumed=(_at(20),), ends=(137, 0)),
+    Injection("supervisor", "supervisor killed, started again", "hold:25:{rank}", "kill_supervisor", (KILLED,), (_at(20),), (137, 0)),
     Injection("import", "ImportError", "import:0", causes=(_one("dependency"),), ends=(1,), finishes=False),
     Injection("value", "ValueError before training", "value:0", causes=(_one("user_code"),), ends=(1,), finishes=False),
     Injection("sample", "broken sample", "sample:60", causes=(_one("data_error", "user_code"),) * 2, ends=(65,), finishes=False),
@@ -323,15 +329,40 @@ SPREAD = {
     "full": ("fsdp", "fabric"),
     "two": ("nanogpt-torchrun", "hf-auto", "lightning", "trl"),
 }
-#: (program, fault) → why a stop is right.
-STOPS = {
-    ("numpy", "torn"): RightStop(
+#: What a stranger changed is never moved, and the bare program dies of it; where an option of ours resumes it, it would begin from scratch.
+ONLY_FILE = RightOutcome(
+    "a file that a stranger tore is not moved: the run stops and names the command that puts its copy back; with it the training went on",
+    (KILLED, _one("checkpoint_corrupt")),
+    (65, 0),
+)
+LINKED = RightOutcome(
+    "what a stranger tore is not moved, and the copy of a file that the script replaces is a link, torn with it: the run stops and names it",
+    (KILLED, _one("checkpoint_corrupt")),
+)
+NEWEST = RightOutcome(
+    "what a stranger tore is not moved: the run stops and names the command that moves it away; with it the training went on",
+    (KILLED, _one("checkpoint_corrupt")),
+    (65, 0),
+)
+MET_ONCE = RightOutcome("one attempt fails on the torn one; then it is moved away", (KILLED, _one("checkpoint_corrupt")), (0,), names=False)
+#: (program, fault) → why another outcome is right.
+OUTCOMES = {
+    **{(name, "torn"): ONLY_FILE for name in ("nanogpt", "nanogpt-torchrun", "elastic", "mingpt")},
+    **{(name, "torn"): LINKED for name in ("plain", "lightning")},
+    **{(name, "torn"): NEWEST for name in ("hf-auto", "mpirun")},
+    ("fsdp", "torn"): MET_ONCE,
+    ("numpy", "torn"): RightOutcome(
         "the script takes the newest file by itself, and numpy's files are of no known format: it ends with numpy's own error",
         (KILLED, _one("data_error", "checkpoint_corrupt")),
-        code=1,
+        (1,),
         names=False,
     ),
-    ("numpy", "oom"): RightStop("a MemoryError is the machine's memory, and no batch was declared", (_one("host_oom"),) * 2),
+    ("numpy", "sample"): RightOutcome(
+        "no step of numpy is seen, so an error of the script's own is met once, with its own exit code",
+        (_one("data_error", "user_code"),),
+        (1,),
+    ),
+    ("numpy", "oom"): RightOutcome("a MemoryError is the machine's memory, and no batch was declared", (_one("host_oom"),) * 2),
 }
 FAST = (("nanogpt-torchrun", "kill"), ("plain", "kill"), ("numpy", "kill"))
 #: (program, fault) → why it does not work today.
@@ -360,8 +391,5 @@ def cells() -> list[Cell]:
         for fault, names in faults.items():
             key = (program.name, fault)
             if fault in EACH or program.name in names:
-                stop = STOPS.get(key)
-                found.append(
-                    Cell(*key, stops=stop.reason if stop else "", wrong=WRONG.get(key, ""), unseen=key not in RAN, fast=key in FAST)
-                )
+                found.append(Cell(*key, OUTCOMES.get(key), WRONG.get(key, ""), unseen=key not in RAN, fast=key in FAST))
     return found

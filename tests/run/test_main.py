@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.journal.records import Ended, Record, RunBegan, scan
+from supervisor.run.main import record_pause_s
 from tests.e2e.conftest import clean_environment
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ sys.exit(main())
 JOB = ["--job", "j", "--state-dir", "state", "--no-health", "--", sys.executable, "-c", "open('started', 'w')"]
 
 pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize(("age_s", "pause_s"), [(0.0, 1.0), (8.0, 2.0), (3600.0, 5.0)])
+def test_the_processes_of_a_young_attempt_are_recorded_sooner(age_s: float, pause_s: float) -> None:
+    assert record_pause_s(age_s) == pause_s
 
 
 def run(place: Path, *words: str) -> subprocess.CompletedProcess[str]:

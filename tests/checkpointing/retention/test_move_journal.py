@@ -71,8 +71,10 @@ def test_what_this_job_tore_is_moved_beside_and_back(torn: Path, tmp_path: Path)
 def test_a_directory_is_moved_whole(torn_tree: Path, tmp_path: Path) -> None:
     aside = MoveJournal(str(tmp_path / "state"))
     before = everything(tmp_path, tmp_path / "state")
-    assert aside.move(judged(torn_tree, Verdict.INCOMPLETE), 1, seen_at(torn_tree), ranks_alive=False).to == f"{torn_tree}.torn-1"
+    moved = torn_tree.with_name(f".{torn_tree.name}.torn-1")
+    assert aside.move(judged(torn_tree, Verdict.INCOMPLETE), 1, seen_at(torn_tree), ranks_alive=False).to == str(moved)
     assert not torn_tree.exists()
+    assert not [path for path in torn_tree.parent.iterdir() if path.name.startswith(torn_tree.name[:4])], "a script would take it"
     aside.undo()
     assert everything(tmp_path, tmp_path / "state") == before
 

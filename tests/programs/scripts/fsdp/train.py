@@ -21,6 +21,7 @@ args = parser.parse_args()
 hook.start()
 
 dist.init_process_group("cpu:gloo")
+savers = dist.new_group(backend="gloo")  # async_save talks in a thread: in the training's group, the two would wait for each other
 rank, world = dist.get_rank(), dist.get_world_size()
 model = toy.model()
 mesh = init_device_mesh("cpu", (world,))
@@ -60,7 +61,7 @@ for step in range(first, toy.STEPS):
             saving.result()
         hook.save(step + 1)
         if args.asynchronous:
-            saving = dcp.async_save(state(step + 1), checkpoint_id=place)
+            saving = dcp.async_save(state(step + 1), checkpoint_id=place, process_group=savers)
         else:
             dcp.save(state(step + 1), checkpoint_id=place)
     hook.step(step + 1)

@@ -81,6 +81,17 @@ def test_rank_without_local_rank_is_a_pod_not_a_rank(attempt: Attempt) -> None:
     assert attempt.beats() == ()
 
 
+@pytest.mark.parametrize("parent_too", [False, True])
+def test_mpiruns_rank_is_a_rank_unless_it_has_its_number_from_its_parent(attempt: Attempt, parent_too: bool) -> None:  # noqa: FBT001 - a parameter
+    names = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    env = attempt.env("launcher", **names)
+    if parent_too:
+        attempt.run("-S", "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {INSTRUMENTED!r}])", env=env)
+    else:
+        attempt.run("-c", INSTRUMENTED, env=env)
+    assert [beat.rank for beat in attempt.beats()] == ([] if parent_too else [1])
+
+
 def test_a_training_without_rank_claims_when_it_reports_a_step(attempt: Attempt) -> None:
     code = "from supervisor import worker\nworker.heartbeat(7)\n" + SHOW
     done = attempt.run("-c", code, env=attempt.env("launcher", pythonpath=str(ROOT)))

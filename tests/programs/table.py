@@ -336,7 +336,7 @@ ONLY_FILE = RightOutcome(
     (65, 0),
 )
 LINKED = RightOutcome(
-    "what a stranger tore is not moved, and the copy of a file that the script replaces is a link, torn with it: the run stops and names it",
+    "what a stranger tore is not moved, and the copy of a replaced file is a link, torn with it: the run stops and names what is torn",
     (KILLED, _one("checkpoint_corrupt")),
 )
 NEWEST = RightOutcome(
@@ -349,7 +349,7 @@ MET_ONCE = RightOutcome("one attempt fails on the torn one; then it is moved awa
 OUTCOMES = {
     **{(name, "torn"): ONLY_FILE for name in ("nanogpt", "nanogpt-torchrun", "elastic", "mingpt")},
     **{(name, "torn"): LINKED for name in ("plain", "lightning")},
-    **{(name, "torn"): NEWEST for name in ("hf-auto", "mpirun")},
+    **{(name, "torn"): NEWEST for name in ("hf-auto", "mpirun", "fabric")},
     ("fsdp", "torn"): MET_ONCE,
     ("numpy", "torn"): RightOutcome(
         "the script takes the newest file by itself, and numpy's files are of no known format: it ends with numpy's own error",

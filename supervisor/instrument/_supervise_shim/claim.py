@@ -22,7 +22,8 @@ class ProcessIdentity:
     """This process. `folder` is our entry in PYTHONPATH, `directory` the attempt's.
 
     `known_rank`: the supervisor declares it (mode rank), or RANK and LOCAL_RANK are both set. RANK alone is not enough: in a pod of
-    Kubernetes' PyTorchJob it counts nodes, and stands in the launcher's environment too.
+    Kubernetes' PyTorchJob it counts nodes, and stands in the launcher's environment too. mpirun's variables count if the parent does not
+    have the same: `mpirun supervise -- ./run.sh` gives them to all that it starts.
     """
 
     def __init__(self, folder: str, directory: str, mode: str) -> None:
@@ -35,12 +36,26 @@ class ProcessIdentity:
         self.known_rank = mode == "rank" or ("RANK" in env and "LOCAL_RANK" in env)
         self.local_rank = int(env.get("LOCAL_RANK") or 0)
         self.rank = int(env.get("RANK") or 0) if self.known_rank else 0
+        by_mpi = None if self.known_rank else layout.mpi_rank(env)
+        if by_mpi is not None and by_mpi != layout.mpi_rank(_environment_of(os.getppid())):
+            self.known_rank = True
+            self.rank, self.local_rank, _world_size = by_mpi
         self.claimed = False
         self.enabled = True  # False in a forked child, which is not the rank
 
     def path(self, kind: str) -> str:
         """Return the path of this process's "error" or "stacks" file."""
         return os.path.join(self.directory, layout.file_name(kind, self.local_rank if self.claimed else None, self.pid))  # noqa: PTH118 - pathlib costs 5 ms of start-up
+
+
+def _environment_of(pid: int) -> dict[str, str]:
+    """Return a process's environment; an empty one if it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - pathlib costs 5 ms of start-up
+            pairs = (os.fsdecode(row).partition("=") for row in file.read().split(b"\0"))
+            return {name: value for name, _, value in pairs}
+    except OSError:
+        return {}
 
 
 def claim(identity: ProcessIdentity, beat: HeartbeatWriter) -> bool:

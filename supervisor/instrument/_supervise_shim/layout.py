@@ -9,7 +9,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 # The heartbeat file: a header, then one slot per local rank, both of SLOT_BYTES; every field is an 8-byte signed integer at its index,
@@ -45,6 +45,22 @@ FLAG_SAVED = 128  # and by then a save had ended
 STACKS_SIGNAL = 61  # SIGRTMAX - 3 on Linux; a figure, because importing `signal` costs 3 ms of every process's start
 IMPORT_PROOF_NS = 60 * 10**9  # so long "has not imported torch yet" is taken as "has not trained"; later it may train without torch
 UNCLAIMED = "unclaimed"
+
+# Rank, local rank and world size of a process that mpirun started: Open MPI's names, and those of MPICH and Intel MPI.
+MPI_NAMES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+)
+
+
+def mpi_rank(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
+    """Return rank, local rank and world size by mpirun's variables; None without them. They are its children's too."""
+    for names in MPI_NAMES:
+        numbers = [environ.get(name, "") for name in names]
+        if all(number.isascii() and number.isdigit() for number in numbers):
+            rank, local_rank, world_size = map(int, numbers)
+            return rank, local_rank, world_size
+    return None
 
 
 def file_name(kind: str, local_rank: int | None, pid: int) -> str:

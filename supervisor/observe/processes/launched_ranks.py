@@ -1,8 +1,8 @@
-"""Which ranks a plain command started by itself, and how they end: Lightning's own children, the ranks of accelerate and deepspeed.
+"""Which ranks a plain command started by itself, and how they end: Lightning's own children, the ranks of accelerate and of mpirun.
 
 They are no children of ours, so nobody reports their end. A process below the guardian is such a rank if its environment has LOCAL_RANK and
-WORLD_SIZE, and its parent's is not the same rank's: a loader process has its rank's environment. A pidfd shows when it ends; how it ended
-stands in /proc/PID/stat until its parent has reaped it. One that was reaped at once has vanished, which may have been an end in order.
+WORLD_SIZE (or mpirun's names for them), and its parent's is not the same rank's: a loader process has its rank's environment. A pidfd shows
+when it ends; how it ended stands in /proc/PID/stat until its parent has reaped it. One that was reaped at once has vanished, which may have been an end in order.
 
 The reading of an environment can hang, so a thread of this module does it and nobody waits for it.
 """
@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import RankExit, RankInfo
 from supervisor.guardian import process_tree
+from supervisor.instrument._supervise_shim import layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from supervisor.guardian.process_tree import ProcessStat
 
-_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK")
+_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", *(name for names in layout.MPI_NAMES for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,8 @@ class LaunchedRanks:
                 continue
             self._seen.add(process.key)
             own = _environment(process.pid)
-            rank = _rank_of(own)
-            if rank is None or own == _environment(process.ppid):
+            found_rank = _rank_of(own)
+            if found_rank is None or own == _environment(process.ppid):
                 continue
             try:
                 fd = os.pidfd_open(process.pid)
@@ -128,8 +129,8 @@ class LaunchedRanks:
             if now is None or now.key != process.key:
                 os.close(fd)
                 continue
-            self._alive[fd] = info = RankInfo(rank, int(own["LOCAL_RANK"]), process.pid, process.start_ticks)
-            self.world_size = int(own["WORLD_SIZE"])
+            rank, local_rank, self.world_size = found_rank
+            self._alive[fd] = info = RankInfo(rank, local_rank, process.pid, process.start_ticks)
             self._newest = {**self._newest, rank: info}
             self._ends.pop(rank, None)
             yield fd
@@ -165,10 +166,10 @@ def _environment(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name in _RANK}
 
 
-def _rank_of(environ: dict[str, str]) -> int | None:
-    """Return the rank that an environment names, None where it names none; without RANK, on one node, the local rank."""
+def _rank_of(environ: dict[str, str]) -> tuple[int, int, int] | None:
+    """Return rank, local rank and world size as an environment names them, None without; without RANK, on one node, the local rank."""
     local_rank, world_size = environ.get("LOCAL_RANK", ""), environ.get("WORLD_SIZE", "")
     alone = environ.get("NODE_RANK", "0") == "0"
     rank = environ.get("RANK", local_rank if alone else "")
     are_numbers = all(number.isascii() and number.isdigit() for number in (rank, local_rank, world_size))
-    return int(rank) if are_numbers else None
+    return (int(rank), int(local_rank), int(world_size)) if are_numbers else layout.mpi_rank(environ)

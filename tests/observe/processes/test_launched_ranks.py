@@ -12,13 +12,14 @@ import pytest
 
 from supervisor.core.model import RankExit, RankInfo
 from supervisor.guardian import process_tree
+from supervisor.instrument._supervise_shim import layout
 from supervisor.job.clock import Clock
 from supervisor.observe.collect import exits
 from supervisor.observe.processes.launched_ranks import LaunchedRanks, VanishedRank, with_found
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 pytestmark = pytest.mark.process
 #: A rank that forks a loader, which has its environment, and does as it is told by a line on stdin.
@@ -35,11 +36,11 @@ sys.exit(int(sys.stdin.readline()))
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[[int], subprocess.Popen[str]]]:
+def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     children = []
 
-    def start(rank: int) -> subprocess.Popen[str]:
-        environ = {**os.environ, "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    def start(rank: int, names: Sequence[str] = ("LOCAL_RANK", "WORLD_SIZE")) -> subprocess.Popen[str]:
+        environ = {**os.environ, **dict.fromkeys(names, str(rank)), names[-1]: "2"}
         child = subprocess.Popen([sys.executable, "-c", RANK], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
         assert child.stdout is not None
         child.stdout.readline()
@@ -78,6 +79,15 @@ def test_a_rank_that_is_killed_and_not_reaped_shows_the_signal_and_its_loaders_a
     (end,) = seen.ends
     assert isinstance(end, RankExit)
     assert (end.rank, end.pid, end.signal) == (1, two.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("names", layout.MPI_NAMES)
+def test_a_rank_that_mpirun_started_is_known_by_its_names(
+    seen: LaunchedRanks, started: Callable[..., subprocess.Popen[str]], names: Sequence[str]
+) -> None:
+    one, two = started(0, names), started(1, names)
+    add(seen, one.pid, two.pid)
+    assert (seen.pids, seen.world_size) == ({0: one.pid, 1: two.pid}, 2)
 
 
 def test_an_end_in_order_is_none_a_code_is_reported_and_a_rank_that_is_started_again_lives(

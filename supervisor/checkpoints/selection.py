@@ -144,7 +144,7 @@ class CheckpointSelector:
     def _kept_copies(self, event: CheckpointSelected) -> tuple[tuple[str, str], ...]:
         """Return the newest whole copy of each torn checkpoint that stays, as (path, copy).
 
-        Where only this run's checkpoints may be handed over, so it is with the copies. A hard link is torn with its original.
+        Where only this run's checkpoints may be passed on, so it is with the copies. A hard link is torn with its original.
         """
         run, done = self._job.run_id if self._records.own_only else "", {path for path, _ in event.repaired}
         torn = [path for path, _ in event.torn if path not in done]

@@ -93,15 +93,15 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
         notes += _step_back_cost(state, event.chosen)
         state, actions = begin_on_this_node(_gained(state, event.chosen, event.older), event.t, event.chosen)
         return state, (*notes, *actions)
-    if _is_handed_over(state, event):
+    if _has_lost_all(state, event):
         stopped, actions = stop_for(state, event.t, *_none_usable(state, event))
         return stopped, (*notes, *actions)
     state, actions = begin_from_scratch(state, event.t)
     return state, (*notes, *actions)
 
 
-def _is_handed_over(state: JobState, event: CheckpointSelected) -> bool:
-    """Whether this training has checkpoints, and the script gets them from us alone: without one, it would begin from scratch.
+def _has_lost_all(state: JobState, event: CheckpointSelected) -> bool:
+    """Whether checkpoints of this training are no good any more, and the script gets one from us alone: it would begin from scratch.
 
     An option that we append is given only with a checkpoint. A torn one alone may be that of a first save; a whole one was saved before if
     one was verified, or a copy is kept.

@@ -52,6 +52,8 @@ PASS_S = 0.25
 LAST_S = 0.04
 #: The end of each stream is read in any case: what killed a rank stands there.
 LAST_BYTES = 8 * 1024
+#: The kernel notes the time of a write as of its last tick, 1 to 10 ms ago. What a rank writes of another one's death must not precede it.
+FILE_TICK_S = 0.01
 #: The bytes kept of each stream's end, to see whether the file has all that was written.
 END_BYTES = 4096
 
@@ -225,7 +227,7 @@ class _WatchedStream:
     def _take(self, most: int, now: float, turn: _TimeSlice) -> None:
         info = os.fstat(self._fd)
         # when its last byte was written, as far as clocks agree; what is read now was not there at the last pass
-        written = now - max(0.0, time.time() - info.st_mtime)
+        written = now - max(0.0, time.time() - info.st_mtime - FILE_TICK_S)
         self._t = min(now, max(self._t, written))
         if info.st_size < self._at:  # somebody emptied it
             self._at = 0

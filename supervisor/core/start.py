@@ -115,9 +115,10 @@ def _has_lost_all(state: JobState, event: CheckpointSelected) -> bool:
 def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan]:
     """Return the stop where the script gets its checkpoints from us, and none of them can be resumed from."""
     listed = "; ".join(f"{path}: {why}" for path, why in (*event.dangerous, *event.torn, *event.refused))
+    notes: tuple[str, ...] = ()
     if event.dangerous:  # these are whole, and a person can confirm that they are their own
         summary = f"no checkpoint was used ({event.found} found), because loading it could run code: {listed}"[:600]
-        verdict, hint, notes = Verdict(Cause.NONE, 1.0, summary, "checkpoint:dangerous"), TRUST_HINT, ()
+        verdict, hint = Verdict(Cause.NONE, 1.0, summary, "checkpoint:dangerous"), TRUST_HINT
     else:
         listed = listed or (state.run.newest.path if state.run.newest else "")
         summary = f"no checkpoint is verified good any more ({event.found} found): {listed}"[:600]

@@ -91,7 +91,8 @@ def exits(
     for death in sorted((*deaths, *ends), key=lambda death: death.at_ns):
         if isinstance(death, VanishedRank):
             if first is None:  # after a failure, whoever goes was ended
-                found.append(Evidence("exit", "vanished", GONE, rank=death.rank, t=clock.at_monotonic_ns(death.at_ns)))
+                t, fields = clock.at_monotonic_ns(death.at_ns), (("pid", str(death.pid)),)  # a shell may print how that pid ended
+                found.append(Evidence("exit", "vanished", GONE, rank=death.rank, t=t, fields=fields))
             continue
         if not death.failed or death.rank < 0:
             continue

@@ -11,6 +11,7 @@ from supervisor.core.model import Cause, Evidence, Phase, RankExit
 from supervisor.job.clock import Clock
 from supervisor.observe import collect
 from supervisor.observe.log_watch import StreamRead
+from supervisor.observe.processes.launched_ranks import VanishedRank
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
 from supervisor.observe.reconcile import reconciled
 
@@ -55,6 +56,14 @@ def test_a_rank_that_ends_itself_and_raised_nothing_printed_its_exception() -> N
 def test_a_rank_that_we_ended_does_not_accuse_itself(text: str) -> None:
     deaths = [death(0, 5.0, code=1), death(1, 5.1, signum=15)]
     assert cause_of((RAISED, *printed(text, 1)), deaths, [beat(0), beat(1)]) == (Cause.USER_CODE, 0)
+
+
+def test_a_rank_that_vanished_ended_as_its_shell_printed() -> None:
+    vanished = [VanishedRank(1, 101, 4 * 10**9), VanishedRank(0, 100, 5 * 10**9)]
+    ends = collect.exits([RankExit(0, 70, 6 * 10**9, code=137)], CLOCK, 5.0, vanished, {0: 100, 1: 101})
+    shell = "./launch.sh: line 12:   101 Killed     python train.py\n./launch.sh: line 14:   100 Killed     python train.py\n"
+    verdict = classify(reconciled((*ends, *printed(shell, 0)), [], [], CLOCK))
+    assert (verdict.cause, verdict.rank, verdict.summary) == (Cause.KILLED_UNKNOWN, 1, "rank 1 was killed by SIGKILL")
 
 
 def test_a_rank_that_hung_after_its_own_failure_is_the_culprit() -> None:

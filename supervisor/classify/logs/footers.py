@@ -86,7 +86,7 @@ _ROWS = (
     _FooterRow(
         tuple(_SHELL),
         re.compile(
-            r"(?:-?(?:ba|da|z)?sh|[\w./-]{1,512}\.sh|/[\w./-]{1,512}): (?:line )?\d{1,6}: {1,8}(?:\d{1,10} )?"
+            r"(?:-?(?:ba|da|z)?sh|[\w./-]{1,512}\.sh|/[\w./-]{1,512}): (?:line )?\d{1,6}: {1,8}(?:(?P<pid>\d{1,10}) )?"
             rf"(?P<word>{_SHELL_WORDS})"
         ),
     ),
@@ -102,7 +102,7 @@ _ROWS = (
         anywhere=True,
     ),
     # the line of a shell's script, wherever it stands: a progress bar does not end its own line
-    _FooterRow(tuple(_SHELL), re.compile(rf": line \d{{1,6}}: {{1,8}}\d{{1,8}} (?P<word>{_SHELL_WORDS})\b"), anywhere=True),
+    _FooterRow(tuple(_SHELL), re.compile(rf": line \d{{1,6}}: {{1,8}}(?P<pid>\d{{1,8}}) (?P<word>{_SHELL_WORDS})\b"), anywhere=True),
     _FooterRow(("exit code",), re.compile(r"Process finished with exit code (?P<code>-?\d{1,3})\b(?!\d)")),
     # time(1), and programs that print the same
     _FooterRow(

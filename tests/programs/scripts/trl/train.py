@@ -3,7 +3,7 @@
 import hook
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, PreTrainedTokenizerFast, TrainerCallback
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, PreTrainedTokenizerFast, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
 
@@ -36,6 +36,7 @@ def main() -> None:
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")  # noqa: S106  as above
     shape = GPT2Config(vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=1, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    set_seed(args.seed)
     model = GPT2LMHeadModel(shape)
     data = Dataset.from_dict({"text": [" ".join(f"w{(at * 7 + place) % 30}" for place in range(8)) for at in range(1024)]})
     trainer = Trainer(model=model, args=args, train_dataset=data, processing_class=tokenizer, callbacks=[Hook()])

@@ -349,7 +349,7 @@ MET_ONCE = RightOutcome("one attempt fails on the torn one; then it is moved awa
 OUTCOMES = {
     **{(name, "torn"): ONLY_FILE for name in ("nanogpt", "nanogpt-torchrun", "elastic", "mingpt")},
     **{(name, "torn"): LINKED for name in ("plain", "lightning")},
-    **{(name, "torn"): NEWEST for name in ("hf-auto", "mpirun", "fabric")},
+    **{(name, "torn"): NEWEST for name in ("hf-auto", "hf-auto-accelerate", "mpirun", "fabric")},
     ("fsdp", "torn"): MET_ONCE,
     ("numpy", "torn"): RightOutcome(
         "the script takes the newest file by itself, and numpy's files are of no known format: it ends with numpy's own error",
@@ -369,24 +369,19 @@ FAST = (("nanogpt-torchrun", "kill"), ("plain", "kill"), ("numpy", "kill"))
 WRONG: dict[tuple[str, str], str] = {}
 #: Program → its faults that were not run yet.
 UNSEEN: dict[str, str] = {
-    "nanogpt": "supervisor",
     "nanogpt-torchrun": "later-save nan two",
-    "plain": "torn",
-    "numpy": "supervisor sample",
     "elastic": "torn later-save sample worker",
     "mingpt": "torn import",
     "fsdp": "torn first-save raise full",
     "fsdp-async": "kill torn term oom later-save",
     "hf-auto": "torn later-save nan two",
     "hf": "first-save worker",
-    "hf-auto-accelerate": "kill torn term oom value",
-    "hf-accelerate": "kill torn term oom import",
-    "lightning-cli": "kill torn term oom supervisor raise",
-    "lightning": "kill torn first-save sample two",
-    "fabric": "torn nan full",
+    "hf-auto-accelerate": "torn",
+    "lightning-cli": "kill",
+    "lightning": "torn first-save sample two",
+    "fabric": "torn",
     "accelerate": "supervisor",
-    "trl": "kill torn term oom two",
-    "mpirun": "kill torn term oom later-save value",
+    "mpirun": "kill",
 }
 #: Programs without a row, and why.
 NOT_RUN = {

@@ -8,7 +8,6 @@ process may use it at the same time, under the file's lock. If the journal canno
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -144,7 +143,7 @@ class MoveJournal:
         is_new = not os.path.lexists(self._file)
         fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "r+b") as journal:
-            fcntl.flock(journal, fcntl.LOCK_EX)
+            durable.lock(journal.fileno(), wait=True)  # without locks only a command of another process could mix its lines with ours
             if is_new:
                 durable.sync_directory(self._directory)
             yield journal

@@ -1,17 +1,18 @@
-"""What probes of /proc and /sys share: small files as text, and why one could not be read. No probe itself."""
+"""What probes share: small files of /proc and /sys as text, the room of a file system, why one could not be read. No probe itself."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from health.model import NOT_SUPPORTED, PERMISSION, Reading
 
 if TYPE_CHECKING:
     from health.model import Json
 
+SHM: Final = "/dev/shm"  # noqa: S108 -- measured, not written to
 _WHOLE = re.compile(r"-?\d+")
 
 
@@ -47,6 +48,15 @@ def problem(error: OSError, what: str | Path = "") -> str:
 def unread(probe: str, subject: str, name: str, error: OSError, what: str | Path = "") -> Reading:
     """Return the reading of what could not be read."""
     return Reading(probe, subject, name, None, problem(error, what))
+
+
+def room(probe: str, subject: str, name: str, path: str) -> Reading:
+    """Return a reading of how large the file system at a path is and what is free, in bytes. On a dead one it hangs."""
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        return unread(probe, subject, name, error, path)
+    return Reading(probe, subject, name, {"total": found.f_blocks * found.f_frsize, "free": found.f_bavail * found.f_frsize})
 
 
 def table(path: str | Path) -> dict[str, Json]:

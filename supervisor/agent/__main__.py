@@ -1,7 +1,7 @@
 """`python -P supervisor/agent/__main__.py --link-fd N --output-fd M [...] -- <torchrun's arguments>`: a torchrun that asks first.
 
 Exit codes: 0 after success, the code that the supervisor ordered, 2 after wrong arguments (torchrun's own), 1 after a failure of the agent
-or the rendezvous, UNFIT if torch does not have the form that we need (then nothing ran). Only torch parses torchrun's arguments.
+or the rendezvous, UNFIT if torch or the system does not have what we need (then nothing ran). Only torch parses torchrun's arguments.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> int:
         link.send(AgentFailed(0, why))
         sys.stderr.write(f"{why}\n")
         return 1
-    misfits = selfcheck.missing()
+    misfits = selfcheck.missing() + selfcheck.no_pidfds()
     if misfits:
         link.send(AgentUnfit(0, tuple(misfits)))
         return UNFIT

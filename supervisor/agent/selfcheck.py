@@ -1,21 +1,22 @@
-"""Checks whether the installed torch still has the form that the agent needs.
+"""Checks whether the installed torch still has the form that the agent needs, and whether the system has pidfds.
 
 It checks names, the arguments that are passed or must be accepted, and whether torch still *calls* what is overridden (the names in a
 function's byte code): an override that is never called would fail in silence. A torch that cannot be imported is an answer too.
 
 The rows are all that this package touches of torch's elastic code; tests/agent/test_contract.py holds them against stored signatures of
-several versions. Where a row does not fit, stock torchrun runs the command.
+several versions. Where a row does not fit or there are no pidfds, stock torchrun runs the command.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 from dataclasses import dataclass
 from types import CodeType
 
-#: The agent's exit code if it refused to run because torch does not have this form.
+#: The agent's exit code if it refused to run because torch does not have this form, or the system has no pidfds.
 UNFIT = 79
 RUN = "torch.distributed.run"
 LAUNCH = "torch.distributed.launch"
@@ -115,6 +116,15 @@ def no_torch() -> str:
     except Exception as e:  # noqa: BLE001  a torch that breaks on import breaks in any way it likes
         return f"{type(e).__name__}: {e}: torch cannot be imported by {sys.executable}"
     return ""
+
+
+def no_pidfds() -> list[str]:
+    """Why this system gives no pidfd, of which the agent holds one for each rank: Linux before 5.3, or a sandbox that forbids the call."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return [f"pidfd_open: {error.strerror}"]
+    return []
 
 
 def missing(rows: tuple[TorchRequirement, ...] = ROWS) -> list[str]:

@@ -341,6 +341,8 @@ def _because(
     listed: list[Evidence] = [best.fact, *_beside(best.rank, facts, best.fact)]
     if exception is not None and exception.text != best.fact.text:
         listed.insert(1, exception)
+    if best.guess and best.fact.name == "signal":  # the kernel's record of it may be in the log that could not be read
+        listed += [fact for fact in facts if (fact.source, fact.name) == ("kernel", "not_observed")][:1]
     listed += [c.fact for c in same[1:4]]
     listed += [c.fact for c in candidates if c.claim.cause is not best.claim.cause][:4]
     kept: list[Evidence] = []

@@ -3,7 +3,7 @@
 Probes run in processes that can be killed (health/probing/runner.py). One that hangs costs its own readings, is reported as a finding, and
 is not asked again before an attempt until it answers. A check may take seconds, so none runs on the loop's thread.
 
-Without an NVIDIA GPU only the space on the disks is watched to which declared checkpoints go.
+Without an NVIDIA GPU only the space on the disks is watched to which declared checkpoints go, and the size of /dev/shm at the start.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Final
 from health import registry
 from health.checks.gpu import gpus
 from health.judge import FAILED_ITSELF, judge
-from health.model import Ask, Readings, Result
+from health.model import HOST, Ask, Readings, Result
 from health.nvidia.xid_history import Memory
+from health.probes import system_files
 from health.probes.gpu import pci
 from health.probing.runner import OUTCOME, Runner, asked
 from supervisor.config.health import healthset
@@ -151,6 +152,12 @@ class HealthWatch:
             was.subject for was in self._baseline.of("gpu.identity") if isinstance(was.value, dict) and str(was.value.get("index")) == at
         )
         return replace(one, subject=next(found, one.subject))
+
+    def shared_memory(self) -> CheckResult | None:
+        """Return what is wrong with /dev/shm, None for nothing. It is memory: this never hangs, and needs no process of its own."""
+        reading = system_files.room("host", HOST, "host.shm", system_files.SHM)
+        results = self._set.checks["host_shm"].check(Readings((reading,)), None, self._set.limits)
+        return next((one for one in results if one.result in {Result.DEGRADED, Result.FAILED}), None)
 
     def begin(self) -> None:
         """An attempt begins: sample from now on."""

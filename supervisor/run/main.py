@@ -13,6 +13,7 @@ import shutil
 import signal
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from supervisor.checkpoints.mirror import restore_process
@@ -63,6 +64,7 @@ from supervisor.run.executor import Executor
 from supervisor.run.factory import JobFactory
 from supervisor.run.loop import Loop
 from supervisor.run.stop_signals import StopSignals
+from supervisor.run.threads import attempted, reported_wait
 from supervisor.version import __version__
 
 if TYPE_CHECKING:
@@ -90,8 +92,10 @@ RECORD_S = 5.0
 #: And at least so long apart. A command may start its ranks itself: they are found soon while the attempt is young.
 RECORD_SOON_S = 1.0
 CLOSE_DEADLINE_S = 2.0
-#: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal.
-END_DEADLINE_S = 6 * CLOSE_DEADLINE_S
+#: After so long a start that waits for the state directory prints why.
+STATE_ANSWER_S = 5.0
+#: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal, lock.
+END_DEADLINE_S = 7 * CLOSE_DEADLINE_S
 
 
 def run(settings: Settings, command: Sequence[str]) -> int:
@@ -103,30 +107,34 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     knobs = job_knobs.find(settings, command, environ, cwd)
     terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
     problems = _require_right(settings, lambda text: terminal.message(text, "warning"))
-    state = identity.make_node_state(settings.job.state_dir, cwd, name.name, node)
+    state_waits = f"waiting for {cwd / settings.job.state_dir}, which is slow or does not answer; --state-dir names another directory"
+    waiting = partial(reported_wait, lambda text: terminal.message(text, "warning"), state_waits, STATE_ANSWER_S)
+    with waiting():
+        state = identity.make_node_state(settings.job.state_dir, cwd, name.name, node)
     for problem in problems:
         terminal.message(str(problem), "warning")
     held = lock.acquire(
         state / "lock", job=name.name, address=settings.address(name.name), takeover=settings.job.takeover, notify=terminal.message
     )
     try:
-        job = Job(
-            name=name.name,
-            run_id=identity.new_run_id(),
-            node=node,
-            command=tuple(command),
-            cwd=cwd,
-            environ=environ,
-            settings=settings,
-            state=state,
-            scratch=identity.make_job_dir(state),
-            cookie=secrets.token_hex(16),
-            knobs=knobs,
-        )
-        return _Run(job, terminal, held, ignored).go()
+        with waiting():
+            job = Job(
+                name=name.name,
+                run_id=identity.new_run_id(),
+                node=node,
+                command=tuple(command),
+                cwd=cwd,
+                environ=environ,
+                settings=settings,
+                state=state,
+                scratch=identity.make_job_dir(state),
+                cookie=secrets.token_hex(16),
+                knobs=knobs,
+            )
+            prepared = _Run(job, terminal, held, ignored)
+        return prepared.go()
     finally:
-        with contextlib.suppress(OSError):
-            held.release()
+        attempted(held.release, CLOSE_DEADLINE_S)  # else the next start finds that its holder is gone
 
 
 def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Problem, ...]:
@@ -228,6 +236,7 @@ class _Run:
             digest = identity.command_digest(self.job.command)
             self.notifier.ready(f"job {self.job.name} is supervised")
             self.executor.node.list_gpus()
+            self.executor.node.examine_shared_memory()
             is_posted = self.continues and self.executor.post_last_progress()
             started = SupervisorStarted(
                 self.clock.now(),

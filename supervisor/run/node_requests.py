@@ -107,6 +107,13 @@ class NodeRequests:
             if found:
                 self._loop.post(GpusListed(self._loop.clock.now(), found))
 
+    def examine_shared_memory(self) -> None:
+        """Print what is wrong with /dev/shm. With GPUs the check before each attempt reports it."""
+        if self.health.has_gpus or not self._job.settings.health.enabled:
+            return
+        if found := self.health.shared_memory():
+            self._warn(f"health: {found.reason}; the job goes on ({found.command})")
+
     def _warn(self, text: str) -> None:
         self._reporter.print_message(act.PrintMessage("warning", text))
 

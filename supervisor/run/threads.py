@@ -6,16 +6,43 @@ run would wait for ever. If nobody waits, it is a warning and the job goes on. I
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from supervisor.run.loop import Loop
 
 #: Where no thread can be had (a limit on processes that loaders use up for a moment), the next try.
 RETRY_S = 1.0
+
+
+@contextlib.contextmanager
+def reported_wait(report: Callable[[str], None], text: str, after_s: float) -> Iterator[None]:
+    """Report `text` once if what is done in here takes longer than `after_s`. For calls that wait for a disk on the caller's thread."""
+    timer = threading.Timer(after_s, report, (text,))
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # no thread to be had: nothing is reported
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def attempted(work: Callable[[], None], deadline_s: float) -> None:
+    """Do `work` in a thread and wait for its end until the deadline: it may be left undone. Its OSError is left unreported."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            work()
+
+    thread = threading.Thread(target=run, name="attempted", daemon=True)
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+        thread.join(deadline_s)
 
 
 class Threads:

@@ -94,6 +94,18 @@ sys.meta_path.insert(0, Bend())
     assert not list(tmp_path.glob("facts-*"))
 
 
+def test_a_system_that_gives_no_pidfds_is_named_before_anything_runs(start: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("""
+import errno, os
+def pidfd_open(_pid, _flags=0):
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+os.pidfd_open = pidfd_open
+""")
+    agent = start(PYTHONPATH=str(tmp_path))
+    assert agent.expect("unfit", 0)["missing"] == ["pidfd_open: Operation not permitted"]
+    assert agent.wait_exit() == 79
+
+
 def test_ranks_forked_from_torchrun_itself_are_left_to_torchrun(start: Callable[..., Any]) -> None:
     agent = start("--standalone", "--run-path")
     assert "--run-path" in agent.expect("unfit", 0)["missing"][0]

@@ -7,13 +7,16 @@ import ctypes
 import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+SERVER = Path(__file__).parents[1] / "support" / "file_server.py"
 
 
 def _ran(*argv: object) -> bool:
@@ -49,6 +52,25 @@ def dead(place: Path) -> Iterator[None]:
     finally:
         os.close(fd)  # who waits for it gets an error
         libc.umount2(os.fsencode(place), 2)  # MNT_DETACH
+
+
+@contextlib.contextmanager
+def served(place: Path, behind: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Mount over `place` what a process serves from `behind` (tests/support/file_server.py): slow, without locks, or hung while stopped."""
+    behind.mkdir(mode=0o700, exist_ok=True)
+    place.mkdir(mode=0o700, exist_ok=True)
+    command = [sys.executable, "-I", "-S", str(SERVER), str(place), str(behind), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:  # noqa: S603 -- the test's own
+        try:
+            assert server.stdout is not None
+            if server.stdout.readline() != "ready\n":
+                server.kill()
+                assert server.stderr is not None
+                pytest.skip(f"no file system can be served here: {server.stderr.read().strip().rpartition(chr(10))[2]}")
+            yield server
+        finally:
+            server.kill()  # stopped or not: who waits for it gets an error
+            _ran("umount", "-l", place)
 
 
 @contextlib.contextmanager

@@ -89,3 +89,13 @@ def test_every_row_of_a_signal_is_reached(signum: int) -> None:
 @pytest.mark.parametrize("phrase", exits.CONSEQUENCES)
 def test_every_consequence_gives_way_to_a_cause(phrase: str) -> None:
     assert classify((raised(0, f"RuntimeError: {phrase}", 1.0), killed(1, 9, 2.0))).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("ended", "shown"),
+    [(killed(1, 9, 5.0), True), (raised(1, "ValueError: bad", 5.0), False)],
+    ids=["killed by nobody knows whom", "its own exception"],
+)
+def test_a_kernel_log_that_could_not_be_read_stands_beside_a_signal_that_it_may_explain(*, ended: Evidence, shown: bool) -> None:
+    unread = Evidence("kernel", "not_observed", "its log could not be read")
+    assert (unread in classify((ended, unread)).because) is shown

@@ -103,6 +103,8 @@ TABLE = [
     Row("host_memory", {}, SKIPPED, "not visible here", problems={"host.memory": NOT_SUPPORTED}),
     Row("host_shm", {"host.shm": {"total": 64 * GIB, "free": 60 * GIB}}, OK, "60 GiB free"),
     Row("host_shm", {"host.shm": {"total": 64 * MIB, "free": 64 * MIB}}, DEGRADED, "has only 64 MiB", Repair.CONFIGURE),
+    Row("host_shm", {"host.shm": {"total": 64 * MIB, "free": 60 * MIB}}, DEGRADED, "has only 64 MiB", Repair.CONFIGURE),  # our own files
+    Row("host_shm", {"host.shm": {"total": 64 * MIB, "free": 30 * MIB}}, FAILED, "only 30 MiB free", Repair.CONFIGURE),
     Row("host_shm", {"host.shm": {"total": 64 * GIB, "free": 2 * MIB}}, FAILED, "only 2 MiB free", Repair.CONFIGURE),
     Row("host_shm", {}, UNKNOWN, "Input/output error", problems={"host.shm": "Input/output error"}),
     Row("host_limits", limits(8 * MIB), OK, "wide enough"),

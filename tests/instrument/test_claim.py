@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.checkpointing import mounts
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conftest import Attempt
 
 pytestmark = pytest.mark.process
@@ -112,6 +116,13 @@ def test_a_slot_belongs_to_the_first_until_it_dies(attempt: Attempt) -> None:
         first.stdin.write("\n")
     second = attempt.run("-c", "import os; print(os.getpid())")
     assert [beat.pid for beat in attempt.beats()] == [int(second.stdout)]
+
+
+def test_a_slot_is_claimed_on_a_file_system_without_locks(make_attempt: Callable[[Path], Attempt], tmp_path: Path) -> None:
+    with mounts.served(tmp_path / "state", tmp_path / "behind", "--no-locks"):
+        attempt = make_attempt(tmp_path / "state")
+        done = attempt.run("-c", "import os; print(os.getpid())")
+        assert [beat.pid for beat in attempt.beats()] == [int(done.stdout)]
 
 
 def test_a_forked_child_does_not_beat_or_report_for_its_parent(attempt: Attempt) -> None:

@@ -261,6 +261,13 @@ def test_the_machines_state_goes_with_a_failure_and_is_no_cause(tmp_path: Path) 
     assert classify(found).cause in {Cause.UNKNOWN, Cause.NONE}
 
 
+def test_the_memory_that_is_available_is_what_the_control_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources.cgroup, "tightest_memory", lambda: resources.cgroup.GroupLimit(64 << 20, 60 << 20, "/group"))
+    (found,) = resources.evidence((), None, ())
+    assert found.text == "4 MiB of 64 MiB memory available, by the limit of /group"
+    assert dict(found.fields) == {"available": str(4 << 20), "total": str(64 << 20)}
+
+
 def test_a_bus_error_with_full_shared_memory_is_its_want() -> None:
     ends = [death(3, 1.0, signum=7)]
     facts = (*collect.exits(ends, CLOCK, 5.0), *resources.evidence([], 4096, ends))

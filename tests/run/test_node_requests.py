@@ -79,3 +79,16 @@ def test_findings_of_a_check_are_reported_also_where_they_came_too_late(attempt:
     (told,) = [one for one in parts.posted if isinstance(one, HealthChecked | HealthChanged)]
     assert type(told) is event
     assert told.findings == (shm,)
+
+
+@pytest.mark.parametrize(("has_gpus", "enabled", "lines"), [(False, True, 1), (True, True, 0), (False, False, 0)])
+def test_a_small_dev_shm_is_reported_at_the_start_where_no_check_of_the_node_does(*, has_gpus: bool, enabled: bool, lines: int) -> None:
+    parts = _Parts(lambda _action, _errors: ())
+    node: Any = parts.node
+    assert node.wait_written(10)
+    parts.said.clear()
+    small = SimpleNamespace(reason="only 64 MiB", command="docker run --shm-size=16g")
+    node.health = SimpleNamespace(has_gpus=has_gpus, shared_memory=lambda: small)
+    node._job.settings.health.enabled = enabled  # noqa: SLF001  the job's
+    node.examine_shared_memory()
+    assert [text for _, text in parts.said] == ["health: only 64 MiB; the job goes on (docker run --shm-size=16g)"] * lines

@@ -13,7 +13,7 @@ from supervisor.core.actions import Finish
 from supervisor.core.state import JobState
 from supervisor.job.clock import Clock
 from supervisor.run.loop import Loop
-from supervisor.run.threads import Threads
+from supervisor.run.threads import Threads, attempted, reported_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,3 +67,35 @@ def test_what_recurs_comes_again_after_an_exception_and_not_while_it_hangs(loop:
     ends(loop, lambda: bool(told))
     loop.run()
     assert len(told) == 1
+
+
+def test_a_wait_is_reported_once_it_lasts_and_a_short_one_is_not() -> None:
+    reported: list[str] = []
+    seen = threading.Event()
+
+    def report(text: str) -> None:
+        reported.append(text)
+        seen.set()
+
+    with reported_wait(report, "short", 60):
+        pass
+    with reported_wait(report, "long", 0.01):
+        assert seen.wait(10)
+    assert reported == ["long"]
+
+
+def test_what_is_attempted_may_fail_or_hang() -> None:
+    hangs, ended = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.wait(60)
+        ended.set()
+
+    def fail() -> None:
+        raise FileNotFoundError
+
+    attempted(fail, 10)
+    attempted(hang, 0.01)
+    assert not ended.is_set()
+    hangs.set()
+    assert ended.wait(10)

@@ -7,6 +7,7 @@ throttled, of the group with a quota; path), `cgroup.pids` (limit, used). Where 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from health.model import HOST, NOT_SUPPORTED, Json, Reading
@@ -32,23 +33,39 @@ _PIDS_USED: Final = ("pids.current", "pids.current")
 _CACHES: Final = (("inactive_file", "active_file"), ("total_inactive_file", "total_active_file"))
 
 
+@dataclass(frozen=True, slots=True)
+class GroupLimit:
+    """A limit of a control group and how much of it is in use: bytes, or pids."""
+
+    limit: int
+    used: int
+    path: str
+
+
 def read(ask: Ask) -> Iterator[Reading]:
     """Yield what limits us."""
     memory, cpu, pids = (control_groups.read(controller, ask.root) for controller in ("memory", "cpu", "pids"))
-    yield _made("cgroup.memory", _tightest(memory, _MEMORY_LIMIT, _MEMORY_USED, less_caches=True))
+    yield _made("cgroup.memory", _row(*_tightest(memory, _MEMORY_LIMIT, _MEMORY_USED, less_caches=True)))
     counts = next((counts for group in memory if group.own and (counts := group.memory_events()) is not None), None)
     yield _made("cgroup.oom_kills", counts[0] if counts is not None else None)
     yield _made("cgroup.cpu", _cpu(cpu))
-    yield _made("cgroup.pids", _tightest(pids, _PIDS_LIMIT, _PIDS_USED))
+    yield _made("cgroup.pids", _row(*_tightest(pids, _PIDS_LIMIT, _PIDS_USED)))
+
+
+def tightest_memory(root: str = "/") -> GroupLimit | None:
+    """Return the memory limit, in bytes, that leaves the least, of our group and those above it; None where none can be seen."""
+    return _tightest(control_groups.read("memory", root), _MEMORY_LIMIT, _MEMORY_USED, less_caches=True)[0]
 
 
 def _made(name: str, value: Json) -> Reading:
     return Reading(NAME, HOST, name, value, NOT_SUPPORTED if value is None else "")
 
 
-def _tightest(groups: list[ControlGroup], limit_names: Names, used_names: Names, *, less_caches: bool = False) -> Json:
-    best: dict[str, Json] | None = None
-    least = 0
+def _tightest(
+    groups: list[ControlGroup], limit_names: Names, used_names: Names, *, less_caches: bool = False
+) -> tuple[GroupLimit | None, bool]:
+    """Return the limit that leaves the least, None where nothing limits us, and whether any group counts."""
+    best: GroupLimit | None = None
     seen = False
     for group in groups:
         limit, used = system_files.whole(group.path(*limit_names)), system_files.whole(group.path(*used_names))
@@ -58,9 +75,15 @@ def _tightest(groups: list[ControlGroup], limit_names: Names, used_names: Names,
         if less_caches:
             stat = system_files.table(group.directory / "memory.stat")
             used -= min(used, sum(size for name in _CACHES[group.version == 1] if isinstance(size := stat.get(name), int)))
-        if best is None or limit - used < least:
-            best, least = {"limit": limit, "used": used, "path": str(group.directory)}, limit - used
-    return best if best is not None else ({"limit": None, "used": None, "path": ""} if seen else None)
+        if best is None or limit - used < best.limit - best.used:
+            best = GroupLimit(limit, used, str(group.directory))
+    return best, seen
+
+
+def _row(best: GroupLimit | None, seen: bool) -> Json:  # noqa: FBT001 -- as _tightest returns them
+    if best is not None:
+        return {"limit": best.limit, "used": best.used, "path": best.path}
+    return {"limit": None, "used": None, "path": ""} if seen else None
 
 
 def _cpu(groups: list[ControlGroup]) -> Json:

@@ -39,7 +39,7 @@ def read(ask: Ask) -> Iterator[Reading]:
     psutil_root.use(ask)
     yield _made("host.memory", _memory())
     yield _made("host.oom_kills", system_files.table(ask.at("/proc/vmstat")).get("oom_kill"))
-    yield _room("host.shm", ask.at("/dev/shm"))  # noqa: S108 -- measured, not written to
+    yield system_files.room(NAME, HOST, "host.shm", ask.at(system_files.SHM))
     limits = {name: found for name, found in _limits(system_files.text(ask.at("/proc/self/limits"))).items() if found}
     yield _made("host.limits", {**limits} or None)
     yield _made("host.pids", _pids(ask))
@@ -58,14 +58,6 @@ def _memory() -> Json:
     except (OSError, KeyError):
         return None
     return {"total": memory.total, "available": memory.available, "swap_total": swap.total, "swap_free": swap.free}
-
-
-def _room(name: str, path: str) -> Reading:
-    try:
-        found = os.statvfs(path)
-    except OSError as error:
-        return system_files.unread(NAME, HOST, name, error, path)
-    return Reading(NAME, HOST, name, {"total": found.f_blocks * found.f_frsize, "free": found.f_bavail * found.f_frsize})
 
 
 def _limits(text: str) -> dict[str, list[Json]]:

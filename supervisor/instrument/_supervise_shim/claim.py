@@ -85,7 +85,7 @@ def _take(path: str, pid: int, start_ticks: int) -> bool:
     """Write our pid into the claim file, if it names no living process. The lock is held only meanwhile: no child can inherit it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(fd)
         holder = os.read(fd, 64).split()
         if len(holder) == 2 and layout.start_ticks_of(int(holder[0])) == int(holder[1]):  # noqa: PLR2004 - pid and start ticks
             return False
@@ -96,6 +96,16 @@ def _take(path: str, pid: int, start_ticks: int) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def _lock(fd: int) -> None:
+    """Lock the claim file. A file system without locks (the state directory, where /dev/shm is too small) has to do without."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return
 
 
 def _move_in(identity: ProcessIdentity, beat: HeartbeatWriter) -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from health.probes.host import cgroup
 from supervisor.core.model import Evidence
 
 if TYPE_CHECKING:
@@ -62,14 +63,19 @@ def evidence(places: Iterable[tuple[str, str]], least_shm: int | None, deaths: S
 
 
 def _memory() -> Evidence:
+    """Return what memory is available: the machine's, or less where the limit of a control group leaves less."""
     import psutil  # noqa: PLC0415 - after a failure only: it costs 8 ms and 1 MiB, which a job that runs well does not pay
 
     try:
         memory = psutil.virtual_memory()
     except (OSError, KeyError) as error:
         return Evidence("host", "not_observed", f"the machine's memory: {error}")
-    fields = (("available", str(memory.available)), ("total", str(memory.total)))
-    return Evidence("host", "memory_available", f"{_mib(memory.available)} of {_mib(memory.total)} memory available", fields=fields)
+    available, total, whose = memory.available, memory.total, "memory available"
+    group = cgroup.tightest_memory()
+    if group is not None and group.limit - group.used < available:
+        available, total, whose = max(0, group.limit - group.used), group.limit, f"memory available, by the limit of {group.path}"
+    fields = (("available", str(available)), ("total", str(total)))
+    return Evidence("host", "memory_available", f"{_mib(available)} of {_mib(total)} {whose}", fields=fields)
 
 
 def _disks(places: Iterable[tuple[str, str]]) -> list[Evidence]:

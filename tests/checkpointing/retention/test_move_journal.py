@@ -18,6 +18,7 @@ from checkpointing.model import Identity, Verdict, Verification
 from checkpointing.retention import ownership
 from checkpointing.retention.move_journal import FILE_NAME, MoveJournal
 from checkpointing.verification import identity_of, verify
+from tests.checkpointing import mounts
 from tests.checkpointing.untouched import everything
 
 if TYPE_CHECKING:
@@ -66,6 +67,16 @@ def test_what_this_job_tore_is_moved_beside_and_back(torn: Path, tmp_path: Path)
     (undone,) = MoveJournal(str(state)).undo()
     assert (undone.problem, everything(tmp_path, state)) == ("", before)
     assert (aside.undo(), aside.changes()[0].phase) == ((), "undone")
+
+
+@pytest.mark.process
+def test_a_state_directory_without_locks_will_do(torn: Path, tmp_path: Path) -> None:
+    with mounts.served(tmp_path / "state", tmp_path / "behind", "--no-locks"):
+        aside = MoveJournal(str(tmp_path / "state"))
+        moved = aside.move(verify(str(torn)), 3, seen_at(torn), ranks_alive=False)
+        assert moved.to == f"{torn}.torn-3"
+        assert [(one.change.path, one.problem) for one in aside.undo()] == [(str(torn), "")]
+        assert torn.exists()
 
 
 def test_a_directory_is_moved_whole(torn_tree: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from supervisor.core.actions import Finish
 from supervisor.core.decide import decide
+from supervisor.core.events import JournalDegraded, JournalRecovered
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
@@ -117,7 +118,9 @@ class Loop:
         self.state, actions = decide(before, event)
         if self.state == before and not actions:
             return
-        number = self._recorder.record(event, actions, self.state, durable=bool(actions))
+        # the record of the journal's own trouble would wait for the same slow disk, and be reported as its next trouble
+        durable = bool(actions) and not isinstance(event, JournalDegraded | JournalRecovered)
+        number = self._recorder.record(event, actions, self.state, durable=durable)
         for action in actions:
             if action.waits_for_journal and not self.state.journal_degraded:
                 self._awaiting.append((number, action))

@@ -13,7 +13,7 @@ import shutil
 import signal
 import threading
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, assert_never
 
 from supervisor.checkpoints.mirror import restore_process
@@ -47,7 +47,7 @@ from supervisor.job.clock import Clock
 from supervisor.job.job import Job
 from supervisor.job.sd_notify import Notifier
 from supervisor.journal.records import Ended, RunBegan
-from supervisor.journal.writer import open_journal
+from supervisor.journal.writer import ANSWER_DEADLINE_S, open_journal
 from supervisor.knobs import job_knobs, programs
 from supervisor.launch.guardian_client import ignored_signals
 from supervisor.observe.ranks.progress_sampler import ProgressSampler
@@ -92,8 +92,6 @@ RECORD_S = 5.0
 #: And at least so long apart. A command may start its ranks itself: they are found soon while the attempt is young.
 RECORD_SOON_S = 1.0
 CLOSE_DEADLINE_S = 2.0
-#: After so long a start that waits for the state directory prints why.
-STATE_ANSWER_S = 5.0
 #: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal, lock.
 END_DEADLINE_S = 7 * CLOSE_DEADLINE_S
 
@@ -108,14 +106,18 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
     problems = _require_right(settings, lambda text: terminal.message(text, "warning"))
     state_waits = f"waiting for {cwd / settings.job.state_dir}, which is slow or does not answer; --state-dir names another directory"
-    waiting = partial(reported_wait, lambda text: terminal.message(text, "warning"), state_waits, STATE_ANSWER_S)
-    with waiting():
+    waiting = partial(reported_wait, cache(lambda text: terminal.message(text, "warning")), state_waits, ANSWER_DEADLINE_S)
+    with waiting() as over:
         state = identity.make_node_state(settings.job.state_dir, cwd, name.name, node)
-    for problem in problems:
-        terminal.message(str(problem), "warning")
-    held = lock.acquire(
-        state / "lock", job=name.name, address=settings.address(name.name), takeover=settings.job.takeover, notify=terminal.message
-    )
+        for problem in problems:
+            terminal.message(str(problem), "warning")
+
+        def watches(text: str) -> None:  # from here on it waits for another supervisor, and not for the disk
+            over()
+            terminal.message(text)
+
+        address = settings.address(name.name)
+        held = lock.acquire(state / "lock", job=name.name, address=address, takeover=settings.job.takeover, notify=watches)
     try:
         with waiting():
             job = Job(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,16 +21,34 @@ RETRY_S = 1.0
 
 
 @contextlib.contextmanager
-def reported_wait(report: Callable[[str], None], text: str, after_s: float) -> Iterator[None]:
-    """Report `text` once if what is done in here takes longer than `after_s`. For calls that wait for a disk on the caller's thread."""
-    timer = threading.Timer(after_s, report, (text,))
-    timer.daemon = True
+def reported_wait(report: Callable[[str], None], text: str, after_s: float) -> Iterator[Callable[[], None]]:
+    """Report `text` once, if after `after_s` the caller's thread still waits in here for a disk, and not for a processor.
+
+    Gives a function by which the caller reports earlier that it waits for no disk any more.
+    """
+    thread, is_over = threading.get_native_id(), threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(after_s):
+            if not _runs(thread):
+                report(text)
+                return
+
     with contextlib.suppress(RuntimeError):  # no thread to be had: nothing is reported
-        timer.start()
+        threading.Thread(target=watch, name="reported-wait", daemon=True).start()
     try:
-        yield
+        yield is_over.set
     finally:
-        timer.cancel()
+        is_over.set()
+
+
+def _runs(thread: int) -> bool:
+    """Return whether a thread of this process has work for a processor (proc(5): its state is R), on a machine under load without one."""
+    try:
+        stat = Path(f"/proc/self/task/{thread}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[:1] == ["R"]
 
 
 def attempted(work: Callable[[], None], deadline_s: float) -> None:

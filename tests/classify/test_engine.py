@@ -97,5 +97,5 @@ def test_every_consequence_gives_way_to_a_cause(phrase: str) -> None:
     ids=["killed by nobody knows whom", "its own exception"],
 )
 def test_a_kernel_log_that_could_not_be_read_stands_beside_a_signal_that_it_may_explain(*, ended: Evidence, shown: bool) -> None:
-    unread = Evidence("kernel", "not_observed", "its log could not be read")
+    unread = Evidence("kernel", "not_observed", "no log to read")
     assert (unread in classify((ended, unread)).because) is shown

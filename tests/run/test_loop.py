@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 class Numbers:
     """Counts records, as the journal does; nothing is reported durable unless the test does so."""
 
-    last = 0
+    def __init__(self) -> None:
+        self.last = 0
+        self.durable: list[bool] = []
 
     def record(self, event: Event, actions: tuple[Action, ...], state: JobState, *, durable: bool) -> int:
         """See loop.Recorder."""
-        del event, actions, state, durable
+        del event, actions, state
+        self.durable.append(durable)
         self.last += 1
         return self.last
 
@@ -90,3 +93,12 @@ def test_a_journal_that_fails_before_the_loop_begins_holds_no_start_back() -> No
         loop.feed(JournalDegraded(0.5, "no answer for 5 s"))
         loop.feed(SupervisorStarted(1.0, "r", Policy(), continues=before.attempt.number > 0))
         assert begun == [before.attempt.number + 1]
+
+
+def test_the_records_of_the_journals_own_trouble_are_not_durable() -> None:
+    """Else a disk whose fsync takes longer than the deadline is degraded by each recovery, as long as the job runs."""
+    loop, journal, _ = a_loop(initial())
+    loop.feed(SupervisorStarted(1.0, "r", Policy()))
+    loop.feed(JournalDegraded(7.0, "no answer for 5 s"))
+    loop.feed(JournalRecovered(8.0))
+    assert journal.durable == [True, False, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import pytest
 from supervisor.core.actions import Finish
 from supervisor.core.state import JobState
 from supervisor.job.clock import Clock
+from supervisor.run import threads
 from supervisor.run.loop import Loop
 from supervisor.run.threads import Threads, attempted, reported_wait
 
@@ -82,6 +84,20 @@ def test_a_wait_is_reported_once_it_lasts_and_a_short_one_is_not() -> None:
     with reported_wait(report, "long", 0.01):
         assert seen.wait(10)
     assert reported == ["long"]
+
+
+def test_a_thread_that_only_computes_or_waits_for_a_processor_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, seen, reported = threads._runs, list[bool](), list[str]()  # noqa: SLF001  what is asked, counted
+
+    def counted(thread: int) -> bool:
+        seen.append(runs(thread))
+        return seen[-1]
+
+    monkeypatch.setattr(threads, "_runs", counted)
+    with reported_wait(reported.append, "computes", 0.01):
+        while len(seen) < 3:
+            hashlib.sha256(bytes(1 << 20))
+    assert (seen[:3], reported) == ([True] * 3, [])
 
 
 def test_what_is_attempted_may_fail_or_hang() -> None:

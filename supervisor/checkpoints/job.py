@@ -74,7 +74,7 @@ class JobCheckpoints:
 
     def set_resume_way(self, resume_by: str, *, own_only: bool = False) -> None:
         """Set by whose knob the next attempt gets its checkpoint; `own_only`: one of this run. From the loop's thread: awaits no disk."""
-        self.records.set_resume_way(self._job.knobs.resume_way(resume_by), own_only=own_only)
+        self.records.set_resume_way(resume_by, own_only=own_only)
 
     def select(
         self, t: float, attempt: int, avoid: Collection[str] = (), *, suspect: bool = False, permission: RepairPermission | None = None

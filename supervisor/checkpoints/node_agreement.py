@@ -4,7 +4,8 @@ Every step is an all-gather: each node sends a row of JSON and receives the rows
 the same rows.
 
 1. The state that each node continues from. The node with the newest agreement gives the knobs; the rejected checkpoints are those of every
-   node with that agreement. Before this step each node has written to disk the state that its dead ranks left in shared memory.
+   node with that agreement. What one node's ranks were seen to run, all nodes know from then on, so that all add the program's resume
+   option. Before this step each node has written to disk the state that its dead ranks left in shared memory.
 2. The checkpoints that each node has: names, sizes and steps, without reading their data.
 3. For each candidate that all nodes have, newest first: each node's proof that it can load it. One node reads the bytes of a shared file,
    the others compare its identity. The nodes take the first candidate that all of them prove.
@@ -26,9 +27,10 @@ from checkpointing.model import CheckpointingError
 from checkpointing.select import Selection
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import CheckpointRef
+from supervisor.core.planning import DECLARED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from supervisor.checkpoints.node_offer import NodeOffer
     from supervisor.checkpoints.repair import RepairPermission
@@ -48,7 +50,7 @@ class NodeState:
 
     suspect: a checkpoint may have caused the last failure. knows: the node had a good checkpoint before. finite: if weights of the newest
     checkpoint turned to NaN, the node prefers an older one. mixed_from_t: wall time from which the nodes trained from different states, so
-    that checkpoints written since are rejected; None if they did not.
+    that checkpoints written since are rejected; None if they did not. programs, resume_knobs: as in SelectCheckpoint.
     """
 
     host: str
@@ -59,6 +61,12 @@ class NodeState:
     knows: bool
     finite: bool
     mixed_from_t: float | None
+    programs: tuple[str, ...] = ()
+    resume_knobs: tuple[str, ...] = ()
+
+    def resume_by(self, programs: Collection[str]) -> str:
+        """Return by whose knob it hands a checkpoint over if ranks run these programs; "" for none."""
+        return next((by for by in self.resume_knobs if by == DECLARED or by in programs), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +123,12 @@ def agree(  # noqa: PLR0913  the request, and this node's part
             action.had_checkpoint,
             node_offer.prefers_finite,
             action.mixed_from_t,
+            action.programs,
+            action.resume_knobs,
         ),
     )
+    ways = [state.resume_by(_programs(states)) for state in states]
+    node_offer.set_resume_way(ways[action.node], own_only=action.own_only)
     newest = max(states, key=lambda state: state.agreed)  # several may be equally new; take the first
     rejected = tuple(dict.fromkeys(path for state in states if state.agreed == newest.agreed for path in state.rejected))
     since = min((state.mixed_from_t for state in states if state.mixed_from_t is not None), default=None)
@@ -143,6 +155,8 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     taken = taken or newest_whole
     if taken is None:
         return _none(action, states, offers, selection, tuple(refused), newest, rejected, t)
+    if "" in ways and set(ways) - {"", DECLARED}:
+        return _resumes_differ(action, states, ways, newest, rejected, t)
     rows = [candidate[action.node] for candidate in candidates]
     row, proof = rows[taken.number], taken.proofs[action.node]
     node_offer.take(row.path)
@@ -160,6 +174,36 @@ def agree(  # noqa: PLR0913  the request, and this node's part
         overrides=newest.overrides,
         rejected=rejected,
         dangerous=selection.dangerous,
+        programs=_programs(states),
+    )
+
+
+def _programs(states: Sequence[NodeState]) -> tuple[str, ...]:
+    """Return what the ranks of any node were seen to run: a node that joins, or whose ranks died early, has not seen it itself."""
+    return tuple(dict.fromkeys(name for state in states for name in state.programs))
+
+
+def _resumes_differ(  # noqa: PLR0913, PLR0917  as _none
+    action: SelectCheckpoint,
+    states: Sequence[NodeState],
+    ways: Sequence[str],
+    newest: NodeState,
+    rejected: tuple[str, ...],
+    t: float,
+) -> CheckpointSelected:
+    """Return the event where the commands of the nodes differ, so that only some of them add a program's option."""
+    texts = ("nothing is added to its command" if not by else "by its command" if by == DECLARED else f"by {by}'s option" for by in ways)
+    return CheckpointSelected(
+        t,
+        action.attempt,
+        None,
+        1,
+        agreement=newest.agreed + 1,
+        overrides=newest.overrides,
+        rejected=rejected,
+        node_offers=tuple((state.host, text) for state, text in zip(states, texts, strict=True)),
+        programs=_programs(states),
+        resume_differs=True,
     )
 
 
@@ -194,6 +238,7 @@ def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and their results
         this_node_leaves=alone and action.node not in fresh,
         peer_leaves=alone and action.node in fresh,
         dangerous=selection.dangerous,
+        programs=_programs(states),
     )
 
 

@@ -57,6 +57,10 @@ class NodeOffer:
             return str(records.directory), str(error)
         return None
 
+    def set_resume_way(self, resume_by: str, *, own_only: bool) -> None:
+        """Set by whose knob the next attempt gets its checkpoint, once all nodes have reported which programs were seen."""
+        self._records.set_resume_way(resume_by, own_only=own_only)
+
     def reject_mixed(self, since_t: float) -> None:
         """Reject for good every checkpoint written since `since_t` (wall time), and remove our copies of them.
 

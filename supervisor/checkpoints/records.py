@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from checkpointing.discover import Listing
     from checkpointing.model import Candidate
     from supervisor.job.job import Job
-    from supervisor.knobs.knob_set import ResumeWay
 
 DIRECTORY: Final = "checkpoints"
 
@@ -67,17 +66,20 @@ class CheckpointRecords:
             run_id=job.run_id,
         )
         self.restored = ""  # the path to which a mirror restored a checkpoint for this run
-        self.set_resume_way(job.knobs.resume_way(DECLARED))
+        self.set_resume_way(DECLARED)
         self._lock = threading.Lock()
         self._rejections: Rejections | None = None
         self._has_begun = False
         self._notes: tuple[str, ...] = ()
         self._attempt = 0
 
-    def set_resume_way(self, way: ResumeWay | None, *, own_only: bool = False) -> None:
-        """Set how the next attempt gets its checkpoint, as the core orders it. Before the first order the declared way holds."""
+    def set_resume_way(self, resume_by: str, *, own_only: bool = False) -> None:
+        """Set by whose knob the next attempt gets its checkpoint, as the core orders it. Before the first order the declared one holds.
+
+        `own_only`: one of this run. It awaits no disk.
+        """
         self.own_only = own_only
-        settings = self.job.settings
+        settings, way = self.job.settings, self.job.knobs.resume_way(resume_by)
         finds = way is not None and way.knob.counts in {ResumeKind.SWITCH, ResumeKind.ITSELF}
         self.script_chooses = finds or settings.resumes_itself or not settings.checkpoints.paths
         if self.discovery is not None and not settings.checkpoints.paths:

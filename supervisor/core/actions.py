@@ -100,7 +100,8 @@ class SelectCheckpoint:
     a good checkpoint. last_agreement: number of the last one that this node took part in. The node that took part in the newest decides
     with which overrides all go on. agreements: of earlier attempts of this run, as (attempt, number). mixed_from_t: what was written since
     is never used, because the nodes trained from different states; None: no such time. resume_by: as in BeginAttempt. own_only: what
-    earlier runs saved does not count.
+    earlier runs saved does not count. programs: those that a rank was seen to run, or that the user names. resume_knobs: whose knobs could
+    hand a checkpoint over here (Knob.by), the preferred one first.
     """
 
     attempt: int
@@ -115,6 +116,8 @@ class SelectCheckpoint:
     mixed_from_t: float | None = None
     resume_by: str = ""
     own_only: bool = False
+    programs: tuple[str, ...] = ()
+    resume_knobs: tuple[str, ...] = ()
     waits_for_journal: ClassVar[bool] = False
 
 

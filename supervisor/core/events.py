@@ -214,7 +214,8 @@ class CheckpointSelected:
     people.
 
     agreement: number of the agreement of several nodes on it, else 0; overrides and rejected then hold on all of them. node_offers: what
-    each node has if they have none in common, as (node, text). this_node_leaves: only this node is without the one that the others
+    each node has if they have none in common, as (node, text), or how each resumes if `resume_differs`: only some nodes add a program's
+    option. programs: what ranks of any node were seen to run. this_node_leaves: only this node is without the one that the others
     resume from, and ends. peer_leaves: only another node is, and ends.
     """
 
@@ -238,6 +239,8 @@ class CheckpointSelected:
     torn_in_use: str = ""
     dangerous: tuple[tuple[str, str], ...] = ()
     kept_copies: tuple[tuple[str, str], ...] = ()
+    programs: tuple[str, ...] = ()
+    resume_differs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ searches at once and finds step 40. The others search when their ranks are gone 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core import failure, lifecycle, planning, resumption, start
@@ -26,7 +27,29 @@ if TYPE_CHECKING:
 KEPT_AGREEMENTS = 20
 #: A script may count a step before or after it is made, and a sample may fall between.
 STEPS_APART = 1
-HINT = "put the checkpoints on storage that all nodes share, or copy the same one to every node, and start again"
+
+
+@dataclass(frozen=True, slots=True)
+class _NodesApart:
+    """A stop where not all nodes can resume together: what the verdict and the plan are of it."""
+
+    summary: str
+    why: str
+    fingerprint: str
+    hint: str = "put the checkpoints on storage that all nodes share, or copy the same one to every node, and start again"
+
+
+_MIXED = "nodes would train on from different states"
+_NOTHING_IN_COMMON = _NodesApart("no checkpoint that every node has and can load", _MIXED, "checkpoint_mismatch:nodes")
+_LEAVES = _NodesApart(  # of this node alone: the others have what they resume from
+    "this node does not have what the other nodes resume from", "the other nodes go on without this one", "checkpoint_mismatch:this-node"
+)
+_RESUME_DIFFERS = _NodesApart(
+    "only some of the nodes would resume: their commands differ",
+    _MIXED,
+    "checkpoint_mismatch:resume-option",
+    "give every node the same command, or the same --resume-args or --resume-switch, and start again",
+)
 
 
 def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
@@ -48,6 +71,8 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         mixed_from_t=state.run.mixed_from_t,
         resume_by=planning.resume_by(state),
         own_only=planning.takes_own_only(state),
+        programs=planning.known_programs(state),
+        resume_knobs=planning.resume_knobs(state),
     )
     return state, (select, SetTimer("select", token, state.run.policy.select_deadline_s))
 
@@ -66,32 +91,21 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
             ),
         )
     if event.this_node_leaves:
-        return _leave(changed(state, attempt=changed(state.attempt, awaits_agreement=False)), event)
+        return _stop_apart(changed(state, attempt=changed(state.attempt, awaits_agreement=False)), event, _LEAVES)
     state = planning.with_rejected(state, event.rejected, None)
     agreements = (*state.run.agreements, (state.attempt.number, event.agreement))[-KEPT_AGREEMENTS:]
     state = changed(state, run=changed(state.run, last_agreement=event.agreement, agreements=agreements, overrides=event.overrides))
-    if event.chosen is None and event.node_offers and state.run.policy.checkpoints_declared:
-        return _nothing_in_common(state, event)
+    state = planning.with_programs(state, event.programs)
+    if event.resume_differs or (event.chosen is None and event.node_offers and state.run.policy.checkpoints_declared):
+        return _stop_apart(state, event, _RESUME_DIFFERS if event.resume_differs else _NOTHING_IN_COMMON)
     return start.on_checkpoint_selected(state, event)
 
 
-def _nothing_in_common(state: JobState, event: CheckpointSelected) -> Step:
-    """Stop on every node: some would resume and others begin from scratch, in one training."""
-    summary = "no checkpoint that every node has and can load"
-    return _apart_by(state, event, summary, "nodes would train on from different states", "checkpoint_mismatch:nodes")
-
-
-def _leave(state: JobState, event: CheckpointSelected) -> Step:
-    """Stop here alone: the others have what they resume from, and can go on without this node."""
-    summary = "this node does not have what the other nodes resume from"
-    return _apart_by(state, event, summary, "the other nodes go on without this one", "checkpoint_mismatch:this-node")
-
-
-def _apart_by(state: JobState, event: CheckpointSelected, summary: str, why: str, fingerprint: str) -> Step:
+def _stop_apart(state: JobState, event: CheckpointSelected, stop: _NodesApart) -> Step:
     held = tuple(f"{node}: {text}" for node, text in event.node_offers)
     because = tuple(Evidence("checkpoint", "held", row, t=event.t) for row in held)
-    verdict = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, summary, fingerprint, because=because)
-    return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{why}: {'; '.join(held)}"[:600], HINT, "beginning", 65))
+    verdict = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, stop.summary, stop.fingerprint, because=because)
+    return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{stop.why}: {'; '.join(held)}"[:600], stop.hint, "beginning", 65))
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:

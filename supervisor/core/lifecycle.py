@@ -147,8 +147,8 @@ def on_ranks_found(state: JobState, event: RanksFound) -> Step:
 def on_program_seen(state: JobState, event: ProgramSeen) -> Step:
     """Record the framework that trains: its knobs become enabled, and their values are known."""
     values = tuple((dict(state.run.knob_values) | dict(event.values)).items())
-    programs = tuple(dict.fromkeys((*state.run.programs, *event.programs)))
-    state = changed(state, run=changed(state.run, programs=programs, knob_values=values, batchnorm=state.run.batchnorm or event.batchnorm))
+    state = planning.with_programs(state, event.programs)
+    state = changed(state, run=changed(state.run, knob_values=values, batchnorm=state.run.batchnorm or event.batchnorm))
     disputes = planning.disputes(state, event.values)
     planned = dict(state.attempt.overrides)
     new = [row for row in disputes if row[0] in planned and row not in state.run.disputes]

@@ -121,6 +121,23 @@ def resume_knob(state: JobState) -> Knob | None:
     return next((k for k in state.run.policy.knobs if k.name == RESUME and (k.seen or k.by in programs)), None)
 
 
+def resume_knobs(state: JobState) -> tuple[str, ...]:
+    """Return whose knobs could hand a checkpoint over, the preferred one first; the user's too where the script resumes by itself."""
+    itself = (DECLARED,) if state.run.policy.resumes_itself else ()
+    return (*itself, *(knob.by for knob in state.run.policy.knobs if knob.name == RESUME))
+
+
+def known_programs(state: JobState) -> tuple[str, ...]:
+    """Return the programs that a rank was seen to run, and those that the user names."""
+    named = (knob.by for knob in state.run.policy.knobs if knob.name == RESUME and knob.seen and knob.by != DECLARED)
+    return tuple(dict.fromkeys((*state.run.programs, *named)))
+
+
+def with_programs(state: JobState, programs: tuple[str, ...]) -> JobState:
+    """Return the state in which ranks were seen to run these programs too."""
+    return changed(state, run=changed(state.run, programs=tuple(dict.fromkeys((*state.run.programs, *programs)))))
+
+
 def resume_by(state: JobState) -> str:
     """Return whose knob that is, "" for none."""
     knob = resume_knob(state)

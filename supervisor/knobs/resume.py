@@ -43,8 +43,10 @@ def find(settings: Settings, recognised: Sequence[RecognisedProgram], lookup: Lo
     declared = declared_way(settings)
     if declared is not None:
         return ResumeWays((declared,))
-    if settings.job.resumes_itself or (settings.checkpoints.paths and any("{resume}" in word for word in lookup.argv)):
+    if settings.job.resumes_itself:
         return ResumeWays()
+    if settings.checkpoints.paths and any("{resume}" in word for word in (*lookup.head, *lookup.argv)):
+        return ResumeWays((ResumeWay(Knob(RESUME, "", "{resume}", counts=ResumeKind.PATH)),))
     bound: list[ResumeWay] = []
     unavailable: list[UnavailableKnob] = []
     for one in recognised:

@@ -130,14 +130,14 @@ def opening_line(  # noqa: PLR0911  one for each case
     return f"on CUDA OOM: {changes}{rest}"
 
 
-def resume_line(settings: Settings, found: KnobSet, command: Sequence[str], programs_seen: Sequence[str] = ()) -> str:
+def resume_line(settings: Settings, found: KnobSet, programs_seen: Sequence[str] = ()) -> str:
     """Return what the next attempts resume from, and how the script gets it. programs_seen: those that a rank was seen to run before."""
     way = found.resume[0].knob if found.resume else None
     patterns = ", ".join(settings.checkpoints.paths)
     seen = "" if way is None or way.seen or way.by in programs_seen else f", once a rank is seen to train with {programs.title(way.by)}"
     if patterns:
-        option = way.how if way is not None else "{resume}" if any("{resume}" in word for word in command) else ""
-        return f"resumes from the newest verified {patterns}, passed by {option or 'SUPERVISE_JOB_RESUME_FROM'}{seen}"
+        option = "SUPERVISE_JOB_RESUME_FROM" if way is None else way.how
+        return f"resumes from the newest verified {patterns}, passed by {option}{seen}"
     if settings.job.resumes_itself or (way is not None and way.counts == ResumeKind.ITSELF):
         with_ = "" if way is None else f" with {way.how}{seen}"
         return f"the script resumes itself{with_}"

@@ -442,7 +442,7 @@ class _Run:
             f"job {self.job.name}, {run_} {self.job.run_id}: {how}",
             *of_knobs,
             *([self.new_run_reason] if self.new_run_reason else []),
-            resume_line(settings, self.job.knobs, self.job.command, self.programs_seen),
+            resume_line(settings, self.job.knobs, self.programs_seen),
             self._proof_line(),
             *(mirror_session.opening_lines(self.job, several_nodes=self.factory.has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",

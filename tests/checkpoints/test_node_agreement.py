@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,9 @@ from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.repair import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import SelectCheckpoint
+from supervisor.core.model import Knob
 from supervisor.job.job import Job
+from supervisor.knobs.knob_set import KnobSet, ResumeWay
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from supervisor.core.events import CheckpointSelected
 
 DEADLINE_S = 30.0
+SWITCH = ResumeWay(Knob("resume", "", "--init_from=resume", by="nanogpt", counts="switch"), "--init_from=resume")
 
 
 def ignore(_report: CheckpointReport) -> None:
@@ -54,6 +58,12 @@ class Nodes:
         path = self.directories[node] / f"step-{step}.pt"
         self.saved(step, node)
         path.write_bytes(path.read_bytes()[:-100])
+
+    def recognised(self, *nodes: int) -> None:
+        """Have the commands of some nodes show that they resume by a program's option."""
+        for node, one in enumerate(self.nodes):
+            job = replace(one.records.job, knobs=KnobSet(resume=(SWITCH,) if node in nodes else ()))
+            self.nodes[node] = JobCheckpoints(job, ignore)
 
     def agree(self, *asked: SelectCheckpoint) -> list[CheckpointSelected]:
         """Let all agree, each in a thread of its own, and return what each came to."""
@@ -199,6 +209,45 @@ def test_one_that_goes_or_changes_while_it_is_agreed_on_is_not_taken(tmp_path: P
 
     nodes.nodes[1].node_offer.list_checkpoints = offered  # type: ignore[assignment, method-assign]
     assert nodes.steps(nodes.agree()) == [40, 40]
+
+
+@pytest.mark.parametrize("seen", [0, 1])
+def test_all_nodes_add_a_programs_option_once_one_of_them_saw_it_run(tmp_path: Path, seen: int) -> None:
+    """A node that joins has seen none yet. Without this only the others would resume."""
+    nodes = Nodes(tmp_path, 2, shared=True)
+    nodes.recognised(0, 1)
+    nodes.saved(40, 0)
+    asked = [SelectCheckpoint(2, nodes=2, node=n, programs=("nanogpt",) * (n == seen), resume_knobs=("nanogpt",)) for n in range(2)]
+    found = nodes.agree(*asked)
+    assert [(one.programs, one.resume_differs) for one in found] == [(("nanogpt",), False)] * 2
+    assert nodes.steps(found) == [40, 40]
+    assert all(one.records.script_chooses for one in nodes.nodes)
+
+
+NANOGPT, DECLARED = ("nanogpt",), ("declared",)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "texts"),
+    [
+        ((NANOGPT, ()), ("by nanogpt's option", "nothing is added to its command")),
+        (((), NANOGPT, DECLARED), ("nothing is added to its command", "by nanogpt's option", "by its command")),
+        ((NANOGPT, DECLARED), ()),  # all resume
+        (((), DECLARED), ()),  # what the user writes is the user's
+        (((), ()), ()),
+    ],
+)
+def test_a_programs_option_that_only_some_commands_can_take_stops_all_nodes(
+    tmp_path: Path, knobs: tuple[tuple[str, ...], ...], texts: tuple[str, ...]
+) -> None:
+    nodes = Nodes(tmp_path, len(knobs), shared=True)
+    asked = [SelectCheckpoint(2, nodes=len(knobs), node=n, programs=NANOGPT, resume_knobs=one) for n, one in enumerate(knobs)]
+    assert not any(one.resume_differs for one in nodes.agree(*asked)), "there is nothing to resume from"
+    nodes.saved(40, 0)
+    found = nodes.agree(*asked)
+    assert nodes.steps(found) == [None if texts else 40] * len(knobs)
+    assert [one.resume_differs for one in found] == [bool(texts)] * len(knobs)
+    assert {one.node_offers for one in found} == {tuple((f"n{node}", text) for node, text in enumerate(texts))}
 
 
 def test_a_node_that_cannot_look_holds_the_others_back_and_says_why(tmp_path: Path) -> None:

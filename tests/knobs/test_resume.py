@@ -56,13 +56,13 @@ UNAVAILABLE = {
 }
 
 
-def ways_of(place: Path, script: str, arguments: str, **values: str | bool | tuple[str, ...]) -> tuple[KnobSet, Settings, list[str]]:
-    """Return the knobs of a script that is run in `place`, with the settings and the command."""
+def ways_of(place: Path, script: str, arguments: str, **values: str | bool | tuple[str, ...]) -> tuple[KnobSet, Settings]:
+    """Return the knobs of a script that is run in `place`, with the settings."""
     (place / "t.py").write_text(script)
     keys = {key.replace("__", "."): value for key, value in values.items()}
     settings = with_values(Settings(cwd=str(place)), keys, {key: Origin("command line", "--x") for key in keys})
     command = ["python", "t.py", *arguments.split()]
-    return job_knobs.find(settings, command, {}, place), settings, command
+    return job_knobs.find(settings, command, {}, place), settings
 
 
 def test_each_program_that_resumes_is_tried_here() -> None:
@@ -72,10 +72,10 @@ def test_each_program_that_resumes_is_tried_here() -> None:
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_a_program_whose_text_shows_it_resumes_by_its_own_option_once_a_rank_is_seen_to_run_it(tmp_path: Path, name: str) -> None:
     script, arguments, args, gets = AVAILABLE[name]
-    found, settings, command = ways_of(tmp_path, script, arguments)
+    found, settings = ways_of(tmp_path, script, arguments)
     (way,) = found.resume
     assert (way.args, way.knob.counts, way.knob.by, way.knob.seen) == (args, gets, name, False)
-    line = resume_line(settings, found, command)
+    line = resume_line(settings, found)
     assert way.knob.how in line
     assert line.endswith(f"once a rank is seen to train with {next(p.title for p in programs() if p.name == name)}")
 
@@ -85,19 +85,19 @@ def test_nothing_is_added_where_the_text_or_the_command_leave_a_doubt(tmp_path: 
     script, arguments, why = UNAVAILABLE[name]
     (tmp_path / "args.json").write_text("{}")
     (tmp_path / "c.yaml").write_text("ckpt_path: old.ckpt\n")
-    found, settings, command = ways_of(tmp_path, script, arguments)
+    found, settings = ways_of(tmp_path, script, arguments)
     assert found.resume == ()
     (row,) = (row for row in found.unavailable if row.knob == "resume")
     assert why in row.why
     assert row.remedy
-    assert row.why in resume_line(settings, found, command)
+    assert row.why in resume_line(settings, found)
 
 
 def test_megatron_that_loads_from_where_it_saves_resumes_by_itself(tmp_path: Path) -> None:
-    found, settings, command = ways_of(tmp_path, MEGATRON, "--save out --load out")
+    found, settings = ways_of(tmp_path, MEGATRON, "--save out --load out")
     assert found.resume[0].knob.counts == "itself"
     assert found.resume[0].args == ""
-    assert resume_line(settings, found, command).startswith("the script resumes itself with --load out, once a rank")
+    assert resume_line(settings, found).startswith("the script resumes itself with --load out, once a rank")
 
 
 @pytest.mark.parametrize(
@@ -111,25 +111,27 @@ def test_megatron_that_loads_from_where_it_saves_resumes_by_itself(tmp_path: Pat
     ids=lambda row: next(iter(row)),
 )
 def test_what_the_user_declares_comes_before_what_is_recognised(tmp_path: Path, declared: dict[str, str | bool]) -> None:
-    found, _, _ = ways_of(tmp_path, NANOGPT_RESUMES, "", **declared)
+    found, _ = ways_of(tmp_path, NANOGPT_RESUMES, "", **declared)
     assert [way.knob.by for way in found.resume] == ([] if "job__resumes_itself" in declared else ["declared"])
     assert not [row for row in found.unavailable if row.knob == "resume"]
 
 
 def test_a_place_in_the_command_is_a_declaration_too(tmp_path: Path) -> None:
-    found, settings, command = ways_of(tmp_path, HF_RESUMES, "--model {resume}", checkpoints__paths=("out/*",))
-    assert found.resume == ()
-    assert resume_line(settings, found, command) == "resumes from the newest verified out/*, passed by {resume}"
+    found, settings = ways_of(tmp_path, HF_RESUMES, "--model {resume}", checkpoints__paths=("out/*",))
+    (way,) = found.resume
+    assert (way.knob.by, way.knob.how, way.args, way.env) == ("declared", "{resume}", "", "")
+    assert not [row for row in found.unavailable if row.knob == "resume"]
+    assert resume_line(settings, found) == "resumes from the newest verified out/*, passed by {resume}"
 
 
 def test_a_declared_program_is_believed_and_its_text_is_needed_all_the_same(tmp_path: Path) -> None:
-    found, _, _ = ways_of(tmp_path, HF_RESUMES, "", knobs__program="hf_trainer")
+    found, _ = ways_of(tmp_path, HF_RESUMES, "", knobs__program="hf_trainer")
     assert found.resume[0].knob.seen
-    unread, _, _ = ways_of(tmp_path, "def broken(:", "", knobs__program="hf_trainer")
+    unread, _ = ways_of(tmp_path, "def broken(:", "", knobs__program="hf_trainer")
     assert unread.resume == ()
 
 
 def test_a_switch_and_its_older_spelling_are_one_way(tmp_path: Path) -> None:
-    new, _, _ = ways_of(tmp_path, "", "", knobs__resume__switch="--again")
-    old, _, _ = ways_of(tmp_path, "", "", knobs__resume__args="--again", job__resumes_itself=True)
+    new, _ = ways_of(tmp_path, "", "", knobs__resume__switch="--again")
+    old, _ = ways_of(tmp_path, "", "", knobs__resume__args="--again", job__resumes_itself=True)
     assert new.resume == old.resume

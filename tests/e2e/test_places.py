@@ -111,32 +111,32 @@ def test_torchrun_in_a_container_is_restarted_by_its_agent_and_from_outside_wher
 # --- the state directory
 
 
+#: The end of the line for each decision whose record is not on the disk in time.
+DEGRADED = "journal.jsonl: no answer for 5 s; decisions are kept in memory until it answers"
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_a_slow_state_directory_is_named_and_the_job_does_not_wait_for_each_of_its_answers(supervise: Run, tmp_path: Path) -> None:
-    with mounts.served(tmp_path / "state", tmp_path / "behind", "--each-s=0.2", "--fsync-s=6"):
+    with mounts.served(tmp_path / "state", tmp_path / "behind", "--each-s=0.01", "--fsync-s=6"):
         run = supervise(sys.executable, *JOB, options=RESUMING)
         run.state = tmp_path / "behind"
-        assert run.exit_code(240) == 0
-        waits = f"waiting for {tmp_path}/state, which is slow or does not answer; --state-dir names another directory"
-        assert waits in warnings(run)
-        degraded = [text for text in warnings(run) if text != waits]
+        assert run.exit_code(300) == 0
+        waits, *degraded = warnings(run)
+        assert waits == f"waiting for {tmp_path}/state, which is slow or does not answer; --state-dir names another directory"
         assert degraded
-        for text in degraded:
-            assert text.startswith(f"journal degraded: {tmp_path}/state/e2e/nodes/")
-            assert text.endswith("journal.jsonl: no answer for 5 s; decisions are kept in memory until it answers")
+        assert {text.rpartition("/")[2] for text in degraded} == {DEGRADED}
         assert steps(run) == [*range(1, 12), *range(11, 21)]
         run.wait_for_nothing_left()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True], ids=["no failure", "a failure"])
-def test_a_state_directory_that_hangs_costs_no_step_and_no_end_and_a_restart_waits_for_it(
-    supervise: Run, tmp_path: Path, *, fails: bool
-) -> None:
+def test_a_state_directory_that_hangs_costs_no_step_and_a_restart_waits_for_it(supervise: Run, tmp_path: Path, *, fails: bool) -> None:
+    """The end waits as long as for a mirror: `checkpoints.finish_s`, for the last checkpoint, which cannot be recorded as verified."""
     with mounts.served(tmp_path / "state", tmp_path / "behind") as server:
         held = ["--hold-at=3", f"--held-until={tmp_path}/go-on"]
-        run = supervise(sys.executable, *(JOB if fails else HEALTHY), *held, options=RESUMING)
+        run = supervise(sys.executable, *(JOB if fails else HEALTHY), *held, options=RESUMING, SUPERVISE_CHECKPOINTS_FINISH_S="3")
         run.state = tmp_path / "behind"
         run.journal_is_damaged = True  # where nothing fails its last records never get there
         wait_for(lambda: 2 in steps(run), "step 2", 60, alive=run.alive)
@@ -149,9 +149,13 @@ def test_a_state_directory_that_hangs_costs_no_step_and_no_end_and_a_restart_wai
         assert run.exit_code() == 0
         server.send_signal(signal.SIGCONT)
         assert steps(run) == ([*range(1, 12), *range(11, 21)] if fails else [*range(1, 21)])
-        degraded = [text for text in warnings(run) if text.startswith("journal degraded: ")]
-        lost = [] if fails else ["the journal's last records did not reach the disk"]
-        assert sorted(warnings(run)) == sorted([*degraded, *lost])
+        others = [text for text in warnings(run) if not text.endswith(DEGRADED)]
+        if fails:
+            assert others == []
+        else:
+            done, lost = others
+            assert done.endswith("the last save was not verified in time: `supervise checkpoints verify PATH` checks it")
+            assert lost == "the journal's last records did not reach the disk"
         run.wait_for_nothing_left()
 
 

@@ -30,7 +30,11 @@ FAILS = ["--fail-rank=0", "--fail-at-step=12", "--fail-how=kill", "--fail-once-f
 HEALTHY = [RANK, "--steps=20", "--step-ms=20", "--save-every=5", "--progress=progress"]
 JOB = [*HEALTHY, *FAILS]
 SMALL = "health: shared memory (/dev/shm) has only 64 MiB: NCCL and data loaders may need more; the job goes on (mount -o remount"
-UNREAD = "kernel: its kills are unknown, no log to read: "
+UNREAD = "kernel: its kills are unknown, no log to read "  # the rest is cut short
+#: What a disk may give that is slow, and a machine under load that serves one.
+WAITS = "which is slow or does not answer; --state-dir names another directory"
+DEGRADED = "journal.jsonl: no answer for 5 s; decisions are kept in memory until it answers"
+SLOW = (WAITS, DEGRADED)
 #: What the container is, as its processes see it.
 PLACE = """
 import ctypes, os
@@ -82,7 +86,7 @@ def test_in_an_unprivileged_container_on_storage_without_locks_a_killed_rank_is_
         run = supervise(sys.executable, *JOB, options=RESUMING, around=surroundings(prefix=words), HOME=str(tmp_path / "home"))
         run.state = tmp_path / "behind"
         assert run.exit_code() == 0
-        (small,) = warnings(run)
+        (small,) = (text for text in warnings(run) if not text.endswith(SLOW))
         assert small.startswith(SMALL)
         assert steps(run) == [*range(1, 12), *range(11, 21)]
         assert UNREAD in " ".join(run.ask("why").stdout.split())
@@ -111,10 +115,6 @@ def test_torchrun_in_a_container_is_restarted_by_its_agent_and_from_outside_wher
 # --- the state directory
 
 
-#: The end of the line for each decision whose record is not on the disk in time.
-DEGRADED = "journal.jsonl: no answer for 5 s; decisions are kept in memory until it answers"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_slow_state_directory_is_named_and_the_job_does_not_wait_for_each_of_its_answers(supervise: Run, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_slow_state_directory_is_named_and_the_job_does_not_wait_for_each_of_i
         run.state = tmp_path / "behind"
         assert run.exit_code(300) == 0
         waits, *degraded = warnings(run)
-        assert waits == f"waiting for {tmp_path}/state, which is slow or does not answer; --state-dir names another directory"
+        assert waits == f"waiting for {tmp_path}/state, {WAITS}"
         assert degraded
         assert {text.rpartition("/")[2] for text in degraded} == {DEGRADED}
         assert steps(run) == [*range(1, 12), *range(11, 21)]
@@ -140,16 +140,17 @@ def test_a_state_directory_that_hangs_costs_no_step_and_a_restart_waits_for_it(s
         run.state = tmp_path / "behind"
         run.journal_is_damaged = True  # where nothing fails its last records never get there
         wait_for(lambda: 2 in steps(run), "step 2", 60, alive=run.alive)
+        degraded = run.stderr.count(DEGRADED)  # before it hung, on a machine under load
         server.send_signal(signal.SIGSTOP)
         (tmp_path / "go-on").touch()
         if fails:
-            run.wait_for_line("warning: journal degraded: ")
+            wait_for(lambda: 11 in steps(run) and run.stderr.count(DEGRADED) > degraded, "the restart to wait", 60, alive=run.alive)
             assert max(steps(run)) == 11
             server.send_signal(signal.SIGCONT)
         assert run.exit_code() == 0
         server.send_signal(signal.SIGCONT)
         assert steps(run) == ([*range(1, 12), *range(11, 21)] if fails else [*range(1, 21)])
-        others = [text for text in warnings(run) if not text.endswith(DEGRADED)]
+        others = [text for text in warnings(run) if not text.endswith(SLOW)]
         if fails:
             assert others == []
         else:

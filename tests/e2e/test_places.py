@@ -30,7 +30,7 @@ FAILS = ["--fail-rank=0", "--fail-at-step=12", "--fail-how=kill", "--fail-once-f
 HEALTHY = [RANK, "--steps=20", "--step-ms=20", "--save-every=5", "--progress=progress"]
 JOB = [*HEALTHY, *FAILS]
 SMALL = "health: shared memory (/dev/shm) has only 64 MiB: NCCL and data loaders may need more; the job goes on (mount -o remount"
-UNREAD = "kernel: its kills are unknown, no log to read "  # the rest is cut short
+UNREAD = "kernel: its kills are unknown, no log to read"  # the rest is cut short
 #: What a disk may give that is slow, and a machine under load that serves one.
 WAITS = "which is slow or does not answer; --state-dir names another directory"
 DEGRADED = "journal.jsonl: no answer for 5 s; decisions are kept in memory until it answers"

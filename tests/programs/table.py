@@ -313,7 +313,9 @@ FAULTS = (
     Injection("raise", "NaN raised", "raise:25", causes=(_one("nan_loss"),), resumed=(_at(10, 20),)),
     Injection("worker", "loader worker killed", "worker:60", "kill", (_one("dataloader_worker"),), (_at(0, 10),)),
     Injection("full", "disk full in a save", "hold:15:0", "fill", (_one("disk_full"),), (_at(10, 20),)),
-    Injection("two", "two kills", "hold:15:{rank} hold:35:0", "kill_twice", (KILLED, KILLED), (_at(10), _at(30))),
+    Injection(
+        "two", "two kills", "hold:15:{rank} hold:35:0", "kill_twice", (KILLED, KILLED), (_at(10), _at(30, 31))
+    ),  # 31: LIGHTNING_REPEATS
 )
 EACH = ("kill", "torn", "term", "oom")
 SPREAD = {
@@ -344,13 +346,18 @@ NEWEST = RightOutcome(
     (KILLED, _one("checkpoint_corrupt")),
     (65, 0),
 )
+NO_STEPS = RightOutcome(
+    "SGD counts no steps, so it is not known that the place is the same: the fourth failure within an hour ends the run",
+    (_one("data_error", "user_code"),) * 4,
+)
 MET_ONCE = RightOutcome("one attempt fails on the torn one; then it is moved away", (KILLED, _one("checkpoint_corrupt")), (0,), names=False)
 #: (program, fault) → why another outcome is right.
 OUTCOMES = {
     **{(name, "torn"): ONLY_FILE for name in ("nanogpt", "nanogpt-torchrun", "elastic", "mingpt")},
     **{(name, "torn"): LINKED for name in ("plain", "lightning")},
     **{(name, "torn"): NEWEST for name in ("hf-auto", "hf-auto-accelerate", "mpirun", "fabric")},
-    ("fsdp", "torn"): MET_ONCE,
+    **{(name, "torn"): MET_ONCE for name in ("fsdp", "fsdp-async")},
+    ("lightning", "sample"): NO_STEPS,
     ("numpy", "torn"): RightOutcome(
         "the script takes the newest file by itself, and numpy's files are of no known format: it ends with numpy's own error",
         (KILLED, _one("data_error", "checkpoint_corrupt")),

@@ -357,7 +357,7 @@ OUTCOMES = {
     **{(name, "torn"): LINKED for name in ("plain", "lightning")},
     **{(name, "torn"): NEWEST for name in ("hf-auto", "hf-auto-accelerate", "mpirun", "fabric")},
     **{(name, "torn"): MET_ONCE for name in ("fsdp", "fsdp-async")},
-    ("lightning", "sample"): NO_STEPS,
+    **{(name, "sample"): NO_STEPS for name in ("elastic", "lightning")},
     ("numpy", "torn"): RightOutcome(
         "the script takes the newest file by itself, and numpy's files are of no known format: it ends with numpy's own error",
         (KILLED, _one("data_error", "checkpoint_corrupt")),
@@ -377,15 +377,14 @@ WRONG: dict[tuple[str, str], str] = {}
 #: Program → its faults that were not run yet.
 UNSEEN: dict[str, str] = {
     "nanogpt-torchrun": "later-save nan two",
-    "elastic": "torn later-save sample worker",
+    "elastic": "sample",
     "mingpt": "torn import",
-    "fsdp": "torn first-save raise full",
-    "fsdp-async": "kill torn term oom later-save",
+    "fsdp-async": "torn",
     "hf-auto": "torn later-save nan two",
     "hf": "first-save worker",
     "hf-auto-accelerate": "torn",
     "lightning-cli": "kill",
-    "lightning": "torn first-save sample two",
+    "lightning": "sample two",
     "fabric": "torn",
     "accelerate": "supervisor",
     "mpirun": "kill",

@@ -152,7 +152,10 @@ class Drive:
         return [*self.watch(), *self._again()]
 
     def warned_of_nan(self) -> list[int]:
-        """Await the end, and see that the NaN was reported."""
+        """See that the NaN was reported. A save with numbers was read before, as it is where saves are minutes apart."""
+        held(self.run, self._fault_at(0))
+        self._await_copy()
+        self._let_go(0)
         codes = self.watch()
         assert "not finite" in self.run.stderr, "no warning that the weights turned NaN"
         return codes

@@ -309,7 +309,7 @@ FAULTS = (
     Injection("import", "ImportError", "import:0", causes=(_one("dependency"),), ends=(1,), finishes=False),
     Injection("value", "ValueError before training", "value:0", causes=(_one("user_code"),), ends=(1,), finishes=False),
     Injection("sample", "broken sample", "sample:60", causes=(_one("data_error", "user_code"),) * 2, ends=(65,), finishes=False),
-    Injection("nan", "silent NaN", "nan:25", "warned_of_nan", finishes=False),
+    Injection("nan", "silent NaN", "hold:15:0 nan:25", "warned_of_nan", finishes=False),
     Injection("raise", "NaN raised", "raise:25", causes=(_one("nan_loss"),), resumed=(_at(10, 20),)),
     Injection("worker", "loader worker killed", "worker:60", "kill", (_one("dataloader_worker"),), (_at(0, 10),)),
     Injection("full", "disk full in a save", "hold:15:0", "fill", (_one("disk_full"),), (_at(10, 20),)),

@@ -376,18 +376,12 @@ FAST = (("nanogpt-torchrun", "kill"), ("plain", "kill"), ("numpy", "kill"))
 WRONG: dict[tuple[str, str], str] = {}
 #: Program → its faults that were not run yet.
 UNSEEN: dict[str, str] = {
-    "nanogpt-torchrun": "later-save nan two",
     "elastic": "sample",
-    "mingpt": "torn import",
     "fsdp-async": "torn",
-    "hf-auto": "torn later-save nan two",
-    "hf": "first-save worker",
     "hf-auto-accelerate": "torn",
     "lightning-cli": "kill",
     "lightning": "sample two",
-    "fabric": "torn",
     "accelerate": "supervisor",
-    "mpirun": "kill",
 }
 #: Programs without a row, and why.
 NOT_RUN = {

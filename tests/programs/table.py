@@ -376,12 +376,10 @@ FAST = (("nanogpt-torchrun", "kill"), ("plain", "kill"), ("numpy", "kill"))
 WRONG: dict[tuple[str, str], str] = {}
 #: Program → its faults that were not run yet.
 UNSEEN: dict[str, str] = {
-    "elastic": "sample",
     "fsdp-async": "torn",
     "hf-auto-accelerate": "torn",
     "lightning-cli": "kill",
     "lightning": "sample two",
-    "accelerate": "supervisor",
 }
 #: Programs without a row, and why.
 NOT_RUN = {

@@ -376,9 +376,7 @@ FAST = (("nanogpt-torchrun", "kill"), ("plain", "kill"), ("numpy", "kill"))
 WRONG: dict[tuple[str, str], str] = {}
 #: Program → its faults that were not run yet.
 UNSEEN: dict[str, str] = {
-    "fsdp-async": "torn",
     "hf-auto-accelerate": "torn",
-    "lightning-cli": "kill",
     "lightning": "sample two",
 }
 #: Programs without a row, and why.

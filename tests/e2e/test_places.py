@@ -136,7 +136,9 @@ def test_a_state_directory_that_hangs_costs_no_step_and_a_restart_waits_for_it(s
     """The end waits as long as for a mirror: `checkpoints.finish_s`, for the last checkpoint, which cannot be recorded as verified."""
     with mounts.served(tmp_path / "state", tmp_path / "behind") as server:
         held = ["--hold-at=3", f"--held-until={tmp_path}/go-on"]
-        run = supervise(sys.executable, *(JOB if fails else HEALTHY), *held, options=RESUMING, SUPERVISE_CHECKPOINTS_FINISH_S="3")
+        run = supervise(
+            sys.executable, *(JOB if fails else HEALTHY), *held, options=RESUMING, SUPERVISE_CHECKPOINTS_FINISH_S="60" if fails else "3"
+        )
         run.state = tmp_path / "behind"
         run.journal_is_damaged = True  # where nothing fails its last records never get there
         wait_for(lambda: 2 in steps(run), "step 2", 60, alive=run.alive)

@@ -30,6 +30,7 @@ FLOCK_LOCKS, BIG_WRITES = 1 << 10, 1 << 5
 #: Which fields a SETATTR has.
 MODE, UID, GID, SIZE, ATIME, MTIME, ATIME_NOW, MTIME_NOW = 1, 2, 4, 8, 16, 32, 128, 256
 ROOT = 1
+#: FLUSH (25) is refused: at each close, the last of a process too, the kernel waits for its answer, which no signal ends.
 #: Not answered at all.
 FORGET, BATCH_FORGET, INTERRUPT = 2, 42, 36
 HEAD = struct.Struct("<IIQQIIIHH")
@@ -65,7 +66,7 @@ class FileServer:
         self._do: dict[int, Callable[[Node, bytes], bytes]] = {
             1: self._lookup, 3: self._getattr, 4: self._setattr, 5: self._readlink, 6: self._symlink, 9: self._mkdir, 10: self._unlink,
             11: self._rmdir, 12: self._rename, 13: self._link, 14: self._open, 15: self._read, 16: self._write, 17: self._statfs,
-            18: self._release, 20: self._fsync, 25: self._flush, 26: self._init, 27: self._opendir, 28: self._readdir,
+            18: self._release, 20: self._fsync, 26: self._init, 27: self._opendir, 28: self._readdir,
             29: self._releasedir, 30: self._fsyncdir, 31: self._refuse_lock, 32: self._refuse_lock, 33: self._refuse_lock,
             35: self._create, 45: self._rename2,
         }  # fmt: skip
@@ -227,9 +228,6 @@ class FileServer:
     def _write(self, _node: Node, data: bytes) -> bytes:
         fd, at, size = struct.unpack_from("<QQI", data)
         return struct.pack("<II", os.pwrite(fd, data[40 : 40 + size], at), 0)
-
-    def _flush(self, _node: Node, _data: bytes) -> bytes:
-        return NOTHING
 
     def _release(self, _node: Node, data: bytes) -> bytes:
         os.close(struct.unpack_from("<Q", data)[0])

@@ -39,6 +39,7 @@ PURE_STANDARD_LIBRARY = frozenset(
         "itertools",
         "math",
         "re",
+        "shlex",  # quotes the command that a card names
         "statistics",
         "sys",  # its table of modules alone: where the strategy of a plug-in is looked up (strategies/rung.py)
         "tomllib",

@@ -449,8 +449,9 @@ def test_an_interrupt_reaches_each_rank_under_torchrun_once(
     screen.type("\x03")
     shown = screen.rest()
     assert run.exit_code() == 130
-    assert shown.count("saved\r\n") == 2
-    assert len(re.findall(r"KeyboardInterrupt\r\n", shown)) == 2
+    # a terminal may pass on a line and its end apart, with the other rank's line between
+    assert shown.count("saved") == 2
+    assert shown.count("KeyboardInterrupt") == 2
     assert run.attempts() == 1
     run.wait_for_nothing_left()
 

@@ -435,7 +435,7 @@ def test_an_interrupt_reaches_the_job_once_so_that_it_can_save(
     assert run.exit_code() == 130
     assert "saved\r\n" in shown
     assert shown.count("KeyboardInterrupt") == 1
-    assert run.attempts() == 1
+    assert '"attempt":2' not in run.journal()  # the first may be stopped before its process was seen to train
     run.wait_for_nothing_left()
 
 
@@ -452,7 +452,7 @@ def test_an_interrupt_reaches_each_rank_under_torchrun_once(
     # a terminal may pass on a line and its end apart, with the other rank's line between
     assert shown.count("saved") == 2
     assert shown.count("KeyboardInterrupt") == 2
-    assert run.attempts() == 1
+    assert '"attempt":2' not in run.journal()
     run.wait_for_nothing_left()
 
 

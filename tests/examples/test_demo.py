@@ -86,6 +86,7 @@ def test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint_within_90_s(
     assert int(resumed[1]) == int(re.sub(r"\D", "", torn[2])) - 40  # the one before the torn one
 
 
+@pytest.mark.slow
 def test_the_printed_command_is_that_of_the_demo_when_it_is_pasted(shown: Shown) -> None:
     (line,) = [line for line in shown.done.stderr.splitlines() if line.startswith("[demo] supervise ")]
     words = shlex.split(line.removeprefix("[demo] "))
@@ -113,6 +114,7 @@ def rows(told: str) -> dict[str, str]:
     return {label: masked(text) for label, text in found.items()}
 
 
+@pytest.mark.slow
 def test_the_readmes_first_screen_is_what_the_demo_prints(shown: Shown) -> None:
     at_the_terminal, told = re.findall(r"^```text\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
     printed = [masked(line) for line in shown.done.stderr.splitlines() if line.startswith("supervise: ")]
@@ -126,6 +128,7 @@ def test_the_readmes_first_screen_is_what_the_demo_prints(shown: Shown) -> None:
             assert shows[label] == is_so[label]
 
 
+@pytest.mark.slow
 def test_the_reading_commands_for_the_demos_job_are_right(shown: Shown) -> None:
     text = (ROOT / "docs" / "how-a-failure-is-handled.md").read_text(encoding="utf-8")
     commands = re.findall(r"`(supervise [^`]*--job demo[^`]*)`", text)
@@ -144,6 +147,7 @@ def test_the_reading_commands_for_the_demos_job_are_right(shown: Shown) -> None:
         assert "incident 1 of job demo" in done.stdout
 
 
+@pytest.mark.slow
 def test_each_line_of_the_log_has_the_documented_fields(shown: Shown) -> None:
     page = (ROOT / "docs" / "log-events.md").read_text(encoding="utf-8")
     documented = {

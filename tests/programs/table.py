@@ -371,7 +371,7 @@ OUTCOMES = {
     ),
     ("numpy", "oom"): RightOutcome("a MemoryError is the machine's memory, and no batch was declared", (_one("host_oom"),) * 2),
 }
-FAST = (("nanogpt", "kill"), ("plain", "kill"), ("numpy", "kill"))
+FAST = (("plain", "kill"), ("numpy", "kill"))
 #: (program, fault) → why it does not work today.
 WRONG: dict[tuple[str, str], str] = {}
 #: Program → its faults that were not run yet.

@@ -46,6 +46,7 @@ def weights_after(steps: int, cwd: Path) -> str:
     return found[1]
 
 
+@pytest.mark.slow
 def test_the_first_example_of_the_page_runs_as_it_stands_and_resumes(tmp_path: Path) -> None:
     page = EXAMPLE.parents[1] / "docs" / "training-scripts.md"
     program = page.read_text().partition("```python\n")[2].partition("```")[0]

@@ -20,7 +20,7 @@ from page_tables import replace_table
 
 from supervisor.cli.commands import COMMANDS, load_command
 from supervisor.config.setting_columns import MOST, MOST_SECONDS
-from supervisor.config.settings import ROWS
+from supervisor.config.settings import ROWS, SINK_ROWS
 from supervisor.errors import ExitCode
 from supervisor.report.log_events import LogEvent
 from supervisor.strategies import GUARDS, LADDERS, RUNGS
@@ -53,7 +53,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def settings(section: str) -> str:
     """Return the settings of one section."""
-    rows = [row for row in ROWS if row.key.rpartition(".")[0] == section]
+    rows = [row for row in (*ROWS, *SINK_ROWS) if row.key.rpartition(".")[0] == section]
     return _table(
         ("key", "default", "variable, flag", "meaning"), [(f"`{row.key}`", _default(row), _names(row), _meaning(row)) for row in rows]
     )
@@ -66,7 +66,8 @@ def _default(row: SettingRow) -> str:
 
 def _names(row: SettingRow) -> str:
     flags = [f"`{flag}`" for flag in row.flag.split("/") if flag]
-    return ", ".join([f"`{row.env}`", *flags]) + (" (repeatable)" if flags and row.kind is tuple else "")
+    variables = [f"`{row.env}`"] if row.env else []
+    return ", ".join([*variables, *flags]) + (" (repeatable)" if flags and row.kind is tuple else "")
 
 
 def _meaning(row: SettingRow) -> str:
@@ -157,7 +158,7 @@ def ladders() -> str:
 
 def tables() -> dict[str, dict[str, str]]:
     """Return each table by its page and its name."""
-    sections = dict.fromkeys(row.key.rpartition(".")[0] for row in ROWS)
+    sections = dict.fromkeys(row.key.rpartition(".")[0] for row in (*ROWS, *SINK_ROWS))
     return {
         "settings.md": {section: settings(section) for section in sections},
         "exit-codes.md": {"exit codes": exit_codes()},

@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, assert_never
 
 from tenacity import RetryCallState, Retrying, retry_if_result, wait_random_exponential
 
-from supervisor.alerts import sinks
-from supervisor.alerts.model import OutgoingAlert, encode
 from supervisor.alerts.outbox import CAP, Outbox
 from supervisor.alerts.outbox_thread import OutboxThread, QueuedAlert
-from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, Outcome
+from supervisor.alerts.sinks import AlertSink, Delivered, DeliveryDeferred, DeliveryRefused, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from supervisor.alerts.model import OutgoingAlert
+    from supervisor.alerts.threads import Notification
 
     Log = Callable[[str, dict[str, object]], None]
 
@@ -44,9 +45,13 @@ class RetryPace:
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """What did not reach `host`: the alerts that wait for the next start and those that were refused, and why the last of them did not."""
+    """What did not reach `host`: the alerts that wait for the next start and those that were refused, and why the last of them did not.
+
+    name: of the sink.
+    """
 
     count: int
+    name: str
     host: str
     reason: str
     saved: bool
@@ -74,7 +79,8 @@ class _Lost:
 class _AlertDelivery:
     """The sending thread's state; nothing else touches it but the queue."""
 
-    sink: sinks.AlertSink
+    name: str
+    sink: AlertSink
     deadline_s: float
     pace: RetryPace
     log: Log
@@ -211,7 +217,7 @@ class _AlertDelivery:
 
     def log_event(self, event: str, **fields: object) -> None:
         with contextlib.suppress(Exception):  # whoever logs may be as stuck as what we report
-            self.log(event, fields)
+            self.log(event, {"sink": self.name, **fields})
 
 
 class AlertSender:
@@ -225,21 +231,34 @@ class AlertSender:
         courier.disk.thread.start()
         self._thread.start()
 
-    def enqueue(self, alert: OutgoingAlert) -> None:
+    def enqueue(self, alert: OutgoingAlert | Notification) -> None:
         """Hand an alert over: microseconds, whatever disk and network do; never raises."""
         with contextlib.suppress(Exception):
-            if self._courier.inbox.qsize() >= CAP:
-                self._courier.lost.total += 1
-                return
-            entry = QueuedAlert(alert.event_id, encode(alert))
-            self._courier.disk.put(entry)
-            self._courier.inbox.put(entry)
+            for request in self._courier.sink.requests(alert):
+                if self._courier.inbox.qsize() >= CAP:
+                    self._courier.lost.total += 1
+                    continue
+                entry = QueuedAlert(request.event_id, request.body, request.title)
+                self._courier.disk.put(entry)
+                self._courier.inbox.put(entry)
+
+    def save_threads(self, content: bytes) -> None:
+        """Have the threads of this sink kept beside its outbox (threads.py): of several calls the last one counts."""
+        self._courier.disk.save_threads(content)
 
     def close(self, deadline_s: float) -> int:
         """Try once more what waits, for at most `deadline_s`, and give how many alerts are left to the next start."""
         until = time.monotonic() + deadline_s
+        self.begin_close(until)
+        return self.finish_close(until)
+
+    def begin_close(self, until: float) -> None:
+        """Have what waits tried once more, until `until` (monotonic seconds)."""
         self._courier.inbox.put(_Close(until))
-        self._thread.join(deadline_s)
+
+    def finish_close(self, until: float) -> int:
+        """Wait for that, and give how many alerts are left to the next start."""
+        self._thread.join(max(0.0, until - time.monotonic()))
         self._courier.disk.stop()
         self._courier.disk.thread.join(max(0.0, until - time.monotonic()))
         self._take_back()
@@ -254,10 +273,10 @@ class AlertSender:
                     self._untaken.add(message.event_id)
 
     def undelivered(self) -> Undelivered | None:
-        """Tell what did not get out, after `close`; None where all did."""
+        """Return what did not get out, after `close`; None where all did."""
         courier = self._courier
         count = len(courier.waiting) + len(self._untaken) + courier.refused
-        return Undelivered(count, courier.sink.host, courier.trouble, not courier.disk.in_trouble) if count else None
+        return Undelivered(count, courier.name, courier.sink.host, courier.trouble, not courier.disk.in_trouble) if count else None
 
 
 def _last_outcome(state: RetryCallState) -> Outcome:
@@ -268,14 +287,7 @@ def _last_outcome(state: RetryCallState) -> Outcome:
 
 
 def start(  # noqa: PLR0913 - what the settings name, one by one
-    outbox_dir: Path,
-    url: str,
-    secret: bytes | None,
-    deadline_s: float,
-    log: Log,
-    *,
-    sink: str = "webhook",
-    pace: RetryPace = RetryPace(),
+    outbox_dir: Path, sink: AlertSink, deadline_s: float, log: Log, *, name: str = "webhook", pace: RetryPace = RetryPace()
 ) -> AlertSender:
-    """Start sending to `url`, what an earlier process left in `outbox_dir` first; raises SuperviseError for a URL that cannot be one."""
-    return AlertSender(_AlertDelivery(sinks.make(sink, url, secret), deadline_s, pace, log, Outbox(outbox_dir)))
+    """Start sending to `sink`, what an earlier process left in `outbox_dir` first. name: as it is logged."""
+    return AlertSender(_AlertDelivery(name, sink, deadline_s, pace, log, Outbox(outbox_dir)))

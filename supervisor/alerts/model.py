@@ -1,8 +1,8 @@
-"""What an alert contains.
+"""What an alert contains, and the table of the events.
 
-The fields are an allow list, and their types keep it one: no field can hold a command line, a log line, a path or a host name, because a
-webhook's receiver (a chat room, a vendor) is not entitled to them. `command` names where a person finds the rest, on the machine itself.
-`encode` replaces odd characters and cuts long names.
+The fields of the payload of version 1 are an allow list, and their types keep it one: no field can hold a command line, a log line, a path
+or a host name, because a webhook's receiver (a chat room, a vendor) is not entitled to them. `command` names where a person finds the rest,
+on the machine itself. `encode` replaces odd characters and cuts long names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import assert_never
+from typing import Final
 
 from supervisor.core.model import Cause
 
@@ -26,8 +26,21 @@ NAME_LIMIT = 120
 _ODD = re.compile(r"[^A-Za-z0-9._@:+=-]+")
 
 
+class AlertSeverity(StrEnum):
+    """How soon a person should look (PagerDuty's words), least first."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+    @property
+    def rank(self) -> int:
+        """Greater is more severe."""
+        return list(AlertSeverity).index(self)
+
+
 class AlertEvent(StrEnum):
-    """What happened: to an incident, or (from RECURRING_FAILURE on, the core's `OutgoingAlert.kind`) beside it."""
+    """What happened: to an incident, or (from RECURRING_FAILURE on, the core's `Alert.kind`) beside it."""
 
     OPENED = "opened"
     RESOLVED = "resolved"
@@ -38,57 +51,88 @@ class AlertEvent(StrEnum):
     BATCH_CHANGED = "batch_changed"
     CHANGE_IGNORED = "change_ignored"
     STARTED_FROM_SCRATCH = "started_from_scratch"
+    RESUME_SUSPECT = "resume_suspect"
+    NO_CHECKPOINT = "no_checkpoint"
     MIRROR_FAILING = "mirror_failing"
     MIRROR_RECOVERED = "mirror_recovered"
+    MIRROR_BEHIND = "mirror_behind"
     DISK_FILLING = "disk_filling"
     NOT_FINITE = "not_finite"
     NO_COPY = "no_copy"
     NODE_HEALTH = "node_health"
+    RUN_STARTED = "run_started"
+    RUN_FINISHED = "run_finished"
+    TEST = "test"
+
+    @property
+    def row(self) -> AlertEventRow:
+        """What is fixed for it."""
+        return EVENTS[self]
 
     @property
     def state(self) -> str:
         """`firing` while a person may have to act, `resolved` when none has to any more."""
-        match self:
-            case AlertEvent.OPENED | AlertEvent.GIVEN_UP | AlertEvent.STARTED_FROM_SCRATCH:
-                return "firing"
-            case AlertEvent.RECURRING_FAILURE | AlertEvent.GPU_QUARANTINED | AlertEvent.MEMORY_HELD | AlertEvent.CHANGE_IGNORED:
-                return "firing"
-            case AlertEvent.MIRROR_FAILING | AlertEvent.DISK_FILLING | AlertEvent.NO_COPY:
-                return "firing"
-            case AlertEvent.NOT_FINITE | AlertEvent.NODE_HEALTH:
-                return "firing"
-            case AlertEvent.RESOLVED | AlertEvent.BATCH_CHANGED | AlertEvent.MIRROR_RECOVERED:
-                return "resolved"
-            case _:
-                assert_never(self)
+        return "resolved" if self.row.severity is AlertSeverity.INFO else "firing"
 
 
-class AlertSeverity(StrEnum):
-    """How soon a person should look (PagerDuty's words)."""
+class ThreadEffect(StrEnum):
+    """What an event does to its thread (threads.py)."""
 
-    INFO = "info"
-    WARNING = "warning"
-    CRITICAL = "critical"
+    OPEN = "open"  # the thread fires, or goes on firing
+    NOTE = "note"  # goes with a thread that fires; else it is a message by itself
+    CLOSE = "close"  # the thread is calm
+    ONCE = "once"  # a message by itself
 
 
-#: How soon, by what happened.
-SEVERITIES = {
-    AlertEvent.OPENED: AlertSeverity.WARNING,
-    AlertEvent.RESOLVED: AlertSeverity.INFO,
-    AlertEvent.GIVEN_UP: AlertSeverity.CRITICAL,
-    AlertEvent.RECURRING_FAILURE: AlertSeverity.WARNING,
-    AlertEvent.GPU_QUARANTINED: AlertSeverity.WARNING,
-    AlertEvent.MEMORY_HELD: AlertSeverity.WARNING,
-    AlertEvent.BATCH_CHANGED: AlertSeverity.INFO,
-    AlertEvent.CHANGE_IGNORED: AlertSeverity.WARNING,
-    AlertEvent.STARTED_FROM_SCRATCH: AlertSeverity.CRITICAL,
-    AlertEvent.MIRROR_FAILING: AlertSeverity.WARNING,
-    AlertEvent.MIRROR_RECOVERED: AlertSeverity.INFO,
-    AlertEvent.DISK_FILLING: AlertSeverity.WARNING,
-    AlertEvent.NOT_FINITE: AlertSeverity.WARNING,
-    AlertEvent.NO_COPY: AlertSeverity.WARNING,
-    AlertEvent.NODE_HEALTH: AlertSeverity.WARNING,
-}
+@dataclass(frozen=True, slots=True)
+class AlertEventRow:
+    """What is fixed for one event. sentence: for people; of an incident text.py writes its own."""
+
+    severity: AlertSeverity
+    thread: str
+    effect: ThreadEffect
+    sentence: str = ""
+
+
+_INFO, _WARNING, _CRITICAL = AlertSeverity
+_OPEN, _NOTE, _CLOSE, _ONCE = ThreadEffect
+#: The thread of all incidents of a job: a loop of restarts is one alert that updates.
+INCIDENT = "incident"
+EVENTS: Final = {
+    AlertEvent.OPENED: AlertEventRow(_WARNING, INCIDENT, _OPEN),
+    AlertEvent.RESOLVED: AlertEventRow(_INFO, INCIDENT, _CLOSE),
+    AlertEvent.GIVEN_UP: AlertEventRow(_CRITICAL, INCIDENT, _OPEN),
+    AlertEvent.RECURRING_FAILURE: AlertEventRow(_WARNING, INCIDENT, _NOTE, "The same failure happened again and again."),
+    AlertEvent.MEMORY_HELD: AlertEventRow(_WARNING, INCIDENT, _NOTE, "A process outside the job holds the memory that the job needs."),
+    AlertEvent.BATCH_CHANGED: AlertEventRow(_INFO, INCIDENT, _NOTE, "The job goes on with another batch size or number of GPUs."),
+    AlertEvent.GPU_QUARANTINED: AlertEventRow(_WARNING, "gpu", _OPEN, "A GPU failed and was taken out of use on this node."),
+    AlertEvent.CHANGE_IGNORED: AlertEventRow(_WARNING, "change", _OPEN, "A rank trains with another value than the recovery gave it."),
+    AlertEvent.STARTED_FROM_SCRATCH: AlertEventRow(
+        _CRITICAL, "scratch", _OPEN,
+        "STARTED FROM SCRATCH: the attempt began without the checkpoint that is there, and will overwrite newer ones. Stop the job now.",
+    ),
+    AlertEvent.RESUME_SUSPECT: AlertEventRow(
+        _WARNING, "resume", _OPEN, "A checkpoint was passed to the script, and no rank was seen to load it: check the step and the loss."
+    ),
+    AlertEvent.NO_CHECKPOINT: AlertEventRow(_WARNING, "checkpoint", _OPEN, "The training runs without a new checkpoint for too long."),
+    AlertEvent.MIRROR_FAILING: AlertEventRow(_WARNING, "mirror", _OPEN, "Checkpoints do not reach a mirror; the training goes on."),
+    AlertEvent.MIRROR_RECOVERED: AlertEventRow(_INFO, "mirror", _CLOSE, "The mirrors get checkpoints again."),
+    AlertEvent.MIRROR_BEHIND: AlertEventRow(_WARNING, "mirror_behind", _OPEN, "The mirror is behind: a verified checkpoint still waits."),
+    AlertEvent.DISK_FILLING: AlertEventRow(_WARNING, "disk", _OPEN, "The disk has no room for the next two checkpoints."),
+    AlertEvent.NOT_FINITE: AlertEventRow(_WARNING, "numbers", _OPEN, "A tensor of the newest checkpoint holds NaN or Inf."),
+    AlertEvent.NO_COPY: AlertEventRow(
+        _WARNING, "copy", _OPEN, "A checkpoint is written in place and has no copy: a kill during a save loses it."
+    ),
+    AlertEvent.NODE_HEALTH: AlertEventRow(_WARNING, "health", _OPEN, "A health check found this node worse; the job goes on."),
+    AlertEvent.RUN_STARTED: AlertEventRow(_INFO, "run", _ONCE, "The run started."),
+    AlertEvent.RUN_FINISHED: AlertEventRow(_INFO, "run", _ONCE, "The run ended."),
+    AlertEvent.TEST: AlertEventRow(_INFO, "test", _ONCE, "This is a test of `supervise alerts test`. Nothing happened."),
+}  # fmt: skip
+#: Sent only where the sink's `runs` asks for them.
+OF_RUNS: Final = frozenset({AlertEvent.RUN_STARTED, AlertEvent.RUN_FINISHED})
+#: The threads of failures: a cause belongs to them.
+_OF_FAILURES: Final = frozenset({INCIDENT, "gpu"})
+SEVERITIES: Final = {event: row.severity for event, row in EVENTS.items()}
 
 
 class AlertAction(StrEnum):
@@ -105,7 +149,9 @@ class AlertAction(StrEnum):
 class OutgoingAlert:
     """One alert to send. `ts` is Unix seconds; `rank` and `step` are None where they are not known; `incident` is 0 where it is of none.
 
-    about: what tells two alerts of one kind and attempt apart (two GPUs that are put out of use). It is never sent.
+    about: what tells two alerts of one kind and attempt apart (two GPUs that are put out of use). It is never sent. The fields below it
+    are not sent to webhooks of version 1. node: this node's name for people. subject: tells two threads of one kind apart (a GPU).
+    exit_code: of the run, None while it goes on. lines, state_dir: text that may hold paths and log lines, sent with detail `lines` only.
     """
 
     run_id: str
@@ -120,6 +166,12 @@ class OutgoingAlert:
     rank: int | None = None
     step: int | None = None
     about: str = ""
+    node: str = ""
+    confidence: float | None = None
+    subject: str = ""
+    exit_code: int | None = None
+    lines: tuple[str, ...] = ()
+    state_dir: str = ""
 
     @property
     def event_id(self) -> str:
@@ -128,13 +180,19 @@ class OutgoingAlert:
         return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
     @property
+    def own_cause(self) -> Cause:
+        """The cause, where the event is about a failure; `cause` is that of the last incident otherwise."""
+        return self.cause if self.event.row.thread in _OF_FAILURES else Cause.NONE
+
+    @property
     def command(self) -> str:
         """The command that shows the rest, on the machine; without the job's name if the alert shows another form of it."""
         shown = f"supervise why {self.incident}" if self.incident else "supervise status"
-        return shown + (f" --job {self.job}" if _plain(self.job) == self.job else "")
+        return shown + (f" --job {self.job}" if plain_name(self.job) == self.job else "")
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return a name as it may be shown: the last part of a path, without odd characters, cut where it is long."""
     return _ODD.sub("_", name.rstrip("/").rsplit("/", 1)[-1])[:NAME_LIMIT] or "_"
 
 
@@ -143,8 +201,8 @@ def payload(alert: OutgoingAlert) -> dict[str, str | int | None]:
     return {
         "version": VERSION,
         "event_id": alert.event_id,
-        "run_id": _plain(alert.run_id),
-        "job": _plain(alert.job),
+        "run_id": plain_name(alert.run_id),
+        "job": plain_name(alert.job),
         "event": alert.event.value,
         "severity": alert.severity.value,
         "state": alert.event.state,

@@ -16,6 +16,7 @@ import os
 import re
 import stat
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from checkpointing.io import staging
@@ -29,7 +30,21 @@ CAP = 256
 #: A file of ours is under 2 KiB; anything larger is not ours.
 FILE_LIMIT_BYTES = 65536
 
+#: The threads that the receiver of this outbox knows (threads.py).
+THREADS = "threads.json"
+
 _NAME = re.compile(r"(\d{20})-([0-9a-f]{32})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAlert:
+    """An alert as its file holds it. t: when it was put there (Unix seconds). reason: of one that was refused."""
+
+    event_id: str
+    body: bytes
+    title: str = ""
+    reason: str = ""
+    t: float = 0.0
 
 
 class Outbox:
@@ -43,20 +58,20 @@ class Outbox:
         self._names: dict[str, str] = {}  # event_id -> file name, of those waiting
         self._done: set[str] = set()
 
-    def load(self) -> list[tuple[str, bytes]]:
-        """Give (event_id, body) of each alert that an earlier process left unsent, oldest first; what cannot be read goes to `dead/`."""
-        found: list[tuple[str, bytes]] = []
+    def load(self) -> list[KeptAlert]:
+        """Give each alert that an earlier process left unsent, oldest first; what cannot be read goes to `dead/`."""
+        found: list[KeptAlert] = []
         for directory in (self._directory, self._sent, self._dead):
             directory.mkdir(parents=True, mode=0o700, exist_ok=True)
             staging.sweep(str(directory))
         for name, event_id in _entries(self._directory):
             self._last_ns = max(self._last_ns, int(name[:20]))
-            body = _body(self._directory / name)
-            if body is None:
+            kept = _read(self._directory / name)
+            if kept is None:
                 (self._directory / name).rename(self._dead / name)
             else:
                 self._names[event_id] = name
-                found.append((event_id, body))
+                found.append(kept)
         self._done.update(event_id for directory in (self._sent, self._dead) for _, event_id in _entries(directory))
         return found
 
@@ -64,11 +79,11 @@ class Outbox:
         """Tell whether this alert waits here, was sent, or was refused."""
         return event_id in self._done or event_id in self._names
 
-    def put(self, event_id: str, body: bytes) -> None:
+    def put(self, event_id: str, body: bytes, title: str = "") -> None:
         """Make the alert durable; the oldest one over the cap is dropped."""
         self._last_ns = max(time.time_ns(), self._last_ns + 1)
         name = f"{self._last_ns:020d}-{event_id}.json"
-        self._write(self._directory, name, {"event_id": event_id, "body": body.decode("ascii")})
+        self._write(self._directory, name, {"event_id": event_id, "body": body.decode("ascii"), "title": title})
         self._names[event_id] = name
         while len(self._names) > self._cap:
             oldest = next(iter(self._names))
@@ -83,18 +98,22 @@ class Outbox:
                 (self._directory / name).rename(self._sent / name)
             self._trim(self._sent)
 
-    def refuse(self, event_id: str, body: bytes, reason: str) -> None:
+    def refuse(self, event_id: str, body: bytes, reason: str, title: str = "") -> None:
         """Take the alert out: its receiver will never have it. It is kept under `dead/`, with the reason if there is room for one."""
         self._done.add(event_id)
         name = self._names.pop(event_id, None) or f"{time.time_ns():020d}-{event_id}.json"
         try:
-            self._write(self._dead, name, {"event_id": event_id, "body": body.decode("ascii"), "reason": reason})
+            self._write(self._dead, name, {"event_id": event_id, "body": body.decode("ascii"), "title": title, "reason": reason})
         except OSError:
             with contextlib.suppress(FileNotFoundError):
                 (self._directory / name).rename(self._dead / name)
             raise
         (self._directory / name).unlink(missing_ok=True)
         self._trim(self._dead)
+
+    def save_threads(self, content: bytes) -> None:
+        """Replace the threads that the receiver knows."""
+        staging.write(str(self._directory / THREADS), content)
 
     @property
     def _sent(self) -> Path:
@@ -118,12 +137,50 @@ def _entries(directory: Path) -> Iterator[tuple[str, str]]:
             yield name, match[2]
 
 
-def _body(path: Path) -> bytes | None:
+def read_threads(directory: Path) -> bytes:
+    """Return what `save_threads` kept, empty where there is nothing that can be read."""
+    try:
+        return (directory / THREADS).read_bytes()
+    except OSError:
+        return b""
+
+
+def places(state: Path) -> list[tuple[str, Path]]:
+    """Return the name and the outbox of each sink that a job has had, in its directory of kept files."""
+    found = [("webhook", state / "outbox")] if (state / "outbox").is_dir() else []
+    try:
+        return [*found, *sorted((place.name, place) for place in (state / "alerts").iterdir() if place.is_dir())]
+    except OSError:
+        return found
+
+
+def listed(directory: Path, state: str = "") -> list[KeptAlert]:
+    """Return the alerts that wait ("") or those in `sent` or `dead`, oldest first, while another process may use the outbox."""
+    place = directory / state
+    try:
+        names = [name for name, _ in _entries(place)]
+    except OSError:
+        return []
+    return [kept for name in names if (kept := _read(place / name)) is not None]
+
+
+def redelivered(directory: Path, event_id: str) -> None:
+    """Move a refused alert to those that were sent: its receiver has it now. Raises OSError."""
+    for name, found in list(_entries(directory / "dead")):
+        if found == event_id:
+            (directory / "dead" / name).rename(directory / "sent" / name)
+
+
+def _read(path: Path) -> KeptAlert | None:
     try:
         if not stat.S_ISREG(path.lstat().st_mode):  # a FIFO would hold the thread for ever
             return None
         with path.open("rb") as file:
             text = file.read(FILE_LIMIT_BYTES + 1)
-        return str(json.loads(text)["body"]).encode("ascii") if len(text) <= FILE_LIMIT_BYTES else None
-    except (OSError, ValueError, KeyError, TypeError):
+        if len(text) > FILE_LIMIT_BYTES:
+            return None
+        row = json.loads(text)
+        title, reason = str(row.get("title", "")), str(row.get("reason", ""))
+        return KeptAlert(path.name[21:53], str(row["body"]).encode("ascii"), title, reason, int(path.name[:20]) / 1e9)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

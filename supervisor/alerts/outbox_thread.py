@@ -30,6 +30,7 @@ class QueuedAlert:
 
     event_id: str
     body: bytes
+    title: str = ""
     settled: threading.Event = field(default_factory=threading.Event)
     repeated: bool = False
 
@@ -44,6 +45,7 @@ class OutboxThread:
         self._on_trouble = on_trouble
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._unsaved: dict[str, QueuedAlert] = {}
+        self._threads: bytes | None = None  # to be written
         self._loaded = False
         self._in_trouble = False
         self.thread = threading.Thread(target=self._run, name="alert-outbox", daemon=True)
@@ -66,7 +68,13 @@ class OutboxThread:
 
     def refuse(self, entry: QueuedAlert, reason: str) -> None:
         """Take an entry out that its receiver will never have."""
-        self._work.put(partial(self._finish, entry.event_id, partial(self._outbox.refuse, entry.event_id, entry.body, reason)))
+        self._work.put(partial(self._finish, entry.event_id, partial(self._outbox.refuse, entry.event_id, entry.body, reason, entry.title)))
+
+    def save_threads(self, content: bytes) -> None:
+        """Keep the threads that the receiver knows; while one write waits, the newest content takes its place."""
+        is_waiting, self._threads = self._threads is not None, content
+        if not is_waiting:
+            self._work.put(partial(self._finish, "", self._save_threads))
 
     def stop(self) -> None:
         """End the thread after the work that was given to it."""
@@ -85,13 +93,20 @@ class OutboxThread:
             if self._in_trouble:
                 self._guarded(self._catch_up)
 
+    def _save_threads(self) -> None:
+        content, self._threads = self._threads, None
+        if content is not None:
+            self._outbox.save_threads(content)
+
     def _nothing(self) -> None:
         """Let the loop come round: what is unsaved is tried again there."""
 
     def _put(self, entry: QueuedAlert) -> None:
         entry.repeated = self._outbox.knows(entry.event_id)
         # behind one that is unsaved it waits for `_catch_up`, which keeps the order
-        if not entry.repeated and (self._in_trouble or not self._guarded(partial(self._outbox.put, entry.event_id, entry.body))):
+        if not entry.repeated and (
+            self._in_trouble or not self._guarded(partial(self._outbox.put, entry.event_id, entry.body, entry.title))
+        ):
             self._unsaved[entry.event_id] = entry
             if len(self._unsaved) > CAP:
                 del self._unsaved[next(iter(self._unsaved))]
@@ -102,7 +117,7 @@ class OutboxThread:
         self._guarded(work)
 
     def _load(self) -> None:
-        found = [QueuedAlert(event_id, body) for event_id, body in self._outbox.load()]
+        found = [QueuedAlert(kept.event_id, kept.body, kept.title) for kept in self._outbox.load()]
         for entry in found:
             entry.settled.set()
         self._loaded = True
@@ -112,7 +127,7 @@ class OutboxThread:
         if not self._loaded:
             self._load()
         for entry in list(self._unsaved.values()):
-            self._outbox.put(entry.event_id, entry.body)
+            self._outbox.put(entry.event_id, entry.body, entry.title)
             del self._unsaved[entry.event_id]
 
     def _guarded(self, work: Callable[[], None]) -> bool:

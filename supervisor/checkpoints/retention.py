@@ -91,6 +91,8 @@ class Retention:
             )
             text = f"{fit} into {found.directory}: {found.reason}{self._remove_copies(found.directory)}"
             self._report(CheckpointAlert(CheckpointTrouble.DISK_FILLING, text))
+        elif self._is_short and found.room is not free_space.Room.UNKNOWN and found.room is not free_space.Room.SHORT:
+            self._report(CheckpointAlert(CheckpointTrouble.DISK_FILLING, f"there is room again in {found.directory}", is_over=True))
         if found.room is not free_space.Room.UNKNOWN:
             self._is_short = found.room is free_space.Room.SHORT
 

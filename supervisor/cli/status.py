@@ -9,6 +9,7 @@ import click
 
 from checkpointing.manifest.documents import Manifests
 from supervisor.checkpoints.recording import numerics
+from supervisor.cli import alerts
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.job_files import (
     JobFiles,
@@ -73,6 +74,7 @@ def status_of(place: JobFiles) -> Status:
         numbers=_numbers(place, run.run_id) if run else "",
         restored=clean(history.restored),
         world_size=history.world_size if history.ranks and alive is not False else 0,
+        alerts=alerts.summary(place.directory, run.run_id) if run else "",
     )
 
 
@@ -102,4 +104,5 @@ def as_dict(seen: Status) -> dict[str, Any]:
         "exit_code": seen.exit_code,
         "numbers": seen.numbers or None,
         "restored": seen.restored or None,
+        "alerts": seen.alerts or None,
     }

@@ -17,14 +17,24 @@ import os
 import re
 import shlex
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from checkpointing.mirror.backends import KEYS_HINT, has_keys
-from supervisor.config.settings import JOB_NAME_FORM, ROWS, Origin, Settings, is_job_name, with_values
+from supervisor.config.settings import (
+    JOB_NAME_FORM,
+    ROWS,
+    SINK_ROWS,
+    SINKS_KEY,
+    AlertSinkSection,
+    Origin,
+    Settings,
+    is_job_name,
+    with_values,
+)
 from supervisor.config.trust import read_trusted
-from supervisor.core.model import ResumeKind
+from supervisor.core.model import Cause, ResumeKind
 from supervisor.errors import SuperviseError, nearest
 
 if TYPE_CHECKING:
@@ -41,6 +51,7 @@ CREDENTIAL = "webhook-secret"
 
 _BY_KEY = {row.key: row for row in ROWS}
 _BY_ENV = {row.env: row for row in ROWS}
+_OF_SINK = {row.key.removeprefix(f"{SINKS_KEY}."): row for row in SINK_ROWS}
 _BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _SHOWN = 200  # characters of a wrong value: it may be very long
 _EXPECTED = {str: "a string", int: "an integer", float: "a number", bool: "true or false", tuple: "a list of strings"}
@@ -52,6 +63,9 @@ _NEVER_FROM_FOUND_FILE = {
     "alerts.webhook.secret_file": "secret named",
     "restart.plugins": "plug-in named",  # it would be imported here
     "health.plugins": "plug-in named",
+    "alerts.sink.url_file": "secret named",
+    "alerts.sink.secret_file": "secret named",
+    "alerts.sink.command": "program named",  # it would be run here
 }
 # A wrong value of these is not printed.
 _MAY_HOLD_KEYS = frozenset({"checkpoints.mirror"})
@@ -73,11 +87,16 @@ def _placeholders_are_ours(text: str) -> bool:
 
 
 _Form = tuple[str, "Callable[[str], bool]"]
+_HTTP: _Form = ("an http or https address", lambda text: text.startswith(("http://", "https://")))
 #: What some strings must be, each one of a list: how it is called, and the test.
 _FORMS: dict[str, tuple[_Form, ...]] = {
     "job.name": ((JOB_NAME_FORM, is_job_name),),
     "checkpoints.mirror": ((f"places without keys in them ({KEYS_HINT})", lambda text: not has_keys(text)),),
-    "alerts.webhook.url": (("an http or https address", lambda text: text.startswith(("http://", "https://"))),),
+    **dict.fromkeys(("alerts.webhook.url", "alerts.sink.url", "alerts.heartbeat_url"), (_HTTP,)),
+    "alerts.sink.name": (
+        ("a name of small letters, digits, '-' and '_'", lambda text: bool(re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,39}", text))),
+    ),
+    "alerts.sink.causes": ((f"causes ({', '.join(sorted(Cause))})", lambda text: text in frozenset(Cause)),),
     "knobs.resume.args": (
         ("words as a shell would read them (a quotation is not closed)", _splits),
         ("no placeholder but {resume}, the checkpoint's path, and {step}", _placeholders_are_ours),
@@ -113,6 +132,7 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
     """
     values: dict[str, Value] = {}
     origins: dict[str, Origin] = {}
+    sinks: tuple[AlertSinkSection, ...] = ()
 
     @contextlib.contextmanager
     def checked() -> Iterator[None]:
@@ -129,13 +149,15 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
     _from_systemd(environ, take)
     for source in reversed(_sources(environ, cwd, config, system_file)):
         with checked():
-            _from_file(source, take, checked)
+            found = _from_file(source, take, checked)
+            sinks = sinks if found is None else found
     _from_environment(environ, take, checked)
     for key, given in flags.items():
         row = _BY_KEY[key]
         origin = Origin("command line", row.flag)
         take(row, _parsed(row, given, origin) if isinstance(given, str) else _checked(row, given, origin), origin)
     settings = with_values(Settings(cwd=str(cwd)), values, origins)
+    settings = replace(settings, alerts=replace(settings.alerts, sinks=sinks))
     with checked():
         _require_placeholder(settings)
     return settings
@@ -156,11 +178,40 @@ def webhook_secret(settings: Settings) -> str:
         ) from error
 
 
+def sink_address(sink: AlertSinkSection, environ: Mapping[str, str]) -> str:
+    """Return the address of an alert sink, "" for none. Raises SuperviseError if its file cannot be read."""
+    return sink.url or _of_file(sink.url_file, environ, f"the address of the alert sink {sink.called}", "url_file")
+
+
+def sink_key(sink: AlertSinkSection, environ: Mapping[str, str]) -> str:
+    """Return the key of an alert sink, "" for none. Raises SuperviseError if its file cannot be read."""
+    return _of_file(sink.secret_file, environ, f"the key of the alert sink {sink.called}", "secret_file")
+
+
+def _of_file(name: str, environ: Mapping[str, str], what: str, setting: str) -> str:
+    if not name:
+        return ""
+    credentials = environ.get("CREDENTIALS_DIRECTORY", "")
+    path = Path(credentials, name) if credentials and "/" not in name else Path(name)
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SuperviseError(
+            f"cannot read {what}: {path}: {cause}", hint=f"Name a readable file in {setting} below [[{SINKS_KEY}]]."
+        ) from error
+
+
 def show(settings: Settings, *, as_json: bool) -> str:
     """Return every setting with its value and origin, as a table or as JSON. Secrets are shown as digests."""
-    shown = [
+    shown: list[tuple[str, Value, Origin | str]] = [
         (row.key, _digest(settings.value(row.key)) if row.secret else settings.value(row.key), settings.origin(row.key)) for row in ROWS
     ]
+    for number, sink in enumerate(settings.alerts.sinks):
+        for name, row in _OF_SINK.items():
+            value = getattr(sink, name)
+            if value != row.default or name == "kind":
+                shown.append((f"{SINKS_KEY}[{number}].{name}", _digest(value) if row.secret else value, "file"))
     if as_json:
         return json.dumps({key: {"value": value, "origin": str(origin)} for key, value, origin in shown}, indent=2)
     table = [(key, json.dumps(value, ensure_ascii=False), str(origin)) for key, value, origin in shown]
@@ -206,10 +257,15 @@ def _sources(environ: Mapping[str, str], cwd: Path, config: str | None, system_f
     return sources
 
 
-def _from_file(source: _Source, take: Any, checked: Callable[[], AbstractContextManager[None]]) -> None:  # noqa: ANN401  load's own
+def _from_file(
+    source: _Source,
+    take: Any,  # noqa: ANN401  load's own
+    checked: Callable[[], AbstractContextManager[None]],
+) -> tuple[AlertSinkSection, ...] | None:
+    """Take the values of a file, and return its alert sinks; None if it names none."""
     text = read_trusted(source.path)
     if text is None:
-        return
+        return None
     try:
         tree = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError is one, and so is a number of more digits than python reads
@@ -218,11 +274,17 @@ def _from_file(source: _Source, take: Any, checked: Callable[[], AbstractContext
         what = f"configuration file is no settings: {source.path}: its values are nested too deeply"
         raise SuperviseError(what, hint="Write sections and plain values, as docs/settings.md shows.") from error
     lines = _lines(text)
+    sinks: tuple[AlertSinkSection, ...] | None = None
 
     def walk(node: Mapping[str, Any], prefix: str) -> None:
         for name, value in node.items():
             key = f"{prefix}{name}"
             where = f"{source.path}:{lines[key]}" if key in lines else str(source.path)
+            if key == SINKS_KEY:
+                with checked():
+                    nonlocal sinks
+                    sinks = _sinks(value, source, lines)
+                continue
             is_section = any(known.startswith(f"{key}.") for known in _BY_KEY)
             if is_section and isinstance(value, dict):
                 walk(value, f"{key}.")
@@ -237,6 +299,43 @@ def _from_file(source: _Source, take: Any, checked: Callable[[], AbstractContext
                 take(row, _checked(row, tuple(value) if isinstance(value, list) else value, origin), origin)
 
     walk(tree, "")
+    return sinks
+
+
+def _sinks(value: object, source: _Source, lines: Mapping[str, int]) -> tuple[AlertSinkSection, ...]:
+    """Return the alert sinks of a file. Raises SuperviseError for the first fault."""
+    tables = value if isinstance(value, list) else [value]
+    found: list[AlertSinkSection] = []
+    for number, table in enumerate(tables):
+        place = f"{SINKS_KEY}[{number}]"
+        where = f"{source.path}:{lines[place]}" if place in lines else str(source.path)
+        if not isinstance(table, dict) or not isinstance(value, list):
+            raise SuperviseError(
+                f"wrong type: {SINKS_KEY} in {where}: it is a list of tables", hint=f"Write [[{SINKS_KEY}]], with kind = below it."
+            )
+        values: dict[str, Any] = {}
+        for name, given in table.items():
+            row = _OF_SINK.get(name)
+            at = f"{source.path}:{lines[f'{place}.{name}']}" if f"{place}.{name}" in lines else where
+            if row is None:
+                raise _unknown_of_sink(name, at)
+            _refuse_secret(row, source, at)
+            values[name] = _checked(row, tuple(given) if isinstance(given, list) else given, Origin("file", at))
+        if "kind" not in values:
+            kinds = ", ".join(_OF_SINK["kind"].choices)
+            raise SuperviseError(f"no kind: [[{SINKS_KEY}]] in {where}", hint=f"Write kind = below it: one of {kinds}.")
+        sink = AlertSinkSection(**values)
+        if sink.called in {other.called for other in found}:
+            raise SuperviseError(f"two alert sinks are called {sink.called}: {where}", hint="Give each a name of its own with name =.")
+        found.append(sink)
+    return tuple(found)
+
+
+def _unknown_of_sink(name: str, where: str) -> SuperviseError:
+    meant = nearest(name, _OF_SINK)
+    what = f"unknown setting: {SINKS_KEY}.{name} in {where}" + (f": the nearest is {meant}" if meant else "")
+    remedy = f"Write {meant} below [[{SINKS_KEY}]]" if meant else f"Leave {name} out"
+    return SuperviseError(what, hint=f"{remedy}; its keys are {', '.join(_OF_SINK)}.")
 
 
 def _from_environment(environ: Mapping[str, str], take: Any, checked: Callable[[], AbstractContextManager[None]]) -> None:  # noqa: ANN401
@@ -385,9 +484,15 @@ def _cut(text: str) -> str:
 def _lines(text: str) -> dict[str, int]:
     """Return the line of each key that is written plainly (`key = value` below a `[section]`); tomllib does not tell."""
     lines: dict[str, int] = {}
+    counts: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[([\w.\s-]+)\]", line):
+        if header := re.match(r"\s*\[\[([\w.\s-]+)\]\]", line):  # one of a list of tables
+            name = header[1].replace(" ", "")
+            count = counts[name] = counts.get(name, -1) + 1
+            lines[f"{name}[{count}]"] = number
+            section = f"{name}[{count}]."
+        elif header := re.match(r"\s*\[([\w.\s-]+)\]", line):
             section = header[1].replace(" ", "") + "."
         elif assignment := re.match(r"\s*([\w.-]+)\s*=", line):
             lines.setdefault(section + assignment[1], number)

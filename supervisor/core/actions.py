@@ -205,11 +205,13 @@ class Alert:
 
     kind: recurring_failure, gpu_quarantined, memory_held, batch_changed, node_health: this node became worse, change_ignored: a rank
     trains with another value than a plan set, or started_from_scratch: a checkpoint was there, and the attempt began without it.
+    subject: tells alerts of one kind apart, such as a GPU's UUID.
     """
 
     kind: str
     attempt: int
     text: str
+    subject: str = ""
     waits_for_journal: ClassVar[bool] = False
 
 

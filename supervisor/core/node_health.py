@@ -105,7 +105,12 @@ def _left_out(state: JobState, failed: dict[str, Finding]) -> tuple[JobState, tu
             repair = f"repair: {finding.command}" if finding.command else finding.check
             actions.append(Quarantine(state.attempt.number, gpu, finding.reason, f"{finding.check}: {finding.reason}; {repair}"))
             actions.append(
-                Alert("gpu_quarantined", state.attempt.number, f"GPU {gpu.index} ({gpu.uuid}) is taken out of use: {finding.reason}")
+                Alert(
+                    "gpu_quarantined",
+                    state.attempt.number,
+                    f"GPU {gpu.index} ({gpu.uuid}) is taken out of use: {finding.reason}",
+                    gpu.uuid,
+                )
             )
             plan = Plan(PlanKind.RESTART, finding.reason, "", NAME, exclude=(gpu.uuid,))
             state = changed(state, gpus=with_excluded(state.gpus, plan, finding.reason))

@@ -295,7 +295,9 @@ def _quarantined(state: JobState, out_of_use: dict[str, Gpu], failed: Situation)
 
 def _alerts(state: JobState, plan: Plan, verdict: Verdict, count: int) -> tuple[Action, ...]:
     """Return the alerts beside the incident."""
-    found: list[Action] = [Alert("gpu_quarantined", state.attempt.number, f"{plan.reason}: {verdict.summary}")] if plan.exclude else []
+    found: list[Action] = []
+    if plan.exclude:
+        found.append(Alert("gpu_quarantined", state.attempt.number, f"{plan.reason}: {verdict.summary}", plan.exclude[0]))
     changed = [c for c in plan.changes if c.knob in {"batch_size", "grad_accum"}]
     if changed:
         found.append(Alert("batch_changed", state.attempt.number, "; ".join(f"{c.how} {c.old} → {c.new}" for c in changed)))

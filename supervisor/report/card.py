@@ -59,6 +59,7 @@ class Status:
     numbers: str = ""
     restored: str = ""
     world_size: int = 0
+    alerts: str = ""
 
 
 def card(  # noqa: PLR0913 (all that the card names)
@@ -163,6 +164,8 @@ def status_text(status: Status, address: str) -> str:
     ]
     if status.numbers:
         rows.append(("numbers", clean(status.numbers)))
+    if status.alerts:
+        rows.append(("alerts", f"{status.alerts}; supervise alerts list {address}"))
     if status.restored:
         rows.insert(1, ("mirror", f"gave {status.restored}"))
     if status.incidents:

@@ -267,17 +267,17 @@ class LogEvent(StrEnum):
         "kind attempt text",
         "a person must know what no incident shows; the kinds are in [alerts](alerts.md)",
     )
-    ALERT_SENT = "alert.sent", "info", "event_id host", "an alert was delivered"
+    ALERT_SENT = "alert.sent", "info", "sink event_id host", "an alert was delivered"
     ALERT_FAILED = (
         "alert.failed",
         "warning",
-        "outcome event_id host reason tries waiting",
+        "outcome sink event_id host reason tries waiting",
         (
             "an alert was not delivered: refused, left for later, or not kept on disk ([alerts](alerts.md)); `outcome` decides which "
             "fields there are"
         ),
     )
-    ALERT_DROPPED = "alert.dropped", "error", "total", "the outbox was full: the oldest alerts were dropped"
+    ALERT_DROPPED = "alert.dropped", "error", "sink total", "the outbox was full: the oldest alerts were dropped"
     LOG_LOST = (
         "log.lost",
         "warning",

@@ -10,6 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Beginning, Cause, PlanKind
@@ -18,12 +19,12 @@ from supervisor.report import card as cards
 from supervisor.report.incident_files import IncidentFiles
 from supervisor.report.log_events import LogEvent
 from supervisor.report.text import clean
+from supervisor.report.vitals import Vitals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from supervisor.alerts.delivery import AlertSender
-    from supervisor.core import actions as act
+    from supervisor.alerts.router import AlertRouter
     from supervisor.core.events import Event
     from supervisor.core.model import Evidence
     from supervisor.core.state import Incident
@@ -41,12 +42,26 @@ STOP_MARGIN_S = 20.0
 
 FROM_SCRATCH = "started_from_scratch"
 #: Alerts whose text another line prints already: the decision's, or how the attempt began.
-ALREADY_PRINTED = frozenset({"batch_changed", FROM_SCRATCH})
+ALREADY_PRINTED = frozenset({"batch_changed", FROM_SCRATCH, "resume_suspect"})
 #: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, the node became
 #: worse, and all that is about the keeping of checkpoints.
 WITHOUT_DECISION = frozenset(
-    {"change_ignored", FROM_SCRATCH, "node_health", "mirror_failing", "mirror_recovered", "disk_filling", "not_finite", "no_copy"}
+    {
+        "change_ignored",
+        FROM_SCRATCH,
+        "node_health",
+        "mirror_failing",
+        "mirror_recovered",
+        "mirror_behind",
+        "disk_filling",
+        "not_finite",
+        "no_copy",
+        "no_checkpoint",
+        "resume_suspect",
+    }
 )
+#: Lines of evidence that an alert may carry, if its sink asks for them.
+ALERT_LINES = 5
 
 #: The log event of each event that the core took. Progress is in the journal only: it would drown the rest.
 LOGGED: dict[type, LogEvent] = {
@@ -110,12 +125,13 @@ class Reporter:
 
     def __init__(self, job: Job, clock: Clock, terminal: TerminalWriter, log: EventLog, notifier: Notifier) -> None:
         self.last_card: str | None = None
-        self.alerts: AlertSender | None = None
+        self.alerts: AlertRouter | None = None
         self._job = job
         self._clock = clock
         self._terminal = terminal
         self._log = log
         self._notifier = notifier
+        self.vitals = Vitals(expects_checkpoints=bool(job.settings.checkpoints.paths))
         self._decision: act.ReportDecision | None = None  # of the incident that is open
         self._last: act.ReportDecision | None = None  # of the incident before, when none is
         self._pending_alerts: list[act.Alert] = []  # reported with the decision
@@ -144,6 +160,8 @@ class Reporter:
             del fields["t"]
             self._log.write(name, **fields)
         self._sum_up(event)
+        self.vitals.took(event)
+        self._clear_alerts(event)
         if isinstance(event, events.CheckpointSelected):
             self._repaired = {event.attempt: (*self._repaired.get(event.attempt, ()), *event.repaired)}
         elif isinstance(event, events.AttemptStarted):
@@ -170,6 +188,15 @@ class Reporter:
         elif isinstance(event, events.AttemptEnded):
             level: LogLevel | None = None if event.outcome == "failed" else "info"
             self._log.write(LogEvent.ATTEMPT_ENDED, level, **attempt.line(event.outcome, event.t) | {"attempt": event.attempt})
+
+    def _clear_alerts(self, event: Event) -> None:
+        """Note for the alerts what an event ends: a new run that trains ends what an earlier one gave up."""
+        if isinstance(event, events.CheckpointVerified):
+            self.clear_alert("checkpoint", event.t)
+        elif isinstance(event, events.HealthChanged) and all(finding.result == "ok" for finding in event.findings):
+            self.clear_alert("health", event.t)
+        elif isinstance(event, events.ProgressObserved) and event.steps_seen > 0 and self._decision is None:
+            self.clear_alert("incident", event.t)
 
     def print_message(self, action: act.PrintMessage) -> None:
         """Print one line at the terminal."""
@@ -273,6 +300,11 @@ class Reporter:
         )
         if self._decision is not None:
             self._write_file(action.incident, "card.txt", self._card(self._decision, action))
+        if action.began is Beginning.RESUMED:
+            for kind in ("scratch", "resume"):
+                self.clear_alert(kind, self._clock.now())
+        elif action.began is Beginning.UNCONFIRMED and action.resume_from:
+            self.alerted(act.Alert("resume_suspect", action.attempt, cards.beginning(action)))
 
     def closed(self, action: act.CloseIncident) -> None:
         """Log it, and alert that it is over, one way or the other."""
@@ -315,7 +347,7 @@ class Reporter:
         if action.kind not in ALREADY_PRINTED:
             self._terminal.message(clean(action.text), "warning")
         incident, step = (decision.incident, decision.step) if decision is not None else (0, None)
-        self._alert(action.kind, incident, action.attempt, step, action.text)
+        self._alert(action.kind, incident, action.attempt, step, action.text, subject=action.subject)
 
     def quarantined(self, action: act.Quarantine) -> None:
         """Report how a GPU that is put out of use comes back into use."""
@@ -328,6 +360,7 @@ class Reporter:
     def released(self, entry: QuarantinedGpu) -> None:
         """Report that a GPU is back in use, because it was reset and is well."""
         self._log.write(LogEvent.GPU_RELEASED, uuid=entry.uuid, pci=entry.pci, reason=clean(entry.reason))
+        self.clear_alert("gpu", self._clock.now(), entry.uuid)
         self._terminal.message(f"GPU {entry.name} is back in use: it was reset since ({clean(entry.reason)}), and NVML finds it well")
 
     def saving(self, action: act.RequestSave) -> None:
@@ -390,16 +423,48 @@ class Reporter:
         """Try once more what waits to be sent, and print what was not delivered."""
         if self.alerts is None:
             return
-        self.alerts.close(deadline_s)
-        left = self.alerts.undelivered()
-        if left is not None:
+        self.alerts.close(self._clock.now(), deadline_s)
+        for left in self.alerts.undelivered():
             number = "1 alert was" if left.count == 1 else f"{left.count} alerts were"
-            kept = f"kept in {self._job.state / 'outbox'}" if left.saved else "and could not be kept"
+            place = self._job.state / ("outbox" if left.name == "webhook" else f"alerts/{left.name}")
+            kept = f"kept in {place}" if left.saved else "and could not be kept"
             self._terminal.message(f"{number} not delivered to {left.host}: {left.reason}; {kept}", "warning")
 
     # how
 
-    def _alert(self, outcome: str, incident: int, attempt: int, step: int | None, about: str = "") -> None:
+    def run_started(self, *, continues: bool) -> None:
+        """Alert that the run began, where a sink asks for that."""
+        if not continues:
+            self._alert("run_started", 0, 1, None)
+
+    def run_finished(self, exit_code: int, attempt: int) -> None:
+        """Alert that the run ended; after 0 no thread of it fires any longer."""
+        self._alert("run_finished", 0, attempt, self._attempt.step, exit_code=exit_code)
+
+    def alert_over(self, kind: str, text: str) -> None:
+        """Report that what an alert of this kind was raised for is over."""
+        self._terminal.message(clean(text))
+        if self.alerts is not None:
+            from supervisor.alerts.model import EVENTS, AlertEvent  # noqa: PLC0415 (only where a sink is configured)
+
+            self.clear_alert(EVENTS[AlertEvent(kind)].thread, self._clock.now())
+
+    def clear_alert(self, thread: str, now: float, subject: str = "") -> None:
+        """Note that a thread of alerts is calm (alerts/threads.py)."""
+        if self.alerts is not None:
+            self.alerts.clear(thread, now, subject)
+
+    def _alert(  # noqa: PLR0913 (what an event is made of)
+        self,
+        outcome: str,
+        incident: int,
+        attempt: int,
+        step: int | None,
+        about: str = "",
+        *,
+        subject: str = "",
+        exit_code: int | None = None,
+    ) -> None:
         if self.alerts is None:
             return
         from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, OutgoingAlert  # noqa: PLC0415 (only where a sink is configured)
@@ -423,8 +488,22 @@ class Reporter:
                 rank=None if decision is None else decision.verdict.rank,
                 step=step,
                 about=about,
+                node=self._job.settings.alerts.node or self._job.node.split(".", 1)[0],
+                confidence=None if decision is None or not decision.verdict.confidence else decision.verdict.confidence,
+                subject=subject,
+                exit_code=exit_code,
+                lines=self._alert_lines(decision if incident else None, about),
+                state_dir=str(self._job.state.parents[2]),
             )
         )
+
+    @staticmethod
+    def _alert_lines(decision: act.ReportDecision | None, about: str) -> tuple[str, ...]:
+        """Return what an alert's receiver may read if its sink asks for lines: the text of the event, and the evidence."""
+        found = [about]
+        if decision is not None:
+            found += [decision.verdict.summary, decision.plan.reason, *cards.evidence_lines(decision.verdict.because, ALERT_LINES)]
+        return tuple(dict.fromkeys(clean(line) for line in found if line))
 
     def _card(self, decision: act.ReportDecision, resumed: act.ReportResume | None) -> str:
         job = self._job

@@ -16,7 +16,7 @@ WIDTH = 100
 
 
 #: Rows with the decision and what to do: they get lines first, before all evidence but its first line.
-WHOLE_ROWS = frozenset({"done", "plan", "verdict", "next", "next time"})
+WHOLE_ROWS = frozenset({"done", "plan", "verdict", "next", "next time", "alerts"})
 
 
 _LONGEST = 1000

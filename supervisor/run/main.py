@@ -27,7 +27,7 @@ from supervisor.checkpoints.recording.reports import (
     CheckpointTrouble,
     WatcherFailed,
 )
-from supervisor.config import loading, plugins, signatures
+from supervisor.config import plugins, signatures
 from supervisor.config.policy import evict_on, to_policy
 from supervisor.core import losses
 from supervisor.core.actions import Alert
@@ -52,6 +52,7 @@ from supervisor.knobs import job_knobs, programs
 from supervisor.launch.guardian_client import ignored_signals
 from supervisor.observe.ranks.progress_sampler import ProgressSampler
 from supervisor.report import event_log
+from supervisor.report.alert_watch import AlertWatch
 from supervisor.report.card import position_text
 from supervisor.report.last_line import last_line
 from supervisor.report.log_events import LogEvent
@@ -143,10 +144,13 @@ def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Pro
     """Raise SuperviseError for a wrong setting before anything starts; return the problems that only leave a signature out."""
     plugins.ladders(settings)
     evict_on(settings)
-    if settings.alerts.webhook.url:
-        from supervisor.alerts import sinks  # noqa: PLC0415 (ssl costs memory that a job without a webhook need not pay)
+    if settings.alerts.webhook.url or settings.alerts.sinks or settings.alerts.heartbeat_url:
+        from supervisor.run import alerting  # noqa: PLC0415 (ssl costs memory that a job without a sink need not pay)
 
-        sinks.make("webhook", settings.alerts.webhook.url, loading.webhook_secret(settings).encode() or None)
+        alerting.heartbeat(settings)
+        for sink in alerting.configured(settings, os.environ):
+            if sink.warning:
+                warn(sink.warning)
     return signatures.configured(settings, warn)[1] if settings.classify.signatures else ()
 
 
@@ -196,6 +200,7 @@ class _Run:
             self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
         self.next_refresh = self.next_ping = self.next_record = 0.0
         self.recorded_attempt, self.recorded_from = 0, 0.0
+        self.alert_watch = AlertWatch(job, self.reporter, lambda: 0.0 if self.mirror is None else self.mirror.behind_s())
         self.signals = StopSignals(job, self.loop, self.executor.threads, ignored)
 
     def go(self) -> int:
@@ -223,6 +228,7 @@ class _Run:
         if watcher is not None:
             watcher.start()
         self.reporter.started(self._opening_lines())
+        self.reporter.run_started(continues=self.continues)
         declared = self.job.knobs.resume_way(DECLARED)
         if declared is not None and not self.job.settings.checkpoints.paths:
             self.terminal.message(_UNDECLARED.format(declared.knob.how), "warning")
@@ -275,6 +281,8 @@ class _Run:
         match report:
             case CheckpointFound(ref, attempt):
                 self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt.number, ref, attempt))
+            case CheckpointAlert(trouble, text, True):
+                self.loop.call_soon(lambda: self.reporter.alert_over(trouble.value, text))
             case CheckpointAlert(trouble, text):
                 goes_on = "; the training goes on" if trouble is CheckpointTrouble.NOT_FINITE else ""
                 self.loop.call_soon(lambda: self.reporter.alerted(Alert(trouble.value, self.loop.state.attempt.number, f"{text}{goes_on}")))
@@ -325,6 +333,8 @@ class _Run:
         now = self.clock.now()
         if self.mirror is not None and self.mirror_news is not None:
             self.mirror_news.waited(self.mirror.waits_s())
+        if ping := self.alert_watch.tick(self.loop.state, now):
+            self.executor.threads.recur("heartbeat", ping)
         if now >= self.next_ping:
             self.notifier.ping()
             self.next_ping = now + (self.notifier.watchdog_interval_s() or LEASE_REFRESH_S)
@@ -416,19 +426,25 @@ class _Run:
             self._refresh_lock()
 
     def _start_alerts(self) -> None:
-        webhook = self.job.settings.alerts.webhook
-        if not webhook.url:
+        settings = self.job.settings
+        if not (settings.alerts.webhook.url or settings.alerts.sinks or settings.alerts.heartbeat_url):
             return
-        from supervisor.alerts import delivery  # noqa: PLC0415 (tenacity and ssl cost memory that a job without a webhook need not pay)
+        from supervisor.run import alerting  # noqa: PLC0415 (tenacity and ssl cost memory that a job without a sink need not pay)
 
-        secret = loading.webhook_secret(self.job.settings).encode() or None
         names = {name.value: name for name in LogEvent}
+        refused: set[object] = set()
 
         def log(event: str, fields: dict[str, object]) -> None:
             if event in names:
                 self.log.write(names[event], **fields)
+            if fields.get("outcome") == "refused" and fields["sink"] not in refused:
+                refused.add(fields["sink"])
+                text = f"alert refused by {fields['sink']} ({fields['host']}): {fields['reason']}; `supervise alerts list` shows all"
+                self.loop.call_soon(lambda: self.terminal.message(text, "warning"))
 
-        self.reporter.alerts = delivery.start(self.job.state / "outbox", webhook.url, secret, webhook.deadline_s, log)
+        if alerting.is_configured(settings):
+            self.reporter.alerts = alerting.start(settings, self.job.environ, self.job.state, log)
+        self.alert_watch.heartbeat = alerting.heartbeat(settings)
 
     def _opening_lines(self) -> list[str]:
         elastic = self.factory.launcher is Launcher.ELASTIC
@@ -479,6 +495,7 @@ class _Run:
         self.journal.append(Ended(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)
         cost = losses.total(state)
         self.log.write(LogEvent.RUN_FINISHED, exit_code=code, incidents=cost.incidents, lost_s=round(cost.lost_s, 3))
+        self.reporter.run_finished(code, state.attempt.number)
         durable = self.journal.close(CLOSE_DEADLINE_S)
         if not durable:
             self.terminal.message("the journal's last records did not reach the disk", "warning")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -37,12 +38,16 @@ class Received:
 
 @dataclass(slots=True)
 class Endpoint:
-    """`script` answers request after request as (status, headers), the last for ever; a status of 0 never answers, 1 drips."""
+    """`script` answers request after request as (status, headers), the last for ever; what it writes beside is `answer_body`.
+
+    A status of 0 never answers, 1 drips its headers, 2 is a 200 whose body has no end, 3 resets the connection.
+    """
 
     script: list[tuple[int, dict[str, str]]] = field(default_factory=lambda: [(200, {})])
     received: list[Received] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
     port: int = 0
+    answer_body: bytes = b"no_service"
 
     @property
     def url(self) -> str:
@@ -60,12 +65,19 @@ class Endpoint:
             handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Drip: ")
             while not self.stop.wait(0.05):
                 handler.wfile.write(b".")
+        elif status == 2:
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            while not self.stop.is_set():
+                handler.wfile.write(b"x" * 65536)
+        elif status == 3:
+            handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            handler.connection.close()
         else:
             handler.send_response(status)
             for name, value in headers.items():
                 handler.send_header(name, value)
             handler.end_headers()
-            handler.wfile.write(b"the body of the answer is of no interest")
+            handler.wfile.write(self.answer_body)
 
 
 @pytest.fixture

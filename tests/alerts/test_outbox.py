@@ -27,7 +27,7 @@ def opened(path: Path, cap: int = 256) -> Outbox:
 
 
 def waiting(path: Path) -> list[str]:
-    return [event_id for event_id, _ in Outbox(path).load()]
+    return [kept.event_id for kept in Outbox(path).load()]
 
 
 def test_what_is_put_is_there_for_the_next_process_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_what_is_put_is_there_for_the_next_process_in_order(tmp_path: Path, monk
     for number in (3, 1, 2):
         outbox.put(identifier(number), b'{"n":%d}' % number)
     again = Outbox(tmp_path / "outbox")
-    assert again.load() == [(identifier(number), b'{"n":%d}' % number) for number in (3, 1, 2)]
+    assert [(kept.event_id, kept.body) for kept in again.load()] == [(identifier(number), b'{"n":%d}' % number) for number in (3, 1, 2)]
     again.put(identifier(9), b"{}")
     assert waiting(tmp_path / "outbox") == [identifier(number) for number in (3, 1, 2, 9)]
 

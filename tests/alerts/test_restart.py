@@ -22,7 +22,8 @@ PROGRAM = """
 import pathlib, signal, sys, time
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
 from supervisor.alerts.delivery import start
-sender = start(pathlib.Path(sys.argv[1]), sys.argv[2], b"key", 30.0, lambda *_: None)
+from supervisor.alerts.sinks.webhook import WebhookSink
+sender = start(pathlib.Path(sys.argv[1]), WebhookSink(sys.argv[2], b"key"), 30.0, lambda *_: None)
 if sys.argv[3] == "raise":
     sender.enqueue(OutgoingAlert("20260102-abcd", "bert", AlertEvent.OPENED, AlertSeverity.WARNING, 1, 3, time.time(), AlertAction.RESTART))
     signal.pause()

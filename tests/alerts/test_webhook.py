@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.alerts.endpoint import MAX_HANGING
 from supervisor.alerts.model import OutgoingAlert, encode
 from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused
-from supervisor.alerts.webhook import MAX_HANGING, WebhookSink
+from supervisor.alerts.sinks.webhook import WebhookSink
 from supervisor.errors import SuperviseError
 from tests.support.figures import within
 
@@ -54,13 +55,13 @@ def test_without_a_secret_nothing_is_signed(endpoint: Endpoint) -> None:
         (204, {}, Delivered()),
         (301, {"Location": "/elsewhere"}, DeliveryRefused("status 301: redirects are not followed")),
         (307, {"Location": "/elsewhere"}, DeliveryRefused("status 307: redirects are not followed")),
-        (400, {}, DeliveryRefused("status 400")),
-        (404, {}, DeliveryRefused("status 404")),
-        (408, {}, DeliveryDeferred("status 408")),
-        (429, {"Retry-After": "7"}, DeliveryDeferred("status 429", 7.0)),
-        (429, {"Retry-After": "soon"}, DeliveryDeferred("status 429")),
-        (500, {}, DeliveryDeferred("status 500")),
-        (503, {"Retry-After": "-3"}, DeliveryDeferred("status 503")),
+        (400, {}, DeliveryRefused("status 400: no_service")),
+        (404, {}, DeliveryRefused("status 404: no_service")),
+        (408, {}, DeliveryDeferred("status 408: no_service")),
+        (429, {"Retry-After": "7"}, DeliveryDeferred("status 429: no_service", 7.0)),
+        (429, {"Retry-After": "soon"}, DeliveryDeferred("status 429: no_service")),
+        (500, {}, DeliveryDeferred("status 500: no_service")),
+        (503, {"Retry-After": "-3"}, DeliveryDeferred("status 503: no_service")),
     ],
 )
 def test_each_answer_means_what_it_says(endpoint: Endpoint, status: int, headers: dict[str, str], outcome: object) -> None:

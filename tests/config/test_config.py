@@ -108,7 +108,7 @@ def test_every_setting_can_be_set_from_the_environment_and_all_but_keys_from_a_f
     if row.maximum is not None and row.kind in (int, float):
         value = row.kind(min(value, row.maximum))
         text = str(value)
-    if row.key == "alerts.webhook.url":
+    if row.key in {"alerts.webhook.url", "alerts.heartbeat_url"}:
         text = value = "https://host/path"
     if row.key == "knobs.resume.args":
         text = value = "--resume {resume}"

@@ -94,7 +94,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     accelerate.chmod(0o755)
     (found[WITHOUT] / "once").touch()
     (toml,) = re.findall(r"^```toml\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-    (found[PLAIN] / "supervise.toml").write_text(toml.split("[alerts")[0])
+    (found[PLAIN] / "supervise.toml").write_text(toml.split("[[alerts")[0])
     return found
 
 

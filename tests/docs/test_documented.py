@@ -16,7 +16,7 @@ import pytest
 from checkpointing.formats import FORMATS, TREE_FORMATS
 from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, AlertSeverity
 from supervisor.cli.main import root
-from supervisor.config.settings import ROWS
+from supervisor.config.settings import ROWS, SINK_ROWS, SINKS_KEY
 from supervisor.core.model import Cause
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
@@ -44,12 +44,13 @@ def first_words(page: str) -> list[str]:
 
 def test_every_setting_is_documented_with_its_default_variable_and_flag_and_no_other() -> None:
     documented = {row[0].strip("`"): row for row in table("settings.md") if len(row) == 4}
-    assert list(documented) == [row.key for row in ROWS]
-    for row in ROWS:
+    rows = (*ROWS, *SINK_ROWS)
+    assert list(documented) == [row.key for row in rows]
+    for row in rows:
         _, default, names, meaning = documented[row.key]
         written = row.default if isinstance(row.default, str) else json.dumps(row.default)
         assert default.strip("`") == written, row.key
-        assert f"`{row.env}`" in names, row.key
+        assert not row.env or f"`{row.env}`" in names, row.key
         for flag in filter(None, row.flag.split("/")):
             assert f"`{flag}`" in names, row.key
         assert len(re.findall(r"`--[\w-]+`", names)) == len(list(filter(None, row.flag.split("/")))), row.key
@@ -74,7 +75,7 @@ def test_every_stage_of_a_job_and_every_layout_of_a_checkpoint_is_documented() -
 
 def test_the_sections_of_the_settings_page_are_those_of_a_file() -> None:
     headings = re.findall(r"^## \[(.+)\]$", (DOCS / "settings.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert headings == list(dict.fromkeys(row.key.rpartition(".")[0] for row in ROWS))
+    assert headings == [*dict.fromkeys(row.key.rpartition(".")[0] for row in ROWS), f"[{SINKS_KEY}]"]
 
 
 def test_every_exit_code_is_documented() -> None:

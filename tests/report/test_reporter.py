@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
@@ -19,8 +20,6 @@ from supervisor.report.log_events import LogEvent
 from supervisor.report.reporter import Reporter
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from supervisor.alerts.model import OutgoingAlert
 
 VERDICT = Verdict(Cause.SEGFAULT, 0.9, "rank 3 was killed by SIGSEGV", "segfault:SIGSEGV", rank=3)
@@ -29,7 +28,14 @@ PLAN = Plan(PlanKind.RESTART, "restart", "stop", "restart_within_budget")
 
 @pytest.fixture
 def reporter(tmp_path: Path) -> Reporter:
-    job = SimpleNamespace(name="train", run_id="r", node="n", settings=Settings(), state="s", incident_dir=lambda _number: tmp_path)
+    job = SimpleNamespace(
+        name="train",
+        run_id="r",
+        node="n",
+        settings=Settings(),
+        state=Path("s") / "train" / "nodes" / "n",
+        incident_dir=lambda _number: tmp_path,
+    )
     made = Reporter(job, Clock.start(), MagicMock(), MagicMock(), MagicMock())  # type: ignore[arg-type]  # no terminal
     made.alerts = MagicMock()
     return made

@@ -76,6 +76,7 @@ class MirrorLink:
         self._pending: dict[str, MirrorCheckpoint] = {}  # path → what was asked and is not held yet
         self._left: int | None = None  # entries in its spool, None while it is busy or has not reported
         self._still_since: float | None = None  # something waits, and nothing has moved since then (monotonic seconds)
+        self._busy_since: float | None = None  # there has been something to upload ever since then (monotonic seconds)
         self._n_held = 0
         self._last_error_line = ""
         self._closing = threading.Event()
@@ -95,6 +96,7 @@ class MirrorLink:
             self._pending[path] = row
             self._left = None
             self._still_since = self._still_since or time.monotonic()
+            self._busy_since = self._busy_since or time.monotonic()
         self._queue.put(row)
 
     def is_sending(self, path: str, content: str) -> bool:
@@ -107,6 +109,11 @@ class MirrorLink:
         """Return how long a checkpoint has waited without any upload moving, in seconds; 0 where none waits."""
         with self._changed:
             return 0.0 if self._still_since is None else time.monotonic() - self._still_since
+
+    def behind_s(self) -> float:
+        """Return for how long the mirrors have not caught up, in seconds; 0 where they hold all."""
+        with self._changed:
+            return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
 
     def close(self, deadline_s: float) -> int | None:
         """Give it so many seconds to send all, then end it. Return how many are left in the spool, None where it did not report that."""
@@ -221,4 +228,4 @@ class MirrorLink:
             if row["ev"] in {"progress", "uploaded"} or (row["ev"] == "ready" and row["left"] and self._still_since is None):
                 self._still_since = time.monotonic()
             elif row.get("left") == 0 and not self._pending and row["ev"] != "ready":
-                self._still_since = None
+                self._still_since = self._busy_since = None

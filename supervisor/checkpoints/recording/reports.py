@@ -26,10 +26,11 @@ class CheckpointFound:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAlert:
-    """Something about the checkpoints needs a person."""
+    """Something about the checkpoints needs a person; or no longer does (`is_over`)."""
 
     trouble: CheckpointTrouble
     text: str
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
         "exit_code": None,
         "numbers": None,
         "restored": None,
+        "alerts": None,
     }
 
 

@@ -1,11 +1,12 @@
-"""The generic webhook: one POST of the JSON body, signed, under one deadline. delivery.py retries it.
+"""One POST to one address under one deadline, and what its answer means. delivery.py retries it.
 
 A request runs in its own thread, because a resolver cannot be interrupted, and a peer that sends one byte a second never trips a socket's
 timeout. At the deadline its socket is shut; a thread that still hangs (in the resolver) is left behind, and while `MAX_HANGING` of them
 hang no other is started. URL and secret stay here: messages name the host alone.
 
-Redirects are not followed: the signed body would go to a place that nobody configured. The answer's body is not read.
-Imported by delivery.py only where a webhook is configured: http.client and ssl cost memory (docs/alerts.md).
+Redirects are not followed: the signed body would go to a place that nobody configured, such as a cloud's metadata address. Of an answer
+the status decides; a piece of the body is read for people, and whatever in it stands in the URL or is a secret is replaced.
+Imported only where a sink is configured: http.client and ssl cost memory (docs/alerts.md).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import hashlib
 import hmac
 import http.client
+import re
 import socket
 import ssl
 import threading
@@ -25,15 +27,23 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, Outcome
+from supervisor.classify import redact
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 #: Answers that ask for another try; every other 4xx, and every 3xx, will not get better by itself.
 RETRY_STATUS = frozenset({408, 425, 429})
 SERVER_ERRORS = range(500, 600)
 MAX_HANGING = 4
+#: Of the answer's body: what is read, what is shown, and how long it may take after the status.
+_ANSWER_BYTES = 2048
+_ANSWER_SHOWN = 200
+_ANSWER_S = 0.5
+#: Parts of a URL that are this long may be its secret.
+_SECRET_PART = 6
+_METHOD = "POST"
 
 
 @dataclass(slots=True)
@@ -46,11 +56,14 @@ class _Request:
     outcome: Outcome | None = None
 
 
-class WebhookSink:
-    """The endpoint. Raises SuperviseError (exit 78) for a URL that cannot be one."""
+class HttpEndpoint:
+    """The address. Raises SuperviseError (exit 78) for a URL that cannot be one."""
 
-    def __init__(self, url: str, secret: bytes | None) -> None:
-        """Take the URL apart and load the certificates that TLS needs: nothing is read from a disk later."""
+    def __init__(self, url: str, secret: bytes | None, *, hide: Sequence[str] = (), method: str = _METHOD) -> None:
+        """Take the URL apart and load the certificates that TLS needs: nothing is read from a disk later.
+
+        secret: signs each body. hide: other secrets that no report of an answer may show.
+        """
         parts = _split(url)
         self.host = str(parts.hostname)
         # always explicit: http.client would look for a port inside an IPv6 address
@@ -61,10 +74,15 @@ class WebhookSink:
         if parts.username is not None:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             self._headers["Authorization"] = "Basic " + base64.b64encode(login).decode("ascii")
-        self._secret = secret
+        self._secret, self._method = secret, method
+        given = (parts.username, parts.password, self._target, None if secret is None else secret.decode("utf-8", "replace"), *hide)
+        pieces = [piece for piece in re.split(r"[/?&=;]", self._target) if len(piece) >= _SECRET_PART]
+        self._hide = sorted(
+            {text for one in (*given, *pieces) if one and one != "/" for text in (one, unquote(one))}, key=len, reverse=True
+        )
         self._hanging: list[threading.Thread] = []
 
-    def deliver(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
+    def post(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
         """Try once, in at most `deadline_s` from name look-up to status line."""
         self._hanging = [thread for thread in self._hanging if thread.is_alive()]
         if len(self._hanging) >= MAX_HANGING:
@@ -77,11 +95,13 @@ class WebhookSink:
         request.abandoned = True
         _abort(request.connection)
         self._hanging.append(thread)
+        if request.outcome is not None:  # the status was there, and the rest of the answer had no end
+            return request.outcome
         return DeliveryDeferred(f"no answer within {deadline_s:g} s")
 
     def _run(self, request: _Request, event_id: str, body: bytes, deadline_s: float) -> None:
         try:
-            request.outcome = self._post(request, event_id, body, deadline_s)
+            self._exchange(request, event_id, body, deadline_s)
         except TimeoutError as error:  # the socket's own, a moment before or after ours; or the system's for a connection
             request.outcome = DeliveryDeferred(error.strerror or f"no answer within {deadline_s:g} s")
         except (OSError, http.client.HTTPException) as error:
@@ -93,7 +113,7 @@ class WebhookSink:
         finally:
             request.done.set()
 
-    def _post(self, request: _Request, event_id: str, body: bytes, deadline_s: float) -> Outcome:
+    def _exchange(self, request: _Request, event_id: str, body: bytes, deadline_s: float) -> None:
         if self._tls is None:
             connection = http.client.HTTPConnection(self.host, self._port, timeout=deadline_s)
         else:
@@ -102,22 +122,31 @@ class WebhookSink:
         try:
             connection.connect()
             if request.abandoned:  # the resolver came back too late: another try has taken over
-                return DeliveryDeferred("the name was not resolved in time")
-            connection.request("POST", self._target, body, self._headers | self._signed(event_id, body, int(time.time())))
-            return _judge(connection.getresponse(), time.time)
+                return
+            connection.request(self._method, self._target, body, self._headers | self._signed(event_id, body, int(time.time())))
+            response = connection.getresponse()
+            request.outcome = _judge(response, time.time, "")
+            request.outcome = _judge(response, time.time, self._answer(connection, response))
         finally:
             connection.close()
+
+    def _answer(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> str:
+        """Return what the receiver wrote beside its status, in one line and without our secrets."""
+        if connection.sock is not None:  # None: the connection ends with this answer, and the response holds the socket
+            connection.sock.settimeout(_ANSWER_S)
+        try:
+            text = response.read1(_ANSWER_BYTES).decode("utf-8", "replace")
+        except (OSError, ValueError, http.client.HTTPException):
+            return ""
+        for hidden in self._hide:
+            text = text.replace(hidden, "...")
+        return " ".join("".join(char if char.isprintable() else " " for char in redact.text(text)).split())[:_ANSWER_SHOWN]
 
     def _signed(self, event_id: str, body: bytes, now: int) -> dict[str, str]:
         headers = {"Idempotency-Key": event_id}
         if self._secret is not None:
             headers["X-Supervise-Signature"] = f"t={now},v1={sign(self._secret, now, body)}"
         return headers
-
-
-def make(url: str, secret: bytes | None) -> WebhookSink:
-    """Make the sink; raises SuperviseError for a URL that cannot be one."""
-    return WebhookSink(url, secret)
 
 
 def sign(secret: bytes, now: int, body: bytes) -> str:
@@ -134,7 +163,8 @@ def _split(url: str) -> SplitResult:
         fault = "it cannot be read as a url"
     if fault is not None:
         message = f"alerts: webhook url: {fault}"
-        raise SuperviseError(message, hint="Set alerts.webhook.url to https://HOST/PATH (or http://), in a file that only you can read.")
+        hint = "Set url (alerts.webhook.url, or below [[alerts.sink]]) to https://HOST/PATH or http://, in a file that only you can read."
+        raise SuperviseError(message, hint=hint)
     return parts
 
 
@@ -148,14 +178,15 @@ def _fault(url: str, scheme: str, host: str | None, port: int | None) -> str | N
     return None
 
 
-def _judge(response: http.client.HTTPResponse, clock: Callable[[], float]) -> Outcome:
+def _judge(response: http.client.HTTPResponse, clock: Callable[[], float], answer: str) -> Outcome:
+    status = f"status {response.status}" + (f": {answer}" if answer else "")
     if http.HTTPStatus.OK <= response.status < http.HTTPStatus.MULTIPLE_CHOICES:
-        return Delivered()
+        return Delivered(status)
     if response.status in RETRY_STATUS or response.status in SERVER_ERRORS:
-        return DeliveryDeferred(f"status {response.status}", _retry_after_s(response.getheader("Retry-After"), clock()))
+        return DeliveryDeferred(status, _retry_after_s(response.getheader("Retry-After"), clock()))
     if http.HTTPStatus.MULTIPLE_CHOICES <= response.status < http.HTTPStatus.BAD_REQUEST:
         return DeliveryRefused(f"status {response.status}: redirects are not followed")
-    return DeliveryRefused(f"status {response.status}")
+    return DeliveryRefused(status)
 
 
 def _retry_after_s(header: str | None, now: float) -> float:

@@ -1,0 +1,135 @@
+"""What a place that alerts go to must be able to do, and the table of those there are: one file each.
+
+A sink writes a notification as requests, and reports the outcome of one try. delivery.py decides when to try again, in which order, and
+what is kept. A sink's file is imported only when it is configured.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from urllib.parse import urlsplit
+
+from supervisor.alerts.text import AlertDetail, title
+from supervisor.alerts.threads import Notification, single
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.alerts.model import OutgoingAlert
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The receiver has it. `answer`: what it answered, for `supervise alerts test`."""
+
+    answer: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryDeferred:
+    """Not now: `reason` in words that hold no secret, `after_s` what the receiver asked for (0: nothing)."""
+
+    reason: str
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRefused:
+    """Never: another try of the same alert would be answered alike. `reason` has the receiver's answer."""
+
+    reason: str
+
+
+Outcome = Delivered | DeliveryDeferred | DeliveryRefused
+
+
+@dataclass(frozen=True, slots=True)
+class AlertRequest:
+    """One request that is kept until it is delivered. event_id: 32 hex digits. title: one line about it, for people on this machine."""
+
+    event_id: str
+    body: bytes
+    title: str = ""
+
+
+class AlertSink(Protocol):
+    """A place that alerts go to. `host` may be logged; nothing else of its address may."""
+
+    host: str
+
+    def requests(self, sent: OutgoingAlert | Notification) -> Sequence[AlertRequest]:
+        """Write one alert as the requests that bring it there, in their order; pure."""
+
+    def deliver(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
+        """Try once, idempotent by `event_id`, and be back within `deadline_s`; never raises."""
+
+
+def _started(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    return start()
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What a sink is made of. `secret`: the key that signs, or that names the receiver's integration. `start` starts a child."""
+
+    kind: str
+    url: str = ""
+    secret: bytes | None = field(default=None, repr=False)
+    argv: tuple[str, ...] = ()
+    detail: AlertDetail = AlertDetail.SUMMARY
+    start: Callable[[Callable[[], subprocess.Popen[bytes]]], subprocess.Popen[bytes]] = _started
+
+
+class _SinkModule(Protocol):
+    def make(self, options: SinkOptions) -> AlertSink: ...
+
+
+#: Sink kind (as in the settings) -> the module that has `make(options)`.
+SINKS: Final = {
+    kind: f"supervisor.alerts.sinks.{kind}" for kind in ("webhook", "slack", "pagerduty", "discord", "teams", "alertmanager")
+} | {"exec": "supervisor.alerts.sinks.program"}
+#: Whose address it is, by host and path.
+_ADDRESSES: Final = {
+    "slack": r"hooks\.slack(-gov)?\.com/",
+    "discord": r"([\w-]+\.)?discord(app)?\.com/api/webhooks/",
+    "teams": r"[\w.-]+\.(webhook\.office\.com|logic\.azure\.com|api\.powerplatform\.com|powerautomate\.com)/",
+    "pagerduty": r"events\.(eu\.)?pagerduty\.com/",
+    "alertmanager": r"[^/]*/(.*/)?api/v[12]/alerts$",
+}
+
+
+def make(options: SinkOptions) -> AlertSink:
+    """Import and make a sink; raises SuperviseError for options that it cannot use."""
+    return cast("_SinkModule", import_module(SINKS[options.kind])).make(options)
+
+
+def kind_of(url: str) -> str:
+    """Return the kind that an address looks like, "" if like none."""
+    try:
+        parts = urlsplit(url)
+        place = f"{parts.hostname}{parts.path}"
+    except ValueError:
+        return ""
+    return next((kind for kind, pattern in _ADDRESSES.items() if re.match(pattern, place)), "")
+
+
+def as_notification(sent: OutgoingAlert | Notification) -> Notification:
+    """Return what is sent, as a notification."""
+    return sent if isinstance(sent, Notification) else single(sent)
+
+
+def request(sent: Notification, body: dict[str, Any] | list[Any], part: int = 0) -> AlertRequest:
+    """Return the request of one notification. part: its number if the notification is several requests."""
+    event_id = sent.event_id if not part else f"{int(sent.event_id, 16) ^ part:032x}"
+    return AlertRequest(event_id, dump(body), title(sent, AlertDetail.SUMMARY))
+
+
+def dump(body: dict[str, Any] | list[Any]) -> bytes:
+    """Return a body as JSON in ASCII."""
+    return json.dumps(body, separators=(",", ":")).encode("ascii")

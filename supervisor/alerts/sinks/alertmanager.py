@@ -1,0 +1,81 @@
+"""Prometheus Alertmanager: to a receiver of its webhooks (version 4), or to Alertmanager itself (/api/v2/alerts).
+
+Fields: prometheus.io/docs/alerting/latest/configuration/#webhook_config and api/v2/openapi.yaml of Alertmanager 0.28 (November 2026).
+Labels name the thread, so they are equal from firing to resolved; all that changes is in the annotations. A receiver of the API ends an
+alert by itself after its resolve_timeout unless `endsAt` is far away.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from supervisor.alerts import text
+from supervisor.alerts.model import plain_name
+from supervisor.alerts.sinks.chat import ChatSink
+from supervisor.alerts.threads import NotificationState
+
+if TYPE_CHECKING:
+    from supervisor.alerts.sinks import SinkOptions
+    from supervisor.alerts.text import AlertDetail
+    from supervisor.alerts.threads import Notification
+
+#: Alertmanager's way to write that an alert has no end yet.
+_NO_END: Final = "0001-01-01T00:00:00Z"
+_FOR_LONG_S: Final = 7 * 86400.0
+
+
+def webhook(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
+    """Return what Alertmanager sends to its webhook receivers."""
+    status = "resolved" if sent.state is NotificationState.RESOLVED else "firing"
+    alert = {"status": status, **_alert(sent, detail, _NO_END), "fingerprint": sent.thread[:16]}
+    group = {"alertname": alert["labels"]["alertname"], "job": alert["labels"]["job"]}
+    return [
+        {
+            "version": "4",
+            "groupKey": f'{{}}:{{thread="{sent.thread}"}}',
+            "truncatedAlerts": 0,
+            "status": status,
+            "receiver": "supervise",
+            "groupLabels": group,
+            "commonLabels": alert["labels"],
+            "commonAnnotations": alert["annotations"],
+            "externalURL": "",
+            "alerts": [alert],
+        }
+    ]
+
+
+def api(sent: Notification, detail: AlertDetail) -> list[list[dict[str, Any]]]:
+    """Return what Alertmanager's own API takes: a list of alerts."""
+    return [[_alert(sent, detail, text.timestamp(sent.alert.ts + _FOR_LONG_S))]]
+
+
+def make(options: SinkOptions) -> ChatSink:
+    """Make the sink; raises SuperviseError for a URL that cannot be one."""
+    return ChatSink(options.url, api if options.url.rstrip("/").endswith("/api/v2/alerts") else webhook, options.detail)
+
+
+def _alert(sent: Notification, detail: AlertDetail, no_end: str) -> dict[str, Any]:
+    alert, facts = sent.alert, dict(text.facts(sent, detail))
+    labels = {
+        "alertname": f"Supervise{alert.event.row.thread.title().replace('_', '')}",
+        "job": plain_name(alert.job),
+        "severity": sent.severity.value,
+        **({"instance": facts["node"]} if "node" in facts else {}),
+        "thread": sent.thread,
+    }
+    annotations = {
+        "summary": text.title(sent, detail),
+        "description": text.sentences(sent, detail),
+        "command": text.command(sent, detail),
+        **{name: value for name, value in facts.items() if name not in {"job", "node", "severity"}},
+        **({"lines": "\n".join(found)} if (found := text.lines(sent, detail)) else {}),
+    }
+    over = sent.state is NotificationState.RESOLVED
+    return {
+        "labels": labels,
+        "annotations": annotations,
+        "startsAt": text.timestamp(sent.since_t or alert.ts),
+        "endsAt": text.timestamp(alert.ts) if over else no_end,
+        "generatorURL": "",
+    }

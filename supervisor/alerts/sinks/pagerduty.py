@@ -1,0 +1,65 @@
+"""PagerDuty Events API v2: trigger, acknowledge and resolve by `dedup_key`.
+
+Fields: developer.pagerduty.com/docs/events-api-v2 (November 2026): summary at most 1024 characters, dedup_key 255, 202 for what is taken.
+
+While supervise restarts the job, the PagerDuty incident is acknowledged: nobody is woken. An event for an acknowledged incident pages
+nobody, so what becomes critical triggers a key of its own, and the first one is resolved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from supervisor.alerts import text
+from supervisor.alerts.model import INCIDENT, AlertAction, AlertSeverity, plain_name
+from supervisor.alerts.sinks.chat import ChatSink, cut
+from supervisor.alerts.threads import NotificationState
+from supervisor.errors import SuperviseError
+
+if TYPE_CHECKING:
+    from supervisor.alerts.sinks import SinkOptions
+    from supervisor.alerts.text import AlertDetail
+    from supervisor.alerts.threads import Notification
+
+URL: Final = "https://events.pagerduty.com/v2/enqueue"
+
+
+def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
+    """Return one event, or two: what becomes critical, or is acknowledged."""
+    critical = sent.severity is AlertSeverity.CRITICAL
+    key = sent.thread + ("-critical" if critical else "")
+
+    def event(action: str, dedup_key: str) -> dict[str, Any]:
+        return {"event_action": action, "dedup_key": dedup_key}
+
+    if sent.state is NotificationState.RESOLVED:
+        return [event("resolve", key)]
+    trigger = event("trigger", key) | {"client": "supervise", "payload": _payload(sent, detail)}
+    if sent.state is NotificationState.NOTE:
+        return [trigger, event("resolve", key)]  # it has no end that could be reported
+    restarts = sent.alert.event.row.thread == INCIDENT and sent.alert.action is AlertAction.RESTART
+    if restarts and not critical:
+        return [trigger, event("acknowledge", key)]
+    return [trigger, event("resolve", sent.thread)] if sent.raised else [trigger]
+
+
+def make(options: SinkOptions) -> ChatSink:
+    """Make the sink; raises SuperviseError without a routing key, or for a URL that cannot be one."""
+    if not options.secret:
+        raise SuperviseError("alerts: pagerduty: no routing key", hint="Name a file that holds the integration key with secret_file.")
+    routing_key = options.secret.decode("ascii", "replace")
+    return ChatSink(options.url or URL, bodies, options.detail, key=("routing_key", routing_key))
+
+
+def _payload(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
+    alert, facts = sent.alert, dict(text.facts(sent, detail))
+    lines = text.lines(sent, detail)
+    return {
+        "summary": cut(f"{text.title(sent, detail)}. {text.sentences(sent, detail)}", 1024),
+        "source": facts.get("node") or plain_name(alert.job),
+        "severity": sent.severity.value,
+        "timestamp": text.timestamp(alert.ts),
+        "component": plain_name(alert.job),
+        "class": alert.event.value if "cause" not in facts else alert.cause.value,
+        "custom_details": facts | {"command": text.command(sent, detail)} | ({"lines": lines} if lines else {}),
+    }

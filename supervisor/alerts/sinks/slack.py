@@ -1,0 +1,46 @@
+"""Slack's incoming webhook: a header, sentences, fields, a command, and `text` for what shows no blocks.
+
+Limits (docs.slack.dev/reference/block-kit/blocks, November 2026): header 150 characters, a section's text 3000, 10 fields of 2000 each.
+An answer other than 200 `ok` names the fault, such as `no_text`, `invalid_blocks` or `channel_is_archived`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from supervisor.alerts import text
+from supervisor.alerts.sinks.chat import ChatSink, colour, cut
+
+if TYPE_CHECKING:
+    from supervisor.alerts.sinks import SinkOptions
+    from supervisor.alerts.text import AlertDetail
+    from supervisor.alerts.threads import Notification
+
+
+def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
+    """Return one message."""
+    title, sentences = text.title(sent, detail), text.sentences(sent, detail)
+    fields = [_mrkdwn(f"*{name}* {_plain(value)}") for name, value in text.facts(sent, detail)]
+    lines = text.lines(sent, detail)
+    blocks: list[dict[str, Any]] = [
+        {"type": "header", "text": {"type": "plain_text", "text": cut(title, 150), "emoji": False}},
+        {"type": "section", "text": _mrkdwn(_plain(sentences))},
+        {"type": "section", "fields": fields[:10]},
+        *([{"type": "section", "text": _mrkdwn(f"```{_plain(chr(10).join(lines))[:2900]}```")}] if lines else []),
+        {"type": "section", "text": _mrkdwn(f"`{_plain(text.command(sent, detail))}`")},
+    ]
+    return [{"text": cut(f"{title}. {sentences}", 2900), "attachments": [{"color": f"#{colour(sent):06x}", "blocks": blocks}]}]
+
+
+def make(options: SinkOptions) -> ChatSink:
+    """Make the sink; raises SuperviseError for a URL that cannot be one."""
+    return ChatSink(options.url, bodies, options.detail)
+
+
+def _mrkdwn(written: str) -> dict[str, str]:
+    return {"type": "mrkdwn", "text": cut(written, 2000)}
+
+
+def _plain(written: str) -> str:
+    """Escape what Slack reads as a mention or a link."""
+    return written.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "'")

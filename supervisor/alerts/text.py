@@ -1,0 +1,196 @@
+"""Writes a notification for people: a title, sentences, facts and a command, as far as the sink's `detail` allows. Pure.
+
+    none     job, state, severity, incident, command
+    summary  adds node, run, cause, confidence, rank, step, attempt, what is done, and sentences made of closed words and numbers
+    lines    adds lines of evidence, paths and the text of the event, with secrets replaced by digests
+
+Only `lines` may hold anything that the job printed, or a path.
+"""
+
+from __future__ import annotations
+
+import shlex
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from supervisor.alerts.model import INCIDENT, AlertAction, AlertEvent, AlertSeverity, ThreadEffect, plain_name
+from supervisor.alerts.threads import NotificationState
+from supervisor.classify.causes import EXPLANATIONS
+from supervisor.core.model import Cause
+
+if TYPE_CHECKING:
+    from supervisor.alerts.model import OutgoingAlert
+    from supervisor.alerts.threads import Notification
+
+#: The version of `document`.
+VERSION: Final = 1
+MOST_LINES: Final = 10
+_LINE: Final = 300
+_BEGAN = {
+    AlertAction.RESUMED: "resumed from a checkpoint",
+    AlertAction.STARTED_FROM_SCRATCH: "FROM SCRATCH, not from a checkpoint",
+    AlertAction.RESUME_NOT_CONFIRMED: "no load of its checkpoint was seen",
+}
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+class AlertDetail(StrEnum):
+    """How much leaves the machine."""
+
+    NONE = "none"
+    SUMMARY = "summary"
+    LINES = "lines"
+
+
+def title(sent: Notification, detail: AlertDetail) -> str:
+    """Return one line: what it is, which job, where."""
+    alert = sent.alert
+    state = {NotificationState.NOTE: sent.severity.value}.get(sent.state, sent.state.value).upper()
+    node = f" on {alert.node}" if alert.node and detail is not AlertDetail.NONE else ""
+    what = "" if detail is AlertDetail.NONE else f": {_subject(sent)}"
+    return f"{state} {plain_name(alert.job)}{node}{what}"
+
+
+def sentences(sent: Notification, detail: AlertDetail) -> str:
+    """Return what happened, what is done about it, and what a person does, in sentences."""
+    if detail is AlertDetail.NONE:
+        return "supervise reports a change of this job."
+    return " ".join(filter(None, (_happened(sent), *_notes(sent), _doing(sent), _to_do(sent))))
+
+
+def facts(sent: Notification, detail: AlertDetail) -> list[tuple[str, str]]:
+    """Return (name, value) for the fields of a message."""
+    alert = sent.alert
+    rows = [("job", plain_name(alert.job)), ("severity", sent.severity.value)]
+    if alert.incident and alert.event.row.thread == INCIDENT:
+        rows.append(("incident", str(alert.incident)))
+    if detail is AlertDetail.NONE:
+        return rows
+    if alert.node:
+        rows.append(("node", alert.node))
+    rows.append(("run", plain_name(alert.run_id)))
+    if alert.own_cause is not Cause.NONE:
+        rows.append(("cause", alert.cause.value + ("" if alert.confidence is None else f", {100 * alert.confidence:.0f} % sure")))
+    rank = alert.rank if alert.own_cause is not Cause.NONE else None
+    rows += [(name, str(value)) for name, value in (("rank", rank), ("step", alert.step)) if value is not None]
+    rows.append(("attempt", str(alert.attempt)))
+    return rows
+
+
+def lines(sent: Notification, detail: AlertDetail) -> list[str]:
+    """Return the lines of evidence and the texts of the events, redacted by who made them; none unless `detail` is lines."""
+    if detail is not AlertDetail.LINES:
+        return []
+    found = [line for alert in (sent.alert, *sent.also) for line in alert.lines]
+    return [line[:_LINE] for line in dict.fromkeys(found)][:MOST_LINES]
+
+
+def command(sent: Notification, detail: AlertDetail) -> str:
+    """Return what to type on the node. With `lines` it works in any directory."""
+    alert = sent.alert
+    if alert.event is AlertEvent.TEST:
+        return "supervise alerts list"
+    place = f" --state-dir {shlex.quote(alert.state_dir)}" if detail is AlertDetail.LINES and alert.state_dir else ""
+    return alert.command + place
+
+
+def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
+    """Return the notification as data (docs/alerts.md): what `exec` gets."""
+    alert = sent.alert
+    found: dict[str, Any] = {
+        "version": VERSION,
+        "event_id": sent.event_id,
+        "thread": sent.thread,
+        "state": sent.state.value,
+        "severity": sent.severity.value,
+        "event": alert.event.value,
+        "job": plain_name(alert.job),
+        "incident": alert.incident,
+        "title": title(sent, detail),
+        "text": sentences(sent, detail),
+        "command": command(sent, detail),
+        "ts": timestamp(alert.ts),
+    }
+    if detail is AlertDetail.NONE:
+        return found
+    return found | {
+        "node": alert.node,
+        "run_id": plain_name(alert.run_id),
+        "cause": alert.own_cause.value,
+        "confidence": alert.confidence,
+        "rank": alert.rank,
+        "step": alert.step,
+        "attempt": alert.attempt,
+        "action": alert.action.value,
+        "failures": sent.failures,
+        "since": timestamp(sent.since_t or alert.ts),
+        "also": [one.event.value for one in sent.also],
+        **({"lines": lines(sent, detail), "state_dir": alert.state_dir} if detail is AlertDetail.LINES else {}),
+    }
+
+
+def timestamp(t: float) -> str:
+    """Return Unix seconds as RFC 3339, UTC, with milliseconds."""
+    return datetime.fromtimestamp(t, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def span(seconds: float) -> str:
+    """Return a time as a person would say it: `45 s`, `12 min`, `3 h`, `2 days`."""
+    for unit, name in ((_DAY, "days"), (_HOUR, "h"), (_MINUTE, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _is_incident(alert: OutgoingAlert) -> bool:
+    return alert.event.row.thread == INCIDENT and alert.event.row.effect is not ThreadEffect.NOTE
+
+
+def _subject(sent: Notification) -> str:
+    """Return the title's last part."""
+    alert = sent.alert
+    if sent.state is NotificationState.RESOLVED:
+        return "it trains again" if _is_incident(alert) else f"{alert.event.value.replace('_', ' ')} is over"
+    if not _is_incident(alert):
+        return alert.event.value.replace("_", " ")
+    return f"given up, {alert.cause.value}" if sent.severity is AlertSeverity.CRITICAL else alert.cause.value
+
+
+def _happened(sent: Notification) -> str:
+    alert = sent.alert
+    if sent.state is NotificationState.RESOLVED:
+        after = f" after {span(alert.ts - sent.since_t)}" if sent.since_t else ""
+        if not _is_incident(alert):
+            return f"This is over{after}: {alert.event.row.sentence}"
+        began = _BEGAN.get(alert.action)
+        times = f" It failed {sent.failures} times." if sent.failures > 1 else ""
+        return f"The training runs again{after}{f', {began}' if began else ''}.{times}"
+    if alert.event is AlertEvent.RUN_FINISHED:
+        return f"The run ended with exit code {alert.exit_code}."
+    if not _is_incident(alert):
+        return alert.event.row.sentence
+    where = [f"rank {alert.rank}" if alert.rank is not None else "", f"step {alert.step}" if alert.step is not None else ""]
+    sure = f"{100 * alert.confidence:.0f} % sure" if alert.confidence is not None else ""
+    known = ", ".join(filter(None, (*where, sure)))
+    times = f"{sent.failures} failures in {span(alert.ts - sent.since_t)}, the last: " if sent.failures > 1 else ""
+    meaning = EXPLANATIONS[alert.cause].meaning if alert.cause is not Cause.NONE else "The job failed"
+    return f"{times}{meaning}{f' ({known})' if known else ''}."
+
+
+def _notes(sent: Notification) -> list[str]:
+    return list(dict.fromkeys(one.event.row.sentence for one in sent.also if one.event.row.sentence))
+
+
+def _doing(sent: Notification) -> str:
+    alert = sent.alert
+    if sent.state is NotificationState.RESOLVED or not _is_incident(alert):
+        return ""
+    if alert.action is AlertAction.STOP:
+        return "supervise gave up: no permitted change would help, and a person has to look."
+    return f"supervise restarts it as attempt {alert.attempt + 1}."
+
+
+def _to_do(sent: Notification) -> str:
+    stops = sent.alert.action is AlertAction.STOP and sent.state is not NotificationState.RESOLVED and _is_incident(sent.alert)
+    return f"To do: {EXPLANATIONS[sent.alert.cause].remedy}." if stops and sent.alert.cause is not Cause.NONE else ""

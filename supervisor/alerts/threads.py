@@ -1,0 +1,182 @@
+"""Groups a job's alerts for people: which thread fires, is updated, is resolved. Pure.
+
+Rules:
+
+1. All incidents of a job are one thread, so a loop of restarts is one alert that updates. A GPU, a mirror, the disk have their own.
+2. What happens to a thread within `GATHER_S` is one notification: `opened` and `given_up` of one instant are one.
+3. A thread that fires is updated when the cause, the action or the severity changes, when there is a note (such as a changed batch), and
+   at its 2nd, 4th, 8th … failure. Other repetitions count and are not sent.
+4. A thread is resolved once it was calm for `settle_s`, at once when the run ends. A new failure before that is an update.
+5. A run that ends with 0 calms all threads. One that was given up leaves its thread firing, until a later run trains.
+
+Each sink has threads of its own, because its filter decides what its receiver knows to be firing. The state is the mapping of threads: what
+receivers know, and what is still to be sent. delivery.py keeps it beside the outbox, so that a restarted supervisor goes on with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from supervisor.alerts.model import AlertEvent, AlertSeverity, OutgoingAlert, ThreadEffect
+
+GATHER_S: Final = 1.0
+#: Threads that are kept; beyond it the oldest goes, which a receiver then has to close itself.
+MOST_THREADS: Final = 64
+#: Events of one thread that wait for their notification. Of more the newest count.
+MOST_GATHERED: Final = 32
+
+
+class NotificationState(StrEnum):
+    """What a notification means to its thread."""
+
+    FIRING = "firing"
+    UPDATED = "updated"
+    RESOLVED = "resolved"
+    NOTE = "note"  # of no thread
+
+
+@dataclass(frozen=True, slots=True)
+class AlertThread:
+    """One subject of alerts. sent: the last that was sent of it, None while nothing was.
+
+    waiting: events that were not sent yet. ending: the event with which it became calm. failures: since it fires.
+    """
+
+    waiting: tuple[OutgoingAlert, ...] = ()
+    sent: OutgoingAlert | None = None
+    severity: AlertSeverity = AlertSeverity.INFO
+    since_t: float = 0.0
+    failures: int = 0
+    calm_t: float | None = None
+    ending: OutgoingAlert | None = None
+
+    @property
+    def fires(self) -> bool:
+        """Whether it fires or will: only notes do not make it fire."""
+        return self.sent is not None or any(one.event.row.effect is ThreadEffect.OPEN for one in self.waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """One message to people. `alert` is the event that leads, `also` the others of the same moment.
+
+    thread: 32 hex digits, equal for all that belongs together. severity: of the thread. raised: it became critical with this one.
+    failures, since_t: of the thread so far.
+    """
+
+    thread: str
+    state: NotificationState
+    alert: OutgoingAlert
+    severity: AlertSeverity
+    raised: bool = False
+    also: tuple[OutgoingAlert, ...] = ()
+    failures: int = 0
+    since_t: float = 0.0
+
+    @property
+    def event_id(self) -> str:
+        """32 hex digits, equal for the same news: a supervisor that was killed after it sent this sends it under the same id."""
+        episode = f"{self.since_t:.3f}", str(self.failures)
+        names = "\0".join((self.thread, self.state, *episode, self.alert.event_id, *(one.event_id for one in self.also)))
+        return hashlib.sha256(names.encode()).hexdigest()[:32]
+
+
+Threads = dict[str, AlertThread]
+
+
+def taken(threads: Threads, alert: OutgoingAlert, *, show: bool = True) -> Threads:
+    """Return the threads that know of an event. show: whether people want it by itself."""
+    row = alert.event.row
+    if alert.event is AlertEvent.RUN_FINISHED and alert.exit_code == 0:
+        threads = {key: calmed(thread, alert.ts) for key, thread in threads.items()}
+    if not show:
+        return threads
+    key = thread_key(row.thread, alert.subject)
+    thread = threads.get(key, AlertThread())
+    if row.effect is ThreadEffect.CLOSE:
+        return {**threads, key: replace(calmed(thread, alert.ts), ending=alert)} if thread.fires else threads
+    if row.effect is ThreadEffect.OPEN:
+        failures = thread.failures + (alert.event is not AlertEvent.GIVEN_UP)
+        thread = replace(thread, calm_t=None, ending=None, failures=failures, since_t=thread.since_t or alert.ts)
+    threads = {**threads, key: replace(thread, waiting=(*thread.waiting, alert)[-MOST_GATHERED:])}
+    return threads if len(threads) <= MOST_THREADS else dict(list(threads.items())[-MOST_THREADS:])
+
+
+def calm(threads: Threads, kind: str, t: float, subject: str = "") -> Threads:
+    """Return the threads when what `kind` fired for is over, as far as is known. The same threads where it does not fire."""
+    key = thread_key(kind, subject)
+    thread = threads.get(key)
+    return threads if thread is None or thread.calm_t is not None else {**threads, key: calmed(thread, t)}
+
+
+def calmed(thread: AlertThread, t: float) -> AlertThread:
+    """Return the thread, calm since `t` unless it was before."""
+    return replace(thread, calm_t=t if thread.calm_t is None else thread.calm_t)
+
+
+def due(threads: Threads, now: float, settle_s: float, *, closing: bool = False) -> tuple[Threads, list[Notification]]:
+    """Return the threads after what is to be sent now, and the notifications. closing: the run ends, so nothing waits any longer."""
+    left: Threads = {}
+    found: list[Notification] = []
+    for key, before in threads.items():
+        thread = before
+        if thread.waiting and (closing or not 0 <= now - thread.waiting[0].ts < GATHER_S):
+            thread, more = _sent(thread)
+            found += more
+        calm_long = thread.calm_t is not None and (closing or not 0 <= now - thread.calm_t < settle_s)
+        if thread.sent is not None and calm_long and not thread.waiting:
+            alert = thread.ending or replace(thread.sent, ts=thread.calm_t or now)
+            found.append(_notification(NotificationState.RESOLVED, alert, thread))
+        elif thread.sent is not None or thread.waiting:
+            left[key] = thread
+    return left, found
+
+
+def single(alert: OutgoingAlert) -> Notification:
+    """Return a message that stands alone."""
+    return Notification(thread_id(alert), NotificationState.NOTE, alert, alert.severity, since_t=alert.ts)
+
+
+def thread_key(kind: str, subject: str) -> str:
+    """Return the name of a thread within its job."""
+    return f"{kind}:{subject}" if subject else kind
+
+
+def thread_id(alert: OutgoingAlert) -> str:
+    """Return the thread's name among all jobs and nodes, in which nothing can be read."""
+    name = "\0".join((alert.node, alert.state_dir, alert.job, thread_key(alert.event.row.thread, alert.subject)))
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _sent(before: AlertThread) -> tuple[AlertThread, list[Notification]]:
+    """Return the thread with nothing waiting, and what is sent of it."""
+    waiting, thread = before.waiting, replace(before, waiting=())
+    if not before.fires:
+        return thread, [single(alert) for alert in waiting]
+    lead = max(waiting, key=lambda one: (one.severity.rank, one.event.row.effect is ThreadEffect.OPEN, one.ts))
+    also = tuple(one for one in waiting if one is not lead)
+    severity = max(before.severity, lead.severity, key=lambda one: one.rank)
+    raised = severity is AlertSeverity.CRITICAL and before.severity is not severity and before.sent is not None
+    thread = replace(thread, severity=severity)
+    if before.sent is None:
+        return replace(thread, sent=lead), [_notification(NotificationState.FIRING, lead, thread, also=also)]
+    if not (raised or _is_news(before.sent, waiting) or _is_power_of_two(before.failures)):
+        return thread, []
+    return replace(thread, sent=lead), [_notification(NotificationState.UPDATED, lead, thread, also=also, raised=raised)]
+
+
+def _is_news(sent: OutgoingAlert, waiting: tuple[OutgoingAlert, ...]) -> bool:
+    return any(one.event.row.effect is ThreadEffect.NOTE or (one.own_cause, one.action) != (sent.own_cause, sent.action) for one in waiting)
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def _notification(
+    state: NotificationState, alert: OutgoingAlert, thread: AlertThread, *, also: tuple[OutgoingAlert, ...] = (), raised: bool = False
+) -> Notification:
+    return Notification(thread_id(alert), state, alert, thread.severity, raised, also, thread.failures, thread.since_t)

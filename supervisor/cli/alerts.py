@@ -1,0 +1,180 @@
+"""`supervise alerts test`, `list` and `replay`: whether alerts reach people, which were sent, and sending the refused ones again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from supervisor.alerts import outbox
+from supervisor.cli import stdio
+from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
+from supervisor.cli.job_files import find_job, state_root
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity
+from supervisor.report.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from supervisor.alerts.sinks import Outcome
+    from supervisor.config.settings import Settings
+    from supervisor.run.alerting import ConfiguredSink
+
+MOST_LISTED = 50
+#: The directories of an outbox, and what is in them.
+_STATES = {"sent": "sent", "dead": "refused", "": "waiting"}
+
+
+@click.command()
+@setting_options(*JOB)
+@click.argument("sink", metavar="[SINK]", required=False)
+def test_command(invocation: Invocation, *, sink: str | None) -> int:
+    """It prints what each service answered. No job need exist. The exit code is 1 if a service refused it or did not answer."""
+    settings = invocation.settings()
+    return send_test(settings, invocation.job(settings) or "test", sink)
+
+
+@click.command()
+@setting_options(*JOB)
+@json_option
+def list_command(invocation: Invocation, *, as_json: bool) -> int:
+    """The newest come last. A refused alert is shown with the service's answer; without --json at most 50 are listed."""
+    settings = invocation.settings_to_read_with()
+    return list_alerts(settings, invocation.job(settings), as_json=as_json)
+
+
+@click.command()
+@setting_options(*JOB)
+@click.argument("sink", metavar="[SINK]", required=False)
+def replay_command(invocation: Invocation, *, sink: str | None) -> int:
+    """They go in their order, with the ids that they had, after the address or the kind was corrected. 1: one was refused again."""
+    settings = invocation.settings()
+    return replay(settings, invocation.job(settings), sink)
+
+
+def send_test(settings: Settings, job: str, name: str | None) -> int:
+    """Send one test alert to each sink, or to the one named so. Returns 0 if all took it, else 1."""
+    from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert  # noqa: PLC0415  not for --help
+
+    node = settings.alerts.node or identity.node_name().split(".", 1)[0]
+    run = identity.new_run_id()
+    alert = OutgoingAlert(run, job, AlertEvent.TEST, AlertSeverity.INFO, 0, 0, time.time(), AlertAction.RESTART, node=node)
+    code = 0
+    for one in _sinks(settings, name):
+        outcome: Outcome | None = None
+        for request in one.sink.requests(alert):
+            outcome = one.sink.deliver(request.event_id, request.body, one.deadline_s)
+            if not _is_delivered(outcome):
+                break
+        code |= _print_outcome(one, outcome, one.warning)
+    return code
+
+
+def list_alerts(settings: Settings, job: str | None, *, as_json: bool) -> int:
+    """Print the alerts of a job that the outboxes hold. Returns 0."""
+    place = find_job(state_root(settings), job)
+    rows: list[dict[str, Any]] = [
+        {"t": kept.t, "sink": name, "state": state, "title": kept.title, "answer": kept.reason or None, "event_id": kept.event_id}
+        for name, directory in outbox.places(place.directory)
+        for where, state in _STATES.items()
+        for kept in outbox.listed(directory, where)
+    ]
+    rows.sort(key=lambda row: row["t"])
+    if as_json:
+        stdio.write(sys.stdout, json.dumps({"job": place.job, "node": place.node, "alerts": rows}, indent=1))
+        return 0
+    lines = [_line(row) for row in rows[-MOST_LISTED:]]
+    if len(rows) > MOST_LISTED:
+        lines.insert(0, f"{len(rows) - MOST_LISTED} older ones: --json lists all")
+    stdio.write(sys.stdout, "\n".join(lines or [f"job {place.job}: no alert so far; `supervise alerts test` sends one"]))
+    return 0
+
+
+def replay(settings: Settings, job: str | None, name: str | None) -> int:
+    """Send a job's refused alerts again. Returns 0 if all were taken, else 1."""
+    place = find_job(state_root(settings), job)
+    code = count = 0
+    for one in _sinks(settings, name):
+        directory = place.directory / one.outbox
+        for kept in outbox.listed(directory, "dead"):
+            count += 1
+            outcome = one.sink.deliver(kept.event_id, kept.body, one.deadline_s)
+            code |= _print_outcome(one, outcome, clean(kept.title))
+            if _is_delivered(outcome):
+                _move(directory, kept.event_id)
+    if not count:
+        stdio.write(sys.stdout, f"job {place.job}: no refused alert")
+    return code
+
+
+def summary(state: Path, run_id: str) -> str:
+    """Return what `status` shows: per sink how many alerts of this run were refused, with the last answer, and how many wait."""
+    since = 0.0
+    with contextlib.suppress(ValueError):  # a run is named for the second in which it began
+        since = float(time.mktime(time.strptime(run_id[:15], "%Y%m%dT%H%M%S")) - time.timezone)
+    parts = []
+    for name, directory in outbox.places(state):
+        refused = [kept for kept in outbox.listed(directory, "dead") if kept.t >= since]
+        if refused:
+            last = refused[-1]
+            parts.append(
+                f"{name} refused {len(refused)}, the last at {time.strftime('%H:%M:%S', time.localtime(last.t))}: {clean(last.reason)}"
+            )
+        if waiting := len(outbox.listed(directory)):
+            parts.append(f"{waiting} wait for {name}")
+    return "; ".join(parts)
+
+
+def _sinks(settings: Settings, name: str | None) -> Sequence[ConfiguredSink]:
+    from supervisor.run import alerting  # noqa: PLC0415  loads ssl: not for --help
+
+    found = alerting.configured(settings, os.environ)
+    chosen = [one for one in found if name in {None, one.name}]
+    if not found:
+        hint = "Write [[alerts.sink]] with kind = and url = into supervise.toml; docs/alerts.md has an example of each kind."
+        raise SuperviseError("no alert sink is configured", hint=hint, exit_code=ExitCode.USAGE)
+    if not chosen:
+        names = ", ".join(one.name for one in found)
+        raise SuperviseError(f"no such alert sink: {name}", hint=f"Name one of these: {names}.", exit_code=ExitCode.USAGE)
+    return chosen
+
+
+def _is_delivered(outcome: Outcome) -> bool:
+    from supervisor.alerts.sinks import Delivered  # noqa: PLC0415  not for --help
+
+    return isinstance(outcome, Delivered)
+
+
+def _print_outcome(one: ConfiguredSink, outcome: Outcome | None, note: str) -> int:
+    """Print what the service answered. Returns 0 if it took the alert, else 1."""
+    from supervisor.alerts.sinks import Delivered, DeliveryRefused  # noqa: PLC0415  not for --help
+
+    what = "nothing was sent"
+    if isinstance(outcome, Delivered):
+        what = f"delivered{f' ({outcome.answer})' if outcome.answer else ''}"
+    elif isinstance(outcome, DeliveryRefused):
+        what = f"REFUSED: {outcome.reason}"
+    elif outcome is not None:
+        what = f"NOT DELIVERED: {outcome.reason}; a run would try again"
+    stdio.write(sys.stdout, f"{one.name}  {one.sink.host}  {what}" + (f"  {note}" if note else ""))
+    return int(not isinstance(outcome, Delivered))
+
+
+def _line(row: dict[str, Any]) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["t"]))
+    answer = f": {clean(row['answer'])}" if row["answer"] else ""
+    return f"{when}  {row['sink']:<12}  {row['state']}{answer}  {clean(row['title'])}".rstrip()
+
+
+def _move(directory: Path, event_id: str) -> None:
+    try:
+        outbox.redelivered(directory, event_id)
+    except OSError as error:
+        stdio.say(f"warning: delivered, and still listed as refused: {directory / 'dead'}: {error.strerror}")

@@ -1,0 +1,119 @@
+"""`supervise alerts test`, `list` and `replay`, and the line in `status`, against a real endpoint."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.alerts.delivery import start
+from supervisor.alerts.sinks import SinkOptions, make
+from supervisor.alerts.threads import single
+from supervisor.cli import alerts
+from supervisor.cli.main import main
+from supervisor.job import identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Endpoint, Log
+
+    from supervisor.alerts.model import OutgoingAlert
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint) -> Path:
+    """Return the directory of a job's files, with two sinks configured where it was started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    config = tmp_path / "supervise.toml"
+    rows = ('kind = "slack"', 'kind = "discord"\nname = "ops"')
+    config.write_text("".join(f'[[alerts.sink]]\n{row}\nurl = "{endpoint.url}"\n' for row in rows))
+    config.chmod(0o600)
+    state = tmp_path / ".supervise" / "bert" / "nodes" / identity.node_name()
+    state.mkdir(parents=True)
+    (state / "journal.jsonl").touch()
+    return state
+
+
+@pytest.fixture
+def refused(job: Path, endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log) -> Path:
+    """Return the same directory after Slack refused two alerts, took one, and another sink has one that waits."""
+    endpoint.script = [(400, {}), (404, {}), (200, {})]
+    sender = start(job / "alerts" / "slack", make(SinkOptions("slack", endpoint.url)), 5, log, name="slack")
+    for number in (1, 2, 3):
+        sender.enqueue(single(alert(number)))
+    assert sender.close(10) == 0
+    dead = start(job / "alerts" / "ops", make(SinkOptions("discord", "http://127.0.0.1:9/x")), 5, log, name="ops")
+    dead.enqueue(single(alert(4)))
+    assert dead.close(1) == 1
+    endpoint.received.clear()
+    return job
+
+
+def test_test_prints_what_each_service_answered(job: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]) -> None:
+    del job
+    endpoint.script = [(200, {}), (400, {})]
+    assert main(["alerts", "test"]) == 1
+    out = capfd.readouterr().out.splitlines()
+    assert out == ["slack  127.0.0.1  delivered (status 200: no_service)", "ops  127.0.0.1  REFUSED: status 400: no_service"]
+    assert main(["alerts", "test", "ops"]) == 1
+    assert [json.loads(request.body).keys() for request in endpoint.received[2:]] == [{"embeds", "allowed_mentions"}]
+    endpoint.script = [(500, {})]
+    assert main(["alerts", "test", "slack"]) == 1
+    assert "NOT DELIVERED: status 500: no_service; a run would try again" in capfd.readouterr().out
+
+
+def test_without_a_sink_or_with_a_wrong_name_the_error_says_what_to_write(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["alerts", "test", "slakc"]) == 64
+    assert "Name one of these: slack, ops." in capfd.readouterr().err
+    (job.parents[3] / "supervise.toml").unlink()
+    assert main(["alerts", "test"]) == 64
+    assert "[[alerts.sink]]" in capfd.readouterr().err
+
+
+def test_list_shows_what_was_sent_refused_and_waits(refused: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    del refused
+    assert main(["alerts", "list", "--job", "bert"]) == 0
+    out = capfd.readouterr().out
+    assert out.count("refused: status 40") == 2
+    assert out.count("  sent  ") == 1
+    assert out.count("  waiting  ") == 1
+    assert "WARNING bert: segfault" in out
+    assert main(["alerts", "list", "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert [(row["sink"], row["state"], row["answer"]) for row in shown["alerts"]] == [
+        ("slack", "refused", "status 400: no_service"),
+        ("slack", "refused", "status 404: no_service"),
+        ("slack", "sent", None),
+        ("ops", "waiting", None),
+    ]
+
+
+def test_replay_sends_the_refused_ones_again_in_their_order(refused: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]) -> None:
+    endpoint.script = [(200, {}), (410, {})]
+    assert main(["alerts", "replay", "slack", "--job", "bert"]) == 1
+    assert [request.headers["Idempotency-Key"] for request in endpoint.received] == [
+        kept.name[21:53]
+        for kept in sorted(
+            [*(refused / "alerts/slack/sent").iterdir(), *(refused / "alerts/slack/dead").iterdir()], key=lambda path: path.name
+        )
+    ][:2]
+    endpoint.script = [(200, {})]
+    assert main(["alerts", "replay", "slack", "--job", "bert"]) == 0
+    assert main(["alerts", "replay", "slack", "--job", "bert"]) == 0
+    assert len(endpoint.received) == 3
+    assert "no refused alert" in capfd.readouterr().out
+    assert not list((refused / "alerts/slack/dead").iterdir())
+
+
+def test_status_shows_what_was_refused_in_this_run_with_the_answer(refused: Path) -> None:
+    ago = time.strftime("%Y%m%dT%H%M%S", time.gmtime(time.time() - 600))
+    text = alerts.summary(refused, f"{ago}-abcd")
+    assert text.startswith("1 wait for ops; slack refused 2, the last at ")
+    assert text.endswith(": status 404: no_service")
+    later = time.strftime("%Y%m%dT%H%M%S", time.gmtime(time.time() + 600))
+    assert alerts.summary(refused, f"{later}-abcd") == "1 wait for ops"

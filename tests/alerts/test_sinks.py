@@ -1,0 +1,281 @@
+"""What each service gets, against the fields and limits that its own documentation lists (each sink's file names the page and the month).
+
+FIELDS is those pages as data: the path of a field, its kind, and its longest text. A field that is not listed fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from supervisor.alerts import sinks
+from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
+from supervisor.alerts.sinks import SINKS, SinkOptions, kind_of
+from supervisor.alerts.text import AlertDetail
+from supervisor.alerts.threads import Notification, NotificationState
+from supervisor.core.model import Cause
+from supervisor.errors import SuperviseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+URL = "http://127.0.0.1:9/T0P-SECRET"
+KEY = "R0UTING-KEY-SECRET-0123456789abc"
+ANY, RFC3339 = r"[\s\S]+", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"
+#: Path -> (pattern of the value, most characters). [] is any item of a list.
+FIELDS: dict[str, dict[str, tuple[str, int]]] = {
+    "slack": {
+        "text": (ANY, 40000),
+        "attachments[].color": (r"#[0-9a-f]{6}", 7),
+        "attachments[].blocks[].type": (r"header|section", 10),
+        "attachments[].blocks[].text.type": (r"plain_text|mrkdwn", 10),
+        "attachments[].blocks[].text.text": (ANY, 3000),
+        "attachments[].blocks[].text.emoji": (r"False", 5),
+        "attachments[].blocks[].fields[].type": (r"mrkdwn", 10),
+        "attachments[].blocks[].fields[].text": (ANY, 2000),
+    },
+    "pagerduty": {
+        "event_action": (r"trigger|acknowledge|resolve", 11),
+        "dedup_key": (r"[0-9a-f]{32}(-critical)?", 255),
+        "client": (ANY, 255),
+        "payload.summary": (ANY, 1024),
+        "payload.source": (ANY, 255),
+        "payload.severity": (r"critical|error|warning|info", 8),
+        "payload.timestamp": (RFC3339, 30),
+        "payload.component": (ANY, 255),
+        "payload.class": (ANY, 255),
+        "payload.custom_details.*": (ANY, 4000),
+    },
+    "discord": {
+        "embeds[].title": (ANY, 256),
+        "embeds[].description": (ANY, 4096),
+        "embeds[].color": (r"\d+", 8),
+        "embeds[].timestamp": (RFC3339, 30),
+        "embeds[].fields[].name": (ANY, 256),
+        "embeds[].fields[].value": (ANY, 1024),
+        "embeds[].fields[].inline": (r"True|False", 5),
+        "allowed_mentions.parse": (r"", 0),
+    },
+    "teams": {
+        "type": (r"message", 7),
+        "attachments[].contentType": (r"application/vnd\.microsoft\.card\.adaptive", 60),
+        "attachments[].content.$schema": (r"http://adaptivecards\.io/schemas/adaptive-card\.json", 60),
+        "attachments[].content.type": (r"AdaptiveCard", 12),
+        "attachments[].content.version": (r"1\.[0-5]", 3),
+        "attachments[].content.msteams.width": (r"Full", 4),
+        "attachments[].content.body[].type": (r"TextBlock|FactSet", 9),
+        "attachments[].content.body[].text": (ANY, 5000),
+        "attachments[].content.body[].wrap": (r"True", 4),
+        "attachments[].content.body[].weight": (r"bolder|default|lighter", 8),
+        "attachments[].content.body[].size": (r"small|default|medium|large", 8),
+        "attachments[].content.body[].color": (r"default|accent|good|warning|attention", 10),
+        "attachments[].content.body[].fontType": (r"default|monospace", 10),
+        "attachments[].content.body[].facts[].title": (ANY, 200),
+        "attachments[].content.body[].facts[].value": (ANY, 1000),
+    },
+    "alertmanager": {
+        "version": (r"4", 1),
+        "groupKey": (ANY, 200),
+        "truncatedAlerts": (r"0", 1),
+        "status": (r"firing|resolved", 8),
+        "receiver": (ANY, 100),
+        "groupLabels.*": (ANY, 200),
+        "commonLabels.*": (ANY, 200),
+        "commonAnnotations.*": (ANY, 8000),
+        "externalURL": (r"", 0),
+        "alerts[].status": (r"firing|resolved", 8),
+        "alerts[].labels.*": (ANY, 200),
+        "alerts[].annotations.*": (ANY, 8000),
+        "alerts[].startsAt": (RFC3339, 30),
+        "alerts[].endsAt": (RFC3339, 30),
+        "alerts[].generatorURL": (r"", 0),
+        "alerts[].fingerprint": (r"[0-9a-f]{16}", 16),
+    },
+}
+REQUIRED = {
+    "slack": {"text"},
+    "pagerduty": {"event_action", "dedup_key"},
+    "discord": {"embeds[].title"},
+    "teams": {"type", "attachments[].contentType", "attachments[].content.type"},
+    "alertmanager": {
+        "version",
+        "groupKey",
+        "status",
+        "receiver",
+        "alerts[].status",
+        "alerts[].labels.*",
+        "alerts[].startsAt",
+        "alerts[].endsAt",
+    },
+}
+CANARY = "/home/alice/secret-project token=CANARY-0123456789 Traceback (most recent call last)"
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401  any JSON
+    if isinstance(value, dict):
+        for name, child in value.items():
+            yield from leaves(child, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value:
+        for child in value:
+            yield from leaves(child, f"{path}[]")
+    else:
+        yield path, "" if value == [] else str(value)
+
+
+def sink(kind: str, detail: AlertDetail = AlertDetail.SUMMARY) -> sinks.AlertSink:
+    return sinks.make(SinkOptions(kind, URL, KEY.encode(), ("/bin/true",), detail))
+
+
+@pytest.fixture
+def notification(alert: Callable[..., OutgoingAlert]) -> Callable[..., Notification]:
+    def make(event: AlertEvent = AlertEvent.OPENED, state: str = "firing", **changes: Any) -> Notification:  # noqa: ANN401  of either
+        action = AlertAction.STOP if event is AlertEvent.GIVEN_UP else AlertAction.RESUMED if state == "resolved" else AlertAction.RESTART
+        one = dataclasses.replace(
+            alert(event=event), severity=AlertEvent(event).row.severity, action=action, node="gpu-7", confidence=0.9,
+            lines=(CANARY, *("x" * 5000 for _ in range(50))), state_dir="/home/alice/secret-project/.supervise",
+        )  # fmt: skip
+        severity = changes.pop("severity", one.severity)
+        return Notification("ab" * 16, NotificationState(state), one, severity, failures=3, since_t=one.ts - 90, **changes)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+@pytest.mark.parametrize("detail", AlertDetail)
+def test_each_body_has_the_fields_of_the_services_own_page_and_no_other(
+    kind: str, detail: AlertDetail, notification: Callable[..., Notification]
+) -> None:
+    for event in AlertEvent:
+        for state in ("note",) if event.row.effect == "once" else ("firing", "updated", "resolved"):
+            for request in sink(kind, detail).requests(notification(event, state)):
+                body = json.loads(request.body)
+                found = list(leaves(body))
+                for path, text in found:
+                    known = FIELDS[kind].get(path) or FIELDS[kind][re.sub(r"\.[^.]+$", ".*", path.removesuffix("[]"))]
+                    assert re.fullmatch(known[0], text), (path, text)
+                    assert len(text) <= known[1], (path, len(text))
+                names = {path for path, _ in found} | {re.sub(r"\.[^.]+$", ".*", path) for path, _ in found}
+                assert names >= REQUIRED[kind]
+                assert len(request.body) < 28 << 10, "the least limit: a message in Teams"
+                assert re.fullmatch(r"[0-9a-f]{32}", request.event_id)
+
+
+def test_limits_that_are_of_whole_messages(notification: Callable[..., Notification]) -> None:
+    (request,) = sink("discord", AlertDetail.LINES).requests(notification())
+    (embed,) = json.loads(request.body)["embeds"]
+    texts = [embed["title"], embed["description"], *(text for field in embed["fields"] for text in (field["name"], field["value"]))]
+    assert sum(map(len, texts)) <= 6000
+    assert len(embed["fields"]) <= 25
+    (request,) = sink("slack", AlertDetail.LINES).requests(notification())
+    (attached,) = json.loads(request.body)["attachments"]
+    header, *sections = attached["blocks"]
+    assert len(header["text"]["text"]) <= 150
+    assert len(attached["blocks"]) <= 50
+    assert all(len(section.get("fields", [])) <= 10 for section in sections)
+
+
+@pytest.mark.parametrize("kind", [*FIELDS, "exec"])
+def test_paths_and_lines_leave_the_machine_only_where_that_was_asked_for(kind: str, notification: Callable[..., Notification]) -> None:
+    for detail in AlertDetail:
+        bodies = b"".join(one.body for one in sink(kind, detail).requests(notification())).decode()
+        leaks = [word for word in ("alice", "CANARY", "Traceback", "secret-project") if word in bodies]
+        assert bool(leaks) is (detail is AlertDetail.LINES), (detail, leaks)
+        assert ("gpu-7" in bodies) is (detail is not AlertDetail.NONE)
+        assert ("segfault" in bodies) is (detail is not AlertDetail.NONE)
+        assert "supervise why 1 --job bert" in bodies
+
+
+def test_the_command_of_lines_works_in_any_directory(notification: Callable[..., Notification]) -> None:
+    (request,) = sink("exec", AlertDetail.LINES).requests(notification())
+    assert json.loads(request.body)["command"] == "supervise why 1 --job bert --state-dir /home/alice/secret-project/.supervise"
+
+
+def actions(requests: Any) -> list[tuple[str, str]]:  # noqa: ANN401
+    return [(body["event_action"], body["dedup_key"][32:]) for request in requests for body in [json.loads(request.body)]]
+
+
+def test_pagerduty_is_acknowledged_while_we_restart_and_pages_anew_when_we_give_up(notification: Callable[..., Notification]) -> None:
+    pager = sink("pagerduty")
+    critical = AlertSeverity.CRITICAL
+    assert actions(pager.requests(notification())) == [("trigger", ""), ("acknowledge", "")]
+    raised = notification(AlertEvent.GIVEN_UP, "updated", severity=critical, raised=True)
+    assert actions(pager.requests(raised)) == [("trigger", "-critical"), ("resolve", "")]
+    assert actions(pager.requests(notification(AlertEvent.GIVEN_UP, severity=critical))) == [("trigger", "-critical")]
+    assert actions(pager.requests(notification(AlertEvent.RESOLVED, "resolved", severity=critical))) == [("resolve", "-critical")]
+    assert actions(pager.requests(notification(AlertEvent.RESOLVED, "resolved", severity=AlertSeverity.WARNING))) == [("resolve", "")]
+    assert actions(pager.requests(notification(AlertEvent.RUN_STARTED, "note"))) == [("trigger", ""), ("resolve", "")]
+    ids = [request.event_id for request in pager.requests(notification())]
+    assert len(set(ids)) == 2
+
+
+def test_the_routing_key_is_in_no_body_that_is_kept(notification: Callable[..., Notification]) -> None:
+    assert not [request for request in sink("pagerduty").requests(notification()) if KEY.encode() in request.body]
+    with pytest.raises(SuperviseError, match="no routing key"):
+        sinks.make(SinkOptions("pagerduty"))
+
+
+def test_alertmanagers_own_api_gets_a_list_and_equal_labels_until_it_is_resolved(notification: Callable[..., Notification]) -> None:
+    manager = sinks.make(SinkOptions("alertmanager", "http://127.0.0.1:9093/api/v2/alerts"))
+    (fires,), (over,) = (
+        json.loads(request.body)
+        for state, event in (("firing", AlertEvent.OPENED), ("resolved", AlertEvent.RESOLVED))
+        for request in manager.requests(notification(event, state, severity=AlertSeverity.WARNING))
+    )
+    assert set(fires) == {"labels", "annotations", "startsAt", "endsAt", "generatorURL"}
+    assert fires["labels"] == over["labels"]
+    assert all(re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) for name in {*fires["labels"], *fires["annotations"]})
+    assert fires["endsAt"] > over["endsAt"] >= over["startsAt"]
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("https://hooks.slack.com/services/T/B/x", "slack"),
+        ("https://discord.com/api/webhooks/1/x", "discord"),
+        ("https://ptb.discord.com/api/webhooks/1/x", "discord"),
+        ("https://prod-1.westeurope.logic.azure.com:443/workflows/x/triggers/manual/paths/invoke", "teams"),
+        ("https://x.aa.environment.api.powerplatform.com:443/powerautomate/automations/direct/workflows/x", "teams"),
+        ("https://acme.webhook.office.com/webhookb2/x", "teams"),
+        ("https://events.eu.pagerduty.com/v2/enqueue", "pagerduty"),
+        ("http://am:9093/api/v2/alerts", "alertmanager"),
+        ("https://hooks.example.org/services/x", ""),
+        ("https://evil.example/hooks.slack.com/", ""),
+        ("http://[::1/", ""),
+    ],
+)
+def test_whose_an_address_is(url: str, kind: str) -> None:
+    assert kind_of(url) == kind
+
+
+def test_the_sentences_of_a_slack_message_say_what_happened_and_what_is_done(notification: Callable[..., Notification]) -> None:
+    def text(sent: Notification) -> str:
+        return str(json.loads(sink("slack").requests(sent)[0].body)["text"])
+
+    assert text(notification()) == (
+        "FIRING bert on gpu-7: segfault. 3 failures in 90 s, the last: Native code accessed invalid memory"
+        " (rank 5, step 1200, 90 % sure). supervise restarts it as attempt 4."
+    )
+    assert text(notification(AlertEvent.RESOLVED, "resolved")) == (
+        "RESOLVED bert on gpu-7: it trains again. The training runs again after 90 s, resumed from a checkpoint. It failed 3 times."
+    )
+    given_up = text(notification(AlertEvent.GIVEN_UP, severity=AlertSeverity.CRITICAL))
+    assert "given up, segfault" in given_up
+    assert "a person has to look. To do: " in given_up
+    scratch = text(notification(AlertEvent.STARTED_FROM_SCRATCH))
+    assert "STARTED FROM SCRATCH" in scratch
+    assert "resumed" not in scratch
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_an_odd_job_name_fits_every_service(kind: str, notification: Callable[..., Notification]) -> None:
+    sent = notification()
+    odd = dataclasses.replace(
+        sent, alert=dataclasses.replace(sent.alert, job="<!channel> @everyone `x`\n/home/bob" + "y" * 5000, cause=Cause.NONE)
+    )
+    bodies = b"".join(one.body for one in sink(kind).requests(odd))
+    assert b"<!channel>" not in bodies
+    assert len(bodies) < 28 << 10

@@ -1,0 +1,134 @@
+"""[[alerts.sink]]: a list of tables, each checked like every other setting, and read only where a person may be trusted."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.config import loading
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.run import alerting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from supervisor.config.settings import Settings
+
+TOKEN = "CANARY-T0KEN"  # noqa: S105  a made-up one
+SLACK = f"https://hooks.slack.com/services/{TOKEN}"
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Settings]:
+    def call(text: str, *, named: bool = True) -> Settings:
+        path = tmp_path / "supervise.toml"
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o600)
+        environ = {"XDG_CONFIG_HOME": str(tmp_path / "none")}
+        return loading.load({}, environ, tmp_path, str(path) if named else None, system_file=tmp_path / "none.toml")
+
+    return call
+
+
+def test_a_list_of_sinks_keeps_its_order_its_values_and_its_secrets(load: Callable[..., Settings]) -> None:
+    settings = load(
+        f"""
+[alerts.webhook]
+url = "https://example.org/{TOKEN}"
+
+[[alerts.sink]]
+kind = "slack"
+url = "{SLACK}"
+severity = "warning"
+causes = ["gpu_ecc", "cuda_oom"]
+
+[[alerts.sink]]
+kind = "slack"
+name = "ops-2"
+url = "{SLACK}-2"
+detail = "lines"
+runs = true
+deadline_s = 9
+"""
+    )
+    first, second = settings.alerts.sinks
+    assert (first.called, first.severity, first.causes, first.detail, first.runs) == (
+        "slack",
+        "warning",
+        ("gpu_ecc", "cuda_oom"),
+        "summary",
+        False,
+    )
+    assert (second.called, second.detail, second.runs, second.deadline_s) == ("ops-2", "lines", True, 9.0)
+    assert settings.alerts.webhook.url.endswith(TOKEN)
+    assert str(settings.origin("alerts.webhook.url")).endswith("supervise.toml:3")
+    table, as_json = loading.show(settings, as_json=False), loading.show(settings, as_json=True)
+    assert "alerts.sink[1].name" in table
+    assert TOKEN not in table + as_json + repr(settings)
+    made = alerting.configured(settings, {})
+    assert [one.name for one in made] == ["webhook", "slack", "ops-2"]
+    assert [one.outbox for one in made] == ["outbox", "alerts/slack", "alerts/ops-2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[[alerts.sink]]\nurl = 'https://x'\n", r"no kind: \[\[alerts.sink\]\] in .*toml:1"),
+        ("[[alerts.sink]]\nkind = 'slak'\n", r"wrong value: alerts.sink.kind = 'slak' .*toml:2: expected one of webhook, slack"),
+        ("[[alerts.sink]]\nkind = 'slack'\n\nurll = 'x'\n", r"unknown setting: alerts.sink.urll in .*toml:4: the nearest is url"),
+        ("[[alerts.sink]]\nkind = 'slack'\n[[alerts.sink]]\nkind = 'slack'\n", r"two alert sinks are called slack: .*toml:3"),
+        ("[[alerts.sink]]\nkind = 'slack'\nname = '../x'\n", r"wrong value: alerts.sink.name = '../x'"),
+        ("[[alerts.sink]]\nkind = 'slack'\ncauses = ['gpu']\n", r"wrong value: alerts.sink.causes .* expected causes \("),
+        ("[[alerts.sink]]\nkind = 'slack'\nurl = 'ftp://CANARY-T0KEN'\n", r"wrong value: alerts.sink.url = \(not shown\)"),
+        ("[alerts]\nsink = 3\n", r"wrong type: alerts.sink in .*: it is a list of tables"),
+        ("[alerts.sink]\nkind = 'slack'\n", r"wrong type: alerts.sink in .*: it is a list of tables"),
+        ("[[alerts.sink]]\nkind = 'slack'\nseverity = 3\n", r"wrong value: alerts.sink.severity = 3"),
+    ],
+)
+def test_a_fault_is_named_with_its_line(load: Callable[..., Settings], text: str, error: str) -> None:
+    with pytest.raises(SuperviseError, match=error) as caught:
+        load(text)
+    assert caught.value.exit_code == ExitCode.CONFIG
+    assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["command = ['/bin/sh']", "url_file = '/etc/passwd'", "secret_file = '/etc/passwd'"])
+def test_a_file_found_in_the_working_directory_runs_no_program_and_reads_no_file(load: Callable[..., Settings], line: str) -> None:
+    with pytest.raises(SuperviseError, match="by a file found in the working directory"):
+        load(f"[[alerts.sink]]\nkind = 'exec'\n{line}\n", named=False)
+    load(f"[[alerts.sink]]\nkind = 'exec'\n{line}\n")
+
+
+def test_address_and_key_come_from_files_and_from_systemd(load: Callable[..., Settings], tmp_path: Path) -> None:
+    (tmp_path / "url").write_text(f"{SLACK}\n")
+    settings = load("[[alerts.sink]]\nkind = 'slack'\nurl_file = 'url'\n[[alerts.sink]]\nkind = 'pagerduty'\nsecret_file = 'key'\n")
+    slack, pager = settings.alerts.sinks
+    environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    assert loading.sink_address(slack, environ) == SLACK
+    with pytest.raises(SuperviseError, match=re.escape(f"cannot read the key of the alert sink pagerduty: {tmp_path}/key: No such file")):
+        alerting.configured(settings, environ)
+    (tmp_path / "key").write_text("k" * 32)
+    assert [one.sink.host for one in alerting.configured(settings, environ)] == ["hooks.slack.com", "events.pagerduty.com"]
+    assert loading.sink_key(pager, environ) == "k" * 32
+
+
+def test_the_wrong_kind_is_reported_at_start(load: Callable[..., Settings]) -> None:
+    (old,) = alerting.configured(load(f"[alerts.webhook]\nurl = '{SLACK}'\n"), {})
+    assert old.warning == (
+        'alerts: hooks.slack.com looks like slack, which refuses what a webhook gets: write [[alerts.sink]] with kind = "slack"'
+    )
+    with pytest.raises(SuperviseError, match=r"wrong kind of alert sink: webhook: .* looks like slack") as caught:
+        alerting.configured(load(f"[[alerts.sink]]\nkind = 'webhook'\nurl = '{SLACK}'\n"), {})
+    assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["[[alerts.sink]]\nkind = 'slack'\n", "[[alerts.sink]]\nkind = 'pagerduty'\n", "[[alerts.sink]]\nkind = 'exec'\n"]
+)
+def test_a_sink_without_what_it_needs_is_refused_before_anything_starts(load: Callable[..., Settings], text: str) -> None:
+    with pytest.raises(SuperviseError, match=r"alerts: ") as caught:
+        alerting.configured(load(text), {})
+    assert caught.value.hint

@@ -12,8 +12,8 @@ import pytest
 from supervisor.config.settings import Settings
 from supervisor.core import actions as act
 from supervisor.core.actions import BeginAttempt, CloseIncident, ReportDecision, ReportResume
-from supervisor.core.events import CheckpointSelected
-from supervisor.core.model import Cause, Change, Evidence, Gpu, Plan, PlanKind, Verdict
+from supervisor.core.events import CheckpointSelected, ProgressObserved
+from supervisor.core.model import Cause, Change, Evidence, Gpu, Phase, Plan, PlanKind, Verdict
 from supervisor.core.state import Incident
 from supervisor.job.clock import Clock
 from supervisor.report.log_events import LogEvent
@@ -215,3 +215,50 @@ def test_what_the_verdict_stands_on_is_the_first_line_of_evidence(reporter: Repo
     assert reporter.last_card is not None
     evidence = next(line for line in reporter.last_card.splitlines() if line.startswith("  evidence"))
     assert evidence == "  evidence    kernel of rank 3: Out of memory: Killed process 4242 (python)"
+
+
+def cleared(reporter: Reporter) -> list[str]:
+    alerts: Any = reporter.alerts
+    return [call.args[0] for call in alerts.clear.call_args_list]
+
+
+def test_a_resume_that_nothing_confirms_is_suspect_until_it_is_seen_and_never_called_resumed(reporter: Reporter) -> None:
+    reporter.decided(ReportDecision(1, 1, VERDICT, PLAN, 40))
+    reporter.beginning(BeginAttempt(2, "failure", None))
+    reporter.resumed(ReportResume(1, 2, None, None, confirmed=False, resume_from="ckpt/40.pt"))
+    assert [(alert.event.value, alert.severity.value) for alert in sent(reporter)][1:] == [("resume_suspect", "warning")]
+    assert len([line for line in said(reporter) if "resume not confirmed" in line]) == 1, "one line says it"
+    reporter.resumed(ReportResume(1, 2, 40, "ckpt/40.pt", confirmed=True, resume_from="ckpt/40.pt"))
+    assert cleared(reporter) == ["scratch", "resume"]
+
+
+def test_a_beginning_from_scratch_is_critical_and_its_incident_does_not_end_as_resumed(reporter: Reporter) -> None:
+    reporter.decided(ReportDecision(1, 1, VERDICT, PLAN, 40))
+    reporter.beginning(BeginAttempt(2, "failure", None))
+    reporter.resumed(ReportResume(1, 2, None, None, confirmed=True, resume_from="ckpt/40.pt", reason="its training began at step 0"))
+    reporter.alerted(act.Alert("started_from_scratch", 2, "attempt 2 started from scratch, although ckpt/40.pt is there"))
+    reporter.closed(CloseIncident(1, 2, "resolved", 1))
+    _, scratch, end = sent(reporter)
+    assert (scratch.severity.value, scratch.action.value) == ("critical", "started_from_scratch")
+    assert (end.event.value, end.action.value) == ("resolved", "started_from_scratch")
+    assert cleared(reporter) == []
+
+
+def test_a_new_run_that_trains_ends_what_an_earlier_one_gave_up_and_an_open_incident_does_not(reporter: Reporter) -> None:
+    reporter.took(ProgressObserved(1.0, 1, None, 0, Phase.LOAD))
+    assert cleared(reporter) == []
+    reporter.took(ProgressObserved(2.0, 1, 1, 1, Phase.TRAIN))
+    assert cleared(reporter) == ["incident"]
+    reporter.decided(ReportDecision(1, 1, VERDICT, PLAN, 40))
+    reporter.took(ProgressObserved(3.0, 1, 2, 2, Phase.TRAIN))
+    assert cleared(reporter) == ["incident"]
+
+
+def test_an_alert_carries_the_node_the_confidence_and_lines_without_secrets(reporter: Reporter) -> None:
+    fact = Evidence("error_file", "exception", "RuntimeError: hf_token=hf_CANARY0123456789abcdefgh at /data/x", 3)
+    verdict = Verdict(Cause.SEGFAULT, 0.9, "rank 3 raised RuntimeError", "f", 3, because=(fact,))
+    reporter.decided(ReportDecision(1, 1, verdict, PLAN, 40))
+    (alert,) = sent(reporter)
+    assert (alert.node, alert.confidence, alert.state_dir) == ("n", 0.9, "s")
+    assert any("/data/x" in line for line in alert.lines)
+    assert "CANARY" not in repr(alert.lines)

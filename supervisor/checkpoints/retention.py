@@ -91,7 +91,7 @@ class Retention:
             )
             text = f"{fit} into {found.directory}: {found.reason}{self._remove_copies(found.directory)}"
             self._report(CheckpointAlert(CheckpointTrouble.DISK_FILLING, text))
-        elif self._is_short and found.room is not free_space.Room.UNKNOWN and found.room is not free_space.Room.SHORT:
+        elif self._is_short and found.room is free_space.Room.ENOUGH:
             self._report(CheckpointAlert(CheckpointTrouble.DISK_FILLING, f"there is room again in {found.directory}", is_over=True))
         if found.room is not free_space.Room.UNKNOWN:
             self._is_short = found.room is free_space.Room.SHORT

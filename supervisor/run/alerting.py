@@ -5,6 +5,7 @@ Imported only where a sink is configured: tenacity and ssl cost memory that othe
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 #: The name of [alerts.webhook], whose outbox stands where it always stood.
 WEBHOOK = "webhook"
-PING_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def configured(settings: Settings, environ: Mapping[str, str]) -> list[Configure
             raise SuperviseError("two alert sinks are called webhook", hint="Give that of [[alerts.sink]] a name of its own with name =.")
         url = loading.sink_address(section, environ)
         secret = loading.sink_key(section, environ).encode() or None
-        options = SinkOptions(section.kind, url, secret, section.command, AlertDetail(section.detail), orphans.started)
+        options = SinkOptions(section.kind, url, secret, section.command, AlertDetail(section.detail), start_program)
         wanted = AlertFilter(AlertSeverity(section.severity), frozenset(map(Cause, section.causes)), section.runs)
         seen = sinks.kind_of(url)
         one = ConfiguredSink(
@@ -87,6 +87,15 @@ def configured(settings: Settings, environ: Mapping[str, str]) -> list[Configure
             raise SuperviseError(f"wrong kind of alert sink: {section.called}: {one.warning}", hint="Change its kind, or its address.")
         found.append(one)
     return found
+
+
+def start_program(argv: tuple[str, ...], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start the program of an `exec` sink (alerts/sinks/program.py). Raises OSError."""
+    return orphans.started(
+        lambda: subprocess.Popen(  # noqa: S603 -- the user's own program, without a shell
+            argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
+    )
 
 
 def start(settings: Settings, environ: Mapping[str, str], state: Path, log: Log) -> AlertRouter:

@@ -23,6 +23,7 @@ from supervisor.alerts.model import AlertEvent, AlertSeverity, OutgoingAlert
 from supervisor.alerts.router import AlertFilter, AlertRouter
 from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, SinkOptions
 from supervisor.core.model import Cause
+from supervisor.run.alerting import start_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -277,7 +278,7 @@ def test_a_program_gets_the_document_and_its_exit_code_counts(
         (75, DeliveryDeferred("exit code 75: no such pager")),
         (3, DeliveryRefused("exit code 3: no such pager")),
     ):
-        sink = sinks.make(SinkOptions("exec", argv=("/bin/sh", "-c", script, str(tmp_path / "got"), str(code))))
+        sink = sinks.make(SinkOptions("exec", argv=("/bin/sh", "-c", script, str(tmp_path / "got"), str(code)), start=start_program))
         (request,) = sink.requests(happened(AlertEvent.OPENED))
         assert sink.deliver(request.event_id, request.body, 5.0) == expected
     document = json.loads((tmp_path / "got").read_text())
@@ -288,9 +289,11 @@ def test_a_program_gets_the_document_and_its_exit_code_counts(
 
 def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     script = 'sleep 300 & echo $! > "$0"; wait'
-    sink = sinks.make(SinkOptions("exec", argv=("/bin/sh", "-c", script, str(tmp_path / "pid"))))
+    sink = sinks.make(SinkOptions("exec", argv=("/bin/sh", "-c", script, str(tmp_path / "pid")), start=start_program))
     assert sink.deliver("ab" * 16, b"{}", 0.7) == DeliveryDeferred("it did not end within 0.7 s")
     pid = int((tmp_path / "pid").read_text())
     state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] if Path(f"/proc/{pid}").exists() else "X"
     assert state in "XZ"
-    assert isinstance(sinks.make(SinkOptions("exec", argv=("/nonexistent",))).deliver("ab" * 16, b"{}", 1), DeliveryRefused)
+    assert isinstance(
+        sinks.make(SinkOptions("exec", argv=("/nonexistent",), start=start_program)).deliver("ab" * 16, b"{}", 1), DeliveryRefused
+    )

@@ -19,6 +19,7 @@ from supervisor.alerts.text import AlertDetail
 from supervisor.alerts.threads import Notification, NotificationState
 from supervisor.core.model import Cause
 from supervisor.errors import SuperviseError
+from supervisor.run.alerting import start_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,7 +128,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:  # noqa: AN
 
 
 def sink(kind: str, detail: AlertDetail = AlertDetail.SUMMARY) -> sinks.AlertSink:
-    return sinks.make(SinkOptions(kind, URL, KEY.encode(), ("/bin/true",), detail))
+    return sinks.make(SinkOptions(kind, URL, KEY.encode(), ("/bin/true",), detail, start_program))
 
 
 @pytest.fixture

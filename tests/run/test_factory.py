@@ -114,13 +114,15 @@ def test_the_world_of_an_attempt_is_known_where_one_node_says_it_in_figures(job:
     assert JobFactory(replace(job, command=tuple(command.split())), (), print, print).world_size(nproc) == world
 
 
-def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is_its_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     told: queue.SimpleQueue[CheckpointReport] = queue.SimpleQueue()
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+    seen: list[str] = []
 
     def short(directory: str, n_bytes: int) -> free_space.Forecast:
         asked.put(directory)
-        return free_space.Forecast(directory, free_space.Room.SHORT, n_bytes, 1, 0, reason="the quota is used up")
+        room = free_space.Room.SHORT if asked.qsize() + len(seen) < 3 else free_space.Room.ENOUGH
+        return free_space.Forecast(directory, room, n_bytes, 1, 0, reason="the quota is used up")
 
     monkeypatch.setattr(free_space, "forecast", short)
     checkpoints = JobCheckpoints(
@@ -130,13 +132,15 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once(job: Job,
     assert watcher is not None
     (job.cwd / "ckpt").mkdir()
     watcher.start()
-    for step in (1, 2):
+    for step in (1, 2, 3):
         save(job.cwd / "ckpt" / f"step-{step}.pt", step)
-        assert asked.get(timeout=20) == str(job.cwd / "ckpt")
+        seen.append(asked.get(timeout=20))
+    assert seen == [str(job.cwd / "ckpt")] * 3
     assert watcher.stop(20)
     alerts = []
     while not told.empty():
         report = told.get()
         alerts += [report] if isinstance(report, CheckpointAlert) else []
     text = f"1 of the next 2 checkpoints fit into {job.cwd}/ckpt: the quota is used up"
-    assert alerts == [CheckpointAlert(CheckpointTrouble.DISK_FILLING, text)]
+    over = CheckpointAlert(CheckpointTrouble.DISK_FILLING, f"there is room again in {job.cwd}/ckpt", is_over=True)
+    assert alerts == [CheckpointAlert(CheckpointTrouble.DISK_FILLING, text), over]

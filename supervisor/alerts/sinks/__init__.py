@@ -70,20 +70,20 @@ class AlertSink(Protocol):
         """Try once, idempotent by `event_id`, and be back within `deadline_s`; never raises."""
 
 
-def _started(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    return start()
+#: Starts a program with these arguments and this environment, with pipes for its input and its errors, in a session of its own.
+StartProgram = Callable[[tuple[str, ...], dict[str, str]], subprocess.Popen[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a sink is made of. `secret`: the key that signs, or that names the receiver's integration. `start` starts a child."""
+    """What a sink is made of. `secret`: the key that signs, or of the integration. `start` starts the program of `exec`."""
 
     kind: str
     url: str = ""
     secret: bytes | None = field(default=None, repr=False)
     argv: tuple[str, ...] = ()
     detail: AlertDetail = AlertDetail.SUMMARY
-    start: Callable[[Callable[[], subprocess.Popen[bytes]]], subprocess.Popen[bytes]] = _started
+    start: StartProgram | None = None
 
 
 class _SinkModule(Protocol):

@@ -32,9 +32,9 @@ class ProgramSink:
     """The program. Raises SuperviseError (exit 78) if none is named."""
 
     def __init__(self, options: SinkOptions) -> None:
-        if not options.argv:
+        if not options.argv or options.start is None:
             raise SuperviseError("alerts: exec: no command", hint='Write command = ["PROGRAM", "ARGUMENT"] below [[alerts.sink]].')
-        self._options = options
+        self._options, self._start = options, options.start
         self.host = os.path.basename(options.argv[0])  # noqa: PTH119 (text)
 
     def requests(self, sent: OutgoingAlert | Notification) -> Sequence[AlertRequest]:
@@ -46,16 +46,7 @@ class ProgramSink:
         """Run the program once."""
         environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {"SUPERVISE_ALERT_ID": event_id}
         try:
-            process = self._options.start(
-                lambda: subprocess.Popen(  # noqa: S603 -- the user's own program, without a shell
-                    self._options.argv,
-                    env=environ,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
-                )
-            )
+            process = self._start(self._options.argv, environ)
         except OSError as error:
             return DeliveryRefused(error.strerror or type(error).__name__)
         with process:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from supervisor.cli import stdio
 from supervisor.core.model import Progress
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.job import identity
+from supervisor.job import identity, known_jobs
 from supervisor.journal.file import earlier
 from supervisor.run import lock
 
@@ -52,8 +52,16 @@ def earlier_histories(place: JobFiles) -> Iterator[History]:
 
 
 def state_root(settings: Settings) -> Path:
-    """Return the directory of all jobs' files."""
-    return identity.working_directory() / settings.job.state_dir
+    """Return the directory of all jobs' files.
+
+    A job that is named and is not here is looked up where it was last started, unless a directory is named too: an alert's command is
+    copied into any shell.
+    """
+    here = identity.working_directory() / settings.job.state_dir
+    job = settings.job.name
+    if not job or settings.origin("job.state_dir").kind != "default" or (here / job).exists():
+        return here
+    return known_jobs.recall(job, os.environ) or here
 
 
 def find_job(root: Path, job: str | None) -> JobFiles:

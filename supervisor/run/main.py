@@ -42,7 +42,7 @@ from supervisor.core.model import Cause, Launcher
 from supervisor.core.planning import DECLARED
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.job import identity, resume_proof
+from supervisor.job import identity, known_jobs, resume_proof
 from supervisor.job.clock import Clock
 from supervisor.job.job import Job
 from supervisor.job.sd_notify import Notifier
@@ -444,7 +444,13 @@ class _Run:
 
         if alerting.is_configured(settings):
             self.reporter.alerts = alerting.start(settings, self.job.environ, self.job.state, log)
+        if settings.alerts.sinks:  # their messages name a command
+            self.executor.threads.start("remember", self._remember_place, awaited=False)
         self.alert_watch.heartbeat = alerting.heartbeat(settings)
+
+    def _remember_place(self) -> None:
+        with contextlib.suppress(OSError):  # no home, or a read-only one
+            known_jobs.remember(self.job.name, identity.state_root(self.job.state), self.job.environ)
 
     def _opening_lines(self) -> list[str]:
         elastic = self.factory.launcher is Launcher.ELASTIC

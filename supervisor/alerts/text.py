@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from supervisor.alerts.model import INCIDENT, AlertAction, AlertEvent, AlertSeverity, ThreadEffect, plain_name
+from supervisor.alerts.model import INCIDENT, AlertAction, AlertEvent, ThreadEffect, plain_name
 from supervisor.alerts.threads import NotificationState
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.core.model import Cause
@@ -154,7 +154,7 @@ def _subject(sent: Notification) -> str:
         return "it trains again" if _is_incident(alert) else f"{alert.event.value.replace('_', ' ')} is over"
     if not _is_incident(alert):
         return alert.event.value.replace("_", " ")
-    return f"given up, {alert.cause.value}" if sent.severity is AlertSeverity.CRITICAL else alert.cause.value
+    return f"given up, {alert.cause.value}" if alert.event is AlertEvent.GIVEN_UP else alert.cause.value
 
 
 def _happened(sent: Notification) -> str:
@@ -186,6 +186,8 @@ def _doing(sent: Notification) -> str:
     alert = sent.alert
     if sent.state is NotificationState.RESOLVED or not _is_incident(alert):
         return ""
+    if alert.event is AlertEvent.GIVEN_UP and alert.action is not AlertAction.STOP:
+        return "The run was stopped before it trained again."
     if alert.action is AlertAction.STOP:
         return "supervise gave up: no permitted change would help, and a person has to look."
     return f"supervise restarts it as attempt {alert.attempt + 1}."

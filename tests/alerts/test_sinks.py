@@ -266,6 +266,9 @@ def test_the_sentences_of_a_slack_message_say_what_happened_and_what_is_done(not
     given_up = text(notification(AlertEvent.GIVEN_UP, severity=AlertSeverity.CRITICAL))
     assert "given up, segfault" in given_up
     assert "a person has to look. To do: " in given_up
+    stopped = notification(AlertEvent.GIVEN_UP, severity=AlertSeverity.CRITICAL)
+    stopped = dataclasses.replace(stopped, alert=dataclasses.replace(stopped.alert, action=AlertAction.RESTART))
+    assert text(stopped).endswith("The run was stopped before it trained again."), "a person stopped it while an incident was open"
     scratch = text(notification(AlertEvent.STARTED_FROM_SCRATCH))
     assert "STARTED FROM SCRATCH" in scratch
     assert "resumed" not in scratch

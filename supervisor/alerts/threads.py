@@ -132,7 +132,7 @@ def due(threads: Threads, now: float, settle_s: float, *, closing: bool = False)
             found.append(_notification(NotificationState.RESOLVED, alert, thread))
         elif thread.sent is not None or thread.waiting:
             left[key] = thread
-    return left, found
+    return left, sorted(found, key=lambda one: one.alert.ts)
 
 
 def single(alert: OutgoingAlert) -> Notification:

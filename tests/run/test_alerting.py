@@ -1,0 +1,145 @@
+"""From the settings to a message: the run's own wiring of sinks, reporter, ticks and heartbeat, without a job."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from supervisor.config import loading
+from supervisor.core import actions as act
+from supervisor.core.model import Cause, Plan, PlanKind, Verdict
+from supervisor.job import known_jobs
+from supervisor.job.clock import Clock
+from supervisor.report.alert_watch import AlertWatch
+from supervisor.report.reporter import Reporter
+from supervisor.run.main import _Run
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+VERDICT = Verdict(Cause.SEGFAULT, 0.9, "rank 3 was killed by SIGSEGV", "segfault:SIGSEGV", rank=3)
+RESTART = Plan(PlanKind.RESTART, "restart", "stop", "restart_within_budget")
+STOP = Plan(PlanKind.STOP, "the budget is spent", "nothing", "stop", 65)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server: Any = self.server
+        server.got.append(body)
+        self.send_response(server.status)
+        self.end_headers()
+        self.wfile.write(b"no_text")
+
+    def log_message(self, *_args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as made:
+        found: Any = made
+        found.got, found.status = [], 200
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def run(tmp_path: Path, server: Any) -> Iterator[Any]:  # noqa: ANN401  the server above
+    """Return as much of a run as reports: its job has a webhook of version 1 and a chat room."""
+    url = f"http://127.0.0.1:{server.server_port}"
+    config = tmp_path / "c.toml"
+    config.write_text(
+        f'[alerts]\nnode = "gpu-7"\n[alerts.webhook]\nurl = "{url}/v1"\n[[alerts.sink]]\nkind = "slack"\nurl = "{url}/slack"\nruns = true\n'
+    )
+    config.chmod(0o600)
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "home")}
+    settings = loading.load({}, environ, tmp_path, str(config), system_file=tmp_path / "none")
+    state = tmp_path / "state" / "bert" / "nodes" / "gpu-7.example"
+    state.mkdir(parents=True)
+    job: Any = SimpleNamespace(
+        name="bert",
+        run_id="20260102T000000-abcd",
+        node="gpu-7.example",
+        settings=settings,
+        environ=environ,
+        state=state,
+        incident_dir=lambda _n: tmp_path,
+    )
+    clock, terminal = Clock.start(), MagicMock()
+    reporter = Reporter(job, clock, terminal, MagicMock(), MagicMock())
+    threads = SimpleNamespace(start=lambda _name, work, **_options: work())
+    made: Any = SimpleNamespace(
+        job=job, log=MagicMock(), loop=SimpleNamespace(call_soon=lambda call: call()), terminal=terminal, reporter=reporter, clock=clock,
+        alert_watch=AlertWatch(job, reporter, lambda: 0.0), executor=SimpleNamespace(threads=threads),
+    )  # fmt: skip
+    made._remember_place = lambda: _Run._remember_place(made)  # noqa: SLF001  the run's own
+    _Run._start_alerts(made)  # noqa: SLF001  what is tested
+    yield made
+    reporter.close_alerts(2.0)
+
+
+def texts(server: Any) -> list[str]:  # noqa: ANN401
+    return [body["text"].split(".")[0] for body in server.got if "text" in body]
+
+
+def events(server: Any) -> list[str]:  # noqa: ANN401
+    return [body["event"] for body in server.got if body.get("version") == 1]
+
+
+def test_a_story_with_two_failures_is_one_thread_for_people_and_each_event_for_a_webhook(run: Any, server: Any) -> None:  # noqa: ANN401
+    reporter = run.reporter
+    reporter.run_started(continues=False)
+    for incident in (1, 2):
+        reporter.decided(act.ReportDecision(incident, incident, VERDICT, RESTART, 40))
+        reporter.beginning(act.BeginAttempt(incident + 1, "failure", None))
+        reporter.resumed(act.ReportResume(incident, incident + 1, 40, "ckpt/40.pt", confirmed=True, resume_from="ckpt/40.pt"))
+        reporter.closed(act.CloseIncident(incident, incident + 1, "resolved", 41))
+    reporter.run_finished(0, 3)
+    reporter.close_alerts(10.0)
+    assert sorted(events(server)) == ["opened", "opened", "resolved", "resolved"]
+    assert texts(server) == [
+        "INFO bert on gpu-7: run started",
+        "FIRING bert on gpu-7: segfault",
+        "RESOLVED bert on gpu-7: it trains again",
+        "INFO bert on gpu-7: run finished",
+    ]
+    assert any("2 failures in" in body["text"] for body in server.got if "text" in body)
+    assert known_jobs.recall("bert", run.job.environ) == run.job.state.parents[2]
+
+
+def test_a_tick_sends_what_was_gathered_and_giving_up_is_one_message(run: Any, server: Any) -> None:  # noqa: ANN401
+    run.reporter.alerted(act.Alert("recurring_failure", 1, "failed 3 times in the same way"))
+    run.reporter.decided(act.ReportDecision(1, 1, VERDICT, STOP, 40))
+    run.reporter.closed(act.CloseIncident(1, 1, "given_up", 40))
+    state = SimpleNamespace(stage=None, attempt=SimpleNamespace(number=1), run=SimpleNamespace(incident=None))
+    assert run.alert_watch.tick(state, run.clock.now()) is None
+    run.alert_watch.tick(state, run.clock.now() + 2)
+    wait_for(lambda: len(texts(server)) == 1 and len(events(server)) == 3, "both sinks")
+    assert texts(server) == ["FIRING bert on gpu-7: given up, segfault"]
+
+
+def test_a_refusal_is_a_warning_once_and_is_counted_at_the_end(run: Any, server: Any) -> None:  # noqa: ANN401
+    server.status = 400
+    for incident in (1, 2):
+        run.reporter.decided(act.ReportDecision(incident, incident, VERDICT, RESTART, 40))
+    run.reporter.close_alerts(10.0)
+    printed = [call.args[0] for call in run.terminal.message.call_args_list]
+    assert [line for line in printed if line.startswith("alert refused by slack")] == [
+        "alert refused by slack (127.0.0.1): status 400: no_text; `supervise alerts list` shows all"
+    ]
+    assert [line for line in printed if "not delivered" in line] == [
+        f"2 alerts were not delivered to 127.0.0.1: status 400: no_text; kept in {run.job.state}/outbox",
+        f"1 alert was not delivered to 127.0.0.1: status 400: no_text; kept in {run.job.state}/alerts/slack",
+    ]

@@ -287,6 +287,11 @@ def test_a_program_gets_the_document_and_its_exit_code_counts(
     assert document["event_id"] in (tmp_path / "got.env").read_text()
 
 
+def test_a_program_that_leaves_something_in_the_background_has_delivered() -> None:
+    sink = sinks.make(SinkOptions("exec", argv=("/bin/sh", "-c", "sleep 3 & exit 0"), start=start_program))
+    assert sink.deliver("ab" * 16, b"{}", 0.7) == Delivered()
+
+
 def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     script = 'sleep 300 & echo $! > "$0"; wait'
     sink = sinks.make(SinkOptions("exec", argv=("/bin/sh", "-c", script, str(tmp_path / "pid")), start=start_program))

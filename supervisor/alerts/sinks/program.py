@@ -53,6 +53,8 @@ class ProgramSink:
             try:
                 _, written = process.communicate(body, timeout=deadline_s)
             except subprocess.TimeoutExpired:
+                if process.poll() == 0:  # what it left in the background holds its stderr
+                    return Delivered()
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
                 return DeliveryDeferred(f"it did not end within {deadline_s:g} s")

@@ -1,19 +1,34 @@
-"""Replaces secrets in commands and in lines of output by short digests, so that two values still differ.
+r"""Replaces secrets in commands, lines of output and documents by short digests, so that two values still differ.
 
-A doubtful value is hidden. A secret under an innocent name is not recognised.
+A doubtful value is hidden. A secret under an innocent name is recognised only by its issuer's form, or where its value is known
+(`KnownSecrets`). The digest of a password that stands in a dictionary can be guessed.
+
+    --api-key hunter2                    the name says it: flags, variables, JSON keys, headers; the value may be quoted
+    https://u:hunter2@host/x?sig=abc     passwords and signatures of URLs, and what follows the host of a webhook
+    AKIA…, ghp_…, eyJ….….…, -----BEGIN  forms that issuers give to tokens and keys
+    cGFzc3dvcmQ9aHVudGVyMg==             base64 of any of these
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, quote_plus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-#: A name that contains one of these words has a secret value: WANDB_API_KEY, --hf-token, db.password, aws_secret_access_key.
-_WORD = r"(?:secret|token|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|credentials?|auth(?:orization)?|bearer)"
+#: A name that contains one of these words has a secret value: WANDB_API_KEY, --hf-token, db.password, aws_secret_access_key. The names of
+#: variables alone, in capitals, may also end in a word that is innocent elsewhere: GITHUB_PAT, DB_PASS, SSH_KEY.
+_WORD = (
+    r"(?:secret|token|passw(?:or)?d|passphrase|credentials?|auth(?:orization)?|bearer|webhook[_-]?ur[il]"
+    r"|(?:api|access|private|account|encryption|integration|license|master|routing|session|shared|signing|ssh|storage|subscription)[_-]?key"
+    r"|(?-i:[A-Z0-9_]KEY|_PASS|_PWD|_PAT)(?![\w.-]))"
+)
 #: These only count or name tokens: --max-tokens 512, --tokenizer gpt2, --num-token, --token-file.
 _INNOCENT = re.compile(
     r"tokens|tokeniz|(?:num|max|min|pad|eos|bos|unk|mask|per|n)[_-]?token|token[_-]?(?:ids?|type|file|path|len|size|dim)|author(?!iz)",
@@ -22,34 +37,108 @@ _INNOCENT = re.compile(
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 #: The pattern tries a word once, from its beginning: the cost stays linear for a line of ten megabytes.
 _NAMED = rf"(?<![\w.-])(?=[\w.-]*{_WORD})[\w.-]+"
-_VALUE = r"""(?P<value>[^\s"',;&]+)"""
-_ASSIGNED = re.compile(rf"""(?P<name>{_NAMED}["']?\s*[=:]\s*["']?(?:bearer\s+|basic\s+)?){_VALUE}""", re.IGNORECASE)
-_FLAG = re.compile(rf"""(?P<name>(?=--?\w){_NAMED}["']?[\s,]+["']?)(?!-){_VALUE}""", re.IGNORECASE)
-_URL = re.compile(r"(?P<name>\b[a-z][a-z0-9+.-]{0,30}://[^\s:/@]{0,200}:)(?P<value>[^\s/@]{1,500})(?=@)", re.IGNORECASE)
-#: Tokens with a prefix of their issuer.
-_KNOWN = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[A-Za-z0-9_-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|xox[abprs]-[\w-]{10,})"
+#: In quotes (which may be escaped) up to the same quote, in brackets up to the closing one, else one word. A comma ends the word where
+#: another name or a blank follows.
+_VALUE = (
+    r"""(?:(?P<open>\\*["'])(?P<quoted>(?:(?!(?P=open))(?:\\.|[^\\\n]))*+)"""
+    r"""|[\[({](?P<nested>[^\])}\n]*+)"""
+    r"""|(?P<value>(?:[^\s"',;&]|["'](?=\w)|[,;](?!\s|$|["']|[\w.-]+[=:]))+))"""
 )
+_SCHEME = r"(?:(?:bearer|basic|token|digest|negotiate|apikey)\s+)?"
+_ASSIGNED = re.compile(rf"""(?P<name>{_NAMED}(?:\\*["'])?\s*(?:[=:]|%3[ad])\s*(?:[|>][+-]?\s*\n\s*)?{_SCHEME}){_VALUE}""", re.IGNORECASE)
+_FLAG = re.compile(rf"""(?P<name>(?=--?\w){_NAMED}(?:\\*["'])?[\s,]+)(?!["']?-){_VALUE}""", re.IGNORECASE)
+#: A header in the form of the wire holds its value up to the end of the line, or to the quote that stands before it.
+_HEADER = re.compile(
+    r"""(?P<name>(?P<open>["']?)(?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]*(?:token|key|auth)[\w-]*):\s*)"""
+    r"""(?P<value>(?:(?!(?P=open)(?<=["']))[^\n])+)""",
+    re.IGNORECASE,
+)
+_URL = re.compile(
+    r"""(?P<name>\b[a-z][a-z0-9+.-]{0,30}://[^\s:/@"'\[]{0,200}:)(?!\d{1,5}(?:[/?#\s]|$))(?P<value>[^\s"'<>]{1,300})(?=@)""", re.IGNORECASE
+)
+#: A user without a password, to a web server, is a token.
+_URL_USER = re.compile(r"""(?P<name>\b(?:git\+)?https?://)(?P<value>[^\s/:@"'<>]{1,300})(?=@)""", re.IGNORECASE)
+_URL_QUERY = re.compile(
+    r"""(?P<name>[?&;](?:[\w-]*(?:signature|credential|hmac)[\w-]*|sig|key|code|jwt|sas)=)(?P<value>[^\s&"'<>]{4,})""", re.IGNORECASE
+)
+#: Addresses of which whoever knows them may post: incoming webhooks, pings, a bot's methods.
+_WEBHOOK = re.compile(
+    r"""(?P<name>\bhttps?://(?:[^\s/?#"'<>]*(?:hooks?|logic\.azure|hc-ping)\b[^\s/?#"'<>]*/"""
+    r"""|[^\s?#"'<>]{1,200}/(?:(?:web)?hooks?|services|workflows|integrations?|ping|enqueue)/|api\.telegram\.org/bot))(?P<value>[^\s"'<>)\]]+)""",
+    re.IGNORECASE,
+)
+#: Tokens with a form of their issuer, and the 40 characters of AWS (upper and lower case, digits).
+_KNOWN = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|gl[a-z]{1,6}-[\w-]{20,}|[sr]k[-_][A-Za-z0-9_-]{20,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{35}|ya29\.[\w-]{20,}|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|whsec_\w{16,}|npm_\w{30,}|pypi-[\w-]{30,}"
+    r"|dckr_pat_[\w-]{20,}|nvapi-[\w-]{20,}|gsk_\w{20,}|r8_\w{30,}|wandb_v1_\w{20,}|SG\.[\w-]{16,}\.[\w-]{16,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)"
+    r"|(?<![A-Za-z0-9/+=_.-])(?=[A-Za-z/+]*\d)(?=[a-z0-9/+]*[A-Z])(?=[A-Z0-9/+]*[a-z])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=_.-])"
+)
+_BEARER = re.compile(r"(?P<name>\b(?:Bearer|Basic)\s+)(?=[\w.~+/=-]*\d)(?P<value>[\w.~+/=-]{8,})", re.IGNORECASE)
+_NETRC = re.compile(r"(?P<name>\blogin\s+\S+\s+(?:account\s+\S+\s+)?password\s+)(?P<value>\S+)")
+#: A private key; also one whose beginning is missing.
+_PEM = re.compile(
+    r"(?P<name>-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----)(?P<value>.*?)(?=-----END|\Z)"
+    r"|(?P<rest>(?:^[\w+/=]+\r?\n)+)(?=-----END [A-Z ]*PRIVATE KEY)",
+    re.DOTALL | re.MULTILINE,
+)
+_BASE64 = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/_-]{12,8192}={0,2}")
+_MARK: Final = "<sha256:"
+#: Shorter values stand in too many other words.
+SHORTEST_KNOWN: Final = 6
+#: A part of a value in base64 that is shorter may be a part of any text.
+_SHORTEST_FORM: Final = 8
 
 
-def command(arguments: Sequence[str]) -> tuple[str, ...]:
+class KnownSecrets:
+    """Values that are hidden wherever they stand: as they are, in JSON, in a URL, in base64, in hex. Values below 6 characters are not."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        known = sorted({value for value in values if len(value) >= SHORTEST_KNOWN and _MARK not in value}, key=len, reverse=True)
+        self._forms = [(form, _digest(value)) for value in known for form in _forms(value)]
+
+    def hidden_in(self, text: str) -> str:
+        """Return the text with each form of each value as the digest of the value."""
+        for form, digest in self._forms:
+            text = text.replace(form, digest)
+        return text
+
+
+_NONE_KNOWN: Final = KnownSecrets()
+
+
+def command(arguments: Sequence[str], known: KnownSecrets = _NONE_KNOWN) -> tuple[str, ...]:
     """Return a command's arguments without the values of secret-like flags."""
     shown, hide = [], False
     for argument in arguments:
         if hide and not argument.startswith("--"):
-            shown.append(_digest(argument))
+            shown.append(_shown(argument))
             hide = False
             continue
         hide = argument.startswith("-") and "=" not in argument and is_secret_name(argument)
-        shown.append(text(argument))
+        shown.append(text(argument, known))
     return tuple(shown)
 
 
-def text(line: str) -> str:
-    """Return free text with the values of secret-like assignments, passwords in URLs and well-known tokens replaced."""
-    line = _URL.sub(_hidden, line)
-    line = _FLAG.sub(_hidden, _ASSIGNED.sub(_hidden, line))
-    return _KNOWN.sub(lambda found: _digest(found[0]), line)
+def text(line: str, known: KnownSecrets = _NONE_KNOWN) -> str:
+    """Return free text, of one line or many, with the secrets in it replaced. It changes nothing that it wrote itself."""
+    return _BASE64.sub(_hidden_in_base64, _plain(known.hidden_in(line)))
+
+
+def document(value: Any, known: KnownSecrets = _NONE_KNOWN) -> Any:  # noqa: ANN401  JSON
+    """Return a JSON value with the secrets in it replaced: by the names of keys, of flags in lists, and in each text. It keeps its form."""
+    if isinstance(value, str):
+        return text(value, known)
+    if isinstance(value, list | tuple):
+        words = [one for one in value if isinstance(one, str)]
+        if len(words) != len(value):
+            return [document(one, known) for one in value]
+        pair = len(words) == 2 and is_secret_name(words[0]) and not words[0].startswith("-")  # noqa: PLR2004  a name and a value
+        return [words[0], _shown(words[1])] if pair else list(command(words, known))
+    if isinstance(value, dict):
+        return {text(key, known): _hidden_leaves(one) if is_secret_name(key) else document(one, known) for key, one in value.items()}
+    return value
 
 
 def is_secret_name(name: str) -> bool:
@@ -57,11 +146,63 @@ def is_secret_name(name: str) -> bool:
     return bool(_SECRET_NAME.search(_INNOCENT.sub("", name)))
 
 
+def _plain(line: str) -> str:
+    """Return the text with what is not encoded replaced. The widest forms come first."""
+    line = _PEM.sub(_hidden, line)
+    for pattern in (_WEBHOOK, _URL, _URL_USER, _URL_QUERY, _HEADER):
+        line = pattern.sub(_hidden, line)
+    line = _FLAG.sub(_hidden_by_name, _ASSIGNED.sub(_hidden_by_name, line))
+    line = _NETRC.sub(_hidden, _BEARER.sub(_hidden, line))
+    return _KNOWN.sub(lambda found: _digest(found[0]), line)
+
+
 def _hidden(found: re.Match[str]) -> str:
-    if "://" not in found["name"] and not is_secret_name(found["name"]):
+    groups = found.groupdict()
+    if groups.get("rest"):
+        return _shown(groups["rest"]) + "\n"
+    return str(groups["name"]) + _shown(groups["value"])
+
+
+def _hidden_by_name(found: re.Match[str]) -> str:
+    if not is_secret_name(found["name"]):
         return found[0]
-    return found["name"] + (found["value"] if found["value"].startswith("<sha256:") else _digest(found["value"]))
+    group = next(name for name in ("quoted", "nested", "value") if found[name] is not None)
+    start, end = found.start(group) - found.start(), found.end(group) - found.start()
+    return found[0][:start] + _shown(found[group]) + found[0][end:]
+
+
+def _hidden_in_base64(found: re.Match[str]) -> str:
+    word = found[0].rstrip("=")
+    try:
+        decoded = base64.b64decode(word + "=" * (-len(word) % 4), altchars=b"-_" if "-" in word or "_" in word else None).decode("ascii")
+    except (binascii.Error, ValueError):
+        return found[0]
+    return _digest(found[0]) if decoded.isprintable() and _plain(decoded) != decoded else found[0]
+
+
+def _hidden_leaves(value: Any) -> Any:  # noqa: ANN401  JSON
+    """Return a value under a secret's name. A number is one of ours (a count of messages): a secret is text."""
+    if isinstance(value, str):
+        return _shown(value)
+    if isinstance(value, list | tuple):
+        return [_hidden_leaves(one) for one in value]
+    return {key: _hidden_leaves(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def _shown(value: str) -> str:
+    return value if not value or value.startswith(_MARK) else _digest(value)
 
 
 def _digest(value: str) -> str:
-    return f"<sha256:{hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}>"
+    return f"{_MARK}{hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}>"
+
+
+def _forms(value: str) -> Iterable[str]:
+    """Return how a value may be written, without repetition: within base64 it may begin at any of three places."""
+    raw = value.encode("utf-8", "surrogateescape")
+    forms = [value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], quote(raw, safe=""), quote_plus(raw), raw.hex()]
+    for offset, first in enumerate((0, 2, 3)):
+        encoded = base64.b64encode(bytes(offset) + raw).decode("ascii")
+        part = encoded[first : (offset + len(raw)) * 8 // 6]
+        forms += [one for one in (part, part.replace("+", "-").replace("/", "_")) if len(one) >= _SHORTEST_FORM]
+    return dict.fromkeys(forms)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from urllib.parse import quote
+
 import pytest
 
 from supervisor.classify import redact
@@ -57,9 +61,151 @@ def test_two_values_can_be_told_apart_and_one_twice_is_the_same() -> None:
     assert one == again != two
 
 
+#: One secret in each form in which users, frameworks and services write it. CANARY must not be found in what is shown.
+CANARY = "c4NaRy-Zx9Qw7Lm2"
+PLANTED = {
+    "variable": f"export WANDB_API_KEY={CANARY}",
+    "variable_named_key": f"SSH_KEY={CANARY} python train.py",
+    "variable_named_pass": f"declare -x DB_PASS='{CANARY}'",
+    "environ": f"environ({{'HOME': '/root', 'AWS_SECRET_ACCESS_KEY': '{CANARY}', 'LANG': 'C'}})",
+    "words_in_quotes": f'password="correct horse {CANARY}"',
+    "a_quote_within_quotes": f'password="a\\"b{CANARY}"',
+    "unclosed_quote": f"token='abc {CANARY}",
+    "comma_within": f"secret=ab,{CANARY},lr=0.1",
+    "connection_string": f"Server=db;Password={CANARY};Timeout=3",
+    "storage_account": f"AccountName=x;AccountKey={CANARY}==;EndpointSuffix=core",
+    "next_line": f'"api_key":\n    "{CANARY}"',
+    "yaml_block": f"password: |\n  {CANARY}\n",
+    "list": f"tokens_and: [1]\napi_keys: ['a', '{CANARY}']",
+    "namespace": f"Namespace(lr=0.1, hf_token='{CANARY}', seed=1)",
+    "argv": f"['train.py', '--api-key', '{CANARY}', '--lr', '1']",
+    "json": f'{{"msg": "x", "credentials": {{"user": "{CANARY}"}}}}',
+    "json_within_json": f'{{"log": "{{\\"api_key\\": \\"{CANARY}\\"}}"}}',
+    "rich_traceback": f"│ api_key = '{CANARY}'                     │",
+    "percent_encoded": f"https://h/cb?next=%2Flogin%3Faccess_token%3D{CANARY}",
+    "bearer": f"sent Bearer {CANARY} to the host",
+    "header": f"curl -H 'Authorization: Bearer {CANARY}' https://host/x",
+    "header_of_two_words": f"Authorization: Digest username=x, response={CANARY}",
+    "header_signed": f"authorization: AWS4-HMAC-SHA256 SignedHeaders=host, Signature={CANARY}",
+    "cookie": f"set-cookie: session={CANARY}; Path=/",
+    "own_header": f"x-vault-token: {CANARY}",
+    "url_password": f"postgres://user:{CANARY}@host/db",
+    "url_password_with_signs": f"postgres://user:p@s/{CANARY}@host/db",
+    "url_user": f"git clone https://{CANARY}@github.com/org/repo",
+    "url_signature": f"GET https://b.s3.amazonaws.com/k?X-Amz-Date=1&X-Amz-Signature={CANARY}&x=1",
+    "url_sas": f"https://a.blob.core.windows.net/c/k?sv=2024&sig={CANARY}",
+    "url_key": f"https://maps.example.com/api?key={CANARY}",
+    "slack": f"POST https://hooks.slack.com/services/T00/B00/{CANARY}",
+    "discord": f"https://discord.com/api/webhooks/123/{CANARY}",
+    "teams": f"https://prod-1.westeurope.logic.azure.com:443/workflows/{CANARY}/triggers/manual",
+    "teams_office": f"https://x.webhook.office.com/webhookb2/{CANARY}/IncomingWebhook/1",
+    "ping": f"https://hc-ping.com/{CANARY}",
+    "telegram": f"https://api.telegram.org/bot123:{CANARY}/sendMessage",
+    "netrc": f"machine api.wandb.ai login user password {CANARY}",
+    "private_key": f"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n{CANARY}\n-----END RSA PRIVATE KEY-----",
+    "private_key_in_json": f'"x": "-----BEGIN PRIVATE KEY-----\\n{CANARY}\\n-----END PRIVATE KEY-----\\n"',
+    "exception": f"RuntimeError: 401 for token '{CANARY}' (token={CANARY})".replace(f"token '{CANARY}'", "it"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_no_planted_secret_is_left(name: str) -> None:
+    shown = redact.text(f"step 1\n{PLANTED[name]}\nstep 2 loss=0.25")
+    assert CANARY not in shown
+    assert shown.startswith("step 1\n")
+    assert shown.endswith("step 2 loss=0.25")
+    assert redact.text(shown) == shown, "what was hidden once stays as it is"
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_no_planted_secret_is_left_in_base64(name: str) -> None:
+    encoded = base64.b64encode(PLANTED[name].replace("\n", " ").replace("│", "|").encode()).decode()
+    assert encoded not in redact.text(f"payload {encoded} of 1")
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "AKIA" + "IOSFODNN7EXAMPLE",
+        "wJalrXUtnFEMI/K7MDENG/bPxRfiCY" + "EXAMPLEKEY",
+        "ghp_" + "a1B2" * 9,
+        "github_pat_" + "a1B2_" * 8,
+        "glpat-" + "a1B2" * 5,
+        "hf_" + "a1B2" * 9,
+        "sk-proj-" + "a1B2" * 9,
+        "sk_live_" + "a1B2" * 6,
+        "nvapi-" + "a1B2" * 9,
+        "AIza" + "a1B2c" * 7,
+        "xoxb-" + "123-456-a1B2",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0" + ".c2lnbmF0dXJl",
+        "SG." + "a1B2c3D4e5F6g7H8" + "." + "a1B2c3D4e5F6g7H8",
+    ],
+)
+def test_a_token_is_known_by_its_issuer_s_form(token: str) -> None:
+    assert token not in redact.text(f"got {token}, retrying")
+    assert token not in redact.text(f'{{"x":"{token}"}}')
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "epoch 3 forward_pass: 12.5 ms, tokens/s: 1200, tokens: 512",
+        "commit 0a1b2c3d4e5f60718293a4b5c6d7e8f901234567 of main",
+        "https://host:8080/path?step=12&epoch=3 took 3 s",
+        "git@github.com:org/repo.git and ssh://git@github.com/org/repo",
+        "Missing key(s) in state_dict: 'module.layer1.weight'",
+        "/data/checkpoints/Run42/step_1000/model-00001-of-00010.safetensors",
+        "rank 3: NCCL WARN Cuda failure 'out of memory' at allreduce.cu:42",
+        "s3://bucket/jobs/x/step_100.pt",
+        "KeyError: 'labels'",
+        "2026-11-23T11:46:40.118Z PWD=/home/me OLDPWD=/tmp",
+        "authentication failed: no route to host",
+    ],
+)
+def test_ordinary_lines_stay_as_they_are(line: str) -> None:
+    assert redact.text(line) == line
+
+
+def test_a_known_value_is_hidden_in_every_form_under_any_name() -> None:
+    value = 'p"w/Z+9 é-77'
+    known = redact.KnownSecrets([value, "short"])
+    for form in (
+        value,
+        json.dumps(value),
+        json.dumps(value, ensure_ascii=False),
+        quote(value, safe=""),
+        value.encode().hex(),
+        *(base64.b64encode((before + value + "|more").encode()).decode() for before in ("", "u", "us", "use")),
+        base64.urlsafe_b64encode(f"x:{value}".encode()).decode(),
+    ):
+        shown = redact.text(f"layer {form} end", known)
+        assert form not in shown
+        assert "<sha256:" in shown
+    assert redact.text("a short word", known) == "a short word", "what is as short as a word is no secret by its value"
+
+
+def test_a_document_keeps_its_form() -> None:
+    found = redact.document(
+        {
+            "api_key": CANARY,
+            "auth": {"user": [CANARY, 5]},
+            "token": 7,
+            "argv": ["train.py", "--hf-token", CANARY, "--lr", "1"],
+            "fields": [["pid", "7"], ["password", CANARY]],
+            "mixed": [1, {"log": f"token={CANARY}"}],
+            "lr": 0.1,
+            "none": None,
+        }
+    )
+    assert CANARY not in json.dumps(found)
+    assert (found["token"], found["lr"], found["none"], found["mixed"][0], found["fields"][0]) == (7, 0.1, None, 1, ["pid", "7"])
+    assert found["argv"][0:2] == ["train.py", "--hf-token"]
+    assert found["auth"]["user"][1] == 5
+
+
 @pytest.mark.bench
 @pytest.mark.parametrize(
-    "line", ["x" * 2_000_000, "a-" * 1_000_000, "token" * 400_000, " " * 2_000_000, "a://" * 500_000, "x=" * 1_000_000]
+    "line", ["x" * 2_000_000, "a-" * 1_000_000, "token" * 400_000, " " * 2_000_000, "a://" * 500_000, "x=" * 1_000_000, 'token="' * 300_000]
 )
 def test_a_line_of_megabytes_costs_no_more_than_it_must(line: str) -> None:
     with costs_at_most(5):

@@ -3,7 +3,7 @@ r"""Replaces secrets in commands, lines of output and documents by short digests
 A doubtful value is hidden. A secret under an innocent name is recognised only by its issuer's form, or where its value is known
 (`KnownSecrets`). The digest of a password that stands in a dictionary can be guessed.
 
-    --api-key hunter2                    the name says it: flags, variables, JSON keys, headers; the value may be quoted
+    --api-key hunter2                    its name shows it: flags, variables, JSON keys, headers; the value may be quoted
     https://u:hunter2@host/x?sig=abc     passwords and signatures of URLs, and what follows the host of a webhook
     AKIA…, ghp_…, eyJ….….…, -----BEGIN  forms that issuers give to tokens and keys
     cGFzc3dvcmQ9aHVudGVyMg==             base64 of any of these

@@ -54,7 +54,7 @@ def earlier_histories(place: JobFiles) -> Iterator[History]:
 def state_root(settings: Settings) -> Path:
     """Return the directory of all jobs' files.
 
-    A job that is named and is not here is looked up where it was last started, unless a directory is named too: an alert's command is
+    A job that is named and is not here is found where it was last started, unless a directory is named too: an alert's command is
     copied into any shell.
     """
     here = identity.working_directory() / settings.job.state_dir

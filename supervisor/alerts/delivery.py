@@ -233,7 +233,7 @@ class AlertSender:
 
     def enqueue(self, alert: OutgoingAlert | Notification) -> None:
         """Hand an alert over: microseconds, whatever disk and network do; never raises."""
-        with contextlib.suppress(Exception):
+        try:
             for request in self._courier.sink.requests(alert):
                 if self._courier.inbox.qsize() >= CAP:
                     self._courier.lost.total += 1
@@ -241,6 +241,12 @@ class AlertSender:
                 entry = QueuedAlert(request.event_id, request.body, request.title)
                 self._courier.disk.put(entry)
                 self._courier.inbox.put(entry)
+        except Exception as error:  # noqa: BLE001 - a sink's bug must not end the loop that the job needs
+            self.log_unmade(error)
+
+    def log_unmade(self, error: Exception) -> None:
+        """Log that a bug of ours cost an alert, before there was anything to keep."""
+        self._courier.log_event("alert.failed", outcome="unmade", reason=f"{type(error).__name__}: {error}")
 
     def save_threads(self, content: bytes) -> None:
         """Have the threads of this sink kept beside its outbox (threads.py): of several calls the last one counts."""

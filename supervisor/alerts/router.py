@@ -6,7 +6,6 @@ never raise; the sinks' own threads do the rest.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -70,12 +69,14 @@ class AlertRouter:
     def enqueue(self, alert: OutgoingAlert) -> None:
         """Take an event."""
         for route in self.routes:
-            with contextlib.suppress(Exception):  # an alert must not end the loop
+            try:
                 # a run that ends well ends all threads, whether or not the sink wants runs reported
                 if route.threads is not None and (alert.exit_code == 0 or route.wanted.wants(alert)):
                     self._keep(route, threads.taken(route.threads, alert, show=route.wanted.wants(alert)))
                 elif route.threads is None and route.wanted.wants(alert):
                     route.sender.enqueue(alert)
+            except Exception as error:  # noqa: BLE001 - an alert must not end the loop
+                route.sender.log_unmade(error)
 
     def clear(self, kind: str, now: float, subject: str = "") -> None:
         """Note that what the threads of this kind fired for is over."""

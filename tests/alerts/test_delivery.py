@@ -99,6 +99,17 @@ def test_500_then_200_is_the_same_alert_again(
     assert log.last("alert.failed delayed")["reason"] == "status 502: no_service"
 
 
+def test_an_alert_that_cannot_be_written_is_logged_and_costs_no_other(
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log
+) -> None:
+    sender = begin(endpoint.url)
+    sender.enqueue(dataclasses.replace(alert(1), ts=float("inf")))  # no date
+    sender.enqueue(alert(2))
+    assert sender.close(10) == 0
+    assert [request.event_id for request in endpoint.received] == [alert(2).event_id]
+    assert log.last("alert.failed unmade")["reason"].startswith("OverflowError: ")
+
+
 def test_what_reached_nobody_is_counted_after_the_end(
     begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], closed_port: int
 ) -> None:

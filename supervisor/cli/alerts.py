@@ -14,7 +14,7 @@ import click
 from supervisor.alerts import outbox
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
-from supervisor.cli.job_files import find_job, state_root
+from supervisor.cli.jobs.job_files import find_job, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.report.text import clean

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 #: In the order of --help: MODULE:ATTRIBUTE below supervisor.cli ("" for a group that only holds commands), and the line that --help lists.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "run": ("run:command", "Run CMD under supervision. `supervise -- CMD` does the same."),
-    "status": ("status:command", "Show where a job stands, even if its supervisor is gone."),
-    "why": ("why:command", "Explain an incident, by default the last: what failed, the evidence, what was done, what comes next."),
-    "logs": ("logs:command", "Print the output of the ranks."),
-    "plan": ("plan:command", "Show what a recovery may change in CMD, and the answer to each cause. CMD does not run."),
+    "run": ("start.run:command", "Run CMD under supervision. `supervise -- CMD` does the same."),
+    "status": ("jobs.status:command", "Show where a job stands, even if its supervisor is gone."),
+    "why": ("jobs.why:command", "Explain an incident, by default the last: what failed, the evidence, what was done, what comes next."),
+    "logs": ("jobs.logs:command", "Print the output of the ranks."),
+    "plan": ("start.plan:command", "Show what a recovery may change in CMD, and the answer to each cause. CMD does not run."),
     "doctor": ("doctor.command:command", "Check this node, a saved kernel log or several nodes: what is wrong, and what repairs it."),
     "classify": ("classify.command:command", "Name the cause of a failure from any log: files, directories, or standard input (-)."),
     "checkpoints": ("", "Verify, list, copy and restore checkpoints."),
@@ -46,9 +46,9 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "alerts replay": ("alerts:replay_command", "Send a job's refused alerts again, to each sink or to SINK."),
     "drill": ("drill.command:command", "Run CMD, put one fault into it, and report what was recovered and what it cost."),
     "config": ("", "Show the settings."),
-    "config show": ("config:show_command", "Print every setting, its value, and where the value comes from."),
-    "help": ("help:command", "Show what a command does, and its options."),
-    "version": ("version:command", "Show the version."),
+    "config show": ("start.config:show_command", "Print every setting, its value, and where the value comes from."),
+    "help": ("about:help_command", "Show what a command does, and its options."),
+    "version": ("about:version_command", "Show the version."),
 }  # fmt: skip
 
 

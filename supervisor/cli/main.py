@@ -66,7 +66,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  click's signature
     if wanted:
-        from supervisor.cli.version import print_version  # noqa: PLC0415  for this option only
+        from supervisor.cli.about import print_version  # noqa: PLC0415  for this option only
 
         print_version()
         context.exit()

@@ -62,7 +62,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...
         return call
 
     for name in ("status", "why", "logs"):
-        monkeypatch.setattr(f"supervisor.cli.{name}.{name}", reader(name))
+        monkeypatch.setattr(f"supervisor.cli.jobs.{name}.{name}", reader(name))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -305,7 +305,13 @@ def test_nothing_heavy_is_imported_for_a_quick_answer(tmp_path: Path, arguments:
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "called"),
-    [(["--help"], set()), (["--version"], {"version"}), (["nonsense"], set()), (["why", "--help"], {"why"}), (["--", "true"], {"run"})],
+    [
+        (["--help"], set()),
+        (["--version"], {"about"}),
+        (["nonsense"], set()),
+        (["why", "--help"], {"jobs.why"}),
+        (["--", "true"], {"start.run"}),
+    ],
     ids=str,
 )
 def test_a_command_s_file_is_imported_when_it_is_called(tmp_path: Path, arguments: list[str], called: set[str]) -> None:

@@ -26,7 +26,7 @@ from supervisor.checkpoints.recording import numerics
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, named_or_latest_job, refuse_while_running, rejections_of
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
-from supervisor.cli.job_files import find_job, state_root
+from supervisor.cli.jobs.job_files import find_job, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.observe.ranks import path_patterns
 from supervisor.report.text import clean
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from checkpointing.manifest.documents import Manifest
-    from supervisor.cli.job_files import JobFiles
+    from supervisor.cli.jobs.job_files import JobFiles
     from supervisor.config.settings import Settings
 
 _QUARANTINED: Final = "quarantined"

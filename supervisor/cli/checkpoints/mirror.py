@@ -31,7 +31,7 @@ from supervisor.cli import stdio
 from supervisor.cli.checkpoints.records import MIRROR, named_or_latest_job
 from supervisor.cli.checkpoints.verify import output
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
-from supervisor.cli.job_files import find_job, state_root
+from supervisor.cli.jobs.job_files import find_job, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.report.text import clean
 

@@ -26,7 +26,7 @@ from supervisor.cli import stdio
 from supervisor.cli.checkpoints import mirror
 from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, named_or_latest_job, refuse_while_running, rejections_of
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
-from supervisor.cli.job_files import find_job, state_root
+from supervisor.cli.jobs.job_files import find_job, state_root
 from supervisor.observe.ranks.path_patterns import pattern_of
 from supervisor.report.text import clean
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import CheckpointingError
 from checkpointing.rejections import Rejections
-from supervisor.cli.job_files import find_job, places_in, state_root
+from supervisor.cli.jobs.job_files import find_job, places_in, state_root
 from supervisor.errors import SuperviseError
 from supervisor.observe.ranks import path_patterns
 from supervisor.run import lock
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.cli.invocation import Invocation
-    from supervisor.cli.job_files import JobFiles
+    from supervisor.cli.jobs.job_files import JobFiles
     from supervisor.config.settings import Settings
 
 DIRECTORY: Final = "checkpoints"

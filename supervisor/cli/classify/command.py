@@ -22,12 +22,13 @@ import click
 from supervisor.classify.engine import classify
 from supervisor.classify.gpu import memory as gpu_memory
 from supervisor.classify.logs.bounded_sample import BoundedSample
-from supervisor.cli import log_files, stdio
+from supervisor.cli import stdio
 from supervisor.cli.classify import reading, rendering
 from supervisor.cli.classify.reading import Texture
 from supervisor.cli.classify.rendering import Answer, Part
 from supervisor.cli.classify.sampling import FloodReader
 from supervisor.cli.invocation import Invocation, json_option, setting_options
+from supervisor.cli.jobs import log_files
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, Verdict
 from supervisor.errors import ExitCode, SuperviseError

@@ -11,7 +11,7 @@ from checkpointing.manifest.documents import Manifests
 from supervisor.checkpoints.recording import numerics
 from supervisor.cli import alerts
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
-from supervisor.cli.job_files import (
+from supervisor.cli.jobs.job_files import (
     JobFiles,
     find_job,
     history_of,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from supervisor.cli.invocation import JOB, Invocation, setting_options
-from supervisor.cli.job_files import (
+from supervisor.cli.jobs.job_files import (
     JobFiles,
     earlier_histories,
     find_job,
@@ -15,7 +15,7 @@ from supervisor.cli.job_files import (
     history_of,
     state_root,
 )
-from supervisor.cli.log_files import attempts, earlier_runs, show
+from supervisor.cli.jobs.log_files import attempts, earlier_runs, show
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli.why import why
+from supervisor.cli.jobs.why import why
 from supervisor.core.actions import ReportDecision, ReportResume, SetTimer
 from supervisor.core.events import CheckpointSelected, TimerFired
 from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict

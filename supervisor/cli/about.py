@@ -1,4 +1,4 @@
-"""`supervise help [COMMAND]...`: the same as `supervise COMMAND --help`."""
+"""The commands about the command line itself: `supervise help [COMMAND]...` and `supervise version`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import sys
 import click
 
 from supervisor.cli import stdio
+from supervisor.version import __version__
 
 
 @click.command()
 @click.argument("words", metavar="[COMMAND]...", nargs=-1)
-def command(words: tuple[str, ...]) -> int:
+def help_command(words: tuple[str, ...]) -> int:
     """Without a COMMAND it lists all commands. `supervise help checkpoints verify` is one of two words."""
     context = click.get_current_context().find_root()
     named = context.command
@@ -21,4 +22,16 @@ def command(words: tuple[str, ...]) -> int:
             raise click.UsageError(f"No such command '{word}'.", context)
         context, named = click.Context(found, info_name=word, parent=context), found
     stdio.write(sys.stdout, named.get_help(context))
+    return 0
+
+
+@click.command()
+def version_command() -> int:
+    """`supervise --version` does the same."""
+    return print_version()
+
+
+def print_version() -> int:
+    """Print the version. Returns 0."""
+    stdio.write(sys.stdout, f"supervise {__version__}")
     return 0

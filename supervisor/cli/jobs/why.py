@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from supervisor.cli.invocation import JOB, Invocation, setting_options
-from supervisor.cli.job_files import (
+from supervisor.cli.jobs.job_files import (
     MOST_LISTED,
     JobFiles,
     earlier_histories,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli.job_files import find_job, state_root
-from supervisor.cli.status import status
+from supervisor.cli.jobs.job_files import find_job, state_root
+from supervisor.cli.jobs.status import status
 from supervisor.core.events import AttemptEnded
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
@@ -218,8 +218,9 @@ def test_it_imports_nothing_that_costs(written: Any) -> None:
     written.begin()
     written.close()
     code = (
-        "import sys, dataclasses; from supervisor.config.settings import Settings, JobSection; from supervisor.cli.status import status;"
-        " from supervisor.cli.why import why;"
+        "import sys, dataclasses; from supervisor.config.settings import Settings, JobSection;"
+        " from supervisor.cli.jobs.status import status;"
+        " from supervisor.cli.jobs.why import why;"
         f"s = dataclasses.replace(Settings(), job=JobSection(state_dir={str(state_root(written.settings))!r}));"
         "status(s, None, False); why(s, None, None);"
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'structlog', 'rich', 'torch', 'prometheus_client', 'tenacity', 'asyncio'}))"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.cli.status import status
-from supervisor.cli.why import why
+from supervisor.cli.jobs.status import status
+from supervisor.cli.jobs.why import why
 from supervisor.config.settings import JobSection, Settings
 from supervisor.job import identity
 

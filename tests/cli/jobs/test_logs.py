@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli.job_files import state_root
-from supervisor.cli.logs import logs
+from supervisor.cli.jobs.job_files import state_root
+from supervisor.cli.jobs.logs import logs
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
 
@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[3]
 _FOLLOW = """
 import dataclasses, sys
 from supervisor.config.settings import Settings, JobSection
-from supervisor.cli.logs import logs
+from supervisor.cli.jobs.logs import logs
 logs(dataclasses.replace(Settings(), job=JobSection(state_dir=sys.argv[1])), "train", None, None, True)
 """
 

@@ -1,0 +1,1 @@
+"""The commands that read or act on a job by its name: `status`, `why`, `logs`."""

@@ -43,6 +43,7 @@ MORE = {
     "status": "status-why-logs.md",
     "why": "status-why-logs.md#supervise-why-incident",
     "logs": "status-why-logs.md",
+    "bundle": "bundle.md",
     "gpus ls": "#gpus-out-of-use",
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from health import registry
@@ -33,13 +33,14 @@ _ASK: Final = Ask()
 class Diagnosis:
     """The result of one examination of a node: `results`, worst first.
 
-    unseen: what could not be read, and why. seconds: how long it took. t: when it ended, wall seconds.
+    unseen: what could not be read, and why. seconds: how long it took. t: when it ended, wall seconds. readings: what was judged.
     """
 
     results: tuple[CheckResult, ...]
     unseen: tuple[str, ...]
     seconds: float
     t: float
+    readings: Readings = field(repr=False)
 
     @property
     def exit_code(self) -> int:
@@ -94,7 +95,7 @@ class Doctor:
         results = judge(now, self._first, self._limits, self._checks)
         if self._first is None:
             self._first = now
-        return Diagnosis(results, _unseen(now, results), time.monotonic() - started, time.time())
+        return Diagnosis(results, _unseen(now, results), time.monotonic() - started, time.time(), now)
 
     def _with_events(self, now: Readings) -> Readings:
         """Return the readings with all events since the first look: each is delivered once, and should stay in sight."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 #: A name that contains one of these words has a secret value: WANDB_API_KEY, --hf-token, db.password, aws_secret_access_key. The names of
 #: variables alone, in capitals, may also end in a word that is innocent elsewhere: GITHUB_PAT, DB_PASS, SSH_KEY.
@@ -77,11 +77,11 @@ _KNOWN = re.compile(
 )
 _BEARER = re.compile(r"(?P<name>\b(?:Bearer|Basic)\s+)(?=[\w.~+/=-]*\d)(?P<value>[\w.~+/=-]{8,})", re.IGNORECASE)
 _NETRC = re.compile(r"(?P<name>\blogin\s+\S+\s+(?:account\s+\S+\s+)?password\s+)(?P<value>\S+)")
-#: A private key; also one whose beginning is missing.
+#: A private key; also one whose end is missing, and at the beginning of a text one whose beginning is.
 _PEM = re.compile(
-    r"(?P<name>-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----)(?P<value>.*?)(?=-----END|\Z)"
-    r"|(?P<rest>(?:^[\w+/=]+\r?\n)+)(?=-----END [A-Z ]*PRIVATE KEY)",
-    re.DOTALL | re.MULTILINE,
+    r"(?P<name>-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----)(?P<value>.{0,16384}?(?=-----END)|[\s\w+/=\\]*+)"
+    r"|\A(?P<rest>(?:[\w+/=]+\r?\n)++)(?=-----END [A-Z ]*PRIVATE KEY)",
+    re.DOTALL,
 )
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/_-]{12,8192}={0,2}")
 _MARK: Final = "<sha256:"
@@ -139,6 +139,15 @@ def document(value: Any, known: KnownSecrets = _NONE_KNOWN) -> Any:  # noqa: ANN
     if isinstance(value, dict):
         return {text(key, known): _hidden_leaves(one) if is_secret_name(key) else document(one, known) for key, one in value.items()}
     return value
+
+
+def secrets_in(line: str) -> Iterator[str]:
+    """Yield the secrets that `text` would hide, as they are: for a `KnownSecrets`."""
+    for pattern in (_WEBHOOK, _URL, _URL_USER, _URL_QUERY, _HEADER, _ASSIGNED, _FLAG, _BEARER, _NETRC):
+        for found in pattern.finditer(line):
+            if pattern not in (_ASSIGNED, _FLAG) or is_secret_name(found["name"]):
+                yield next(value for name in ("quoted", "nested", "value") if (value := found.groupdict().get(name)) is not None)
+    yield from (found[0] for found in _KNOWN.finditer(line))
 
 
 def is_secret_name(name: str) -> bool:

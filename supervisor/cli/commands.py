@@ -23,6 +23,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "status": ("jobs.status:command", "Show where a job stands, even if its supervisor is gone."),
     "why": ("jobs.why:command", "Explain an incident, by default the last: what failed, the evidence, what was done, what comes next."),
     "logs": ("jobs.logs:command", "Print the output of the ranks."),
+    "bundle": ("bundle.command:command", "Pack what explains an incident into one file without secrets, to be sent to whoever helps."),
     "plan": ("start.plan:command", "Show what a recovery may change in CMD, and the answer to each cause. CMD does not run."),
     "doctor": ("doctor.command:command", "Check this node, a saved kernel log or several nodes: what is wrong, and what repairs it."),
     "classify": ("classify.command:command", "Name the cause of a failure from any log: files, directories, or standard input (-)."),

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from supervisor.classify import redact
+from tests.support.canaries import CANARY, PLANTED
 from tests.support.figures import costs_at_most
 
 
@@ -59,53 +60,6 @@ def test_the_flag_after_a_secret_flag_is_no_value() -> None:
 def test_two_values_can_be_told_apart_and_one_twice_is_the_same() -> None:
     one, two, again = (redact.text(f"token={value}") for value in ("a", "b", "a"))
     assert one == again != two
-
-
-#: One secret in each form in which users, frameworks and services write it. CANARY must not be found in what is shown.
-CANARY = "c4NaRy-Zx9Qw7Lm2"
-PLANTED = {
-    "variable": f"export WANDB_API_KEY={CANARY}",
-    "variable_named_key": f"SSH_KEY={CANARY} python train.py",
-    "variable_named_pass": f"declare -x DB_PASS='{CANARY}'",
-    "environ": f"environ({{'HOME': '/root', 'AWS_SECRET_ACCESS_KEY': '{CANARY}', 'LANG': 'C'}})",
-    "words_in_quotes": f'password="correct horse {CANARY}"',
-    "a_quote_within_quotes": f'password="a\\"b{CANARY}"',
-    "unclosed_quote": f"token='abc {CANARY}",
-    "comma_within": f"secret=ab,{CANARY},lr=0.1",
-    "connection_string": f"Server=db;Password={CANARY};Timeout=3",
-    "storage_account": f"AccountName=x;AccountKey={CANARY}==;EndpointSuffix=core",
-    "next_line": f'"api_key":\n    "{CANARY}"',
-    "yaml_block": f"password: |\n  {CANARY}\n",
-    "list": f"tokens_and: [1]\napi_keys: ['a', '{CANARY}']",
-    "namespace": f"Namespace(lr=0.1, hf_token='{CANARY}', seed=1)",
-    "argv": f"['train.py', '--api-key', '{CANARY}', '--lr', '1']",
-    "json": f'{{"msg": "x", "credentials": {{"user": "{CANARY}"}}}}',
-    "json_within_json": f'{{"log": "{{\\"api_key\\": \\"{CANARY}\\"}}"}}',
-    "rich_traceback": f"│ api_key = '{CANARY}'                     │",
-    "percent_encoded": f"https://h/cb?next=%2Flogin%3Faccess_token%3D{CANARY}",
-    "bearer": f"sent Bearer {CANARY} to the host",
-    "header": f"curl -H 'Authorization: Bearer {CANARY}' https://host/x",
-    "header_of_two_words": f"Authorization: Digest username=x, response={CANARY}",
-    "header_signed": f"authorization: AWS4-HMAC-SHA256 SignedHeaders=host, Signature={CANARY}",
-    "cookie": f"set-cookie: session={CANARY}; Path=/",
-    "own_header": f"x-vault-token: {CANARY}",
-    "url_password": f"postgres://user:{CANARY}@host/db",
-    "url_password_with_signs": f"postgres://user:p@s/{CANARY}@host/db",
-    "url_user": f"git clone https://{CANARY}@github.com/org/repo",
-    "url_signature": f"GET https://b.s3.amazonaws.com/k?X-Amz-Date=1&X-Amz-Signature={CANARY}&x=1",
-    "url_sas": f"https://a.blob.core.windows.net/c/k?sv=2024&sig={CANARY}",
-    "url_key": f"https://maps.example.com/api?key={CANARY}",
-    "slack": f"POST https://hooks.slack.com/services/T00/B00/{CANARY}",
-    "discord": f"https://discord.com/api/webhooks/123/{CANARY}",
-    "teams": f"https://prod-1.westeurope.logic.azure.com:443/workflows/{CANARY}/triggers/manual",
-    "teams_office": f"https://x.webhook.office.com/webhookb2/{CANARY}/IncomingWebhook/1",
-    "ping": f"https://hc-ping.com/{CANARY}",
-    "telegram": f"https://api.telegram.org/bot123:{CANARY}/sendMessage",
-    "netrc": f"machine api.wandb.ai login user password {CANARY}",
-    "private_key": f"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n{CANARY}\n-----END RSA PRIVATE KEY-----",
-    "private_key_in_json": f'"x": "-----BEGIN PRIVATE KEY-----\\n{CANARY}\\n-----END PRIVATE KEY-----\\n"',
-    "exception": f"RuntimeError: 401 for token '{CANARY}' (token={CANARY})".replace(f"token '{CANARY}'", "it"),
-}
 
 
 @pytest.mark.parametrize("name", PLANTED)

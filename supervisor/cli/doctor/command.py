@@ -18,6 +18,9 @@ from supervisor.errors import ExitCode, SuperviseError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from health import Doctor
+    from supervisor.config.settings import Settings
+
 #: How long declared checkpoints are listed: on a disk that is well a fraction of it.
 _LISTED_S: Final = 5.0
 
@@ -59,7 +62,14 @@ def command(  # noqa: PLR0913  one for each option
 
         for line in doctor_fix.fix(settings):
             stdio.say(line)
-    from health import Ask, Doctor, render  # noqa: PLC0415
+    from health import render  # noqa: PLC0415  for this command only
+
+    return render.run(node_doctor(settings, lasting=watch_s is not None), sys.stdout, as_json=as_json, in_full=in_full, watch_s=watch_s)
+
+
+def node_doctor(settings: Settings, *, lasting: bool = False) -> Doctor:
+    """Return what examines this node, and the paths and ports of the job that the settings name. The caller closes it."""
+    from health import Ask, Doctor  # noqa: PLC0415  heavy: not for --help
     from supervisor.config.health import directories, healthset  # noqa: PLC0415
     from supervisor.job import identity  # noqa: PLC0415
     from supervisor.launch import rendezvous_ports  # noqa: PLC0415
@@ -76,8 +86,7 @@ def command(  # noqa: PLR0913  one for each option
         need_bytes=_largest(patterns, str(here)),
     )
     chosen = healthset(settings)
-    doctor = Doctor(ask, limits=chosen.limits, plugged=chosen.plugged, lasting=watch_s is not None)
-    return render.run(doctor, sys.stdout, as_json=as_json, in_full=in_full, watch_s=watch_s)
+    return Doctor(ask, limits=chosen.limits, plugged=chosen.plugged, lasting=lasting)
 
 
 def _largest(patterns: Sequence[str], cwd: str) -> int:

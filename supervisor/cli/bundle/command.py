@@ -1,0 +1,120 @@
+"""`supervise bundle`: one file with all that explains an incident, without secrets, to be sent to whoever helps."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from supervisor.cli import stdio
+from supervisor.cli.invocation import JOB, Invocation, setting_options
+from supervisor.cli.jobs.job_files import find_job, history_of, show_problems, state_root
+from supervisor.journal.records import wall_text
+
+if TYPE_CHECKING:
+    from health.doctor import Diagnosis
+    from supervisor.cli.bundle.archive import BundleContents
+    from supervisor.cli.bundle.sources import BundleSubject
+    from supervisor.config.settings import Settings
+
+_MIB: Final = 1 << 20
+_DEFAULT_MIB: Final = 64
+
+
+@click.command()
+@setting_options(*JOB)
+@click.argument("incident", metavar="[INCIDENT]", required=False, type=click.IntRange(min=1))
+@click.option("-o", "--output", metavar="FILE", help="Write FILE (default: a name with job, incident and time, in the working directory).")
+@click.option("--max-mib", type=click.IntRange(min=1), default=_DEFAULT_MIB, show_default=True, metavar="N", help="Put in at most N MiB.")
+@click.option("--stacks", is_flag=True, help="Ask the ranks that run for their stacks, by a signal; they go on.")
+@click.option("--dry-run", is_flag=True, help="List what would go in, and write nothing.")
+def command(  # noqa: PLR0913  one for each option
+    invocation: Invocation, *, incident: int | None, output: str | None, max_mib: int, stacks: bool, dry_run: bool
+) -> int:
+    """INCIDENT is a number that the card and `supervise status` show (default: the last). Secrets are digests.
+
+    It holds the card, the evidence, the journal around the incident, the last 2 MiB of each rank's output, the settings, the versions, and
+    what `supervise doctor` and `nvidia-smi -q` find now.
+    """
+    settings = invocation.settings_to_read_with()
+    subject = _subject(settings, invocation.job(settings), incident)
+    made = time.time()
+    contents, about = collect(settings, subject, max_mib * _MIB, made, asks_stacks=stacks)
+    lines = _listed(contents)
+    if not dry_run:
+        number = f"-{subject.incident.number:04d}" if subject.incident is not None else ""
+        folder = f"supervise-bundle-{subject.place.job}{number}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(made))}"
+        path = Path(output or f"{folder}.tar.gz").absolute()
+        size = contents.write(path, folder, about)
+        lines.append(f"wrote {path} ({_size(size)}); look through it before you send it")
+    stdio.write(sys.stdout, "\n".join(lines))
+    return 0
+
+
+def collect(
+    settings: Settings, subject: BundleSubject, most_bytes: int, made: float, *, asks_stacks: bool
+) -> tuple[BundleContents, dict[str, Any]]:
+    """Return the bundle's members, and the head of its manifest. made: wall seconds."""
+    from supervisor.cli.bundle import sources  # noqa: PLC0415  heavy: not for --help
+    from supervisor.cli.bundle.archive import BundleContents  # noqa: PLC0415
+    from supervisor.cli.bundle.known import known_secrets  # noqa: PLC0415
+    from supervisor.job import identity  # noqa: PLC0415
+
+    history, place = subject.history, subject.place
+    processes = [history.run.pid, *(rank.pid for rank in history.ranks)] if history.run is not None and history.end is None else []
+    contents = BundleContents(known_secrets(settings, os.environ, processes), most_bytes)
+    progress = stdio.StatusLine(wanted=True)
+    progress.show("examining this node and reading the job's files ...")
+    try:
+        sources.fill(contents, subject, settings, lambda: _diagnosis(settings), asks_stacks=asks_stacks)
+    finally:
+        progress.clear()
+    about = {
+        "job": place.job,
+        "node": place.node,
+        "examined": identity.node_name(),
+        "incident": subject.incident.number if subject.incident is not None else None,
+        "run_id": subject.incident.run_id if subject.incident is not None else history.run.run_id if history.run else None,
+        "attempt": subject.attempt,
+        "made": wall_text(made),
+    }
+    return contents, about
+
+
+def _subject(settings: Settings, job: str | None, number: int | None) -> BundleSubject:
+    """Return what the bundle is about. Raises SuperviseError (64) if there is no such job or incident."""
+    from supervisor.cli.bundle import sources  # noqa: PLC0415  heavy: not for --help
+
+    place = find_job(state_root(settings), job)
+    history, _ = history_of(place)
+    show_problems(history)
+    return sources.find_subject(place, history, number)
+
+
+def _diagnosis(settings: Settings) -> Diagnosis:
+    from contextlib import closing  # noqa: PLC0415
+
+    from supervisor.cli.doctor.command import node_doctor  # noqa: PLC0415
+
+    with closing(node_doctor(settings)) as doctor:
+        return doctor.examine()
+
+
+def _listed(contents: BundleContents) -> list[str]:
+    lines = [f"{_size(len(one.content)):>10}  {one.name}{_notes(one.hidden, is_cut=one.is_cut)}" for one in contents.members]
+    lines += [f"{'left out':>10}  {name}: {why}" for name, why in contents.left_out]
+    total, hidden = sum(len(one.content) for one in contents.members), sum(one.hidden for one in contents.members)
+    return [*lines, f"{_size(total):>10}  in all, at most {contents.most_bytes // _MIB} MiB; {hidden} secrets are digests"]
+
+
+def _notes(hidden: int, *, is_cut: bool) -> str:
+    notes = [f"{hidden} digests"] * bool(hidden) + ["its end only"] * is_cut
+    return f"  ({', '.join(notes)})" if notes else ""
+
+
+def _size(count: int) -> str:
+    return f"{count / _MIB:.1f} MiB" if count >= _MIB else f"{count / 1024:.1f} KiB"

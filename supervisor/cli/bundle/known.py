@@ -1,0 +1,77 @@
+"""The secrets that a bundle's maker can know by value: of the settings, of the environment, and of the job's processes that live."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from supervisor.classify import redact
+from supervisor.classify.redact import KnownSecrets
+from supervisor.config.loading import show, sink_address, sink_key, webhook_secret
+from supervisor.config.settings import ROWS, SINK_ROWS
+from supervisor.errors import SuperviseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from supervisor.config.settings import Settings
+
+#: A part of a secret address that is a token, not a word of the service's.
+_SHORTEST_PART: Final = 8
+
+
+def known_secrets(settings: Settings, environ: Mapping[str, str], processes: Iterable[int]) -> KnownSecrets:
+    """Return them. processes: the supervisor and its ranks, as far as they live. A value that is the path of a file is none."""
+    found = [*_of_settings(settings, environ), *_of_environment(environ)]
+    for pid in processes:
+        for line in _words(f"/proc/{pid}/environ"):
+            name, _, value = line.partition("=")
+            found += _of_environment({name: value})
+        found += redact.secrets_in(shlex.join(_words(f"/proc/{pid}/cmdline")))
+    return KnownSecrets(value for value in found if not _is_path(value))
+
+
+def _of_settings(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+    webhook = settings.alerts.webhook
+    values = [str(settings.value(row.key)) for row in ROWS if row.secret]
+    values += [_unless_unreadable(partial(webhook_secret, settings))] if webhook.url else []
+    for sink in settings.alerts.sinks:
+        values += [str(getattr(sink, row.key.rpartition(".")[2])) for row in SINK_ROWS if row.secret]
+        values += [_unless_unreadable(partial(read, sink, environ)) for read in (sink_address, sink_key)]
+    for value in values:
+        yield value
+        if "://" in value:
+            parts = re.split(r"[/?&=#]", value.partition("://")[2])[1:]
+            yield from (part for part in parts if len(part) >= _SHORTEST_PART and any(letter.isdigit() for letter in part))
+    yield from redact.secrets_in(show(settings, as_json=False))
+    yield from redact.secrets_in(shlex.join(settings.job.command))
+
+
+def _of_environment(environ: Mapping[str, str]) -> Iterator[str]:
+    for name, value in environ.items():
+        if redact.is_secret_name(name):
+            yield value
+        yield from redact.secrets_in(value)
+
+
+def _unless_unreadable(read: Callable[[], str]) -> str:
+    with contextlib.suppress(SuperviseError):
+        return read()
+    return ""
+
+
+def _words(path: str) -> list[str]:
+    """Return the words of a file of /proc, none where it may not be read."""
+    try:
+        return [os.fsdecode(word) for word in Path(path).read_bytes().split(b"\0") if word]
+    except OSError:
+        return []
+
+
+def _is_path(value: str) -> bool:
+    return value.startswith("/") and os.path.lexists(value)

@@ -1,0 +1,229 @@
+"""What goes into a bundle, the most important first, and where each part is read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing.io import durable
+from health.model import KERNEL
+from supervisor.cli.bundle import archive
+from supervisor.cli.bundle.archive import AbsentError, BundleContents
+from supervisor.cli.jobs import log_files, status
+from supervisor.cli.jobs.job_files import MOST_LISTED, JobFiles
+from supervisor.config.loading import show
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.journal.file import earlier
+from supervisor.journal.reader import History, RecordedIncident, read_earlier
+from supervisor.journal.records import frames
+from supervisor.launch import system_command
+from supervisor.observe.processes import stack_dumps
+from supervisor.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from health.doctor import Diagnosis
+    from supervisor.config.settings import Settings
+
+#: Of one rank's output, its streams together.
+RANK_BYTES: Final = 2 << 20
+_LOG_BYTES: Final = 1 << 20
+_JOURNAL_BYTES: Final = 8 << 20
+#: Read beyond a text's limit, so that its first line is redacted in view of those before it.
+_CONTEXT_BYTES: Final = 1 << 16
+#: Records of the journal from so long before an incident until so long after it.
+_AROUND_S: Final = 600.0
+_SMI_DEADLINE_S: Final = 20.0
+_TIME: Final = re.compile(rb'\{"seq":\d+,"t":(?P<t>[0-9.eE+-]+),')
+_ALWAYS: Final = (b'"kind":"header"', b'"kind":"run"')
+_HEAD: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class BundleSubject:
+    """What a bundle is about. journal: the file of the incident's run. run: that run where it is an earlier one, else ""."""
+
+    place: JobFiles
+    history: History
+    journal: Path
+    incident: RecordedIncident | None
+    run: str
+
+    @property
+    def attempt(self) -> int:
+        """The attempt whose output goes in: the last that failed in the incident, else the job's last; 0 for none."""
+        if self.incident is not None and self.incident.rounds:
+            return self.incident.rounds[-1].attempt
+        return self.history.attempt or max(log_files.attempts(self.place.directory, self.run), default=0)
+
+
+def find_subject(place: JobFiles, history: History, number: int | None) -> BundleSubject:
+    """Return what a bundle is about: the incident of this number, or the last one, those of earlier runs included; without any, the job.
+
+    Raises SuperviseError (64) where there is no incident of this number.
+    """
+    current = history.run.run_id if history.run is not None else ""
+    there: list[int] = []
+    for path in (place.journal, *earlier(place.journal)):
+        of_file = history if path == place.journal else read_earlier(path)
+        for incident in reversed(of_file.incidents):
+            if number in (None, incident.number):
+                return BundleSubject(place, of_file, path, incident, "" if incident.run_id == current else incident.run_id)
+            there.append(incident.number)
+    if number is not None:
+        hint = f"Name one of these: {', '.join(map(str, there[:MOST_LISTED]))}." if there else "Leave the number out."
+        raise SuperviseError(f"no such incident: job {place.job}: {number}", hint=hint, exit_code=ExitCode.USAGE)
+    return BundleSubject(place, history, place.journal, None, "")
+
+
+def fill(
+    contents: BundleContents, subject: BundleSubject, settings: Settings, diagnose: Callable[[], Diagnosis], *, asks_stacks: bool
+) -> None:
+    """Add every part. diagnose: examines this node. asks_stacks: signal the ranks that live to write their stacks."""
+    directory, incident = subject.place.directory, subject.incident
+    if incident is not None:
+        kept = directory / "incidents" / f"{incident.number:04d}"
+        contents.add("card.txt", str(kept / "card.txt"), partial(_end, kept / "card.txt", _LOG_BYTES))
+        contents.add(
+            "evidence.json", str(kept / "evidence.json"), lambda: json.loads((kept / "evidence.json").read_bytes()), archive.document
+        )
+    contents.add("status.json", "supervise status --json", lambda: status.as_dict(status.status_of(subject.place)), archive.document)
+    contents.add("settings.txt", "supervise config show", lambda: show(settings, as_json=False))
+    contents.add("versions.json", "this Python", _versions, archive.document)
+    found = diagnose()
+    contents.add("doctor.json", "supervise doctor --json", found.to_json, archive.document)
+    contents.add("kernel-findings.json", "the kernel's log", partial(_kernel_findings, found), archive.document)
+    contents.add("nvidia-smi.txt", "nvidia-smi -q", _nvidia_smi)
+    contents.add("journal.jsonl", str(subject.journal), partial(_journal, subject), archive.records)
+    contents.add(
+        "supervise.log", str(directory / "supervise.log"), partial(_end, directory / "supervise.log", _LOG_BYTES), most_bytes=_LOG_BYTES
+    )
+    _add_stacks(contents, subject, asks=asks_stacks)
+    _add_output(contents, subject)
+
+
+def _add_stacks(contents: BundleContents, subject: BundleSubject, *, asks: bool) -> None:
+    """Add the stacks files of the attempt, which last as long as its ranks, and where the ranks are asked what they answer."""
+    run = subject.history.run
+    if run is None or not run.scratch or subject.run:
+        return
+    directory = Path(run.scratch) / f"attempt-{subject.attempt:04d}"
+    for rank in subject.history.ranks if asks else ():
+        name = f"stacks/rank-{rank.rank}-now.txt"
+        contents.add(name, f"process {rank.pid}", partial(stack_dumps.request, rank.pid, rank.start_ticks, directory))
+    for path in sorted(directory.glob("stacks-*.txt")):
+        if path.stat().st_size:
+            contents.add(f"stacks/{path.name}", str(path), partial(_end, path, _LOG_BYTES), most_bytes=_LOG_BYTES)
+
+
+def _add_output(contents: BundleContents, subject: BundleSubject) -> None:
+    """Add the end of each rank's output: of the rank that failed first, then of the launcher, then of the others."""
+    first = subject.incident.rank if subject.incident is not None else None
+    attempts = subject.place.directory / ("runs" if subject.run else "attempts") / subject.run
+    streams = log_files.streams(attempts / f"{subject.attempt:04d}", None)
+    count: dict[int | None, int] = {}
+    for current, _ in streams:
+        rank = log_files.rank_of(current)
+        count[rank] = count.get(rank, 0) + 1
+    for current, parts in sorted(streams, key=lambda stream: log_files.rank_of(stream[0]) != first):
+        most = RANK_BYTES // count[log_files.rank_of(current)]
+        contents.add(f"logs/{current.name}", str(current), partial(_end_of_all, parts, most), most_bytes=most)
+    if not streams:
+        contents.left_out.append(
+            ("logs/", f"attempt {subject.attempt} of this run wrote nothing that is kept" if subject.attempt else "no attempt")
+        )
+
+
+def _end(path: Path, most: int) -> bytes:
+    return _end_of_all([path], most)
+
+
+def _end_of_all(parts: Sequence[Path], most: int) -> bytes:
+    """Return the end of a stream over its rotated parts, from the beginning of a line: half a secret is recognised by nothing.
+
+    It has up to _CONTEXT_BYTES more than `most`, which are cut off once all of it is redacted.
+    """
+    left, found = most + _CONTEXT_BYTES, []
+    is_whole = True
+    for at, path in enumerate(reversed(parts)):
+        with os.fdopen(durable.open_regular(str(path)), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - left))
+            found.append(file.read(left))
+        is_whole = size < left or (size == left and at + 1 == len(parts))
+        left -= len(found[-1])
+        if left <= 0:
+            break
+    data = b"".join(reversed(found))
+    if is_whole:
+        return data
+    line_end = re.search(rb"[\r\n]", data)
+    if line_end is None:
+        raise AbsentError(f"its last {len(data) >> 10} KiB are one line: whether half a secret stands in it cannot be known")
+    return data[line_end.end() :]
+
+
+def _journal(subject: BundleSubject) -> deque[Any]:
+    """Return the records around the incident, or of the last minutes, as JSON values; those that name the job and its runs always."""
+    incident, history = subject.incident, subject.history
+    begin = (history.last_t if incident is None else incident.opened_t) - _AROUND_S
+    end = history.last_t if incident is None or incident.closed_t is None else incident.closed_t + _AROUND_S
+    heads: deque[Any] = deque()
+    kept: deque[tuple[int, Any]] = deque()
+    size = 0
+    for rec in frames(subject.journal):
+        if not isinstance(rec, bytes):
+            continue
+        if any(kind in rec[:_HEAD] for kind in _ALWAYS):
+            heads.append(json.loads(rec))
+            continue
+        found = _TIME.match(rec)
+        if found is None or not begin <= float(found["t"]) <= end:
+            continue
+        kept.append((len(rec), json.loads(rec)))
+        size += len(rec)
+        while size > _JOURNAL_BYTES:
+            size -= kept.popleft()[0]
+    return deque(sorted([*heads, *(one for _, one in kept)], key=lambda one: int(one["seq"])))
+
+
+def _kernel_findings(found: Diagnosis) -> Any:  # noqa: ANN401  JSON
+    reading = found.readings.one("kernel.findings", KERNEL)
+    if reading is None or reading.problem:
+        raise AbsentError("not read" if reading is None else reading.problem)
+    return reading.value
+
+
+def _nvidia_smi() -> str:
+    answer = system_command.run_system_command(("nvidia-smi", "-q"), _SMI_DEADLINE_S)
+    if answer is None:
+        raise AbsentError(f"nvidia-smi did not answer within {_SMI_DEADLINE_S:.0f} s")
+    if not answer.text:
+        raise AbsentError("nvidia-smi is not here")
+    return answer.text
+
+
+def _versions() -> dict[str, Any]:
+    packages = {str(one.metadata["Name"]): one.version for one in metadata.distributions()}
+    system = {}
+    with contextlib.suppress(OSError):
+        system = platform.freedesktop_os_release()
+    return {
+        "supervise": __version__,
+        "python": platform.python_version(),
+        "system": system.get("PRETTY_NAME", ""),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()),
+        "packages": dict(sorted(packages.items(), key=lambda package: package[0].lower())),
+    }

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 PIPE_BYTES = 1024 * 1024
+#: How much more likely than us the kernel's OOM killer takes what we start, in thousandths of the memory (proc_pid_oom_score_adj(5)). A
+#: killed rank is a failure that is handled; of a killed supervisor only systemd knows.
+_OOM_SCORE_MORE = 100
+_OOM_SCORE_MOST = 1000
 _F_SETPIPE_SZ = 1031
 _OFLAG = 1
 _LFLAG = 3
@@ -135,6 +139,7 @@ def _become(  # noqa: PLR0913, PLR0917 - runs in the child and never returns
         for fd in keep:
             os.set_inheritable(fd, True)  # noqa: FBT003 - the standard library's signature
         os.chdir(cwd)
+        _raise_oom_score()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvpe(argv[0], list(argv), dict(env))  # noqa: S606 - the user's own command, never through a shell
     except OSError as error:
@@ -143,6 +148,16 @@ def _become(  # noqa: PLR0913, PLR0917 - runs in the child and never returns
         os.write(report_fd, f"22 {error}".encode())
     finally:
         os._exit(127)
+
+
+def _raise_oom_score() -> None:
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR)
+        score = min(_OOM_SCORE_MOST, int(os.read(fd, 16)) + _OOM_SCORE_MORE)
+        os.write(fd, str(score).encode())
+        os.close(fd)
+    except (OSError, ValueError):
+        return  # a sandbox without /proc, or with a read-only one
 
 
 def _set_disposition(signum: int, action: signal.Handlers) -> None:

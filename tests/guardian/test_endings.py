@@ -291,6 +291,14 @@ def test_a_command_that_cannot_be_started_is_told(side: Callable[..., Side], arg
     assert one.wait("exited")["attempt"] == 2
 
 
+def test_the_kernel_takes_the_command_before_the_supervisor_where_memory_runs_out(side: Callable[..., Side]) -> None:
+    one = side()
+    ours = int(Path(f"/proc/{one.hello['pid']}/oom_score_adj").read_text())
+    one.run(["sh", "-c", "cat /proc/self/oom_score_adj"])
+    one.wait("exited")
+    assert int((one.logs() / "rank-0.out").read_text()) == min(1000, ours + 100)
+
+
 def test_exits_are_told_as_they_were(side: Callable[..., Side]) -> None:
     one = side()
     one.run([sys.executable, "-c", "import sys; sys.exit(42)"])

@@ -103,6 +103,10 @@ def _unwritable(error: OSError) -> SuperviseError:
 def _report(error: SuperviseError) -> int:
     stdio.say(f"error: {error.message}")
     stdio.say(error.hint)
+    if "NOTIFY_SOCKET" in os.environ:
+        from supervisor.job.sd_notify import Notifier  # noqa: PLC0415  in a unit only
+
+        Notifier(os.environ).status(f"exit code {error.exit_code}: {error.message}")
     return error.exit_code
 
 

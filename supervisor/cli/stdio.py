@@ -46,11 +46,24 @@ def write(stream: TextIO, text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line of our own to stderr. If stderr takes nothing, the command and its exit code stay the same."""
+    """Write a line of our own to stderr. If stderr takes nothing, the command and its exit code stay the same.
+
+    In systemd's journal a line that begins with "error:" or "warning:" has that priority.
+    """
     try:
-        write(sys.stderr, f"supervise: {text}")
+        write(sys.stderr, f"{_journal_prefix(text)}supervise: {text}")
     except (OSError, ValueError):
         _point_nowhere(2)
+
+
+def _journal_prefix(text: str) -> str:
+    if "JOURNAL_STREAM" not in os.environ:
+        return ""
+    from supervisor.report import journald  # noqa: PLC0415  in a unit only
+
+    if not journald.is_journal(2, os.environ):
+        return ""
+    return journald.prefix("error" if text.startswith("error:") else "warning" if text.startswith("warning:") else "info")
 
 
 class StatusLine:

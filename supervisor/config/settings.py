@@ -397,6 +397,17 @@ class Terminal:
 
 
 @dataclass(frozen=True, slots=True)
+class Systemd:
+    """[systemd]: what a unit reports to systemd."""
+
+    ready: Literal["ranks", "step"] = setting(
+        "ranks",
+        "When `systemctl start` returns: once the ranks of this node run, or after their first training step.",
+        "Ranks whose steps cannot be seen count as started after `instrument.start_ceiling_s`.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Webhook:
     """[alerts.webhook]: where incidents are sent as JSON."""
 
@@ -512,6 +523,7 @@ class Settings:
     logs: Logs = Logs()
     classify: Classify = Classify()
     terminal: Terminal = Terminal()
+    systemd: Systemd = Systemd()
     alerts: Alerts = Alerts()
     origins: tuple[tuple[str, Origin], ...] = ()
     cwd: str = ""

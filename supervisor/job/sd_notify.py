@@ -35,6 +35,8 @@ class Notifier:
         self._address = _address(env.get("NOTIFY_SOCKET", ""))
         self._interval_s = None if self._address is None else _interval_s(env)
         self._socket: socket.socket | None = None
+        #: Whether `ready` was called: from then on the start cannot time out.
+        self.is_ready = False
         if self._address is not None:
             with contextlib.suppress(OSError):  # kept open: a ping must not fail because the process has run out of descriptors
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -49,8 +51,9 @@ class Notifier:
         return self._interval_s
 
     def ready(self, status: str) -> None:
-        """Report that the job is supervised: `systemctl start` returns."""
-        self._send("READY=1", _status(status))
+        """Report that the job has started: `systemctl start` returns. Later calls change the status line only."""
+        self._send(*([] if self.is_ready else ["READY=1"]), _status(status))
+        self.is_ready = True
 
     def status(self, status: str) -> None:
         """Show one line in `systemctl status`."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from supervisor.alerts.router import AlertRouter
+    from supervisor.config.settings import Settings
     from supervisor.core.events import Event
     from supervisor.core.model import Evidence
     from supervisor.core.state import Incident
@@ -60,6 +61,8 @@ WITHOUT_DECISION = frozenset(
         "resume_suspect",
     }
 )
+#: Of the summary in systemd's status line, which has the command behind it.
+MOST_STATUS_SUMMARY = 100
 #: Lines of evidence that an alert may carry, if its sink asks for them.
 ALERT_LINES = 5
 
@@ -164,12 +167,17 @@ class Reporter:
         self._clear_alerts(event)
         if isinstance(event, events.CheckpointSelected):
             self._repaired = {event.attempt: (*self._repaired.get(event.attempt, ()), *event.repaired)}
-        elif isinstance(event, events.AttemptStarted):
-            self._notifier.status(f"attempt {event.attempt} runs on {len(event.ranks)} rank(s) here")
         elif isinstance(event, events.StopRequested):
             self._notifier.extend_timeout(self._job.settings.stop.deadline_s + STOP_MARGIN_S)
-        elif isinstance(event, events.ProgressObserved) and event.step is not None:
-            self._notifier.status(f"attempt {event.attempt}: {event.phase}, step {event.step}")
+        self._notify_systemd(event)
+
+    def _notify_systemd(self, event: Event) -> None:
+        """Keep the unit's status line true, and report READY once the ranks run or, if `systemd.ready` asks for it, train."""
+        status = _systemd_status(event)
+        if _has_started(event, self._job.settings):
+            self._notifier.ready(status)
+        elif status:
+            self._notifier.status(status)
 
     def _sum_up(self, event: Event) -> None:
         """Store the facts for the attempt's last line, and log the exit of each rank."""
@@ -205,6 +213,7 @@ class Reporter:
     def gathering(self, action: act.GatherNodes) -> None:
         """Note that an attempt begins with a meeting of its nodes: if it ends there, the summary line has nothing of the attempt before."""
         self._attempt = _AttemptSummary(action.attempt)
+        self._notifier.status(f"attempt {action.attempt} waits for the other nodes")
 
     def beginning(self, action: act.BeginAttempt) -> None:
         """Note that an attempt was ordered."""
@@ -214,6 +223,7 @@ class Reporter:
         resume = action.resume
         path, step = (resume.path, resume.step) if resume else (None, None)
         self._attempt = _AttemptSummary(action.attempt, action.reason, path, step)
+        self._notifier.status(f"attempt {action.attempt} starts its ranks")
         self._log.write(
             LogEvent.ATTEMPT_BEGUN,
             attempt=action.attempt,
@@ -271,9 +281,9 @@ class Reporter:
             wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
             summary = clean(verdict.summary)
             changed = f" with {cards.changes(plan)}" if plan.changes or plan.nproc is not None else ""
-            self._terminal.message(
-                f"incident {action.incident}: {summary}{where}; restarting as attempt {action.attempt + 1}{wait}{changed}"
-            )
+            text = f"incident {action.incident}: {summary}{where}; restarting as attempt {action.attempt + 1}{wait}{changed}"
+            self._terminal.message(text, "notice")
+            self._notifier.status(text)
         for line in plan.notes:
             self._terminal.message(clean(line))
         self.last_card = self._card(action, None)
@@ -432,6 +442,15 @@ class Reporter:
 
     # how
 
+    def end_status(self, exit_code: int) -> str:
+        """Return the unit's last status line: the exit code, and the cause if the run was given up."""
+        decision = self._decision
+        if exit_code == 0 or decision is None or decision.plan.kind is not PlanKind.STOP:
+            return f"{'done' if exit_code == 0 else 'stopped'}, exit code {exit_code}"
+        verdict = decision.verdict
+        look = f"supervise why {decision.incident} --job {self._job.name}"
+        return f"exit code {exit_code}: {verdict.cause.value}: {clean(verdict.summary)[:MOST_STATUS_SUMMARY]}; {look}"
+
     def run_started(self, *, continues: bool) -> None:
         """Alert that the run began, where a sink asks for that."""
         if not continues:
@@ -539,6 +558,35 @@ def _gpu(action: act.Quarantine) -> dict[str, object]:
     gpu = action.gpu
     texts = {"reason": clean(action.reason), "evidence": clean(action.evidence)}
     return {"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci, **texts}
+
+
+def _systemd_status(event: Event) -> str:
+    """Return the unit's status line after an event, "" where it stays as it is."""
+    match event:
+        case events.AttemptStarted():
+            return f"attempt {event.attempt} runs on {len(event.ranks)} rank(s) here"
+        case events.ProgressObserved():
+            steps = f"step {event.step}" if event.step is not None else f"{event.steps_seen} steps" if event.steps_seen > 0 else ""
+            return f"attempt {event.attempt}: {event.phase}, {steps}" if steps else ""
+        case events.StartCeilingPassed():
+            return f"attempt {event.attempt} runs; its steps cannot be seen"
+        case events.AttemptEnded():
+            return f"attempt {event.attempt} {event.outcome}"
+        case _:
+            return ""
+
+
+def _has_started(event: Event, settings: Settings) -> bool:
+    """Whether the event ends the start of a systemd unit. Ranks whose steps cannot be seen end it once that is known."""
+    match event:
+        case events.AttemptStarted():
+            return settings.systemd.ready == "ranks" or not settings.instrument.enabled
+        case events.ProgressObserved():
+            return event.steps_seen > 0
+        case events.AttemptEnded():
+            return event.outcome == "succeeded"
+        case _:
+            return isinstance(event, events.StartCeilingPassed)
 
 
 def _level(level: str) -> Any:  # noqa: ANN401 (voice.Level, a Literal)

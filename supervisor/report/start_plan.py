@@ -5,8 +5,10 @@ Nothing is run. The core itself is asked for its plans, one supposed failure aft
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from supervisor.config.policy import to_policy
 from supervisor.core.model import RESUME, Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, ResumeKind, Verdict
 from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.knobs import batch, bindings, job_knobs, programs, torchrun
+from supervisor.knobs.script_analysis import MOST_BYTES
 from supervisor.strategies import checkpoint, memory
 from supervisor.strategies.situation import BATCH_KNOBS, Situation
 
@@ -54,6 +57,8 @@ _STEP, _CHECKPOINTS = 310, (100, 200, 300)
 _MOST_FAILURES = 12
 #: What enables a knob that --knob does not.
 _REMEDIES = {RESUME: "--resume-args '--YOUR-FLAG {resume}', or --resumes-itself"}
+#: What a script's text has that takes the checkpoint from us: the variable, `checkpointing.load_latest` or `supervisor.worker.resume_from`.
+_READS_CHECKPOINT = re.compile(rb"SUPERVISE_JOB_RESUME_FROM|\bload_latest\b|\bresume_from\b")
 _NO_BATCH_CHANGE = "on CUDA OOM: the batch stays as it is (--no-batch-change)"
 
 
@@ -147,6 +152,23 @@ def resume_line(settings: Settings, found: KnobSet, programs_seen: Sequence[str]
     return (
         "no checkpoint is declared (--checkpoints): the script resumes as it does by itself; if it is not seen"
         f" to load one, an attempt that ran longer than {settings.restart.scratch_limit_s:.0f} s is not restarted{''.join(without)}"
+    )
+
+
+def handover_warning(settings: Settings, found: KnobSet, command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return a warning if checkpoints are declared and nothing shows how the script gets one after a failure, else ""."""
+    given = found.resume or any("{resume}" in word for word in command)
+    if not settings.checkpoints.paths or settings.resumes_itself or given:
+        return ""
+    script = programs.locate(command, environ.get("PATH"))
+    if script.kind == "file":
+        with contextlib.suppress(OSError), Path(settings.cwd, script.target).open("rb") as file:
+            if _READS_CHECKPOINT.search(file.read(MOST_BYTES)):
+                return ""
+    return (
+        f"nothing shows that {script.target or 'the command'} takes a checkpoint: it gets one in SUPERVISE_JOB_RESUME_FROM alone, and a"
+        " restart begins from scratch if it does not read that. Add --resume-args '--YOUR-FLAG {resume}' (args below [knobs.resume]), or"
+        " --resumes-itself if the script finds its own checkpoint"
     )
 
 

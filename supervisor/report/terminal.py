@@ -2,6 +2,7 @@
 
 No call blocks or raises, whatever stderr is: closed, a full pipe that nobody reads, a terminal held by ^S, a file on a disk that hangs.
 Lines that cannot be written within a deadline are dropped and counted; the count is printed once writing works again.
+In systemd's journal each line has a priority (journald.py); the card has that of an error.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import os
 import re
 import select
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from supervisor.report import journald
 from supervisor.report.background_writer import BackgroundWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Level = Literal["info", "warning", "error"]
+    from supervisor.report.journald import Level
 
 _WRITE_DEADLINE_S = 2.0
 #: Up to this many bytes a pipe that polls as writable takes without blocking (pipe(7), PIPE_BUF).
@@ -35,6 +37,7 @@ class TerminalWriter:
         self._fd = fd
         self._quiet = quiet
         self._deadline_s = deadline_s
+        self._to_journal = journald.is_journal(fd, os.environ)
         self._stuck = False
         self._line_end = b""  # what ends the ranks' unfinished line, before the next of ours
         self._writer = BackgroundWriter("terminal", self._write)
@@ -50,19 +53,19 @@ class TerminalWriter:
 
     def message(self, text: str, level: Level = "info") -> None:
         """Print `text`, each of its lines prefixed."""
-        if level != "info":
+        if level in {"warning", "error"}:
             text = f"{level}: {text}"
         elif self._quiet:
             return
-        self._put(b"supervise: ", text.splitlines())
+        self._put(level, b"supervise: ", text.splitlines())
 
     def card(self, text: str) -> None:
         """Print a card, also if quiet. Its lines stay together, and its head has the prefix's part."""
-        self._put(b"", text.splitlines())
+        self._put("error", b"", text.splitlines())
 
     def raw(self, line: str) -> None:
         """Print a line without prefix, such as a log event as JSON."""
-        self._put(b"", [line])
+        self._queue(b"", [line])
 
     def begin_line(self) -> None:
         """Begin a new line before the next text: a rank's last words, such as a progress bar, have no line end."""
@@ -72,9 +75,12 @@ class TerminalWriter:
         """Wait until all is written, at most `deadline_s`. Later lines are not printed."""
         self._writer.close(deadline_s)
 
-    def _put(self, prefix: bytes, lines: Sequence[str]) -> None:
+    def _put(self, level: Level, begins: bytes, lines: Sequence[str]) -> None:
+        self._queue((journald.prefix(level).encode() if self._to_journal else b"") + begins, lines)
+
+    def _queue(self, head: bytes, lines: Sequence[str]) -> None:
         line_end, self._line_end = self._line_end, b""
-        self._writer.put(line_end + b"".join(prefix + _encoded(line) + b"\n" for line in lines))
+        self._writer.put(line_end + b"".join(head + _encoded(line) + b"\n" for line in lines))
 
     def _write(self, data: bytes, dropped: int) -> bool:
         if dropped:

@@ -58,7 +58,7 @@ from supervisor.report.last_line import last_line
 from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
-from supervisor.report.start_plan import opening_lines, resume_line
+from supervisor.report.start_plan import handover_warning, opening_lines, resume_line
 from supervisor.report.terminal import TerminalWriter
 from supervisor.run import lock, previous_runs
 from supervisor.run.executor import Executor
@@ -232,6 +232,8 @@ class _Run:
         declared = self.job.knobs.resume_way(DECLARED)
         if declared is not None and not self.job.settings.checkpoints.paths:
             self.terminal.message(_UNDECLARED.format(declared.knob.how), "warning")
+        if warning := handover_warning(self.job.settings, self.job.knobs, self.job.command, self.job.environ):
+            self.terminal.message(warning, "warning")
         try:
             policy = to_policy(
                 self.job.settings,
@@ -242,7 +244,6 @@ class _Run:
                 nodes=self.factory.most_nodes(),
             )
             digest = identity.command_digest(self.job.command)
-            self.notifier.ready(f"job {self.job.name} is supervised")
             self.executor.node.list_gpus()
             self.executor.node.examine_shared_memory()
             is_posted = self.continues and self.executor.post_last_progress()
@@ -335,9 +336,7 @@ class _Run:
             self.mirror_news.waited(self.mirror.waits_s())
         if ping := self.alert_watch.tick(self.loop.state, now):
             self.executor.threads.recur("heartbeat", ping)
-        if now >= self.next_ping:
-            self.notifier.ping()
-            self.next_ping = now + (self.notifier.watchdog_interval_s() or LEASE_REFRESH_S)
+        self._ping_systemd(now)
         if now >= self.next_refresh:
             self.next_refresh = now + LEASE_REFRESH_S
             self.executor.threads.recur("lease", self._refresh_lock)
@@ -348,6 +347,16 @@ class _Run:
         if is_new or now >= self.next_record:
             self.next_record = now + record_pause_s(now - self.recorded_from)
             self.executor.threads.recur("processes", self._record_processes)
+
+    def _ping_systemd(self, now: float) -> None:
+        """Ping the watchdog; ask for more time while the ranks are waited for: what a start may take is for our own settings to limit."""
+        if now < self.next_ping:
+            return
+        interval_s = self.notifier.watchdog_interval_s() or LEASE_REFRESH_S
+        self.next_ping = now + interval_s
+        self.notifier.ping()
+        if not self.notifier.is_ready and self.loop.state.run.stop is None:
+            self.notifier.extend_timeout(3 * interval_s)
 
     def _record_processes(self) -> None:
         guardian = self.executor.guardian_pid
@@ -402,6 +411,8 @@ class _Run:
         if self.mirror is None:
             return
 
+        self.notifier.status("looks for the newest checkpoint in the mirror")
+
         def ask() -> mirror_session.MirrorAnswer | None:
             return mirror_session.ask(checkpoints, lambda: restore_process.restore(self.job, self.terminal.message))
 
@@ -419,10 +430,9 @@ class _Run:
     def _stay_alive(self) -> None:
         """Renew the lock's lease and ping systemd, before the loop runs and does it."""
         now = self.clock.now()
+        self._ping_systemd(now)
         if now >= self.next_refresh:
             self.next_refresh = now + LEASE_REFRESH_S
-            self.notifier.extend_timeout(3 * LEASE_REFRESH_S)
-            self.notifier.ping()
             self._refresh_lock()
 
     def _start_alerts(self) -> None:
@@ -495,7 +505,7 @@ class _Run:
         state = self.loop.state
         newest = self.factory.checkpoints.last_recorded() or state.run.newest
         self.terminal.message(last_line(state, code, newest, all_verified=all_verified), "info" if all_verified else "warning")
-        self.notifier.stopping(f"ends with {code}")
+        self.notifier.stopping(self.reporter.end_status(code))
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.factory.close()
         self.journal.append(Ended(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)

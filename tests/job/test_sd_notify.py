@@ -54,12 +54,14 @@ def test_each_message_is_what_sd_notify_says(notifier_for: NotifierFor, manager:
     notifier.status("step 1200")
     notifier.ping()
     notifier.extend_timeout(2.5)
+    notifier.ready("attempt 2 is starting")
     notifier.stopping("saving")
-    assert [sock.recv(4096) for _ in range(5)] == [
+    assert [sock.recv(4096) for _ in range(6)] == [
         b"READY=1\nSTATUS=attempt 1 is starting",
         b"STATUS=step 1200",
         b"WATCHDOG=1",
         b"EXTEND_TIMEOUT_USEC=2500000",
+        b"STATUS=attempt 2 is starting",
         b"STOPPING=1\nSTATUS=saving",
     ]
 

@@ -9,7 +9,7 @@ import pytest
 from supervisor.config.settings import Origin, Settings, with_values
 from supervisor.knobs import job_knobs
 from supervisor.knobs.programs import programs
-from supervisor.report.start_plan import resume_line
+from supervisor.report.start_plan import handover_warning, resume_line
 from tests.knobs.scripts import ACCELERATE, DEEPSPEED, HF, LIGHTNING, MEGATRON, NANOGPT, TITAN
 
 if TYPE_CHECKING:
@@ -122,6 +122,35 @@ def test_a_place_in_the_command_is_a_declaration_too(tmp_path: Path) -> None:
     assert (way.knob.by, way.knob.how, way.args, way.env) == ("declared", "{resume}", "", "")
     assert not [row for row in found.unavailable if row.knob == "resume"]
     assert resume_line(settings, found) == "resumes from the newest verified out/*, passed by {resume}"
+
+
+@pytest.mark.parametrize(
+    ("script", "declared", "warned"),
+    [
+        ("print(1)\n", {}, True),
+        ("import os\nprint(os.environ.get('SUPERVISE_JOB_RESUME_FROM'))\n", {}, False),
+        ("from checkpointing import load_latest\n", {}, False),
+        ("from supervisor.worker import resume_from\n", {}, False),
+        ("print('resume_from_checkpoint')\n", {}, True),
+        ("print(1)\n", {"knobs__resume__args": "--from {resume}"}, False),
+        ("print(1)\n", {"knobs__resume__env": "FROM"}, False),
+        ("print(1)\n", {"job__resumes_itself": True}, False),
+        ("print(1)\n", {"checkpoints__paths": ()}, False),
+    ],
+)
+def test_declared_checkpoints_that_the_script_does_not_take_are_warned_of(
+    tmp_path: Path, script: str, declared: dict[str, str | bool], *, warned: bool
+) -> None:
+    found, settings, command = ways_of(tmp_path, script, "", **{"checkpoints__paths": ("out/*",), **declared})
+    warning = handover_warning(settings, found, command, {})
+    assert bool(warning) is warned
+    assert ("nothing shows that t.py takes a checkpoint" in warning) is warned
+
+
+def test_a_checkpoint_in_the_command_or_a_script_that_cannot_be_read(tmp_path: Path) -> None:
+    found, settings, _ = ways_of(tmp_path, "print(1)\n", "", checkpoints__paths=("out/*",))
+    assert not handover_warning(settings, found, ["python", "t.py", "--from={resume}"], {})
+    assert "nothing shows that the command takes" in handover_warning(settings, found, ["sh", "-c", "python t.py"], {})
 
 
 def test_a_declared_program_is_believed_and_its_text_is_needed_all_the_same(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from supervisor.config.settings import Settings
+from supervisor.config.settings import Instrument, Settings, Systemd
 from supervisor.core import actions as act
 from supervisor.core.actions import BeginAttempt, CloseIncident, ReportDecision, ReportResume
-from supervisor.core.events import CheckpointSelected, ProgressObserved
+from supervisor.core.events import AttemptEnded, AttemptStarted, CheckpointSelected, ProgressObserved, StartCeilingPassed
 from supervisor.core.model import Cause, Change, Evidence, Gpu, Phase, Plan, PlanKind, Verdict
 from supervisor.core.state import Incident
 from supervisor.job.clock import Clock
@@ -148,6 +148,44 @@ def test_systemd_is_asked_for_the_time_that_a_save_gets(reporter: Reporter, left
     notifier: Any = reporter._notifier  # noqa: SLF001  the mock that was given
     reporter.saving(act.RequestSave(1, left_s))
     notifier.extend_timeout.assert_called_once_with(extended)
+
+
+STARTED, STEP = AttemptStarted(0.0, 1, (), 2), ProgressObserved(1.0, 1, 7, 7, Phase.TRAIN)
+LOADING = ProgressObserved(0.5, 1, None, 0, Phase.LOAD)
+UNSEEN, SUCCEEDED = StartCeilingPassed(600.0, 1, (0, 1)), AttemptEnded(9.0, 1, "succeeded")
+AT_STEP, BLIND = Settings(systemd=Systemd("step")), Settings(systemd=Systemd("step"), instrument=Instrument(enabled=False))
+
+
+@pytest.mark.parametrize(
+    ("settings", "took", "number"),
+    [
+        (Settings(), (STARTED, LOADING, STEP), 1),
+        (AT_STEP, (STARTED, LOADING, STEP), 3),
+        (AT_STEP, (STARTED, UNSEEN), 2),
+        (AT_STEP, (STARTED, SUCCEEDED), 2),
+        (AT_STEP, (STARTED, AttemptEnded(9.0, 1, "failed")), 0),
+        (BLIND, (STARTED,), 1),
+    ],
+    ids=["ranks", "first step", "steps that cannot be seen", "done before any step", "failed before any step", "no instrumentation"],
+)
+def test_the_unit_has_started_once_its_ranks_run_or_by_choice_train(
+    reporter: Reporter, settings: Settings, took: tuple[Any, ...], number: int
+) -> None:
+    reporter._job.settings = settings  # type: ignore[misc]  # noqa: SLF001  the stand-in for a job
+    notifier: Any = reporter._notifier  # noqa: SLF001  the mock that was given
+    ready_after = 0
+    for count, event in enumerate(took, 1):
+        reporter.took(event)
+        ready_after = ready_after or (count if notifier.ready.called else 0)
+    assert ready_after == number
+
+
+def test_the_last_status_of_the_unit_has_the_cause_and_the_command_that_explains_it(reporter: Reporter) -> None:
+    assert reporter.end_status(143) == "stopped, exit code 143"
+    stop = Plan(PlanKind.STOP, "again", "", "guard", exit_code=65)
+    reporter.decided(ReportDecision(3, 1, VERDICT, stop, 7))
+    assert reporter.end_status(65) == "exit code 65: segfault: rank 3 was killed by SIGSEGV; supervise why 3 --job train"
+    assert reporter.end_status(0) == "done, exit code 0"
 
 
 def test_a_gpu_that_is_put_out_of_use_is_reported_with_the_command_that_puts_it_back(reporter: Reporter) -> None:

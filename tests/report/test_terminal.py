@@ -76,6 +76,30 @@ def test_quiet_keeps_what_is_only_informative_to_itself(pipe: tuple[int, int]) -
     assert os.read(pipe[0], 4096) == b"supervise: warning: careful\ncard\n"
 
 
+def test_in_the_journal_each_line_has_its_priority(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = os.fstat(pipe[1])
+    monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+    terminal = TerminalWriter(pipe[1])
+    terminal.message("one\ntwo")
+    terminal.message("incident 1", "notice")
+    terminal.message("careful", "warning")
+    terminal.card("rank 1\nfailed")
+    terminal.close()
+    assert os.read(pipe[0], 4096).decode() == (
+        "<6>supervise: one\n<6>supervise: two\n<5>supervise: incident 1\n<4>supervise: warning: careful\n<3>rank 1\n<3>failed\n"
+    )
+
+
+def test_stderr_that_leads_elsewhere_than_to_the_unit_s_journal_gets_no_priorities(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "8:12345")
+    terminal = TerminalWriter(pipe[1])
+    terminal.message("one")
+    terminal.close()
+    assert os.read(pipe[0], 4096) == b"supervise: one\n"
+
+
 @pytest.mark.bench
 def test_a_closed_stderr_costs_nothing(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])

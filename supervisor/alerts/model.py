@@ -62,6 +62,7 @@ class AlertEvent(StrEnum):
     NODE_HEALTH = "node_health"
     RUN_STARTED = "run_started"
     RUN_FINISHED = "run_finished"
+    UNIT_FAILED = "unit_failed"
     TEST = "test"
 
     @property
@@ -126,6 +127,9 @@ EVENTS: Final = {
     AlertEvent.NODE_HEALTH: AlertEventRow(_WARNING, "health", _OPEN, "A health check found this node worse; the job goes on."),
     AlertEvent.RUN_STARTED: AlertEventRow(_INFO, "run", _ONCE, "The run started."),
     AlertEvent.RUN_FINISHED: AlertEventRow(_INFO, "run", _ONCE, "The run ended."),
+    AlertEvent.UNIT_FAILED: AlertEventRow(
+        _CRITICAL, "unit", _ONCE, "A systemd unit failed, and systemd does not start it again: a person has to look."
+    ),
     AlertEvent.TEST: AlertEventRow(_INFO, "test", _ONCE, "This is a test of `supervise alerts test`. Nothing happened."),
 }  # fmt: skip
 #: Sent only where the sink's `runs` asks for them.

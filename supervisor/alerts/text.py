@@ -91,6 +91,8 @@ def command(sent: Notification, detail: AlertDetail) -> str:
     alert = sent.alert
     if alert.event is AlertEvent.TEST:
         return "supervise alerts list"
+    if alert.event is AlertEvent.UNIT_FAILED:
+        return f"systemctl status {alert.subject}"
     place = f" --state-dir {shlex.quote(alert.state_dir)}" if detail is AlertDetail.LINES and alert.state_dir else ""
     return alert.command + place
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from supervisor.alerts.model import AlertEvent, OutgoingAlert
     from supervisor.alerts.sinks import Outcome
     from supervisor.config.settings import Settings
     from supervisor.run.alerting import ConfiguredSink
@@ -61,13 +63,37 @@ def replay_command(invocation: Invocation, *, sink: str | None) -> int:
 
 def send_test(settings: Settings, job: str, name: str | None) -> int:
     """Send one test alert to each sink, or to the one named so. Returns 0 if all took it, else 1."""
-    from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert  # noqa: PLC0415  not for --help
+    from supervisor.alerts.model import AlertEvent  # noqa: PLC0415  not for --help
+
+    alert = _alert(settings, job, AlertEvent.TEST)
+    return _send(alert, _sinks(settings, name))
+
+
+def send_unit_failed(settings: Settings, job: str, unit: str, what: str) -> int:
+    """Alert each sink that a systemd unit failed. what: for sinks that want lines. Returns 0 if all took it or there is none, else 1."""
+    from supervisor.alerts.model import AlertAction, AlertEvent  # noqa: PLC0415  not for --help
+    from supervisor.run import alerting  # noqa: PLC0415  loads ssl: not for --help
+
+    alert = replace(_alert(settings, job, AlertEvent.UNIT_FAILED), action=AlertAction.STOP, about=what, subject=unit, lines=(what,))
+    found = alerting.configured(settings, os.environ)
+    if not found:
+        stdio.say(f"warning: {what}, and no alert sink is configured")
+    return _send(alert, [one for one in found if one.wanted.wants(alert)])
+
+
+def _alert(settings: Settings, job: str, event: AlertEvent) -> OutgoingAlert:
+    from supervisor.alerts.model import AlertAction, OutgoingAlert  # noqa: PLC0415  not for --help
 
     node = settings.alerts.node or identity.node_name().split(".", 1)[0]
-    run = identity.new_run_id()
-    alert = OutgoingAlert(run, job, AlertEvent.TEST, AlertSeverity.INFO, 0, 0, time.time(), AlertAction.RESTART, node=node)
+    return OutgoingAlert(
+        identity.new_run_id(), job, event, event.row.severity, 0, 0, time.time(), AlertAction.RESTART, node=node
+    )  # fmt: skip
+
+
+def _send(alert: OutgoingAlert, sinks: Sequence[ConfiguredSink]) -> int:
+    """Send one alert at once, and print what each service answered. Returns 0 if all took it, else 1."""
     code = 0
-    for one in _sinks(settings, name):
+    for one in sinks:
         outcome: Outcome | None = None
         for request in one.sink.requests(alert):
             outcome = one.sink.deliver(request.event_id, request.body, one.deadline_s)

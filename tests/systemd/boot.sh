@@ -5,6 +5,7 @@
 #   FILES    a tree that is copied over the root directory before systemd starts
 #   CGROUP   a directory in a cgroup2 hierarchy, made by the caller: systemd's root. There are no controllers: limits are not enforced
 # OPEN in the environment: directories, divided by colons, that an ordinary user may pass through inside.
+# KEEP in the environment: a directory that is /var/lib/supervise and /srv inside, and survives the machine; empty: there is none.
 # The first child of the process that this script becomes is the new PID 1; SIGKILL to it ends everything.
 set -euo pipefail
 export SCRATCH=$(realpath "$1") FILES=$(realpath "$2")
@@ -33,6 +34,9 @@ for unit in systemd-networkd.service systemd-networkd-wait-online.service networ
     apt-daily.timer apt-daily-upgrade.timer cron.service ssh.service; do ln -sfn /dev/null "$M/etc/systemd/system/$unit"; done
 : > "$M/etc/machine-id"
 cp -r --no-preserve=ownership "$FILES/." "$M/"
+if [ -n "${KEEP:-}" ]; then
+    for part in var/lib/supervise srv; do mkdir -p "$KEEP/$part" "$M/$part"; mount --bind "$KEEP/$part" "$M/$part"; done
+fi
 IFS=:
 for directory in ${OPEN:-}; do chmod o+x "$M$directory"; done
 hostname booted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -11,18 +12,20 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-UNIT = ROOT / "systemd/supervise@.service"
+UNITS = ROOT / "supervisor/cli/systemd/units"
 UID = 4242
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +52,25 @@ class Machine:
         assert self.run("systemctl", "daemon-reload").returncode == 0
         return f"supervise@{name}.service"
 
+    def installed(self, name: str, config: str, bin_dir: str, directory: str) -> str:
+        """Set up an instance of the unit by `supervise systemd install`, and give its name."""
+        done = self.run(f"{bin_dir}/supervise", "systemd", "install", name, "--user", "trainer", "--directory", directory)
+        assert done.returncode == 0, done.stderr
+        self.write(f"/etc/supervise/{name}.toml", config)
+        return f"supervise@{name}.service"
+
     def show(self, unit: str) -> dict[str, str]:
         """Give what `systemctl show` tells."""
         lines = self.run("systemctl", "show", unit).stdout.splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
-    def journal(self, unit: str) -> str:
+    def journal(self, unit: str, *options: str) -> str:
         """Return the unit's output."""
-        return self.run("journalctl", "--no-pager", "--output=cat", "--unit", unit).stdout
+        return self.run("journalctl", "--no-pager", "--output=cat", "--unit", unit, *options).stdout
+
+    def as_user(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in there as the job's user, in a directory that has nothing to do with the job."""
+        return self.run("runuser", "-u", "trainer", "--", "env", "-C", "/", *command)
 
 
 @pytest.fixture
@@ -72,7 +86,17 @@ def wait_for() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Machine]:
-    """Boot, hand out, kill. Skips where that cannot be done: not root, no systemd, no cgroup2, a kernel that forbids it."""
+    """Boot, hand out, kill."""
+    with booted() as one:
+        yield one
+
+
+@contextlib.contextmanager
+def booted(files: Mapping[str, str] = MappingProxyType({}), keep: Path | None = None) -> Iterator[Machine]:
+    """Boot, hand out, kill. Skips where that cannot be done: not root, no systemd, no cgroup2, a kernel that forbids it.
+
+    files: their text by their path inside; a target behind "-> " makes a link. keep: the directory of what survives (boot.sh).
+    """
     missing = [tool for tool in ("unshare", "nsenter", "systemctl") if shutil.which(tool) is None]
     if os.geteuid() != 0 or missing or not Path("/lib/systemd/systemd").exists():
         pytest.skip(f"a systemd can be booted by root only, with {missing or 'systemd'} installed")
@@ -82,20 +106,28 @@ def machine() -> Iterator[Machine]:
     if any(Path(place).is_relative_to("/tmp") for place in (ROOT, sys.prefix)):  # noqa: S108 -- not written to
         pytest.skip("the checkout lies below /tmp, and a unit with PrivateTmp= has a /tmp of its own: run it elsewhere")
     with tempfile.TemporaryDirectory() as scratch:
-        cgroup = hierarchy / f"supervise-test-{os.getpid()}"
+        cgroup = hierarchy / f"supervise-test-{os.getpid()}-{next(_NUMBERS)}"
         cgroup.mkdir()
         try:
-            yield from _booted(Path(scratch), cgroup)
+            yield from _booted(Path(scratch), cgroup, files, keep)
         finally:
             _remove(cgroup)
 
 
-def _booted(scratch: Path, cgroup: Path) -> Iterator[Machine]:
+def _booted(scratch: Path, cgroup: Path, more: Mapping[str, str], keep: Path | None) -> Iterator[Machine]:
     (scratch / "root").mkdir()
     files = scratch / "files"
     system = files / "etc/systemd/system"
     system.mkdir(parents=True)
-    shutil.copy(UNIT, system)
+    for unit in UNITS.glob("supervise*"):
+        shutil.copy(unit, system)
+    for name, text in more.items():
+        path = files / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if text.startswith("-> "):
+            path.symlink_to(text.removeprefix("-> "))
+        else:
+            path.write_text(text)
     for name, line in (("passwd", f"trainer:x:{UID}:{UID}::/var/lib/trainer:/bin/sh\n"), ("group", f"trainer:x:{UID}:\n")):
         (files / "etc" / name).write_text(Path("/etc", name).read_text() + line)
     stand_in = files / "opt/stand-in"
@@ -105,7 +137,7 @@ def _booted(scratch: Path, cgroup: Path) -> Iterator[Machine]:
     console = (scratch / "console").open("w+")
     boot = subprocess.Popen(  # noqa: S603 - our own script
         [HERE / "boot.sh", scratch / "root", files, cgroup],
-        env=os.environ | {"OPEN": ":".join(sorted(opened))},
+        env=os.environ | {"OPEN": ":".join(sorted(opened)), "KEEP": "" if keep is None else str(keep)},
         stdout=console,
         stderr=console,
     )

@@ -54,7 +54,7 @@ def test_it_says_ready_and_status_and_stops_by_term(machine: Machine, bin_dir: s
     assert machine.run("stat", "-c", "%a %u", f"/var/lib/supervise/{name}").stdout == "700 4242\n"
     everything = f"/sys/fs/cgroup{shown['ControlGroup']}"
     listing = f"find {everything} -name cgroup.procs -exec cat {{}} + | xargs -n1 ps -o args= -p"
-    wait_for(lambda: "sleep" in machine.run("sh", "-c", listing).stdout)  # ready is told before the job begins
+    wait_for(lambda: "sleep" in machine.run("sh", "-c", listing).stdout)
     assert machine.run("systemctl", "stop", unit, timeout=90).returncode == 0
     assert machine.show(unit)["ActiveState"] == "inactive"
     journal = machine.journal(unit)  # systemd forgets a unit that ended well
@@ -166,20 +166,23 @@ def test_without_a_user_it_does_not_run(machine: Machine, name: str) -> None:
     assert "status=217/USER" in machine.journal(unit)
 
 
-def test_root_is_refused(machine: Machine, name: str) -> None:
-    unit = machine.unit(name, ["true"], STAND_IN, drop_in=f"User=root\n{QUICK}")
+def test_root_is_refused(machine: Machine, ours: str, name: str) -> None:
+    unit = machine.unit(name, ["true"], ours, drop_in=f"User=root\n{QUICK}")
     assert machine.run("systemctl", "start", unit).returncode != 0
     machine.run("sleep", "2")  # RestartSec=1 would have passed
     shown = machine.show(unit)
     assert (shown["ActiveState"], shown["ExecMainStatus"], shown["NRestarts"]) == ("failed", "78", "0")
-    assert "set User= in a drop-in" in machine.journal(unit)
+    assert "Set User= in a drop-in" in machine.journal(unit)
+    assert "exit code 78" in shown["StatusText"]
 
 
-def test_a_supervise_that_is_not_found_is_reported(machine: Machine, name: str) -> None:
+def test_a_supervise_that_is_not_found_is_reported(machine: Machine, name: str, wait_for: Callable[..., None]) -> None:
     unit = machine.unit(name, ["true"], "/nonexistent", drop_in=f"{HERE_IN}\n{QUICK}")
     assert machine.run("systemctl", "start", unit).returncode != 0
-    assert machine.show(unit)["ExecMainStatus"] == "78"
-    assert "set PATH=" in machine.journal(unit)
+    wait_for(lambda: ended(machine, unit))
+    assert machine.show(unit)["ExecMainStatus"] == "127"
+    assert machine.show(unit)["NRestarts"] == "0"
+    assert "supervise" in machine.journal(unit)
 
 
 def test_without_a_config_file_it_is_not_even_tried(machine: Machine) -> None:

@@ -1,0 +1,1 @@
+"""The commands below `supervise systemd`, and the units that they print and install."""

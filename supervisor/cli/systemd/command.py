@@ -1,0 +1,150 @@
+"""`supervise systemd print`, `install`, `run` and `alert`: the units, and what they start."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from supervisor.cli import stdio
+from supervisor.cli.invocation import JOB, Invocation, setting_options
+from supervisor.errors import ExitCode, SuperviseError
+
+if TYPE_CHECKING:
+    from supervisor.config.settings import Settings
+
+#: Where the units find a job's configuration.
+CONFIGURATION: Final = Path("/etc/supervise")
+#: With these supervise ends a run that it gave up, and alerts itself.
+_GIVEN_UP: Final = frozenset({ExitCode.DETERMINISTIC, ExitCode.BAD_NODE})
+
+
+@click.command()
+@setting_options()
+@click.argument("file", metavar="[FILE]", required=False)
+def print_command(_invocation: Invocation, *, file: str | None) -> int:
+    """Without FILE all of them are printed, each below its name. job.toml is an example of a job's configuration."""
+    from supervisor.cli.systemd import installation  # noqa: PLC0415  not for --help
+
+    if file is not None:
+        stdio.write(sys.stdout, installation.text(file).rstrip("\n"))
+        return 0
+    for name in installation.names():
+        stdio.write(sys.stdout, f"#### {name}\n{installation.text(name)}")
+    return 0
+
+
+@click.command()
+@setting_options()
+@click.argument("job", metavar="[JOB]", required=False)
+@click.option("--user", metavar="USER", help="The user that the job runs as; default: the one who called sudo.")
+@click.option("--directory", metavar="DIR", default=".", help="The job's working directory; default: the current one.")
+@click.option("--root", metavar="DIR", default="/", help="Install below DIR, such as the root directory of an image.")
+def install_command(_invocation: Invocation, *, job: str | None, user: str | None, directory: str, root: str) -> int:
+    """With JOB also its user, its directory and PATH. To be run as root. Files of yours are kept; a changed unit is kept as NAME.old."""
+    from supervisor.cli.systemd import installation  # noqa: PLC0415  not for --help
+
+    unit = None
+    if job is not None:
+        unit = installation.job_unit(job, user or os.environ.get("SUDO_USER", ""), Path(directory).absolute())
+    try:
+        for done in installation.install(Path(root), unit, Path(sys.executable).parent):
+            stdio.write(sys.stdout, f"{done.outcome:<9}  {done.path}")
+    except OSError as error:
+        words = shlex.join([str(Path(sys.executable).parent / "supervise"), *sys.argv[1:]])
+        what = f"cannot install the units: {error.filename or root}: {error.strerror}"
+        raise SuperviseError(what, hint=f"Run it as root: sudo {words}") from error
+    if root == "/":
+        _reload_systemd()
+    for line in _next_steps(job, Path(root) / installation.CONFIGURATION):
+        stdio.write(sys.stdout, line)
+    return 0
+
+
+@click.command()
+@setting_options()
+@click.argument("job", metavar="JOB")
+def run_command(invocation: Invocation, *, job: str) -> int:
+    """Its command is [job] command there. It does not run as root. The exit code is that of `supervise -- CMD`."""
+    if os.geteuid() == 0:
+        hint = f"Set User= in a drop-in: sudo systemctl edit supervise@{job}"
+        raise SuperviseError("a unit's job does not run as root", hint=hint)
+    settings, words = _of_job(invocation, job).settings_and_command()
+    from supervisor.run.main import run  # noqa: PLC0415  the heavy part, not needed for --help
+
+    return run(settings, list(words))
+
+
+@click.command()
+@setting_options(*JOB)
+@click.argument("job", metavar="JOB")
+def alert_command(invocation: Invocation, *, job: str) -> int:
+    """To each sink of /etc/supervise/JOB.toml, unless supervise itself alerted that it gave up. 1: one did not take it."""
+    from supervisor.cli import alerts  # noqa: PLC0415  not for --help
+
+    settings = _of_job(invocation, job).settings()
+    unit = os.environ.get("MONITOR_UNIT", f"supervise@{job}.service")
+    if _is_reported(settings, job):
+        stdio.say(f"{unit}: supervise alerted already that it gave up")
+        return 0
+    return alerts.send_unit_failed(settings, job, unit, _what_failed(unit))
+
+
+def _of_job(invocation: Invocation, job: str) -> Invocation:
+    """Return the invocation of a unit's supervise."""
+    from supervisor.config.settings import is_job_name  # noqa: PLC0415  not for --help
+
+    if not is_job_name(job):
+        raise SuperviseError(f"not a job name: {job!r}", hint="Name the job as in supervise@JOB.", exit_code=ExitCode.USAGE)
+    return replace(invocation, flags={**invocation.flags, "job.name": job}, config=invocation.config or str(CONFIGURATION / f"{job}.toml"))
+
+
+def _what_failed(unit: str) -> str:
+    """Return systemd's word on the failed unit. It passes these variables to what OnFailure= starts from version 251 on."""
+    result, code, status = (os.environ.get(f"MONITOR_{name}", "") for name in ("SERVICE_RESULT", "EXIT_CODE", "EXIT_STATUS"))
+    return f"{unit} failed" + (f": {result}, {code} {status}".rstrip() if result else "")
+
+
+def _is_reported(settings: Settings, job: str) -> bool:
+    """Whether the unit's run ended with a code that supervise itself alerts of, and each sink took its alerts."""
+    from supervisor.cli import alerts  # noqa: PLC0415  not for --help
+    from supervisor.cli.jobs.job_files import find_job, history_of, state_root  # noqa: PLC0415
+
+    status = os.environ.get("MONITOR_EXIT_STATUS", "")
+    if os.environ.get("MONITOR_EXIT_CODE") != "exited" or status not in {str(int(code)) for code in _GIVEN_UP}:
+        return False
+    try:
+        place = find_job(state_root(settings), job)
+        history, _ = history_of(place)
+    except SuperviseError:
+        return False
+    given_up = history.end is not None and str(history.end.exit_code) == status and bool(history.incidents)
+    return given_up and history.run is not None and not alerts.summary(place.directory, history.run.run_id)
+
+
+def _reload_systemd() -> None:
+    try:
+        done = subprocess.run(["systemctl", "daemon-reload"], capture_output=True, text=True, timeout=60, check=False)  # noqa: S607  root's PATH
+        failed = done.stderr.strip() if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        failed = str(error)
+    if failed:
+        stdio.say(f"warning: systemd did not read the units: {failed}; run `systemctl daemon-reload`")
+
+
+def _next_steps(job: str | None, configuration: Path) -> list[str]:
+    if job is None:
+        return ["next: supervise systemd install JOB --user USER --directory DIR"]
+    config = configuration / f"{job}.toml"
+    write = [] if config.exists() else [f"next: write {config}; `supervise systemd print job.toml` shows an example"]
+    return [
+        *write,
+        f"{'then' if write else 'next'}: sudo systemctl enable --now supervise@{job}",
+        "each day: sudo systemctl enable --now supervise-doctor.timer checks this node",
+    ]

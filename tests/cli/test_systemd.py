@@ -1,0 +1,149 @@
+"""`supervise systemd print`, `install`, `run` and `alert`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from supervisor.cli.main import main
+from supervisor.cli.systemd import command, installation
+from supervisor.job import identity, known_jobs
+
+USER = next(row.pw_name for row in pwd.getpwall() if row.pw_uid != 0)
+
+
+def install(root: Path, *words: str) -> int:
+    return main(["systemd", "install", "--root", str(root), *words])
+
+
+def test_print_prints_a_unit_as_it_is_and_without_a_name_all(capfd: pytest.CaptureFixture[str]) -> None:
+    for name in installation.names():
+        assert main(["systemd", "print", name]) == 0
+        assert capfd.readouterr().out == (installation.UNITS / name).read_text()
+    assert main(["systemd", "print"]) == 0
+    assert [line[5:] for line in capfd.readouterr().out.splitlines() if line.startswith("#### ")] == installation.names()
+    assert main(["systemd", "print", "supervise.service"]) == 64
+    assert "supervise@.service" in capfd.readouterr().err
+
+
+def test_the_example_of_a_job_is_a_configuration_that_resumes() -> None:
+    example = tomllib.loads(installation.text("job.toml"))
+    assert "{resume}" in example["knobs"]["resume"]["args"]
+    assert example["checkpoints"]["paths"]
+
+
+def test_install_sets_a_job_up_and_keeps_what_a_person_wrote(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "100% mine"
+    place.mkdir()
+    assert install(tmp_path, "bert", "--user", USER, "--directory", str(place)) == 0
+    assert "next: write " in capfd.readouterr().out
+    system = tmp_path / "etc/systemd/system"
+    drop_in = system / "supervise@bert.service.d/job.conf"
+    assert drop_in.read_text() == f"[Service]\nUser={USER}\nWorkingDirectory={tmp_path}/100%% mine\n"
+    assert (system / "supervise-alert@bert.service.d/job.conf").read_text() == drop_in.read_text()
+    environment = tmp_path / "etc/supervise/bert.env"
+    assert environment.read_text() == f"PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin\n"
+    assert {path.name for path in system.glob("*.service")} == {path.name for path in installation.UNITS.glob("*.service")}
+    assert oct((system / "supervise@.service").stat().st_mode) == "0o100644"
+    drop_in.write_text("mine\n")
+    (system / "supervise@.service").write_text("older\n")
+    (tmp_path / "etc/supervise/bert.toml").touch()
+    assert install(tmp_path, "bert", "--user", USER, "--directory", str(place)) == 0
+    out = capfd.readouterr().out
+    assert drop_in.read_text() == "mine\n"
+    assert (system / "supervise@.service.old").read_text() == "older\n"
+    assert f"replaced   {system}/supervise@.service" in out
+    assert f"unchanged  {system}/supervise-doctor.timer" in out
+    assert "next: sudo systemctl enable --now supervise@bert" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("a/b", "--user", USER), "not a job name: 'a/b'"),
+        (("bert",), "no user for the job bert"),
+        (("bert", "--user", "nobody-has-this-name"), "no such user: nobody-has-this-name"),
+        (("bert", "--user", "root"), "the job bert would run as root"),
+        (("bert", "--user", USER, "--directory", "/no/such"), "no such directory: /no/such"),
+    ],
+)
+def test_what_no_unit_can_have_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    assert install(tmp_path, *words) == 64
+    assert says in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_user_who_called_sudo_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", USER)
+    assert install(tmp_path, "bert", "--directory", str(tmp_path)) == 0
+    assert f"User={USER}\n" in (tmp_path / "etc/systemd/system/supervise@bert.service.d/job.conf").read_text()
+
+
+def test_a_directory_that_cannot_be_written_names_the_command_that_can(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "etc").touch()
+    assert install(tmp_path) == 78
+    assert "cannot install the units" in (err := capfd.readouterr().err)
+    assert "Run it as root: sudo /" in err
+
+
+@pytest.fixture
+def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of the jobs' configurations, with one of a job whose alerts go into a file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "CONFIGURATION", tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    monkeypatch.setenv("MONITOR_UNIT", "supervise@bert.service")
+    sink = f'[[alerts.sink]]\nkind = "exec"\ndetail = "lines"\ncommand = ["sh", "-c", "cat > {tmp_path}/alert"]\n'
+    (tmp_path / "bert.toml").write_text(f'[job]\ncommand = ["true"]\n{sink}')
+    (tmp_path / "bert.toml").chmod(0o600)
+    return tmp_path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be refused")
+def test_run_refuses_root(configured: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    del configured
+    assert main(["systemd", "run", "bert"]) == 78
+    assert "sudo systemctl edit supervise@bert" in capfd.readouterr().err
+
+
+@pytest.mark.process
+def test_alert_says_which_unit_failed_and_how(configured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SERVICE_RESULT", "exit-code"), ("EXIT_CODE", "exited"), ("EXIT_STATUS", "78")):
+        monkeypatch.setenv(f"MONITOR_{name}", value)
+    assert main(["systemd", "alert", "bert"]) == 0
+    alert = json.loads((configured / "alert").read_text())
+    assert (alert["event"], alert["severity"], alert["job"]) == ("unit_failed", "critical", "bert")
+    assert alert["command"].startswith("systemctl status supervise@bert.service")
+    assert alert["lines"] == ["supervise@bert.service failed: exit-code, exited 78"]
+
+
+def test_a_job_without_a_configuration_is_named(configured: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["systemd", "alert", "gpt"]) == 78
+    assert f"no such configuration file: {configured}/gpt.toml" in capfd.readouterr().err
+    assert main(["systemd", "run", "../gpt"]) in {64, 78}
+
+
+def test_a_unit_s_state_is_found_by_the_name_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_jobs, "UNITS", tmp_path / "units")
+    environ = {"XDG_STATE_HOME": str(tmp_path / "home")}
+    assert known_jobs.recall("bert", environ) is None
+    unit, by_hand = tmp_path / "units" / "bert", tmp_path / "by hand"
+    for age, root in enumerate((unit, by_hand)):
+        journal = root / "bert" / "nodes" / identity.node_name() / "journal.jsonl"
+        journal.parent.mkdir(parents=True)
+        journal.touch()
+        os.utime(journal, (1000 - age, 1000 - age))
+    assert known_jobs.recall("bert", environ) == unit
+    known_jobs.remember("bert", by_hand, environ)
+    assert known_jobs.recall("bert", environ) == unit
+    os.utime(next(by_hand.rglob("journal.jsonl")), (2000, 2000))
+    assert known_jobs.recall("bert", environ) == by_hand

@@ -1,0 +1,43 @@
+"""A unit that `supervise systemd install` wrote, with our own supervise in it: ready, a rank killed, what is shown, stopped."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Machine
+
+pytestmark = [pytest.mark.systemd, pytest.mark.process]
+OURS = str(Path(sys.executable).parent)
+
+
+def test_a_job_is_ready_with_its_rank_outlives_its_death_and_stops(machine: Machine, wait_for: Callable[..., None]) -> None:
+    unit = machine.installed("short", '[job]\ncommand = ["sleep", "1000"]\n', OURS, "/")
+    started = machine.run("systemctl", "start", unit)
+    assert started.returncode == 0, machine.journal(unit)
+    shown = machine.show(unit)
+    assert shown["ActiveState"] == "active"
+
+    def ranks() -> list[str]:
+        return machine.run("sh", "-c", f"pgrep -x sleep | grep -xFf /sys/fs/cgroup{shown['ControlGroup']}/cgroup.procs").stdout.split()
+
+    (rank,) = ranks()  # at once: READY comes when it runs
+    adjusted = [int(machine.run("cat", f"/proc/{pid}/oom_score_adj").stdout) for pid in (rank, shown["MainPID"])]
+    assert adjusted[0] == adjusted[1] + 100
+    machine.run("kill", "-KILL", rank)
+    wait_for(lambda: "attempt 2 runs" in machine.show(unit)["StatusText"], what=lambda: machine.show(unit)["StatusText"])
+    assert ranks() != [rank]
+    found = machine.as_user(f"{OURS}/supervise", "why", "--job", "short")  # in /: nobody named a directory
+    assert found.returncode == 0, found.stderr
+    assert "SIGKILL" in found.stdout
+    assert machine.run("systemctl", "stop", unit, timeout=90).returncode == 0
+    assert "Deactivated successfully" in machine.journal(unit)
+    notices = machine.journal(unit, "-p", "notice")
+    assert "incident 1:" in notices
+    assert "journal and logs:" not in notices

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -48,7 +49,7 @@ WORST_FIRST: Final = (Result.FAILED, Result.DEGRADED, Result.UNKNOWN, Result.OK,
 
 
 class Repair(StrEnum):
-    """What a person or a fleet should do. RESTART_JOB is done by the supervisor; CONFIGURE is a setting of the node."""
+    """What a person or a fleet should do, in the words for people. RESTART_JOB is done by the supervisor; CONFIGURE is a setting."""
 
     NONE = "none"
     RESTART_JOB = "restart_job"
@@ -58,6 +59,23 @@ class Repair(StrEnum):
     DRAIN = "drain"
     REPLACE = "replace"
     CONFIGURE = "configure"
+
+    @property
+    def words(self) -> str:
+        """Name the repair for people; "" for none."""
+        return _REPAIR_WORDS[self]
+
+
+_REPAIR_WORDS: Final = {
+    Repair.NONE: "",
+    Repair.RESTART_JOB: "restart the job",
+    Repair.RESET_GPU: "reset the GPU",
+    Repair.RESTART_DRIVER: "restart the driver",
+    Repair.REBOOT: "reboot the node",
+    Repair.DRAIN: "take it out of use and inspect",
+    Repair.REPLACE: "replace the part",
+    Repair.CONFIGURE: "change a setting",
+}
 
 
 class Severity(StrEnum):
@@ -136,9 +154,10 @@ class Reading:
 class CheckResult:
     """What one check found about one subject.
 
-    reason: a sentence without a final dot. evidence: the values that prove it. command: what a person types to repair it or to see more.
-    blocks: no attempt should start while this holds. event: the name of an event (`xid 79`), "" for a state. A subject may have several
-    events; an event that is not reported again is not over.
+    reason: a sentence without a final dot. evidence: the values that prove it. command: repairs it, as it is typed, or says how; "" where
+    none does. look: commands that change nothing and show more. blocks: no attempt should start while this holds. event: the name of an
+    event (`xid 79`), "" for a state. A subject may have several events; an event that is not reported again is not over. t: when an event
+    was, in wall seconds; None for a state, and where the time is not known.
     """
 
     check: str
@@ -150,6 +169,8 @@ class CheckResult:
     command: str = ""
     blocks: bool = False
     event: str = ""
+    look: tuple[str, ...] = ()
+    t: float | None = None
 
     def to_json(self) -> dict[str, Json]:
         """Return it as JSON."""
@@ -161,7 +182,9 @@ class CheckResult:
             "evidence": list(self.evidence),
             "repair": self.repair.value,
             "command": self.command,
+            "look": list(self.look),
             "blocks": self.blocks,
+            "t": self.t,
         }
 
 
@@ -280,6 +303,11 @@ def elapsed_s(now: Readings, before: Readings | None, name: str, subject: str) -
     """Return the seconds between the two readings of a counter."""
     new, old = now.one(name, subject), before.one(name, subject) if before is not None else None
     return new.t - old.t if new is not None and old is not None and new.t > old.t else None
+
+
+def stamped(t: float | None) -> str:
+    """Return wall seconds as the beginning of a line: "2026-11-23 11:40:03+00:00  ", in local time; "" where the time is not known."""
+    return "" if t is None else f"{datetime.fromtimestamp(t, UTC).astimezone().isoformat(' ', 'seconds')}  "
 
 
 def worst(results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:

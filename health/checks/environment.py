@@ -36,8 +36,8 @@ def env_versions(now: Readings, _before: Readings | None, _limits: Thresholds) -
         why = f"torch is built for CUDA {row['cuda']}, which needs driver {oldest} or newer, and {row['driver']} is loaded"
         compat = now.text("env.compat")
         if (_major(compat.rpartition("/libcuda.so.")[2]) or 0) >= oldest:  # on GPUs of data centres, and not with every older driver
-            look = 'python -c "import torch; torch.cuda.init()"'
-            yield CheckResult("env_versions", HOST, Result.UNKNOWN, f"{why}; {compat} may stand in for it", evidence, command=look)
+            look = ('python -c "import torch; torch.cuda.init()"',)
+            yield CheckResult("env_versions", HOST, Result.UNKNOWN, f"{why}; {compat} may stand in for it", evidence, look=look)
             return
         yield CheckResult(
             "env_versions", HOST, Result.FAILED, why, evidence, Repair.CONFIGURE, "install a newer driver, or a torch for an older CUDA"
@@ -81,7 +81,7 @@ def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) 
             why = f"{key}={row[key]} has an old name: torch's is TORCH_{key}"
             found.append(
                 CheckResult(
-                    "env_variables", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, f"export TORCH_{key}={row[key]}; unset {key}"
+                    "env_variables", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, f"export TORCH_{key}={row[key]} && unset {key}"
                 )
             )
     evidence = tuple(f"{key}={value}" for key, value in row.items())
@@ -102,7 +102,7 @@ def env_code(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
     evidence = (f"root {row.get('root')}",)
     if was and (was.get("head"), was.get("changed")) != (row.get("head"), row.get("changed")):
         why = f"the code is {state}, and was another when the job started ({str(was.get('head'))[:12]})"
-        yield CheckResult("env_code", HOST, Result.DEGRADED, why, evidence, Repair.NONE, f"git -C {row.get('root')} diff {was.get('head')}")
+        yield CheckResult("env_code", HOST, Result.DEGRADED, why, evidence, look=(f"git -C {row.get('root')} diff {was.get('head')}",))
     else:
         yield CheckResult("env_code", HOST, Result.OK, f"the code is {state}", evidence)
 
@@ -175,7 +175,7 @@ def _difference(what: str, values: dict[str, str], result: Result) -> CheckResul
     more = f" and {len(others) - 8} more" if len(others) > 8 else ""  # noqa: PLR2004 -- a line's worth
     why = f"{what} is not the same on all nodes: {shown}{more}; {counts[usual]} of {len(values)} have {usual}"
     evidence = tuple(f"{node.removeprefix(_NODE)}: {value}" for node, value in values.items())
-    return CheckResult("env_nodes", HOST, result, why, evidence, Repair.CONFIGURE, "supervise doctor --json on each node")
+    return CheckResult("env_nodes", HOST, result, why, evidence, Repair.CONFIGURE, look=("supervise doctor --json",))
 
 
 CHECKS: Final = {

@@ -7,9 +7,10 @@ ended events are left out, and so are those of the baseline. The log blocks no s
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
-from health.model import KERNEL, PERMISSION, CheckResult, Repair, Result
+from health.model import KERNEL, PERMISSION, CheckResult, Repair, Result, stamped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +24,9 @@ NEEDS: Final = ("kernel_log",)
 RECENT_S: Final = 86400.0
 #: The most events that are reported one by one.
 MOST_SHOWN: Final = 50
+_LOOK: Final = ("dmesg -T",)
+#: What the kernel writes before a line: seconds since it started, which nobody can read.
+_UPTIME: Final = re.compile(r"\[ *\d+\.\d+\] ")
 _ALLOW: Final = "sudo sysctl kernel.dmesg_restrict=0"
 
 
@@ -37,13 +41,11 @@ def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterab
         yield CheckResult(NAME, KERNEL, Result.UNKNOWN, f"the kernel's log was not observed: {why}", evidence, Repair.CONFIGURE, _ALLOW)
         return
     known = {_key(row) for row in before.rows("kernel.findings", KERNEL)} if before is not None else set()
-    shown = [one for row in now.rows("kernel.findings", KERNEL) if _key(row) not in known and (one := _judged(row)) is not None]
+    shown = [one for row in now.rows("kernel.findings", KERNEL) if _key(row) not in known and (one := _judged(row, reading.t)) is not None]
     shown.sort(key=lambda one: one.result is not Result.FAILED)
     yield from shown[:MOST_SHOWN]
     if len(shown) > MOST_SHOWN:
-        yield CheckResult(
-            NAME, KERNEL, Result.DEGRADED, f"{len(shown) - MOST_SHOWN} more findings in the kernel's log", (), Repair.NONE, "dmesg -T"
-        )
+        yield CheckResult(NAME, KERNEL, Result.DEGRADED, f"{len(shown) - MOST_SHOWN} more findings in the kernel's log", look=_LOOK)
     lost = now.count("kernel.overruns", KERNEL) or 0
     if lost:
         why = f"the kernel's log was overwritten {lost} times before it was read"
@@ -58,8 +60,8 @@ def _key(row: dict[str, Json]) -> tuple[Json, ...]:
     return row.get("kind"), row.get("code"), row.get("pci"), row.get("subject"), row.get("line") if at is None else at
 
 
-def _judged(row: dict[str, Json]) -> CheckResult | None:
-    """Return the result for one finding, None if it needs none."""
+def _judged(row: dict[str, Json], read_t: float) -> CheckResult | None:
+    """Return the result for one finding, None if it needs none. read_t: when the log was read."""
     severity, age = row.get("severity"), row.get("age_s")
     recent = isinstance(age, int | float) and age <= RECENT_S
     if severity == "info" or (severity == "warning" and not recent):
@@ -75,13 +77,16 @@ def _judged(row: dict[str, Json]) -> CheckResult | None:
     if not recent:
         parts.append(f"{age / RECENT_S:.0f} days ago" if isinstance(age, int | float) else "at a time that is not known")
     repair = Repair(str(row.get("repair", "none"))) if failed else Repair.NONE
+    t = read_t - age if isinstance(age, int | float) else None
+    line = str(row.get("line", ""))
     return CheckResult(
         NAME,
         f"pci:{pci}" if pci else KERNEL,
         Result.FAILED if failed else Result.DEGRADED,
         ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:]),
-        (str(row.get("line", "")),),
+        (line if t is None else stamped(t) + _UPTIME.sub("", line, count=1),),
         repair,
-        "dmesg -T",
+        look=_LOOK,
+        t=t,
         event=" ".join(str(one) for one in (row.get("kind"), row.get("code"), subject) if one),
     )

@@ -30,18 +30,20 @@ def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Itera
 def _judged(subject: str, outcome: dict[str, Json]) -> CheckResult:
     name, seconds = subject.removeprefix("probe:"), outcome.get("seconds", 0.0)
     if outcome.get("state") == "answered":
-        return CheckResult(NAME, subject, Result.OK, f"answered in {seconds} s")
+        return CheckResult(NAME, subject, Result.OK, f"probe {name} answered in {seconds} s")
     if outcome.get("state") != "hung":
         return CheckResult(NAME, subject, Result.UNKNOWN, f"probe {name}: {outcome.get('why') or 'no answer'}")
     after = f", after {outcome['after']}" if outcome.get("after") else ""
     evidence = (f"process {outcome.get('pid')}: state {outcome.get('process') or 'unknown'}, in {outcome.get('wchan') or 'unknown'}",)
     late = f"probe {name} did not answer in {outcome.get('deadline_s', seconds)} s{after}"
-    command = f"cat /proc/{outcome.get('pid')}/stack"
+    look = (f"cat /proc/{outcome.get('pid')}/stack",)
     if name in _MAY_BE_SLOW:
         return CheckResult(NAME, subject, Result.DEGRADED, f"{late}: what it asks is slow or gone", evidence)
     if outcome.get("process") == "D":
         where = f": stuck in the kernel at {outcome.get('wchan') or 'an unknown place'}"
-        return CheckResult(NAME, subject, Result.FAILED, late + where, evidence, Repair.REBOOT, command)
+        return CheckResult(NAME, subject, Result.FAILED, late + where, evidence, Repair.REBOOT, look=look)
     if outcome.get("process") == "R":
         return CheckResult(NAME, subject, Result.UNKNOWN, f"{late}: it was still running, the node may be short of CPU", evidence)
-    return CheckResult(NAME, subject, Result.FAILED, f"{late}: it waits for an answer that does not come", evidence, Repair.DRAIN, command)
+    return CheckResult(
+        NAME, subject, Result.FAILED, f"{late}: it waits for an answer that does not come", evidence, Repair.DRAIN, look=look
+    )

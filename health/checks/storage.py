@@ -25,7 +25,7 @@ def disk_paths(now: Readings, _before: Readings | None, _limits: Thresholds) -> 
 def _path_answer(now: Readings, subject: str) -> CheckResult:
     path, row, mount = subject.removeprefix("path:"), now.table("path.state", subject), now.table("path.mount", subject)
     evidence = (f"{mount['kind']} of {mount['source']} on {mount['point']}",) if mount else ()
-    again = f"umount -l {mount.get('point', path)}; mount {mount.get('point', path)}"
+    again = f"umount -l {mount.get('point', path)} && mount {mount.get('point', path)}"
     if row.get("hung"):
         where = f": stuck in the kernel at {row['wchan']}" if row.get("state") == "D" and row.get("wchan") else ""
         stage = {"stat": "when asked for its free space", "space": "when written to"}.get(str(row.get("after")), "when its status is read")
@@ -35,8 +35,8 @@ def _path_answer(now: Readings, subject: str) -> CheckResult:
         why = f"{path}: its handle is stale: the server no longer knows what is mounted here"
         return CheckResult("disk_paths", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, again)
     if row.get("answers") is not True:
-        look = f"ls -ld {path}"
-        return CheckResult("disk_paths", subject, Result.FAILED, f"{path}: {row.get('error')}", evidence, Repair.CONFIGURE, look)
+        look = (f"ls -ld {path}",)
+        return CheckResult("disk_paths", subject, Result.FAILED, f"{path}: {row.get('error')}", evidence, Repair.CONFIGURE, look=look)
     return CheckResult("disk_paths", subject, Result.OK, f"{path} answers", evidence)
 
 
@@ -60,25 +60,25 @@ def _space(now: Readings, subject: str, limits: Thresholds) -> CheckResult:
     figures = [f"{common.size(free)} of {common.size(total)} free"]
     figures += [f"{inodes_free:.0f} of {inodes:.0f} inodes free"] if inodes and inodes_free is not None else []
     evidence, need = tuple(figures), common.number(row, "need") or 0.0
-    clear = f"df -h {path}; du -xsh {path}/* | sort -h | tail"
+    look = (f"df -h {path}", f"du -xsh {path}/* | sort -h | tail")
     if free < need:
         why = f"{path} has {common.size(free)} free, and one checkpoint takes {common.size(need)}"
-        return CheckResult("disk_space", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, clear, blocks=True)
+        return CheckResult("disk_space", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, blocks=True, look=look)
     full = free < limits.disk_free_mib * _MIB or free < (1 - limits.disk_full_share) * total
     if full and total > limits.disk_free_mib * _MIB:  # one that is smaller as a whole was made so
         return CheckResult(
-            "disk_space", subject, Result.FAILED, f"{path} is full: {common.size(free)} free", evidence, Repair.CONFIGURE, clear
+            "disk_space", subject, Result.FAILED, f"{path} is full: {common.size(free)} free", evidence, Repair.CONFIGURE, look=look
         )
     # file systems that make inodes on demand (btrfs, many network ones) report 0
     if inodes and inodes_free is not None and inodes_free < (1 - limits.disk_used_share) * inodes:
         none = inodes_free < (1 - limits.disk_full_share) * inodes
         why = f"{path} has {inodes_free:.0f} inodes left: each new file needs one"
         return CheckResult(
-            "disk_space", subject, Result.FAILED if none else Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"df -i {path}"
+            "disk_space", subject, Result.FAILED if none else Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=(f"df -i {path}",)
         )
     if total and free < (1 - limits.disk_used_share) * total:
         why = f"{path} is {1 - free / total:.0%} full: {common.size(free)} free"
-        return CheckResult("disk_space", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, clear)
+        return CheckResult("disk_space", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=look)
     return CheckResult("disk_space", subject, Result.OK, f"{path} has {common.size(free)} free", evidence)
 
 
@@ -97,26 +97,28 @@ def _write(now: Readings, before: Readings | None, subject: str, limits: Thresho
     if row.get("errno") == "EROFS" or now.table("path.space", subject).get("read_only") is True:
         was = before is not None and before.table("path.space", subject).get("read_only") is False
         why = f"{path} is read-only{', and was not when the job started: the kernel found it damaged' if was else ''}"
-        remount = f"dmesg -T | grep -i -e remount -e 'I/O error'; mount -o remount,rw {mount.get('point', path)}"
-        return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, Repair.DRAIN if was else Repair.CONFIGURE, remount)
+        remount, look = f"mount -o remount,rw {mount.get('point', path)}", ("dmesg -T | grep -i -e remount -e 'I/O error'",)
+        repair = Repair.DRAIN if was else Repair.CONFIGURE
+        return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, repair, remount, look=look)
     if row.get("errno") in _NO_ROOM:
         why = f"{path}: {row.get('error')}"
-        return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, f"df -h {path}; quota")
+        return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, look=(f"df -h {path}", "quota"))
     if "error" in row:
-        repair, look = (Repair.DRAIN, "dmesg -T") if row.get("errno") == "EIO" else (Repair.CONFIGURE, f"ls -ld {path}")
-        return CheckResult("disk_writes", subject, Result.FAILED, f"{path} cannot be written: {row['error']}", evidence, repair, look)
+        repair, look = (Repair.DRAIN, ("dmesg -T",)) if row.get("errno") == "EIO" else (Repair.CONFIGURE, (f"ls -ld {path}",))
+        return CheckResult("disk_writes", subject, Result.FAILED, f"{path} cannot be written: {row['error']}", evidence, repair, look=look)
     seconds, size = common.number(row, "seconds"), common.number(row, "bytes")
     if seconds is None or size is None:
         return CheckResult("disk_writes", subject, Result.UNKNOWN, f"{path}: writing was not tried, or did not end")
     timing = f"{common.size(size)} in {seconds:.3f} s, of which {common.number(row, 'sync_s') or 0.0:.3f} s until it was on the disk"
     if seconds > limits.write_s:
         why = f"{path} is slow: {timing}"
-        return CheckResult("disk_writes", subject, Result.DEGRADED, why, evidence, Repair.NONE, f"iostat -x 1 3; nfsiostat; ls -ld {path}")
+        return CheckResult("disk_writes", subject, Result.DEGRADED, why, evidence, look=("iostat -x 1 3", "nfsiostat", f"ls -ld {path}"))
     return CheckResult("disk_writes", subject, Result.OK, f"{path} can be written: {timing}", evidence)
 
 
 #: On their way to live: a reset takes seconds.
 _TRANSIENT_STATES = ("new", "resetting", "connecting")
+_NVME_LOOK = ("nvme list", "dmesg -T | grep nvme")
 
 
 def disk_nvme(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
@@ -128,9 +130,7 @@ def disk_nvme(now: Readings, before: Readings | None, _limits: Thresholds) -> It
     rows = now.rows("nvme.controllers")
     lost = {_nvme_name(row) for row in before.rows("nvme.controllers")} - {_nvme_name(row) for row in rows} if before is not None else set()
     found = [
-        CheckResult(
-            "disk_nvme", HOST, Result.FAILED, f"NVMe disk {who} is gone since the job started", (), Repair.REPLACE, "nvme list; dmesg -T"
-        )
+        CheckResult("disk_nvme", HOST, Result.FAILED, f"NVMe disk {who} is gone since the job started", (), Repair.REPLACE, look=_NVME_LOOK)
         for who in sorted(lost)
     ]
     for row in rows:
@@ -139,7 +139,7 @@ def disk_nvme(now: Readings, before: Readings | None, _limits: Thresholds) -> It
             continue
         result, repair = (Result.DEGRADED, Repair.NONE) if state in _TRANSIENT_STATES else (Result.FAILED, Repair.REPLACE)
         why = f"NVMe disk {_nvme_name(row)} is {state}"
-        found.append(CheckResult("disk_nvme", HOST, result, why, (f"model {row.get('model')}",), repair, "nvme list; dmesg -T | grep nvme"))
+        found.append(CheckResult("disk_nvme", HOST, result, why, (f"model {row.get('model')}",), repair, look=_NVME_LOOK))
     if not rows and not found:
         yield CheckResult("disk_nvme", HOST, Result.SKIPPED, "no NVMe disk is here")
     yield from found or ([CheckResult("disk_nvme", HOST, Result.OK, f"{len(rows)} NVMe disks are live")] if rows else [])

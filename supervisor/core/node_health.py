@@ -102,13 +102,15 @@ def _left_out(state: JobState, failed: dict[str, Finding]) -> tuple[JobState, tu
     for gpu in state.gpus:
         finding = failed.get(gpu.uuid)
         if finding is not None:
+            # a check of GPUs has named it already
+            what = "taken out of use" if gpu.uuid in finding.reason else f"GPU {gpu.index} ({gpu.uuid}) is taken out of use"
             repair = f"repair: {finding.command}" if finding.command else finding.check
             actions.append(Quarantine(state.attempt.number, gpu, finding.reason, f"{finding.check}: {finding.reason}; {repair}"))
             actions.append(
                 Alert(
                     "gpu_quarantined",
                     state.attempt.number,
-                    f"GPU {gpu.index} ({gpu.uuid}) is taken out of use: {finding.reason}",
+                    f"{what}: {finding.reason}",
                     gpu.uuid,
                 )
             )

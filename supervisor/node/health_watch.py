@@ -285,7 +285,7 @@ def has_gpus(environ: Mapping[str, str]) -> bool:
 
 
 def _finding(one: CheckResult) -> Finding:
-    reason, command = one.reason[:MOST_CHARACTERS], one.command[:MOST_CHARACTERS]
+    reason, command = one.reason[:MOST_CHARACTERS], (one.command or one.repair.words)[:MOST_CHARACTERS]
     return Finding(one.check, one.subject, one.result.value, reason, command, one.blocks, one.event)
 
 

@@ -22,6 +22,7 @@ from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, R
 from health.probes.storage import disk, nvme, one_path
 from health.probing.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
+from tests.health.looking import are_apart
 
 OK, DEGRADED, FAILED, UNKNOWN, SKIPPED = Result.OK, Result.DEGRADED, Result.FAILED, Result.UNKNOWN, Result.SKIPPED
 GIB = 1 << 30
@@ -114,6 +115,7 @@ def test_the_table(row: Row) -> None:
     [found] = registry.checks()[row.check].check(readings(row.read), before, Thresholds())
     assert (found.result, found.repair, found.blocks) == (row.result, row.repair, row.blocks), found
     assert row.words in found.reason
+    assert are_apart(found), found
     assert found.subject == (HOST if row.check == "disk_nvme" else DATA)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -11,16 +12,22 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from health import render
+from health.checks import kernel_log
+from health.doctor import Diagnosis
+from health.model import CheckResult, Reading, Readings, Result, stamped
+from health.thresholds import Thresholds
 from supervisor.job import identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from health.model import Json
     from tests.health.conftest import FakeNvml
 
 SUPERVISE = shutil.which("supervise")
@@ -54,12 +61,62 @@ def test_the_worst_comes_first_with_its_evidence_and_what_repairs_it(fake_nvml: 
     assert "FAILED blocks" in lines[places[0]]
     assert "nvidia-smi --gpu-reset -i 0000:10:00.0" in done.stdout
     assert "gpu_power" not in done.stdout, "what is well takes no line"
-    assert "not fit for a job" in lines[-1]
+    assert lines[-1] == "this node is not fit for a job until what is FAILED is repaired; no job starts here before"
+    (reset,) = [line.strip() for line in lines if "--gpu-reset" in line]
+    assert reset == "repair: reset the GPU: nvidia-smi --gpu-reset -i 0000:10:00.0"
+    assert "look: nvidia-smi -q -i 0000:10:00.0" in [line.strip() for line in lines], "a command that only looks is no repair"
+    assert not [line for line in lines if line != line.rstrip()], "no line is filled with blanks"
 
 
 def test_what_is_well_is_shown_where_it_is_wanted(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     done = doctor("--all", cwd=tmp_path, environ=fake_nvml.environ)
     assert "gpu_power" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("results", "verdict"),
+    [
+        ([Result.OK], "this node is fit for a job"),
+        ([Result.OK, Result.DEGRADED], "this node is fit for a job (1 degraded: look at it at the next occasion)"),
+        ([Result.UNKNOWN, Result.UNKNOWN], "this node is fit for a job (2 could not be judged)"),
+        ([Result.FAILED], "this node is not fit for a job until what is FAILED is repaired"),
+    ],
+)
+def test_the_last_line_is_the_verdict_and_the_one_before_has_the_time(results: list[Result], verdict: str) -> None:
+    found = [CheckResult(f"check_{number}", "host", result, f"reason {number}") for number, result in enumerate(results)]
+    lines = shown(Diagnosis(tuple(found), (), 0.25, 1795434400.0, Readings()))
+    assert lines[-1] == verdict
+    assert f", {stamped(1795434400.0).rstrip()}, in 0.2 s" in lines[-2]
+
+
+def test_an_event_has_the_time_of_a_clock_on_the_wall_and_each_row_is_one_line() -> None:
+    events = [
+        {"kind": "oom", "code": "memcg", "severity": "error", "meaning": "killed", "line": f"[ 9{n}.5] Killed {n}", "age_s": 100.0 - n}
+        for n in range(3)
+    ]
+    for number, event in enumerate(events):
+        event["last_time"] = float(number)
+    now = Readings([Reading("kernel_log", "kernel", "kernel.findings", cast("Json", events), t=1795434500.0)])
+    skipped = [CheckResult(name, "host", Result.SKIPPED, "none is here") for name in ("disk_nvme", "net_reach")]
+    lines = shown(Diagnosis((*kernel_log.check(now, None, Thresholds()), *skipped), ("nvml: x: not permitted, root may",), 0.25, 1.0, now))
+    first, last = stamped(1795434400.0), stamped(1795434402.0)
+    assert lines[1:4] == [
+        f"DEGRADED  kernel_log  oom memcg: killed (3 times since {first.rstrip()})",
+        f"                        {last}Killed 2",
+        "                        look: dmesg -T",
+    ]
+    assert lines[5:8] == [
+        "not here: disk_nvme: none is here",
+        "not here: net_reach: none is here",
+        "not seen: nvml: x: not permitted, root may",
+    ]
+    assert "1 degraded, 2 skipped" in lines[8], "counted as they are shown"
+
+
+def shown(found: Diagnosis) -> list[str]:
+    out = io.StringIO()
+    render.show(found, out)
+    return out.getvalue().splitlines()
 
 
 def test_json_is_one_object(fake_nvml: FakeNvml, tmp_path: Path) -> None:
@@ -72,8 +129,8 @@ def test_json_is_one_object(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     mine = [row for row in gpu_results(done) if row["result"] != "ok"]
     assert mine == [{
         "check": "gpu_persistence", "subject": "gpu:GPU-00000000-0000-4000-8000-000000000001", "result": "degraded", "evidence": [],
-        "reason": "GPU 1 (0000:11:00.0): persistence mode is off", "repair": "configure",
-        "command": "nvidia-smi -pm 1 -i 0000:11:00.0", "blocks": False,
+        "reason": "GPU 1 (GPU-00000000-0000-4000-8000-000000000001, 0000:11:00.0): persistence mode is off", "repair": "configure",
+        "command": "nvidia-smi -pm 1 -i 0000:11:00.0", "look": [], "blocks": False, "t": None,
     }]  # fmt: skip
     assert sum(told["counts"].values()) == len(told["results"])
 

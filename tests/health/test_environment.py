@@ -20,6 +20,7 @@ from health.checks import environment as checked
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
 from health.probes import environment
 from health.thresholds import Thresholds
+from tests.health.looking import are_apart
 
 OK, DEGRADED, FAILED, UNKNOWN, SKIPPED = Result.OK, Result.DEGRADED, Result.FAILED, Result.UNKNOWN, Result.SKIPPED
 
@@ -92,6 +93,7 @@ def test_the_table(row: Row) -> None:
     [found] = said(row.check, now, None if row.before is None else readings(row.before))
     assert (found.result, found.repair, found.blocks) == (row.result, row.repair, False), found
     assert row.words in found.reason
+    assert are_apart(found), found
 
 
 def node(mtu: int = 9000, **changes: Json) -> Readings:

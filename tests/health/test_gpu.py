@@ -20,6 +20,7 @@ from health.model import Ask, Reading, Readings, Repair, Result, Severity
 from health.probes.gpu import nvml, nvml_calls
 from health.probing.runner import Runner
 from health.thresholds import Thresholds
+from tests.health.looking import are_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tests.health.conftest import FakeNvml
 
 GPU = "gpu:GPU-00000000-0000-4000-8000-{:012d}"
+UUID = "GPU-00000000-0000-4000-8000-00000000000"
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ ROWS = (
     Row("gpu_driver", {"init_error": 18}, FAILED, "of different versions", Repair.RESTART_DRIVER, gpu=None, blocks=True),
     Row("gpu_driver", {"init_error": 9}, SKIPPED, "no NVIDIA", gpu=None),
     Row("gpu_driver", {"init_error": 999}, UNKNOWN, "could not be opened", gpu=None),
-    Row("gpu_errors", {}, OK, "GPU 0 (0000:10:00.0) answers"),
+    Row("gpu_errors", {}, OK, f"GPU 0 ({UUID}0, 0000:10:00.0) answers"),
     Row("gpu_errors", {"0.lost": 1}, FAILED, "it is lost", Repair.REBOOT, blocks=True, before={}),
     Row("gpu_errors", {"0.err.nvmlDeviceGetRemappedRows": 16}, FAILED, "must be reset", Repair.RESET_GPU, blocks=True),
     Row("gpu_errors", {"0.err.nvmlDeviceGetEccMode": 14}, DEGRADED, "InfoROM is corrupted", Repair.REPLACE),
@@ -87,7 +89,7 @@ ROWS = (
         "gpu_count",
         {"count": 3},
         FAILED,
-        "GPU 3 (0000:13:00.0): it was there when the job started",
+        f"GPU 3 ({UUID}3, 0000:13:00.0): it was there when the job started",
         Repair.REBOOT,
         before={"count": 4},
         gpu=3,
@@ -145,7 +147,7 @@ ROWS = (
         "gpu_pairs",
         {"pair.1.2.nvlink": 5},
         DEGRADED,
-        "GPU 1 (0000:11:00.0) and GPU 2 (0000:12:00.0): no NVLink",
+        f"GPU 1 ({UUID}1, 0000:11:00.0) and GPU 2 ({UUID}2, 0000:12:00.0): no NVLink",
         Repair.CONFIGURE,
         gpu=None,
     ),
@@ -155,7 +157,7 @@ ROWS = (
         "gpu_pairs",
         {f"pair.{other}.3.level": 50 for other in range(3)},
         DEGRADED,
-        "GPU 3 (0000:13:00.0): no sibling nearer than across sockets, and all others have one (switches)",
+        f"GPU 3 ({UUID}3, 0000:13:00.0): no sibling nearer than across sockets, and all others have one (switches)",
         Repair.CONFIGURE,
         gpu=None,
     ),
@@ -193,7 +195,14 @@ ROWS = (
     Row("gpu_mig", {"all.mig": 1}, OK, "on"),
     Row("gpu_mig", {"0.mig": 0, "0.mig_pending": 1}, DEGRADED, "after a reset", Repair.RESET_GPU),
     Row("gpu_vbios", {}, OK, "one kind and VBIOS", gpu=None),
-    Row("gpu_vbios", {"2.vbios": "96.00.61.00.02"}, DEGRADED, "GPU 2 (0000:12:00.0): VBIOS 96.00.61.00.02", Repair.CONFIGURE, gpu=None),
+    Row(
+        "gpu_vbios",
+        {"2.vbios": "96.00.61.00.02"},
+        DEGRADED,
+        f"GPU 2 ({UUID}2, 0000:12:00.0): VBIOS 96.00.61.00.02",
+        Repair.CONFIGURE,
+        gpu=None,
+    ),
     Row("gpu_vbios", {"2.name": "FAKE A100"}, DEGRADED, "2 kinds", gpu=None),
     Row("gpu_memory", {}, OK, "nobody else"),
     Row("gpu_memory", {"0.procs": f"{os.getpid()}:{2 << 30}"}, DEGRADED, "2048 MiB are held by others"),
@@ -225,7 +234,8 @@ def test_a_state_is_judged(row: Row, fake_nvml: FakeNvml, runner: Runner, tmp_pa
     outcome = found(results, row.check, row.gpu)
     assert (outcome.result, outcome.repair, outcome.blocks) == (row.result, row.repair, row.blocks), outcome
     assert row.reason in outcome.reason
-    assert outcome.result in {OK, SKIPPED, UNKNOWN} or outcome.evidence or outcome.command
+    assert outcome.result in {OK, SKIPPED, UNKNOWN} or outcome.evidence or outcome.command or outcome.look
+    assert are_apart(outcome), outcome
 
 
 def test_every_check_of_gpus_has_a_row_for_health_and_one_for_the_fault() -> None:

@@ -18,6 +18,7 @@ from health import registry
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
 from health.probes.host import cgroup, clock, cpu, memory_limits, processes
 from health.thresholds import Thresholds
+from tests.health.looking import are_apart
 
 OK, DEGRADED, FAILED, UNKNOWN, SKIPPED = Result.OK, Result.DEGRADED, Result.FAILED, Result.UNKNOWN, Result.SKIPPED
 GIB = 1 << 30
@@ -173,7 +174,8 @@ def test_the_table(row: Row) -> None:
     assert (found[0].result, found[0].repair, found[0].subject) == (row.result, row.repair, HOST), found[0]
     assert row.words in found[0].reason
     assert not found[0].blocks
-    assert found[0].result is not DEGRADED or found[0].command or found[0].evidence
+    assert found[0].result is not DEGRADED or found[0].command or found[0].look or found[0].evidence
+    assert are_apart(found[0]), found[0]
 
 
 def test_every_check_of_the_host_has_each_of_its_answers_held_here() -> None:

@@ -21,6 +21,7 @@ from health.checks.network.infiniband import COUNTER_RULES
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
 from health.probes.network import ethernet, infiniband, names, ports, reach
 from health.thresholds import Thresholds
+from tests.health.looking import are_apart
 from tests.support.figures import within
 
 if TYPE_CHECKING:
@@ -194,6 +195,7 @@ def test_the_table(row: Row) -> None:
     found = results_of(row.check, readings(row.read, 1000.0 + SPAN, row.problems), before)[row.subject]
     assert (found.result, found.repair, found.blocks) == (row.result, row.repair, False), found
     assert row.words in found.reason
+    assert are_apart(found), found
 
 
 def test_every_check_of_the_network_is_held_here() -> None:

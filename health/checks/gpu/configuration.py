@@ -66,12 +66,18 @@ def gpu_vbios(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
     few = min(by_kind.items(), key=lambda row: len(row[1]))
     if len(kinds) > 1:
         yield CheckResult(
-            "gpu_vbios", HOST, Result.DEGRADED, f"GPUs of {len(kinds)} kinds are in this node", evidence, Repair.NONE, "nvidia-smi -L"
+            "gpu_vbios", HOST, Result.DEGRADED, f"GPUs of {len(kinds)} kinds are in this node", evidence, look=("nvidia-smi -L",)
         )
     else:
         why = f"{', '.join(few[1])}: VBIOS {few[0][1]}, other GPUs of this node have another"
         yield CheckResult(
-            "gpu_vbios", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, "nvidia-smi --query-gpu=index,vbios_version --format=csv"
+            "gpu_vbios",
+            HOST,
+            Result.DEGRADED,
+            why,
+            evidence,
+            Repair.CONFIGURE,
+            look=("nvidia-smi --query-gpu=index,vbios_version --format=csv",),
         )
 
 

@@ -26,13 +26,13 @@ class GpuReport:
         """Return a healthy result."""
         return self._made(Result.OK, words, evidence)
 
-    def failed(self, words: str, evidence: tuple[str, ...], repair: Repair, command: str) -> CheckResult:
-        """Return a failure. command: repairs it, or shows more."""
-        return replace(self._made(Result.FAILED, words, evidence), repair=repair, command=command)
+    def failed(self, words: str, evidence: tuple[str, ...], repair: Repair, command: str = "", look: tuple[str, ...] = ()) -> CheckResult:
+        """Return a failure. command: repairs it. look: show more."""
+        return replace(self._made(Result.FAILED, words, evidence), repair=repair, command=command, look=look)
 
-    def degraded(self, words: str, evidence: tuple[str, ...], repair: Repair, command: str) -> CheckResult:
+    def degraded(self, words: str, evidence: tuple[str, ...], repair: Repair, command: str = "", look: tuple[str, ...] = ()) -> CheckResult:
         """Return a lesser fault."""
-        return replace(self._made(Result.DEGRADED, words, evidence), repair=repair, command=command)
+        return replace(self._made(Result.DEGRADED, words, evidence), repair=repair, command=command, look=look)
 
     def skipped(self, words: str, evidence: tuple[str, ...]) -> CheckResult:
         """Return that this GPU cannot be judged by the check."""
@@ -54,10 +54,11 @@ def all_named(now: Readings) -> bool:
 
 
 def label(now: Readings, subject: str) -> str:
-    """Return the name of a GPU for people: its number and PCI address."""
+    """Return the name of a GPU for people: the number that NVML and nvidia-smi give it, its UUID and its PCI address."""
     identity = now.table("gpu.identity", subject)
-    pci = identity.get("pci")
-    return f"GPU {identity.get('index', '?')}" + (f" ({pci})" if pci else "")
+    uuid = subject.removeprefix("gpu:")
+    known = ", ".join(str(one) for one in ("" if uuid.startswith("#") else uuid, identity.get("pci")) if one)
+    return f"GPU {identity.get('index', '?')}" + (f" ({known})" if known else "")
 
 
 def address(now: Readings, subject: str) -> str:
@@ -69,6 +70,10 @@ def address(now: Readings, subject: str) -> str:
 def reset_command(now: Readings, subject: str) -> str:
     """Return the command that resets a GPU."""
     return f"nvidia-smi --gpu-reset -i {address(now, subject)}"
+
+
+#: Where the driver writes what happened to a GPU.
+LOG_COMMAND: Final = "dmesg -T | grep -i -e nvrm -e xid"
 
 
 def answers(now: Readings, subject: str) -> bool:

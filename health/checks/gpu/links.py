@@ -31,14 +31,14 @@ def _nvlinks(sweeps: tuple[Readings, Readings | None], limits: Thresholds, subje
     """Judge one GPU's links. most: how many the best of its siblings has up."""
     now, before = sweeps
     links = now.rows("gpu.nvlinks", subject)
-    gpu, look = gpus.GpuReport("gpu_nvlink", now, subject), f"nvidia-smi nvlink -s -e -i {gpus.address(now, subject)}"
+    gpu, look = gpus.GpuReport("gpu_nvlink", now, subject), (f"nvidia-smi nvlink -s -e -i {gpus.address(now, subject)}",)
     down = [str(link.get("link")) for link in links if not link.get("active")]
     old = {link.get("link"): link for link in before.rows("gpu.nvlinks", subject)} if before is not None else {}
     lost = [number for number in down if any(str(at) == number and link.get("active") for at, link in old.items())]
     evidence = [f"up: {len(links) - len(down)} of {len(links)}"]
     if lost or 0 < _links_up(links) < most:
         why = f"NVLink {', '.join(lost or down)} is down{' since the job started' if lost else ', other GPUs have more'}"
-        return gpu.failed(why, tuple(evidence), Repair.RESET_GPU, look)
+        return gpu.failed(why, tuple(evidence), Repair.RESET_GPU, gpus.reset_command(now, subject), look)
     reading, first = now.one("gpu.nvlinks", subject), before.one("gpu.nvlinks", subject) if before is not None else None
     minutes = max(1.0, (reading.t - first.t) / 60) if reading is not None and first is not None else 1.0
     recovered, erring = [], []
@@ -53,12 +53,12 @@ def _nvlinks(sweeps: tuple[Readings, Readings | None], limits: Thresholds, subje
             erring.append(f"link {link.get('link')}: {errors} replays or CRC errors in {minutes:.1f} min")
     if recovered or erring:
         why = f"errors on NVLink: {'; '.join(recovered + erring)}"
-        return gpu.degraded(why, (*evidence, *recovered, *erring), Repair.RESET_GPU, look)
+        return gpu.degraded(why, (*evidence, *recovered, *erring), Repair.RESET_GPU, gpus.reset_command(now, subject), look)
     if not _links_up(links):
         others = [_links_up(now.rows("gpu.nvlinks", other)) for other in gpus.subjects(now) if other != subject]
         if len(others) >= _SIBLINGS and all(others):
             why = "none of its NVLinks is up, those of all other GPUs are"
-            return gpu.degraded(why, tuple(evidence), Repair.RESET_GPU, look)
+            return gpu.degraded(why, tuple(evidence), Repair.RESET_GPU, gpus.reset_command(now, subject), look)
         return gpu.ok("no NVLink is in use: it has no bridge or switch", tuple(evidence))
     if down:
         return gpu.ok(
@@ -102,10 +102,10 @@ def gpu_fabric(now: Readings, _before: Readings | None, _limits: Thresholds) -> 
             continue  # this driver reports no NVSwitch
         gpu = gpus.GpuReport("gpu_fabric", now, subject)
         evidence = (f"state {state}, status {fabric_row.get('status')}, health {summary}, mask {mask:#x}",)
-        look = f"nvidia-smi -q -i {gpus.address(now, subject)} | grep -A5 Fabric; systemctl status nvidia-fabricmanager"
+        look = (f"nvidia-smi -q -i {gpus.address(now, subject)} | grep -A5 Fabric", "systemctl status nvidia-fabricmanager")
         if state != _REGISTERED or _int(fabric_row.get("status")):
             why = f"registration with the fabric is {_FABRIC_STATES.get(state, 'not done')}: CUDA does not start until it is"
-            yield gpu.failed(why, evidence, Repair.RESTART_DRIVER, look)
+            yield gpu.failed(why, evidence, Repair.RESTART_DRIVER, look=look)
             continue
         ready += 1
         wrong = [words for shift, width, bad, words in _HEALTH_MASK if (mask >> shift) & width == bad]
@@ -113,7 +113,7 @@ def gpu_fabric(now: Readings, _before: Readings | None, _limits: Thresholds) -> 
             wrong.append("it is configured wrongly")
         if summary in _FABRIC_SUMMARIES or wrong:
             why = f"its fabric is {_FABRIC_SUMMARIES.get(summary, 'impaired')}{': ' if wrong else ''}{', '.join(wrong)}"
-            yield gpu.degraded(why, evidence, Repair.DRAIN, look)
+            yield gpu.degraded(why, evidence, Repair.DRAIN, look=look)
         else:
             yield gpu.ok("part of the fabric", evidence)
     manager = now.table("fabric.manager")
@@ -153,7 +153,13 @@ def gpu_pairs(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
     if named:
         why = f"{'; '.join(named)}; of {len(pairs)} pairs"
         yield CheckResult(
-            "gpu_pairs", HOST, Result.DEGRADED, why, (*named, *evidence), Repair.CONFIGURE, "nvidia-smi topo -m; nvidia-smi topo -p2p n"
+            "gpu_pairs",
+            HOST,
+            Result.DEGRADED,
+            why,
+            (*named, *evidence),
+            Repair.CONFIGURE,
+            look=("nvidia-smi topo -m", "nvidia-smi topo -p2p n"),
         )
     else:
         yield CheckResult("gpu_pairs", HOST, Result.OK, f"{len(pairs)} pairs of GPUs are all alike or as the node is wired", evidence)
@@ -202,14 +208,15 @@ def gpu_pcie(now: Readings, _before: Readings | None, limits: Thresholds) -> Ite
             continue  # what has no PCIe link, or is lost
         gpu = gpus.GpuReport("gpu_pcie", now, subject)
         evidence = (f"width x{width} of x{width_max}, generation {gen} of {gen_max}",)
-        look = f"nvidia-smi -q -i {gpus.address(now, subject)} | grep -A12 'GPU Link Info'; lspci -vv -s {gpus.address(now, subject)}"
+        address = gpus.address(now, subject)
+        look = (f"nvidia-smi -q -i {address} | grep -A12 'GPU Link Info'", f"lspci -vv -s {address}")
         busy = now.number("gpu.busy_percent", subject) or 0
         if width < width_max:
             why = f"its PCIe link has {width} lanes of {width_max}: a slot, riser or cable with bad contact"
-            yield gpu.degraded(why, evidence, Repair.REPLACE, look)
+            yield gpu.degraded(why, evidence, Repair.REPLACE, look=look)
         elif gen and gen_max and gen < gen_max and busy >= limits.load_percent:
             why = f"its PCIe link runs at generation {gen} of {gen_max} under load"
-            yield gpu.degraded(why, (*evidence, f"busy {busy:.0f} %"), Repair.RESET_GPU, look)
+            yield gpu.degraded(why, (*evidence, f"busy {busy:.0f} %"), Repair.RESET_GPU, gpus.reset_command(now, subject), look)
         else:
             yield gpu.ok(f"PCIe x{width}", evidence)
 
@@ -224,8 +231,8 @@ def gpu_replays(now: Readings, before: Readings | None, limits: Thresholds) -> I
         evidence = (f"{grown:.0f} replays in {seconds:.0f} s",)
         if rate > limits.pcie_replays_per_minute:
             why = f"{rate:.0f} PCIe replays a minute: the link's signal is bad"
-            look = f"lspci -vv -s {gpus.address(now, subject)} | grep -i -e LnkSta -e DevSta; dmesg | grep -i aer"
-            yield gpu.degraded(why, evidence, Repair.REPLACE, look)
+            look = (f"lspci -vv -s {gpus.address(now, subject)} | grep -i -e LnkSta -e DevSta", "dmesg -T | grep -i aer")
+            yield gpu.degraded(why, evidence, Repair.REPLACE, look=look)
         else:
             yield gpu.ok("PCIe replays are few", evidence)
 

@@ -52,7 +52,7 @@ def _ecc(now: Readings, before: Readings | None, limits: Thresholds, subject: st
     if corrected and seconds and corrected / max(1.0, seconds / _HOUR_S) > limits.ecc_corrected_per_hour:
         why = f"{who}: {corrected:.0f} memory errors corrected in {seconds:.0f} s"
         return CheckResult(
-            "gpu_ecc", subject, Result.DEGRADED, why, evidence, Repair.NONE, f"nvidia-smi -q -d ECC -i {gpus.address(now, subject)}"
+            "gpu_ecc", subject, Result.DEGRADED, why, evidence, look=(f"nvidia-smi -q -d ECC -i {gpus.address(now, subject)}",)
         )
     return CheckResult("gpu_ecc", subject, Result.OK, f"{who}: no uncorrectable memory error", evidence)
 
@@ -67,8 +67,8 @@ def gpu_sram(now: Readings, _before: Readings | None, _limits: Thresholds) -> It
         evidence = (f"uncorrectable in SRAM: {sram.get('uncorrected_volatile')} now, {sram.get('uncorrected_aggregate')} in its life",)
         if sram.get("threshold_exceeded"):
             why = f"{who}: more errors of its SRAM than the vendor allows"
-            command = f"nvidia-smi -q -d ECC -i {gpus.address(now, subject)}"
-            yield CheckResult("gpu_sram", subject, Result.FAILED, why, evidence, Repair.REPLACE, command)
+            look = (f"nvidia-smi -q -d ECC -i {gpus.address(now, subject)}",)
+            yield CheckResult("gpu_sram", subject, Result.FAILED, why, evidence, Repair.REPLACE, look=look)
         else:
             yield CheckResult("gpu_sram", subject, Result.OK, f"{who}: below the vendor's threshold", evidence)
 
@@ -89,19 +89,19 @@ def _remap(now: Readings, limits: Thresholds, subject: str) -> CheckResult:
     )
     who = gpus.label(now, subject)
     evidence = (f"remapped for corrected errors: {corrected}, for uncorrectable: {uncorrected}",)
-    look = f"nvidia-smi -q -d ROW_REMAPPER -i {gpus.address(now, subject)}"
+    look = (f"nvidia-smi -q -d ROW_REMAPPER -i {gpus.address(now, subject)}",)
     if failure:
         why = f"{who}: a row could not be remapped: no spare row is left for it"
-        return CheckResult("gpu_remap", subject, Result.FAILED, why, evidence, Repair.REPLACE, look)
+        return CheckResult("gpu_remap", subject, Result.FAILED, why, evidence, Repair.REPLACE, look=look)
     if uncorrected >= limits.remapped_uncorrectable:
         why = f"{who}: {uncorrected} rows are remapped for uncorrectable errors, of {limits.remapped_uncorrectable} that can be"
-        return CheckResult("gpu_remap", subject, Result.FAILED, why, evidence, Repair.REPLACE, look)
+        return CheckResult("gpu_remap", subject, Result.FAILED, why, evidence, Repair.REPLACE, look=look)
     if pending:
         why = f"{who}: a row waits to be remapped; the bad page is out of use until then, so a reset at the next restart is enough"
         return CheckResult("gpu_remap", subject, Result.DEGRADED, why, evidence, Repair.RESET_GPU, gpus.reset_command(now, subject))
     if corrected + uncorrected > limits.remapped_rows_notable:
         why = f"{who}: {corrected + uncorrected} rows are remapped; GPUs with more than {limits.remapped_rows_notable} are often slower"
-        return CheckResult("gpu_remap", subject, Result.DEGRADED, why, evidence, Repair.NONE, look)
+        return CheckResult("gpu_remap", subject, Result.DEGRADED, why, evidence, Repair.NONE, look=look)
     return CheckResult("gpu_remap", subject, Result.OK, f"{who}: {corrected + uncorrected} rows remapped", evidence)
 
 
@@ -113,15 +113,17 @@ def gpu_retired(now: Readings, _before: Readings | None, limits: Thresholds) -> 
             continue  # Ampere and later remap rows instead
         pages, who = sum(count or 0 for count in counts), gpus.label(now, subject)
         evidence = (f"after corrected errors: {counts[0]}, after uncorrectable: {counts[1]}",)
-        look = f"nvidia-smi -q -d PAGE_RETIREMENT -i {gpus.address(now, subject)}"
+        look = (f"nvidia-smi -q -d PAGE_RETIREMENT -i {gpus.address(now, subject)}",)
         if pages >= limits.retired_pages:
             why = f"{who}: {pages} pages are retired, of {limits.retired_pages} that can be"
-            yield CheckResult("gpu_retired", subject, Result.FAILED, why, evidence, Repair.REPLACE, look)
+            yield CheckResult("gpu_retired", subject, Result.FAILED, why, evidence, Repair.REPLACE, look=look)
         elif now.count("gpu.retired_pending", subject):
             why = f"{who}: a page waits to be retired at the next reset"
             yield CheckResult("gpu_retired", subject, Result.DEGRADED, why, evidence, Repair.RESET_GPU, gpus.reset_command(now, subject))
         elif pages > limits.retired_pages_notable:
-            yield CheckResult("gpu_retired", subject, Result.DEGRADED, f"{who}: {pages} pages are retired", evidence, Repair.NONE, look)
+            yield CheckResult(
+                "gpu_retired", subject, Result.DEGRADED, f"{who}: {pages} pages are retired", evidence, Repair.NONE, look=look
+            )
         else:
             yield CheckResult("gpu_retired", subject, Result.OK, f"{who}: {pages} pages retired", evidence)
 
@@ -147,16 +149,18 @@ def _memory_holders(now: Readings, limits: Thresholds, subject: str) -> CheckRes
     if leftovers:
         pids = ", ".join(str(row.get("pid")) for row in leftovers)
         why = f"{who}: held by a leftover of this job, or by a process that inherited its mark: process {pids}"
-        return CheckResult("gpu_memory", subject, Result.DEGRADED, why, evidence, Repair.RESTART_JOB, f"ps -fp {pids.replace(', ', ',')}")
+        return CheckResult(
+            "gpu_memory", subject, Result.DEGRADED, why, evidence, Repair.RESTART_JOB, look=(f"ps -fp {pids.replace(', ', ',')}",)
+        )
     if held_mib >= limits.stranger_memory_mib:
         pids = ",".join(str(row.get("pid")) for row in strangers)
         why = f"{who}: {held_mib:.0f} MiB are held by others: {'; '.join(_holder_text(row) for row in strangers)}"
-        return CheckResult("gpu_memory", subject, Result.DEGRADED, why, evidence, Repair.NONE, f"ps -fp {pids}")
+        return CheckResult("gpu_memory", subject, Result.DEGRADED, why, evidence, look=(f"ps -fp {pids}",))
     used = now.table("gpu.memory", subject).get("used")
     used_mib = (used if isinstance(used, int) else 0) / _MIB
     if not rows and used_mib > limits.unaccounted_memory_mib:
         why = f"{who}: {used_mib:.0f} MiB are in use by no visible process: it is in another container, or dead but not yet reaped"
-        return CheckResult("gpu_memory", subject, Result.DEGRADED, why, evidence, Repair.NONE, "fuser -v /dev/nvidia*")
+        return CheckResult("gpu_memory", subject, Result.DEGRADED, why, evidence, look=("fuser -v /dev/nvidia*",))
     return CheckResult("gpu_memory", subject, Result.OK, f"{who}: held by nobody else", evidence)
 
 

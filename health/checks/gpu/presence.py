@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpu import gpus
-from health.model import HOST, KERNEL, Check, CheckResult, Repair, Result, Severity
+from health.model import HOST, KERNEL, Check, CheckResult, Repair, Result, Severity, stamped
 from health.nvidia import recovery_actions, xid_policy
 
 if TYPE_CHECKING:
@@ -37,25 +37,32 @@ def gpu_driver(now: Readings, before: Readings | None, _limits: Thresholds) -> I
         why = "the driver's library and its kernel module are of different versions: an upgrade without a reload of the driver"
         loaded = now.text("driver.loaded")
         evidence = (f"NVML error {code}: {words}", *((f"loaded module: {loaded}",) if loaded else ()))
-        reload = "modprobe -r nvidia_uvm nvidia; modprobe nvidia"
+        reload = "modprobe -r nvidia_uvm nvidia && modprobe nvidia"
         yield CheckResult("gpu_driver", HOST, Result.FAILED, why, evidence, Repair.RESTART_DRIVER, reload, blocks=True)
     elif code in (_NO_LIBRARY, _NOT_LOADED) and not there:
         known = "no NVIDIA GPU is on the bus" if there == () else "no NVIDIA driver"
         yield CheckResult("gpu_driver", HOST, Result.SKIPPED, known)
     elif code == _NOT_LOADED and (loaded := _loaded_driver(now, before)):
         why = f"the driver {loaded} is loaded and may not be used from here: a container that was given no GPU, perhaps"
-        yield CheckResult("gpu_driver", HOST, Result.UNKNOWN, why, (f"NVML error {code}: {words}",), command="ls -l /dev/nvidia*")
+        yield CheckResult("gpu_driver", HOST, Result.UNKNOWN, why, (f"NVML error {code}: {words}",), look=("ls -l /dev/nvidia*",))
     elif code in (_NO_LIBRARY, _NOT_LOADED):
         count = len(there or ())
         what = "no driver is loaded" if code == _NOT_LOADED else "its library is not there"
         why = f"{count} GPU{'s are' if count != 1 else ' is'} on the bus, and {what}"
         result = Result.FAILED if code == _NOT_LOADED else Result.UNKNOWN
         yield CheckResult(
-            "gpu_driver", HOST, result, why, (f"NVML error {code}: {words}",), Repair.RESTART_DRIVER, "modprobe nvidia; nvidia-smi"
+            "gpu_driver",
+            HOST,
+            result,
+            why,
+            (f"NVML error {code}: {words}",),
+            Repair.RESTART_DRIVER,
+            "modprobe nvidia",
+            look=("nvidia-smi",),
         )
     else:
         yield CheckResult(
-            "gpu_driver", HOST, Result.UNKNOWN, f"NVML could not be opened: {words}", (f"NVML error {code}",), command="nvidia-smi"
+            "gpu_driver", HOST, Result.UNKNOWN, f"NVML could not be opened: {words}", (f"NVML error {code}",), look=("nvidia-smi",)
         )
 
 
@@ -95,8 +102,9 @@ def gpu_errors(now: Readings, _before: Readings | None, _limits: Thresholds) -> 
         result, words, repair, blocks = Result.UNKNOWN, "one call failed, and the driver gives no reason", Repair.NONE, False
         if codes := gpus.errors(now, subject):
             result, words, repair, blocks = _ERRORS_BY_CODE.get(max(codes, key=_gravity), _ERRORS_BY_CODE[999])
-        command = gpus.reset_command(now, subject) if repair is Repair.RESET_GPU else "nvidia-smi -L; dmesg | grep -i -e nvrm -e xid"
-        yield CheckResult("gpu_errors", subject, result, f"{gpus.label(now, subject)}: {words}", evidence, repair, command, blocks)
+        command = gpus.reset_command(now, subject) if repair is Repair.RESET_GPU else ""
+        why, look = f"{gpus.label(now, subject)}: {words}", ("nvidia-smi -L", gpus.LOG_COMMAND)
+        yield CheckResult("gpu_errors", subject, result, why, evidence, repair, command, blocks, look=look)
 
 
 def _gravity(code: int) -> int:
@@ -117,10 +125,13 @@ def gpu_recovery(now: Readings, _before: Readings | None, _limits: Thresholds) -
             yield CheckResult("gpu_recovery", subject, Result.OK, f"{gpus.label(now, subject)}: none needed")
             continue
         asked = recovery_actions.asked(action)
-        command = gpus.reset_command(now, subject) if asked.repair is Repair.RESET_GPU else f"nvidia-smi -q -i {gpus.address(now, subject)}"
+        command, look = (
+            gpus.reset_command(now, subject) if asked.repair is Repair.RESET_GPU else "",
+            (f"nvidia-smi -q -i {gpus.address(now, subject)}",),
+        )
         why = f"{gpus.label(now, subject)}: the driver asks for {asked.words}"
         result = Result.FAILED if asked.now else Result.DEGRADED
-        yield CheckResult("gpu_recovery", subject, result, why, (f"recovery action {action}",), asked.repair, command, blocks=asked.now)
+        yield CheckResult("gpu_recovery", subject, result, why, (f"recovery action {action}",), asked.repair, command, asked.now, look=look)
 
 
 def gpu_count(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
@@ -135,12 +146,12 @@ def gpu_count(now: Readings, before: Readings | None, _limits: Thresholds) -> It
         f"/dev/nvidia*: {len(files) if isinstance(files, list) else 'not read'}",
     )
     all_named = gpus.all_named(now)  # if not, a missing GPU may exist
-    command = "nvidia-smi -L; lspci -d 10de: ; dmesg | grep -i -e nvrm -e xid"
+    look = ("nvidia-smi -L", "lspci -d 10de:", gpus.LOG_COMMAND)
     missing = [old for old in gpus.subjects(before) if old not in seen] if all_named and before is not None else []
     missing = missing[sum(not pci for pci in seen.values()) :]  # a GPU without a name is one of them
     for old in missing:
         why = f"{gpus.label(before or now, old)}: it was there when the job started, and is gone"
-        yield CheckResult("gpu_count", old, Result.FAILED, why, evidence, Repair.REBOOT, command, blocks=True)
+        yield CheckResult("gpu_count", old, Result.FAILED, why, evidence, Repair.REBOOT, blocks=True, look=look)
     if missing:
         return
     lost = {one.subject.removeprefix("pci:"): "and does not answer" for one in now.of("pci.config") if one.problem}
@@ -148,7 +159,9 @@ def gpu_count(now: Readings, before: Readings | None, _limits: Thresholds) -> It
         lost = dict.fromkeys((pci for pci in there or () if pci not in seen.values()), "and not seen by the driver") | lost
     for subject, words in _not_in_errors(now, seen, lost).items():
         pci = seen.get(subject, subject.removeprefix("pci:"))
-        yield CheckResult("gpu_count", subject, Result.FAILED, f"on the bus, {words}: {pci}", evidence, Repair.REBOOT, command, blocks=True)
+        yield CheckResult(
+            "gpu_count", subject, Result.FAILED, f"on the bus, {words}: {pci}", evidence, Repair.REBOOT, blocks=True, look=look
+        )
     if not lost and all_named:
         yield CheckResult("gpu_count", HOST, Result.OK if seen else Result.SKIPPED, f"{len(seen)} GPUs", evidence)
     elif not lost:
@@ -194,10 +207,12 @@ def gpu_events(now: Readings, _before: Readings | None, _limits: Thresholds) -> 
                 continue
             result, words, repair = _event_meaning(event)
             why = f"{gpus.label(now, reading.subject)}: {words}"
-            evidence = (f"{event.get('kind')} {event.get('data')} at {event.get('t')}, {event.get('pci')}",)
-            command = gpus.reset_command(now, reading.subject) if repair is Repair.RESET_GPU else "dmesg | grep -i -e nvrm -e xid"
+            t = event.get("t")
+            at = float(t) if isinstance(t, int | float) else None
+            evidence = (f"{stamped(at)}{event.get('kind')} {event.get('data')}, {event.get('pci')}",)
+            command, look = gpus.reset_command(now, reading.subject) if repair is Repair.RESET_GPU else "", (gpus.LOG_COMMAND,)
             about = f"{event.get('kind')} {event.get('data')}" if event.get("kind") == "xid" else str(event.get("kind"))
-            yield CheckResult("gpu_events", reading.subject, result, why, evidence, repair, command, event=about)
+            yield CheckResult("gpu_events", reading.subject, result, why, evidence, repair, command, event=about, look=look, t=at)
 
 
 def _is_logged(now: Readings, event: dict[str, Json]) -> bool:

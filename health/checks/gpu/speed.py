@@ -21,17 +21,17 @@ def gpu_temperature(now: Readings, _before: Readings | None, limits: Thresholds)
         if core is None:
             continue
         slow, memory_max = now.number("gpu.slowdown_c", subject), now.number("gpu.memory_max_c", subject) or limits.hbm_max_c
-        gpu, look = gpus.GpuReport("gpu_temperature", now, subject), f"nvidia-smi -q -d TEMPERATURE -i {gpus.address(now, subject)}"
+        gpu, look = gpus.GpuReport("gpu_temperature", now, subject), (f"nvidia-smi -q -d TEMPERATURE -i {gpus.address(now, subject)}",)
         margin = now.number("gpu.margin_c", subject) if slow is None else slow - core
         at = core + (margin or 0.0)
         memory_text = "" if memory is None else f", memory {memory:.0f} of {memory_max:.0f} °C"
         evidence = (f"{core:.0f} °C{'' if margin is None else f' of {at:.0f} °C'}{memory_text}",)
         if margin is not None and margin <= limits.gpu_slowdown_margin_c:
             why = f"{core:.0f} °C, and it slows itself down at {at:.0f} °C: check its cooling"
-            yield gpu.degraded(why, evidence, Repair.DRAIN, look)
+            yield gpu.degraded(why, evidence, Repair.DRAIN, look=look)
         elif memory is not None and memory >= memory_max:
             why = f"its memory is at {memory:.0f} °C, its limit is {memory_max:.0f} °C: check its cooling"
-            yield gpu.degraded(why, evidence, Repair.DRAIN, look)
+            yield gpu.degraded(why, evidence, Repair.DRAIN, look=look)
         elif margin is None:
             why = f"{core:.0f} °C; this GPU or its driver does not report at which temperature it slows down"
             yield gpu.skipped(why, evidence) if memory is None else gpu.ok(why, evidence)
@@ -51,7 +51,7 @@ def gpu_throttle(now: Readings, before: Readings | None, limits: Thresholds) -> 
         if reasons is None:
             continue
         gpu = gpus.GpuReport("gpu_throttle", now, subject)
-        look = f"nvidia-smi -q -d PERFORMANCE -i {gpus.address(now, subject)}"
+        look = (f"nvidia-smi -q -d PERFORMANCE -i {gpus.address(now, subject)}",)
         held: dict[str, float] = {}
         for name, words in _THROTTLE_COUNTERS.items():
             grown, seconds = delta(now, before, name, subject), elapsed_s(now, before, name, subject)
@@ -63,7 +63,7 @@ def gpu_throttle(now: Readings, before: Readings | None, limits: Thresholds) -> 
         if long or (at_present and not held):
             power = "a power brake" in (long or at_present)
             why = f"held back by {', '.join(long or at_present)}: check its {'power' if power else 'cooling'}"
-            yield gpu.degraded(why, evidence, Repair.DRAIN, look)
+            yield gpu.degraded(why, evidence, Repair.DRAIN, look=look)
         else:
             yield gpu.ok("not held back", evidence)
 
@@ -81,8 +81,8 @@ def gpu_clocks(now: Readings, _before: Readings | None, limits: Thresholds) -> I
         evidence = (f"{now.number('gpu.clock_sm_mhz', subject):.0f} of {now.number('gpu.clock_sm_max_mhz', subject):.0f} MHz under load",)
         if share < limits.clock_share_under_load * usual:
             why = f"runs at {share:.0%} of its clock under load, its siblings at {usual:.0%}"
-            look = f"nvidia-smi -q -d CLOCK,PERFORMANCE -i {gpus.address(now, subject)}"
-            yield gpu.degraded(why, evidence, Repair.RESET_GPU, look)
+            look = (f"nvidia-smi -q -d CLOCK,PERFORMANCE -i {gpus.address(now, subject)}",)
+            yield gpu.degraded(why, evidence, Repair.RESET_GPU, gpus.reset_command(now, subject), look)
         else:
             yield gpu.ok(f"runs at {share:.0%} of its clock", evidence)
 

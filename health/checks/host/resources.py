@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from health.model import Json, Readings
     from health.thresholds import Thresholds
 
-_LARGEST_PROCESSES = "ps -eo pid,rss,comm --sort -rss | head"
+_LARGEST_PROCESSES = ("ps -eo pid,rss,comm --sort -rss | head",)
 _MIB = 1 << 20
 
 
@@ -30,10 +30,10 @@ def host_memory(now: Readings, before: Readings | None, limits: Thresholds) -> I
     evidence = (f"{common.size(available)} of {common.size(total)} available", f"{common.size(swapped)} swapped")
     if available < limits.memory_available_mib * _MIB:
         why = f"only {common.size(available)} of memory are available: processes are about to be killed"
-        yield CheckResult("host_memory", HOST, Result.FAILED, why, evidence, Repair.DRAIN, _LARGEST_PROCESSES)
+        yield CheckResult("host_memory", HOST, Result.FAILED, why, evidence, Repair.DRAIN, look=_LARGEST_PROCESSES)
     elif kills:
         why = f"the kernel killed {kills:.0f} times for lack of memory since the job started"
-        yield CheckResult("host_memory", HOST, Result.DEGRADED, why, evidence, Repair.NONE, "dmesg -T | grep -i oom")
+        yield CheckResult("host_memory", HOST, Result.DEGRADED, why, evidence, look=("dmesg -T | grep -i oom",))
     elif available < limits.memory_available_share * total:
         yield CheckResult(
             "host_memory",
@@ -41,8 +41,7 @@ def host_memory(now: Readings, before: Readings | None, limits: Thresholds) -> I
             Result.DEGRADED,
             f"only {common.size(available)} of memory are available",
             evidence,
-            Repair.NONE,
-            _LARGEST_PROCESSES,
+            look=_LARGEST_PROCESSES,
         )
     elif swapped > limits.swap_used_mib * _MIB:
         why = f"{common.size(swapped)} are swapped out: a rank that waits for its own memory holds up all"
@@ -51,7 +50,7 @@ def host_memory(now: Readings, before: Readings | None, limits: Thresholds) -> I
         yield CheckResult("host_memory", HOST, Result.OK, f"{common.size(available)} of memory are available", evidence)
 
 
-_GROW_SHM = "mount -o remount,size=16G /dev/shm; docker run --shm-size=16g or --ipc=host; in a pod an emptyDir of medium Memory there"
+_GROW_SHM = "mount -o remount,size=16G /dev/shm"
 
 
 def host_shm(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
@@ -66,10 +65,10 @@ def host_shm(now: Readings, _before: Readings | None, limits: Thresholds) -> Ite
     if free < min(limits.shm_free_mib * _MIB, total / 2):  # a container's 64 MiB are few, and full only once they are used
         why = f"shared memory (/dev/shm) has only {common.size(free)} free: what asks for more dies of SIGBUS"
         yield CheckResult(
-            "host_shm", HOST, Result.FAILED, why, evidence, Repair.CONFIGURE, f"supervise doctor --fix; ls -lS /dev/shm; {_GROW_SHM}"
+            "host_shm", HOST, Result.FAILED, why, evidence, Repair.CONFIGURE, "supervise doctor --fix", look=("ls -lS /dev/shm",)
         )
     elif total < limits.shm_total_mib * _MIB:
-        why = f"shared memory (/dev/shm) has only {common.size(total)}: NCCL and data loaders may need more"
+        why = f"shared memory (/dev/shm) has only {common.size(total)}: NCCL and data loaders may need more (a container: --shm-size=16g or --ipc=host; a pod: an emptyDir of medium Memory)"
         yield CheckResult("host_shm", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, _GROW_SHM)
     else:
         yield CheckResult("host_shm", HOST, Result.OK, f"shared memory (/dev/shm) has {common.size(free)} free", evidence)
@@ -88,12 +87,13 @@ def host_limits(now: Readings, _before: Readings | None, limits: Thresholds) -> 
     if memlock is not None and memlock < limits.memlock_mib * _MIB and now.subjects("port:"):
         wrong = True
         why = f"only {common.size(memlock)} of memory may be locked: registering buffers with the InfiniBand card will fail"
-        command = "ulimit -l unlimited; LimitMEMLOCK=infinity in the unit; docker run --ulimit memlock=-1"
+        why += " (a unit: LimitMEMLOCK=infinity; a container: --ulimit memlock=-1)"
+        command = "ulimit -l unlimited"
         yield CheckResult("host_limits", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, command)
     if nofile is not None and nofile < limits.open_files:
         wrong = True
-        why = f"only {nofile} files may be open at once: loaders with many workers and NCCL's sockets need more"
-        command = "ulimit -n 65536; LimitNOFILE=65536 in the unit"
+        why = f"only {nofile} files may be open at once: loaders with many workers and NCCL's sockets need more (a unit: LimitNOFILE=65536)"
+        command = "ulimit -n 65536"
         yield CheckResult("host_limits", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, command)
     if not wrong:
         yield CheckResult("host_limits", HOST, Result.OK, "limits are wide enough", evidence)
@@ -132,13 +132,15 @@ def _cgroup_memory(now: Readings, before: Readings | None, limits: Thresholds) -
     kills = delta(now, before, "cgroup.oom_kills", HOST)
     if kills:
         why = f"the kernel killed {kills:.0f} times in this control group since the job started: its memory limit is too small"
-        yield CheckResult("host_cgroup", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, "dmesg -T | grep -i oom")
+        yield CheckResult("host_cgroup", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, look=("dmesg -T | grep -i oom",))
     row = now.table("cgroup.memory")
     limit, used = common.number(row, "limit"), common.number(row, "used")
     if limit and used is not None and used > limits.cgroup_memory_share * limit:
         why = f"{used / limit:.0%} of the control group's memory limit is in use, file caches left out"
         evidence = (f"{common.size(used)} of {common.size(limit)}",)
-        yield CheckResult("host_cgroup", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"cat {row.get('path')}/memory.stat")
+        yield CheckResult(
+            "host_cgroup", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=(f"cat {row.get('path')}/memory.stat",)
+        )
 
 
 def _cgroup_cpu(now: Readings, before: Readings | None, limits: Thresholds) -> Iterator[CheckResult]:
@@ -151,7 +153,7 @@ def _cgroup_cpu(now: Readings, before: Readings | None, limits: Thresholds) -> I
     if periods > 0 and throttled / periods > limits.cpu_throttled_share:
         why = f"the control group's quota of {quota:g} processors held it back in {throttled / periods:.0%} of the time"
         evidence = (f"{throttled:.0f} of {periods:.0f} periods", f"since {'the job started' if was else 'the group was made'}")
-        yield CheckResult("host_cgroup", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"cat {row.get('path')}/cpu.stat")
+        yield CheckResult("host_cgroup", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=(f"cat {row.get('path')}/cpu.stat",))
 
 
 def _cgroup_pids(now: Readings, limits: Thresholds) -> Iterator[CheckResult]:
@@ -162,7 +164,7 @@ def _cgroup_pids(now: Readings, limits: Thresholds) -> Iterator[CheckResult]:
         why = f"{used / limit:.0%} of the control group's pids are in use: threads count too"
         evidence = (f"{used:.0f} of {limit:.0f}",)
         yield CheckResult("host_cgroup", HOST, Result.FAILED if full else Result.DEGRADED, why, evidence, Repair.CONFIGURE,
-                          f"cat {row.get('path')}/pids.max")  # fmt: skip
+                          look=(f"cat {row.get('path')}/pids.max",))  # fmt: skip
 
 
 CHECKS: Final = {

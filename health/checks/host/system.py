@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from health.model import Json, Readings
     from health.thresholds import Thresholds
 
-_SET_CLOCK = "systemctl restart chronyd; chronyc makestep; timedatectl"
+_SET_CLOCK, _CLOCK_LOOK = "systemctl restart chronyd && chronyc makestep", ("timedatectl",)
 
 
 def host_clock(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
@@ -26,10 +26,17 @@ def host_clock(now: Readings, _before: Readings | None, limits: Thresholds) -> I
         evidence = (f"chrony: {offset:+.6f} s, stratum {chrony.get('stratum')}",)
         if abs(offset) > limits.clock_error_failed_s:
             why = f"the clock is off by {offset:+.0f} s: object stores refuse what it signs"
-            yield CheckResult("host_clock", HOST, Result.FAILED, why, evidence, Repair.CONFIGURE, _SET_CLOCK)
+            yield CheckResult("host_clock", HOST, Result.FAILED, why, evidence, Repair.CONFIGURE, _SET_CLOCK, look=_CLOCK_LOOK)
         elif abs(offset) > limits.clock_error_s:
             yield CheckResult(
-                "host_clock", HOST, Result.DEGRADED, f"the clock is off by {offset:+.3f} s", evidence, Repair.CONFIGURE, _SET_CLOCK
+                "host_clock",
+                HOST,
+                Result.DEGRADED,
+                f"the clock is off by {offset:+.3f} s",
+                evidence,
+                Repair.CONFIGURE,
+                _SET_CLOCK,
+                look=_CLOCK_LOOK,
             )
         else:
             yield CheckResult("host_clock", HOST, Result.OK, f"the clock is off by {offset:+.6f} s", evidence)
@@ -40,10 +47,19 @@ def host_clock(now: Readings, _before: Readings | None, limits: Thresholds) -> I
     elif kernel.get("synchronized") is not True:
         # in many virtual machines and containers the host sets the clock, and this kernel does not know
         why = "no time source has synchronised this kernel's clock: its error is unknown"
-        yield CheckResult("host_clock", HOST, Result.UNKNOWN, why, (f"the kernel's largest error: {most} s",), Repair.CONFIGURE, _SET_CLOCK)
+        yield CheckResult(
+            "host_clock",
+            HOST,
+            Result.UNKNOWN,
+            why,
+            (f"the kernel's largest error: {most} s",),
+            Repair.CONFIGURE,
+            _SET_CLOCK,
+            look=_CLOCK_LOOK,
+        )
     elif most is not None and most > limits.clock_error_s:
         why = f"the clock may be off by {most:.1f} s: its source has not answered for long"
-        yield CheckResult("host_clock", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, _SET_CLOCK)
+        yield CheckResult("host_clock", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, _SET_CLOCK, look=_CLOCK_LOOK)
     else:
         yield CheckResult("host_clock", HOST, Result.OK, "the clock is synchronized", (f"largest error {most} s",))
 
@@ -71,7 +87,13 @@ def _stuck(now: Readings, before: Readings | None, limits: Thresholds) -> Iterat
         why = f"{what} waits in the kernel{where} and {'cannot be ended' if long else f'did not run for {max(since, 1.0):.0f} s'}"
         repair = Repair.REBOOT if long else Repair.NONE
         yield CheckResult(
-            "host_processes", HOST, Result.FAILED if long else Result.DEGRADED, why, evidence, repair, f"cat /proc/{row.get('pid')}/stack"
+            "host_processes",
+            HOST,
+            Result.FAILED if long else Result.DEGRADED,
+            why,
+            evidence,
+            repair,
+            look=(f"cat /proc/{row.get('pid')}/stack",),
         )
 
 
@@ -82,13 +104,13 @@ def _zombies(now: Readings, before: Readings | None, limits: Thresholds) -> Iter
     old = [row for row in rows if (common.number(row, since) or 0.0) >= limits.zombie_age_s]
     count = common.number(now.table("processes.counts"), "zombies") or 0
     parents = ", ".join(dict.fromkeys(str(row.get("parent")) for row in rows))
-    look = f"ps -fp {parents.replace(', ', ',')}"
+    look = (f"ps -fp {parents.replace(', ', ',')}",)
     if count >= limits.zombies:
         why = f"{count:.0f} processes are zombies: their parents ({parents}) do not reap them, and pids run out"
-        yield CheckResult("host_processes", HOST, Result.DEGRADED, why, (), Repair.NONE, look)
+        yield CheckResult("host_processes", HOST, Result.DEGRADED, why, (), Repair.NONE, look=look)
     elif old:
         why = f"{len(old)} processes are zombies: their parents ({parents}) do not reap them"
-        yield CheckResult("host_processes", HOST, Result.DEGRADED, why, tuple(map(_zombie_text, old)), Repair.NONE, look)
+        yield CheckResult("host_processes", HOST, Result.DEGRADED, why, tuple(map(_zombie_text, old)), Repair.NONE, look=look)
 
 
 def _tables(now: Readings, limits: Thresholds) -> Iterator[CheckResult]:
@@ -101,7 +123,7 @@ def _tables(now: Readings, limits: Thresholds) -> Iterator[CheckResult]:
         why = f"{used / most:.0%} of the system's {what} are in use"
         evidence = (f"{used:.0f} of {most:.0f}",)
         yield CheckResult(
-            "host_processes", HOST, Result.FAILED if full else Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"sysctl {setting}"
+            "host_processes", HOST, Result.FAILED if full else Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=(f"sysctl {setting}",)
         )
 
 
@@ -131,7 +153,9 @@ def host_cpu(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
     if hot:
         why = f"heat held processors back {hot:.0f} times since the job started: check the node's cooling"
         found.append(
-            CheckResult("host_cpu", HOST, Result.DEGRADED, why, (), Repair.DRAIN, "ipmitool sdr type temperature; ipmitool sdr type fan")
+            CheckResult(
+                "host_cpu", HOST, Result.DEGRADED, why, (), Repair.DRAIN, look=("ipmitool sdr type temperature", "ipmitool sdr type fan")
+            )
         )
     if slow:
         why = f"processors are governed by {', '.join(slow)}, which may keep them slow: data loading and kernel launches wait for them"
@@ -141,11 +165,11 @@ def host_cpu(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
         )
     if clock in _SLOW_CLOCKS:
         why = f"the clock source is {clock}, whose every reading is slow: the kernel did not trust the processor's own"
-        command = "dmesg | grep -i clocksource"
-        found.append(CheckResult("host_cpu", HOST, Result.DEGRADED, why, (), Repair.REBOOT, command))
+        look = ("dmesg -T | grep -i clocksource",)
+        found.append(CheckResult("host_cpu", HOST, Result.DEGRADED, why, (), Repair.REBOOT, look=look))
     if online < present:
         why = f"{present - online:.0f} of {present:.0f} processors are switched off"
-        found.append(CheckResult("host_cpu", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, "lscpu"))
+        found.append(CheckResult("host_cpu", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, look=("lscpu",)))
     usable = count.get("usable")
     seen = "governor not visible" if not governors else ", ".join(governors)
     yield from found or [CheckResult("host_cpu", HOST, Result.OK, f"{online:.0f} processors, {usable} for us", (seen,))]

@@ -46,30 +46,30 @@ def _was_up(before: Readings | None, subject: str) -> bool:
 def _port(now: Readings, before: Readings | None, subject: str, limits: Thresholds) -> CheckResult:
     name, row = subject.removeprefix("nic:"), now.table("nic.state", subject)
     was = before.table("nic.state", subject) if before is not None else {}
-    look, speed = f"ethtool {name}; ethtool -S {name} | grep -i err", common.number(row, "speed_mb_s")
+    look, speed = (f"ethtool {name}", f"ethtool -S {name} | grep -i err"), common.number(row, "speed_mb_s")
     evidence = (f"operstate {row.get('operstate')}", *((f"{speed:g} Mb/s",) if speed else ()))
     if row.get("carrier") is not True:
         if was.get("carrier") is True:
             why = f"{name} has no carrier, and had one when the job started"
-            return CheckResult("net_ethernet", subject, Result.FAILED, why, evidence, Repair.DRAIN, look)
+            return CheckResult("net_ethernet", subject, Result.FAILED, why, evidence, Repair.DRAIN, look=look)
         return CheckResult(
-            "net_ethernet", subject, Result.DEGRADED, f"{name} is switched on and has no carrier", evidence, Repair.NONE, look
+            "net_ethernet", subject, Result.DEGRADED, f"{name} is switched on and has no carrier", evidence, Repair.NONE, look=look
         )
     flaps = (common.number(row, "carrier_changes") or 0) - (common.number(was, "carrier_changes") or 0)
     if was and flaps > limits.carrier_changes_delta:
         why = f"{name} lost its carrier and got it back: {flaps:.0f} changes since the job started"
-        return CheckResult("net_ethernet", subject, Result.DEGRADED, why, evidence, Repair.REPLACE, look)
+        return CheckResult("net_ethernet", subject, Result.DEGRADED, why, evidence, Repair.REPLACE, look=look)
     old = common.number(was, "speed_mb_s")
     if speed and old and speed < old:
         why = f"{name} runs at {speed:g} Mb/s, and at {old:g} when the job started"
-        return CheckResult("net_ethernet", subject, Result.DEGRADED, why, evidence, Repair.REPLACE, look)
+        return CheckResult("net_ethernet", subject, Result.DEGRADED, why, evidence, Repair.REPLACE, look=look)
     if before is not None:
         new, base = now.table("nic.counters", subject), before.table("nic.counters", subject)
         errors, packets = _gain(new, base, _ERRORS), _gain(new, base, _PACKETS)
         if errors >= _LEAST_ERRORS and errors > limits.ethernet_error_share * packets:
             settings = tuple(f"{key} +{_gain(new, base, (key,)):.0f}" for key in _ERRORS)
             why = f"{name} lost {errors:.0f} of {packets:.0f} packets since the job started"
-            return CheckResult("net_ethernet", subject, Result.DEGRADED, why, settings, Repair.DRAIN, look)
+            return CheckResult("net_ethernet", subject, Result.DEGRADED, why, settings, Repair.DRAIN, look=look)
     return CheckResult("net_ethernet", subject, Result.OK, f"{name} is up", evidence)
 
 
@@ -140,7 +140,16 @@ def _socket_interfaces(now: Readings, variables: dict[str, Json], nics: list[str
             yield CheckResult("net_interfaces", HOST, Result.FAILED, why, tuple(nics), Repair.CONFIGURE, hint)
         elif not any(_is_usable(now, name) for name in chosen):
             why = f"{key}={value}: {', '.join(chosen)} is down"
-            yield CheckResult("net_interfaces", HOST, Result.FAILED, why, (), Repair.CONFIGURE, f"ip link show {chosen[0]}")
+            yield CheckResult(
+                "net_interfaces",
+                HOST,
+                Result.FAILED,
+                why,
+                (),
+                Repair.CONFIGURE,
+                f"ip link set {chosen[0]} up",
+                look=(f"ip link show {chosen[0]}",),
+            )
 
 
 def _hca_devices(now: Readings, variables: dict[str, Json], hcas: list[str]) -> Iterator[CheckResult]:
@@ -157,7 +166,7 @@ def _hca_devices(now: Readings, variables: dict[str, Json], hcas: list[str]) -> 
     if down:
         result = Result.FAILED if down == chosen else Result.DEGRADED
         why = f"NCCL_IB_HCA={value}: {', '.join(down)} is not active"
-        yield CheckResult("net_interfaces", HOST, result, why, (), Repair.DRAIN, "ibstat")
+        yield CheckResult("net_interfaces", HOST, result, why, (), Repair.DRAIN, look=("ibstat",))
 
 
 def _chosen(value: str, names: list[str], *, exact: bool) -> list[str]:

@@ -23,7 +23,7 @@ def net_infiniband(now: Readings, before: Readings | None, limits: Thresholds) -
     was = {one.subject: before.table("port.state", one.subject) for one in before.of("port.state")} if before is not None else {}
     for subject in was.keys() - ports.keys():
         why = f"port {_port_name(subject)} is gone since the job started"
-        yield CheckResult("net_infiniband", subject, Result.FAILED, why, (), Repair.REBOOT, "dmesg -T | grep -i mlx5; ibstat")
+        yield CheckResult("net_infiniband", subject, Result.FAILED, why, (), Repair.REBOOT, look=("dmesg -T | grep -i mlx5", "ibstat"))
     unread = common.unread("net_infiniband", now, "port.devices", "InfiniBand devices")
     if unread is not None:
         if not was:
@@ -44,16 +44,18 @@ def net_infiniband(now: Readings, before: Readings | None, limits: Thresholds) -
 
 
 def _port_down(subject: str, row: dict[str, Json], was: dict[str, Json], others_up: bool) -> CheckResult:  # noqa: FBT001 -- one caller
-    who, evidence, look = f"port {_port_name(subject)}", _port_evidence(row), _look_command(row)
+    who, evidence, look = f"port {_port_name(subject)}", _port_evidence(row), _look_commands(row)
     # EFA's driver always reports ACTIVE: only the carrier shows the state of the link
     what = "has no carrier" if row.get("state") == "ACTIVE" else f"is {row.get('state') or 'of unknown state'} ({row.get('phys_state')})"
     if _is_up(was):
         return CheckResult(
-            "net_infiniband", subject, Result.FAILED, f"{who} {what}, and was up when the job started", evidence, Repair.DRAIN, look
+            "net_infiniband", subject, Result.FAILED, f"{who} {what}, and was up when the job started", evidence, Repair.DRAIN, look=look
         )
     if others_up:
-        return CheckResult("net_infiniband", subject, Result.DEGRADED, f"{who} {what}, and others are up", evidence, Repair.DRAIN, look)
-    return CheckResult("net_infiniband", subject, Result.DEGRADED, f"{who} {what}: NCCL will not use it", evidence, Repair.NONE, look)
+        return CheckResult(
+            "net_infiniband", subject, Result.DEGRADED, f"{who} {what}, and others are up", evidence, Repair.DRAIN, look=look
+        )
+    return CheckResult("net_infiniband", subject, Result.DEGRADED, f"{who} {what}: NCCL will not use it", evidence, Repair.NONE, look=look)
 
 
 def _port_up(subject: str, row: dict[str, Json], was: dict[str, Json], siblings: list[dict[str, Json]], limits: Thresholds) -> CheckResult:
@@ -72,7 +74,7 @@ def _port_up(subject: str, row: dict[str, Json], was: dict[str, Json], siblings:
     elif was and flaps > limits.carrier_changes_delta:
         why = f"{who} lost its carrier and got it back: {flaps:.0f} changes since the job started"
     if why:
-        return CheckResult("net_infiniband", subject, Result.DEGRADED, why, _port_evidence(row), Repair.REPLACE, _look_command(row))
+        return CheckResult("net_infiniband", subject, Result.DEGRADED, why, _port_evidence(row), Repair.REPLACE, look=_look_commands(row))
     return CheckResult(
         "net_infiniband", subject, Result.OK, f"{who} is up" + (f" at {rate:g} Gb/s" if rate is not None else ""), _port_evidence(row)
     )
@@ -82,8 +84,8 @@ def _port_evidence(row: dict[str, Json]) -> tuple[str, ...]:
     return tuple(f"{key} {row.get(key)}" for key in ("state", "phys_state", "rate_gb_s", "link_layer", "netdev") if row.get(key))
 
 
-def _look_command(row: dict[str, Json]) -> str:
-    return f"ibstat {row.get('device')}; dmesg -T | grep {row.get('pci') or row.get('device')}"
+def _look_commands(row: dict[str, Json]) -> tuple[str, ...]:
+    return f"ibstat {row.get('device')}", f"dmesg -T | grep {row.get('pci') or row.get('device')}"
 
 
 def _missing_verbs(now: Readings) -> Iterator[CheckResult]:
@@ -94,7 +96,14 @@ def _missing_verbs(now: Readings) -> Iterator[CheckResult]:
         if name not in served:
             why = f"{name} has no device file in /dev/infiniband: no program can open it"
             yield CheckResult(
-                "net_infiniband", f"port:{name}", Result.DEGRADED, why, (), Repair.CONFIGURE, "modprobe ib_uverbs; ls /dev/infiniband"
+                "net_infiniband",
+                f"port:{name}",
+                Result.DEGRADED,
+                why,
+                (),
+                Repair.CONFIGURE,
+                "modprobe ib_uverbs",
+                look=("ls /dev/infiniband",),
             )
 
 
@@ -172,7 +181,13 @@ def net_counters(now: Readings, before: Readings | None, limits: Thresholds) -> 
         evidence = tuple(f"{one.counter} +{gain:.0f} in {seconds:.0f} s" for one, gain in found)
         why = f"port {who}: {rule.words} ({found[0][1]:.0f} times since the job started)"
         yield CheckResult(
-            "net_counters", subject, rule.result, why, evidence, Repair.DRAIN, f"ibstat {who.partition('/')[0]}; mlxlink -d {who} -m -c"
+            "net_counters",
+            subject,
+            rule.result,
+            why,
+            evidence,
+            Repair.DRAIN,
+            look=(f"ibstat {who.partition('/')[0]}", f"mlxlink -d {who} -m -c"),
         )
 
 

@@ -25,19 +25,19 @@ def net_names(now: Readings, _before: Readings | None, limits: Thresholds) -> It
 
 def _resolution(now: Readings, subject: str, row: dict[str, Json], limits: Thresholds, *, alone: bool) -> CheckResult:
     name, problem = subject.removeprefix("name:"), now.problem("name.resolved", subject)
-    look = f"getent hosts {name}; cat /etc/resolv.conf"
+    look = (f"getent hosts {name}", "cat /etc/resolv.conf")
     if problem:
         # its own name matters where others are to find this node by it; alone, torchrun is given localhost
         result = Result.DEGRADED if alone else Result.FAILED
-        return CheckResult("net_names", subject, result, f"{name} is not resolved: {problem}", (), Repair.CONFIGURE, look)
+        return CheckResult("net_names", subject, result, f"{name} is not resolved: {problem}", (), Repair.CONFIGURE, look=look)
     addresses, seconds = row.get("addresses"), common.number(row, "seconds") or 0.0
     evidence = tuple(map(str, addresses)) if isinstance(addresses, list) else ()
     if seconds > limits.resolve_s:
         why = f"{name} took {seconds:.1f} s to be resolved: a name server does not answer"
-        return CheckResult("net_names", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look)
+        return CheckResult("net_names", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=look)
     if row.get("own") is True and not alone and evidence and all(one.startswith("127.") or one == "::1" for one in evidence):
         why = f"this host's own name, {name}, is resolved to itself only: a rendezvous that hands it on sends others to themselves"
-        return CheckResult("net_names", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, "cat /etc/hosts")
+        return CheckResult("net_names", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=("cat /etc/hosts",))
     return CheckResult("net_names", subject, Result.OK, f"{name} is resolved in {seconds:.3f} s", evidence)
 
 
@@ -56,16 +56,16 @@ def net_reach(now: Readings, _before: Readings | None, limits: Thresholds) -> It
     for one in peers:
         name, seconds = one.subject.removeprefix("peer:"), times[one.subject]
         host, _, port = name.rpartition(":")
-        look = f"nc -vz -w 3 {host} {port}; ip route get {host}"
+        look = (f"nc -vz -w 3 {host} {port}", f"ip route get {host}")
         if seconds is None:
             words = "no answer: a firewall, or it is down" if one.problem == "timeout" else one.problem
             why = f"{name} cannot be reached: {words}"
-            yield CheckResult("net_reach", one.subject, Result.FAILED, why, (), Repair.CONFIGURE, look)
+            yield CheckResult("net_reach", one.subject, Result.FAILED, why, (), Repair.CONFIGURE, look=look)
             continue
         evidence = (f"{seconds * 1000:.2f} ms", f"median of all {usual * 1000:.2f} ms")
         if seconds > limits.connect_s or (seconds > _SLOWER_TIMES * usual and seconds > _SLOWER_LEAST_S):
             why = f"{name} takes {seconds * 1000:.0f} ms to answer"
-            yield CheckResult("net_reach", one.subject, Result.DEGRADED, why, evidence, Repair.NONE, f"mtr -rwc 10 {host}")
+            yield CheckResult("net_reach", one.subject, Result.DEGRADED, why, evidence, look=(f"mtr -rwc 10 {host}",))
         else:
             yield CheckResult("net_reach", one.subject, Result.OK, f"{name} answers in {seconds * 1000:.2f} ms", evidence)
 
@@ -90,10 +90,10 @@ def net_ports(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
             continue
         if any(row.get("may_be_ours") is True for row in rows):
             why = f"port {port} is held by a job that runs here, this one or another: {holders}"
-            yield CheckResult("net_ports", one.subject, Result.UNKNOWN, why, (), Repair.NONE, f"ss -tanp sport = :{port}")
+            yield CheckResult("net_ports", one.subject, Result.UNKNOWN, why, look=(f"ss -tanp sport = :{port}",))
             continue
         why = f"port {port} is taken: {holders}"
-        yield CheckResult("net_ports", one.subject, Result.FAILED, why, (), Repair.CONFIGURE, f"ss -tanp sport = :{port}")
+        yield CheckResult("net_ports", one.subject, Result.FAILED, why, (), Repair.CONFIGURE, look=(f"ss -tanp sport = :{port}",))
 
 
 def _holders(now: Readings, subject: str) -> list[dict[str, Json]]:

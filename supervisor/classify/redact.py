@@ -85,23 +85,24 @@ _PEM = re.compile(
 )
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/_-]{12,8192}={0,2}")
 _MARK: Final = "<sha256:"
-#: Shorter values stand in too many other words.
+#: A shorter value, or a word of small letters up to the second, stands in too much ordinary text: AUTH_MODE=default.
 SHORTEST_KNOWN: Final = 6
+LONGEST_WORD: Final = 11
 #: A part of a value in base64 that is shorter may be a part of any text.
 _SHORTEST_FORM: Final = 8
 
 
 class KnownSecrets:
-    """Values that are hidden wherever they stand: as they are, in JSON, in a URL, in base64, in hex. Values below 6 characters are not."""
+    """Values that are hidden wherever they stand: as they are, in JSON, in a URL, in base64, in hex. Short ones and mere words are not."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        known = sorted({value for value in values if len(value) >= SHORTEST_KNOWN and _MARK not in value}, key=len, reverse=True)
-        self._forms = [(form, _digest(value)) for value in known for form in _forms(value)]
+        known = sorted({value for value in values if not _is_ordinary(value)}, key=len, reverse=True)
+        self._forms = [(form, digest(value)) for value in known for form in _forms(value)]
 
     def hidden_in(self, text: str) -> str:
         """Return the text with each form of each value as the digest of the value."""
-        for form, digest in self._forms:
-            text = text.replace(form, digest)
+        for form, shown in self._forms:
+            text = text.replace(form, shown)
         return text
 
 
@@ -162,7 +163,7 @@ def _plain(line: str) -> str:
         line = pattern.sub(_hidden, line)
     line = _FLAG.sub(_hidden_by_name, _ASSIGNED.sub(_hidden_by_name, line))
     line = _NETRC.sub(_hidden, _BEARER.sub(_hidden, line))
-    return _KNOWN.sub(lambda found: _digest(found[0]), line)
+    return _KNOWN.sub(lambda found: digest(found[0]), line)
 
 
 def _hidden(found: re.Match[str]) -> str:
@@ -186,7 +187,7 @@ def _hidden_in_base64(found: re.Match[str]) -> str:
         decoded = base64.b64decode(word + "=" * (-len(word) % 4), altchars=b"-_" if "-" in word or "_" in word else None).decode("ascii")
     except (binascii.Error, ValueError):
         return found[0]
-    return _digest(found[0]) if decoded.isprintable() and _plain(decoded) != decoded else found[0]
+    return digest(found[0]) if decoded.isprintable() and _plain(decoded) != decoded else found[0]
 
 
 def _hidden_leaves(value: Any) -> Any:  # noqa: ANN401  JSON
@@ -199,11 +200,17 @@ def _hidden_leaves(value: Any) -> Any:  # noqa: ANN401  JSON
 
 
 def _shown(value: str) -> str:
-    return value if not value or value.startswith(_MARK) else _digest(value)
+    return value if not value or value.startswith(_MARK) else digest(value)
 
 
-def _digest(value: str) -> str:
+def digest(value: str) -> str:
+    """Return the short digest that stands for a secret."""
     return f"{_MARK}{hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}>"
+
+
+def _is_ordinary(value: str) -> bool:
+    is_word = value.isalpha() and value.islower() and len(value) <= LONGEST_WORD
+    return len(value) < SHORTEST_KNOWN or is_word or _MARK in value
 
 
 def _forms(value: str) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""`supervise gpus`: lists the GPUs of this node that are out of use, and puts one back into use."""
+"""`supervise gpus`: lists the GPUs of this node, by NVML, and those that are out of use; puts one back into use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import json
 import os
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from health.checks.gpu.gpus import all_named, label
+from health.judge import judge
+from health.model import Result
+from health.probing.runner import OUTCOME
 from supervisor.cli import stdio
 from supervisor.cli.commands import CommandGroup
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
@@ -21,11 +26,17 @@ from supervisor.node.gpu_quarantine import ALL, GpuQuarantine
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from health.model import CheckResult, Readings
     from supervisor.config.settings import Settings
     from supervisor.node.gpu_quarantine import QuarantinedGpu
 
 #: For `ls`: a person waits.
-_DEADLINE_S = 5.0
+_DEADLINE_S = 8.0
+#: NVML's errors where nothing of NVIDIA's is installed or loaded.
+_NO_DRIVER = (9, 12)
+_GIB = 1 << 30
 
 
 @click.group(cls=CommandGroup, path="gpus", invoke_without_command=True)
@@ -42,7 +53,7 @@ def group(invocation: Invocation, *, as_json: bool) -> int | None:
 @setting_options(*JOB)
 @json_option
 def ls_command(invocation: Invocation, *, as_json: bool) -> int:
-    """The exit code is 1 if nvidia-smi does not answer."""
+    """GPU is the number of NVML and `nvidia-smi`, CUDA the number that a job started here would use. 1: NVML did not answer."""
     return ls(invocation.settings(), as_json=as_json)
 
 
@@ -55,26 +66,28 @@ def clear_command(invocation: Invocation, *, gpu: str) -> int:
 
 
 def ls(settings: Settings, *, as_json: bool) -> int:
-    """Print the GPUs that a job started here would see, and those that the ledger keeps out of use. Returns 0, 1 if not known."""
+    """Print this node's GPUs, and those that the ledger keeps out of use. Returns 0, 1 if NVML did not name all."""
+    from health.model import Ask  # noqa: PLC0415  not for --help
+    from health.probing.runner import Runner  # noqa: PLC0415
+
     ledger = open_ledger(settings)
     held = _held(ledger)
-    seen = visible_gpus.list_gpus(os.environ, _DEADLINE_S)
-    rows = _rows(ledger, held, seen)
+    with closing(Runner()) as runner:
+        now = runner.sweep(("nvml",), Ask(deadline_s=_DEADLINE_S))
+    rows, problem = _rows(ledger, held, now), _problem(now)
     if as_json:
-        stdio.write(
-            sys.stdout,
-            json.dumps({"node": identity.node_name(), "ledger": str(ledger.path), "answered": seen.answered, "gpus": rows}, indent=1),
-        )
-        return int(not seen.answered)
-    lines = [_line(row) for row in rows]
-    if not seen.answered:
-        lines.append(f"nvidia-smi did not answer within {_DEADLINE_S:.0f} s: which GPUs are here is not known")
+        document = {"node": identity.node_name(), "ledger": str(ledger.path), "driver": now.text("nvml.driver") or None}
+        stdio.write(sys.stdout, json.dumps({**document, "answered": not problem, "gpus": rows}, indent=1))
+        return int(bool(problem))
+    lines = list(_lines(rows))
+    if problem:
+        lines.append(problem)
     elif not rows:
-        lines.append("no GPU is visible here, and none is out of use")
+        lines.append("no GPU is here, and none is out of use")
     if held:
         lines.append(f"kept in {ledger.path}; {settings.clear_gpu_command('UUID|all')} puts one back into use")
     stdio.write(sys.stdout, "\n".join(lines))
-    return int(not seen.answered)
+    return int(bool(problem))
 
 
 def clear(settings: Settings, which: str) -> int:
@@ -116,15 +129,57 @@ def _unusable(ledger: GpuQuarantine, error: OSError) -> SuperviseError:
     )
 
 
-def _rows(ledger: GpuQuarantine, held: tuple[QuarantinedGpu, ...], seen: visible_gpus.GpuListing) -> list[dict[str, Any]]:
-    """One row for each GPU: those that are visible in CUDA's order, then those of the ledger that are not."""
+def _problem(now: Readings) -> str:
+    """Return why NVML did not name all GPUs, "" where it did. No driver, and no library of one, is no GPU."""
+    outcome = now.table(OUTCOME, "probe:nvml")
+    init = now.table("nvml.init")
+    if now.problem("nvml.init"):
+        return f"which GPUs are here is not known: {now.problem('nvml.init')}"
+    if init and init.get("code") != 0:
+        return (
+            ""
+            if init.get("code") in _NO_DRIVER
+            else f"which GPUs are here is not known: NVML error {init.get('code')}: {init.get('words')}"
+        )
+    if all_named(now):
+        return ""
+    state = "did not answer in time" if outcome.get("state") == "hung" else outcome.get("why") or "gave no answer"
+    return f"which GPUs are here is not known: NVML {state}; `supervise doctor` shows more"
+
+
+def _rows(ledger: GpuQuarantine, held: tuple[QuarantinedGpu, ...], now: Readings) -> list[dict[str, Any]]:
+    """One row for each GPU: those that NVML names in its order, then those of the ledger that it does not."""
     entries = {entry.name: entry for entry in held}
+    cuda = {gpu.uuid: number for number, gpu in enumerate(visible_gpus.from_nvml(now, os.environ))}
+    found = [one for one in judge(now) if one.result in (Result.FAILED, Result.DEGRADED)]
     rows: list[dict[str, Any]] = []
-    for gpu in seen.gpus:
-        name = gpu.uuid if gpu.uuid in entries else gpu.pci
-        rows.append({"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci, **_state(ledger, entries.pop(name, None))})
-    rows += [{"index": None, "uuid": entry.uuid, "pci": entry.pci, **_state(ledger, entry)} for entry in entries.values()]
+    for reading in now.of("gpu.identity"):
+        subject, row = reading.subject, now.table("gpu.identity", reading.subject)
+        uuid, pci, memory = subject.removeprefix("gpu:"), str(row.get("pci") or ""), now.table("gpu.memory", subject)
+        uuid = "" if uuid.startswith("#") else uuid
+        rows.append(
+            {
+                "index": row.get("index"),
+                "cuda": cuda.get(uuid),
+                "uuid": uuid,
+                "pci": pci,
+                "name": row.get("name") or "",
+                "memory_bytes": memory.get("total"),
+                "memory_used_bytes": memory.get("used"),
+                "busy_percent": now.value("gpu.busy_percent", subject),
+                "temperature_c": now.value("gpu.temperature_c", subject),
+                "findings": _findings(found, subject, label(now, subject)),
+                **_state(ledger, entries.pop(uuid if uuid in entries else pci, None)),
+            }
+        )
+    rows += [{"index": None, "cuda": None, "uuid": entry.uuid, "pci": entry.pci, **_state(ledger, entry)} for entry in entries.values()]
     return rows
+
+
+def _findings(found: list[CheckResult], subject: str, name: str) -> list[dict[str, str]]:
+    """Return what is wrong with one GPU. Its name, with which each reason begins, is left out."""
+    mine = [one for one in found if one.subject == subject]
+    return [{"check": one.check, "result": one.result.value, "reason": one.reason.removeprefix(f"{name}: ")} for one in mine]
 
 
 def _state(ledger: GpuQuarantine, entry: QuarantinedGpu | None) -> dict[str, Any]:
@@ -134,10 +189,32 @@ def _state(ledger: GpuQuarantine, entry: QuarantinedGpu | None) -> dict[str, Any
     return {"in_use": False, **row, "job": entry.job, "run": entry.run}
 
 
-def _line(row: dict[str, Any]) -> str:
-    index = "-" if row["index"] is None else str(row["index"])
-    head = f"{index:>3}  {row['uuid'] or 'UUID unknown'}  {row['pci'] or 'PCI address unknown'}"
-    if row["in_use"]:
-        return f"{head}  in use"
-    since, until = (time.strftime("%Y-%m-%d %H:%M", time.localtime(row[key])) for key in ("since", "until"))
-    return f"{head}  out of use since {since}, until {until}, for job {row['job']}: {clean(row['reason'])}\n     {clean(row['evidence'])}"
+def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a head, and for each GPU a line and what is wrong with it."""
+    table: list[tuple[str, ...]] = [("GPU", "CUDA", "UUID", "PCI address", "name", "memory", "busy", "heat", "")] if rows else []
+    table += [(*_cells(row), _word(row)) for row in rows]
+    widths = [max(len(cells[column]) for cells in table) for column in range(len(table[0]))] if table else []
+    for cells, row in zip(table, [None, *rows], strict=False):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        if row is not None and not row["in_use"]:
+            since, until = (time.strftime("%Y-%m-%d %H:%M", time.localtime(row[key])) for key in ("since", "until"))
+            yield f"     out of use since {since}, until {until}, for job {row['job']}: {clean(row['reason'])}"
+            yield f"     {clean(row['evidence'])}"
+        for one in row.get("findings", ()) if row is not None else ():
+            yield f"     {one['result']}: {one['check']}: {one['reason']}"
+
+
+def _word(row: dict[str, Any]) -> str:
+    if not row["in_use"]:
+        return "OUT OF USE"
+    return next((one["result"].upper() for one in row["findings"]), "in use")  # the worst comes first
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    index, cuda = ("-" if row[key] is None else str(row[key]) for key in ("index", "cuda"))
+    used, total = row.get("memory_used_bytes"), row.get("memory_bytes")
+    memory = f"{used / _GIB:.1f} of {total / _GIB:.1f} GiB" if used is not None and total else ""
+    busy, heat = (
+        f"{value} {unit}" if (value := row.get(key)) is not None else "" for key, unit in (("busy_percent", "%"), ("temperature_c", "°C"))
+    )
+    return index, cuda, row["uuid"] or "unknown", row["pci"] or "unknown", str(row.get("name") or ""), memory, busy, heat

@@ -10,7 +10,6 @@ person named can. A file that others may write is refused (supervisor/config/tru
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from checkpointing.mirror.backends import KEYS_HINT, has_keys
+from supervisor.classify import redact
 from supervisor.config.settings import (
     JOB_NAME_FORM,
     ROWS,
@@ -225,7 +225,7 @@ def _digest(value: Value) -> str:
     if not text:
         return ""
     address = re.match(r"https?://(?:[^/@]*@)?([^/?#]+)", text)
-    digest = "sha256:" + hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
+    digest = redact.digest(text)
     return f"{address[1]} ({digest})" if address else digest
 
 

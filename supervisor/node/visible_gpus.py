@@ -37,14 +37,6 @@ class VisibleGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuListing:
-    """The GPUs that were listed. answered: False where nvidia-smi did not answer before the deadline, so that nothing is known."""
-
-    gpus: tuple[VisibleGpu, ...]
-    answered: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class _Row:
     index: int
     uuid: str
@@ -53,16 +45,11 @@ class _Row:
 
 
 def visible_gpus(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> tuple[VisibleGpu, ...]:
-    """Return the GPUs that a job with this environment sees, first CUDA's number 0."""
-    return list_gpus(environ, deadline_s).gpus
-
-
-def list_gpus(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> GpuListing:
-    """Return the GPUs that a job with this environment sees, and whether nvidia-smi answered."""
+    """Return the GPUs that a job with this environment sees, first CUDA's number 0. None where nvidia-smi does not answer."""
     answer = system_command.run_system_command(
         ("nvidia-smi", *_QUERY), deadline_s, environ
     )  # by the job's own PATH, as the job itself would find it
-    return GpuListing((), answered=False) if answer is None else GpuListing(in_cuda_order(_rows(answer.text), environ))
+    return () if answer is None else in_cuda_order(_rows(answer.text), environ)
 
 
 def from_nvml(now: Readings, environ: Mapping[str, str]) -> tuple[VisibleGpu, ...]:

@@ -1,0 +1,75 @@
+"""`supervise gpus`: the node's GPUs as NVML names them, on a fake of its library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.job import identity
+from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.health.conftest import FakeNvml
+
+pytestmark = pytest.mark.process
+UUID = "GPU-00000000-0000-4000-8000-00000000000"
+
+
+def gpus(place: Path, fake: FakeNvml, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "supervisor", "gpus", *words, "--state-dir", str(place / "jobs")]
+    return subprocess.run(argv, cwd=place, env={**fake.environ, **environ}, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  ours
+
+
+def test_a_gpu_has_one_number_and_cuda_s_is_named_as_such(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    fake_nvml.set({"0.field.230": 1}, gpus=4)
+    ledger = GpuQuarantine(tmp_path / "jobs", identity.node_name(), 7)
+    ledger.quarantine(QuarantinedGpu(f"{UUID}3", "0000:13:00.0", "xid 79", "NVRM: Xid 79", time.time(), "bert", "run-1"))
+    environ = {"CUDA_VISIBLE_DEVICES": "2,0"}
+    done = gpus(tmp_path, fake_nvml, **environ)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:4] == ["GPU", "CUDA", "UUID", "PCI"]
+    assert [line.split()[:4] for line in lines[1:] if line.split()[2].startswith("GPU-")] == [
+        ["0", "1", f"{UUID}0", "0000:10:00.0"],
+        ["1", "-", f"{UUID}1", "0000:11:00.0"],
+        ["2", "0", f"{UUID}2", "0000:12:00.0"],
+        ["3", "-", f"{UUID}3", "0000:13:00.0"],
+    ]
+    assert "\n     failed: gpu_recovery: the driver asks for a reset" in done.stdout
+    assert "OUT OF USE" in lines[-4]
+    assert "for job bert: xid 79" in lines[-3]
+    assert "supervise gpus clear" in lines[-1]
+    found = json.loads(gpus(tmp_path, fake_nvml, "ls", "--json", **environ).stdout)
+    assert found["answered"] is True
+    assert [(row["index"], row["cuda"], row["in_use"]) for row in found["gpus"]] == [
+        (0, 1, True),
+        (1, None, True),
+        (2, 0, True),
+        (3, None, False),
+    ]
+    assert found["gpus"][0]["memory_bytes"] > 0
+    assert found["gpus"][0]["findings"][0]["check"] == "gpu_recovery"
+
+
+def test_a_driver_that_hangs_or_refuses_is_not_taken_for_a_node_without_gpus(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    fake_nvml.set({"init_error": 18}, gpus=2)
+    done = gpus(tmp_path, fake_nvml)
+    assert (done.returncode, "NVML error 18" in done.stdout) == (1, True)
+    assert "no GPU is here" not in done.stdout
+    fake_nvml.set({"init_error": 9})
+    done = gpus(tmp_path, fake_nvml)
+    assert (done.returncode, done.stdout) == (0, "no GPU is here, and none is out of use\n")
+
+
+@pytest.mark.slow
+def test_a_driver_that_hangs_ends_at_the_deadline(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    fake_nvml.set({"1.hang_ms.nvmlDeviceGetUUID": 60000}, gpus=2)
+    done = gpus(tmp_path, fake_nvml)
+    assert (done.returncode, "NVML did not answer in time" in done.stdout) == (1, True), done.stdout

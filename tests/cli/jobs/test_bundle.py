@@ -26,10 +26,12 @@ from supervisor.cli.bundle import archive, known, sources
 from supervisor.cli.bundle.archive import BundleContents
 from supervisor.cli.jobs.job_files import find_job, history_of, state_root
 from supervisor.config import loading
+from supervisor.config.settings import Settings
 from supervisor.core.model import Evidence
 from supervisor.errors import SuperviseError
 from supervisor.journal.reader import read_history
 from tests.support.canaries import CANARY
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -283,3 +285,42 @@ def test_planted_secrets_are_nowhere_in_the_bundle_of_a_real_job(tmp_path: Path)
     assert not left
     again = supervise("bundle", "--job", "j", "--output", "b.tar.gz")
     assert (again.returncode, "it is there already" in again.stderr) == (64, True)
+
+
+def test_a_process_of_the_job_that_lives_gives_its_secrets_away_to_be_hidden() -> None:
+    """The shell that packs the bundle need not have what the job was started with."""
+    environ = {"DEPLOY_TOKEN": "d3pl0y-7f9Kx2", "PATH": os.environ["PATH"]}
+    script = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)", "--api-key", "4rgv-5t6y7u"]
+    with subprocess.Popen(script, env=environ, stdout=subprocess.PIPE) as job:  # noqa: S603  ours
+        assert job.stdout is not None
+        job.stdout.readline()
+        secrets = known.known_secrets(Settings(), {}, (job.pid, 2**22 + 1))
+        job.kill()
+    assert "d3pl0y-7f9Kx2" not in secrets.hidden_in("a d3pl0y-7f9Kx2")
+    assert "4rgv-5t6y7u" not in secrets.hidden_in("a 4rgv-5t6y7u")
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_the_ranks_of_a_job_that_runs_are_asked_for_their_stacks(tmp_path: Path) -> None:
+    environ = {**os.environ, "SUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    (tmp_path / "train.py").write_text(
+        "import time\ndef stuck_here():\n    open('started', 'w').close()\n    time.sleep(600)\nstuck_here()\n"
+    )
+    argv = [sys.executable, "-m", "supervisor"]
+    with subprocess.Popen(  # noqa: S603  ours
+        [*argv, "--job", "j", "--no-health", "--", sys.executable, "train.py"], cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL
+    ) as job:  # fmt: skip
+        try:
+            wait_for((tmp_path / "started").exists, "the job's rank", 60)
+            wait_for(lambda: '"rank":0' in next((tmp_path / "state").glob("j/nodes/*/journal.jsonl")).read_text(), "its record", 20)
+            options = ["bundle", "--job", "j", "--stacks", "-o", "b.tar.gz"]
+            subprocess.run([*argv, *options], cwd=tmp_path, env=environ, check=True, timeout=100)  # noqa: S603  ours
+        finally:
+            job.terminate()
+            job.wait(60)
+    with tarfile.open(tmp_path / "b.tar.gz") as tar:
+        (answer,) = [one for one in tar.getmembers() if one.name.endswith("/stacks/rank-0-now.txt")]
+        file = tar.extractfile(answer)
+        assert file is not None
+        assert b"in stuck_here" in file.read()

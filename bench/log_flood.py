@@ -37,7 +37,7 @@ def account(place: Path) -> dict[str, int]:
     (node,) = (place / "state" / "bench" / "nodes").iterdir()
     events = [json.loads(line) for line in (node / "supervise.log").read_text().splitlines()]
     told = [event["dropped_bytes"] for event in events if event["event"] == "output.dropped"]
-    logs = list(node.glob("attempts/*/rank-0.*"))
+    logs = [path for path in node.glob("attempts/*/rank-0.*") if path.suffix != ".times"]
     found = {
         "printed": int(MIB_S * STEP_MS / 1e3 * 8192) * 128 * int(SECONDS / STEP_MS * 1e3),
         "shown": (place / "stdout").stat().st_size,

@@ -42,7 +42,9 @@ MORE = {
     "drill": "drills.md",
     "status": "status-why-logs.md",
     "why": "status-why-logs.md#supervise-why-incident",
-    "logs": "status-why-logs.md",
+    "ls": "status-why-logs.md#supervise-ls---json",
+    "logs": "status-why-logs.md#supervise-logs--f---rank-n--n-n---since-time---first-failure---attempt-n---run-run",
+    "stop": "status-why-logs.md#supervise-stop---hurry---wait-s-s",
     "bundle": "bundle.md",
     "gpus ls": "#gpus-out-of-use",
 }

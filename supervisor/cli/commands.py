@@ -7,6 +7,7 @@ table and imports no command. A command's docstring is what its own `--help` sho
 from __future__ import annotations
 
 import functools
+import inspect
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 #: In the order of --help: MODULE:ATTRIBUTE below supervisor.cli ("" for a group that only holds commands), and the line that --help lists.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("start.run:command", "Run CMD under supervision. `supervise -- CMD` does the same."),
+    "ls": ("jobs.ls:command", "List the jobs of a state directory, and where each stands."),
     "status": ("jobs.status:command", "Show where a job stands, even if its supervisor is gone."),
     "why": ("jobs.why:command", "Explain an incident, by default the last: what failed, the evidence, what was done, what comes next."),
     "logs": ("jobs.logs:command", "Print the output of the ranks."),
+    "stop": ("jobs.stop:command", "Stop a job: let it save, wait for its end, and show what became of it."),
     "bundle": ("bundle.command:command", "Pack what explains an incident into one file without secrets, to be sent to whoever helps."),
     "plan": ("start.plan:command", "Show what a recovery may change in CMD, and the answer to each cause. CMD does not run."),
     "doctor": ("doctor.command:command", "Check this node, a saved kernel log or several nodes: what is wrong, and what repairs it."),
@@ -102,5 +105,5 @@ def load_command(path: str) -> click.Command:
     module, _, attribute = place.partition(":")
     command: click.Command = getattr(import_module(f"supervisor.cli.{module}"), attribute)
     command.name = name
-    command.help = f"{line}\n\n{command.help or ''}".rstrip()
+    command.help = f"{line}\n\n{inspect.cleandoc(command.help or '')}".rstrip()
     return command

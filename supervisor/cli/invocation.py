@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: The settings that say which job is meant.
 JOB = ("job.name", "job.state_dir")
+#: The setting that says where the files of all jobs are.
+STATE_DIR = ("job.state_dir",)
 #: Every setting that has a flag.
 EVERY = tuple(row.key for row in ROWS if row.flag)
 #: How the usage of a command that takes a CMD shows where it stands.
@@ -34,6 +36,8 @@ _VERBOSITY = (
     ("quiet", ("-q", "--quiet"), "Print warnings, errors and the card only."),
     ("verbose", ("-v", "--verbose"), "Print every log event too."),
 )
+#: The help of a setting where a command is about a job that was started before.
+_OF_RECORDED_JOB = {"job.name": "Name of the job (default: the Slurm job id, else the most recent job here)."}
 _CONFIG = click.option("--config", metavar="FILE", help="Read FILE instead of ./supervise.toml.")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -128,14 +132,14 @@ def _options(keys: tuple[str, ...]) -> Iterator[Callable[[Callable[..., Any]], C
     """
     for row in ROWS:
         if row.key in JOB and row.key in keys:
-            yield from _options_of(row)
+            yield from _options_of(row, "" if keys == EVERY else _OF_RECORDED_JOB.get(row.key, ""))
     yield _CONFIG
     for row in ROWS:
         if row.key not in JOB and row.key in keys:
             yield from _options_of(row)
 
 
-def _options_of(row: SettingRow) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+def _options_of(row: SettingRow, help_text: str = "") -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
     name = row.key.replace(".", "__")
     if row.key == "terminal.verbosity":
         for value, flags, meaning in _VERBOSITY:
@@ -146,4 +150,4 @@ def _options_of(row: SettingRow) -> Iterator[Callable[[Callable[..., Any]], Call
         yield click.option(name, row.flag, multiple=True, metavar=_ITEMS.get(row.key, "TEXT"), help=f"{row.help} May be repeated.")
     else:
         metavar = "|".join(row.choices) or {str: "TEXT", int: "N", float: "SECONDS"}[row.kind]
-        yield click.option(name, row.flag, metavar=metavar, help=row.help)
+        yield click.option(name, row.flag, metavar=metavar, help=help_text or row.help)

@@ -3,6 +3,9 @@
 A full, failing or hung disk costs log bytes and never a rank's time: blocks that do not fit in the queue (QUEUE_BYTES) or cannot be written
 are dropped and counted. A line in the file reports the count when the disk works again. Files are rotated within the attempt. Everything
 that may block (mkdir, open, write, rename) happens in this module's one thread.
+
+Beside rank-0.out lies rank-0.out.times: lines of a Unix time and the offset of the bytes that follow, at most one each TIME_EVERY_S. It
+serves `supervise logs`, goes through the rotations with its file, and a time that cannot be written is left out.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ if TYPE_CHECKING:
 QUEUE_BYTES = 8 * 1024 * 1024
 KEPT = 5  # files per stream, the current one included
 RETRY_S = 1.0
+TIMES_SUFFIX = ".times"
+TIME_EVERY_S = 1.0
 _MERGE_BYTES = 1024 * 1024
 
 
 class LogFile:
     """One stream's file and what is known about it. `limit_bytes` is the size at which it is rotated."""
 
-    __slots__ = ("at_line_start", "fd", "limit_bytes", "lost_bytes", "path", "retry_at", "size")
+    __slots__ = ("at_line_start", "fd", "limit_bytes", "lost_bytes", "path", "retry_at", "size", "timed_at", "times_fd")
 
     def __init__(self, path: str, limit_bytes: int) -> None:
         self.path = path
@@ -36,6 +41,8 @@ class LogFile:
         self.retry_at = 0.0
         self.lost_bytes = 0
         self.at_line_start = True
+        self.times_fd = -1
+        self.timed_at = 0.0
 
 
 class Appender:
@@ -108,6 +115,7 @@ class Appender:
             while rest:
                 if log.size >= log.limit_bytes:
                     _rotate(log)
+                _note_time(log)
                 written = os.write(log.fd, rest[: log.limit_bytes - log.size])
                 log.size += written
                 log.at_line_start = rest[written - 1] == ord("\n")
@@ -157,21 +165,40 @@ def _open(log: LogFile) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
     log.fd = os.open(log.path, flags, 0o600)
     log.size = os.fstat(log.fd).st_size
+    log.timed_at = 0.0
+    try:
+        log.times_fd = os.open(log.path + TIMES_SUFFIX, flags, 0o600)
+    except OSError:
+        log.times_fd = -1
+
+
+def _note_time(log: LogFile) -> None:
+    """Note when the bytes that follow are written."""
+    now = time.time()
+    if log.times_fd < 0 or 0 <= now - log.timed_at < TIME_EVERY_S:
+        return
+    log.timed_at = now
+    try:
+        os.write(log.times_fd, b"%.1f %d\n" % (now, log.size))
+    except OSError:
+        return  # the bytes themselves report what is wrong with the disk
 
 
 def _close(log: LogFile) -> None:
-    if log.fd >= 0:
-        fd, log.fd = log.fd, -1
+    fds = [fd for fd in (log.fd, log.times_fd) if fd >= 0]
+    log.fd = log.times_fd = -1
+    for fd in fds:
         try:
             os.close(fd)
         except OSError:
-            return  # a late write error of a network file system; the descriptor is gone all the same
+            continue  # a late write error of a network file system; the descriptor is gone all the same
 
 
 def _rotate(log: LogFile) -> None:
     _close(log)
-    for number in range(KEPT - 2, 0, -1):
-        if os.path.exists(f"{log.path}.{number}"):  # noqa: PTH110 - as in _open
-            os.replace(f"{log.path}.{number}", f"{log.path}.{number + 1}")  # noqa: PTH105 - as in _open
-    os.replace(log.path, f"{log.path}.1")  # noqa: PTH105 - as in _open
+    for number in range(KEPT - 2, -1, -1):
+        older = f"{log.path}.{number}" if number else log.path
+        for suffix in (TIMES_SUFFIX, ""):  # the reader of a part that is there finds its times
+            if os.path.exists(older + suffix):  # noqa: PTH110 - as in _open
+                os.replace(older + suffix, f"{log.path}.{number + 1}{suffix}")  # noqa: PTH105 - as in _open
     _open(log)

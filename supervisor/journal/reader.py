@@ -18,6 +18,7 @@ from supervisor.core.state import Stage
 from supervisor.journal import renames
 from supervisor.journal.records import (
     RESTORED,
+    SUMMARY,
     Damage,
     Ended,
     EventTaken,
@@ -95,6 +96,7 @@ class History:
     last_t: float = 0.0
     problems: list[str] = field(default_factory=list)
     incidents_before: int = 0
+    summary: str = ""  # the last line of the last run; "" while it goes on, and in the journal of an older version
     restored: str = ""  # what a mirror gave before the first attempt of the last run, and what was passed over
 
     @property
@@ -174,7 +176,7 @@ class _Reading:
             self.settle_progress()
             if history.run is None:
                 history.incidents_before = body.incidents_before or 0
-            history.run, history.end, history.restored = body, None, ""
+            history.run, history.end, history.restored, history.summary = body, None, "", ""
             if not body.continues:
                 _abandon(history, record.t)
                 history.attempt, history.ranks, history.progress, self.resume = 0, (), Progress(), None
@@ -185,6 +187,8 @@ class _Reading:
             self.ended(body.exit_code)
         elif isinstance(body, Note) and body.name == RESTORED:
             history.restored = body.text
+        elif isinstance(body, Note) and body.name == SUMMARY:
+            history.summary = body.text
         elif isinstance(body, EventTaken):
             self.settle_progress()
             self.take_event(body)

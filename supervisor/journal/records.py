@@ -112,6 +112,9 @@ class Note:
     data: dict[str, Any] = field(default_factory=dict)
 
 
+#: The name of the note with the last line of a run (report/last_line.py).
+SUMMARY = "summary"
+
 Body = Header | RunBegan | EventTaken | Ended | Note
 KINDS: dict[str, type[Body]] = {"header": Header, "run": RunBegan, "event": EventTaken, "end": Ended, "note": Note}
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}

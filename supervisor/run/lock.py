@@ -298,8 +298,8 @@ def _name(record: LockRecord | None) -> str:
 
 def _held(path: Path, job: str, address: str, record: LockRecord | None, *, here: bool) -> SuperviseError:
     if here and record is not None:
-        watch = f"Watch it with `supervise status {address or f'--job {job}'}`"
-        hint = f"{watch}, end it with `kill {record.process.pid}`, or name another job with --job."
+        named = address or f"--job {job}"
+        hint = f"Watch it with `supervise status {named}`, end it with `supervise stop {named}`, or name another job with --job."
     else:
         hint = "Stop it there, name another job with --job, or give --takeover if you know that it is gone."
     return SuperviseError(f"job {job} is supervised already: {path}: held by {_name(record)}", hint=hint)

@@ -46,7 +46,7 @@ from supervisor.job import identity, known_jobs, resume_proof
 from supervisor.job.clock import Clock
 from supervisor.job.job import Job
 from supervisor.job.sd_notify import Notifier
-from supervisor.journal.records import Ended, RunBegan
+from supervisor.journal.records import SUMMARY, Ended, Note, RunBegan
 from supervisor.journal.writer import ANSWER_DEADLINE_S, open_journal
 from supervisor.knobs import job_knobs, programs
 from supervisor.launch.guardian_client import ignored_signals
@@ -504,10 +504,12 @@ class _Run:
             self.terminal.message(f"{numbers}: check the loss before you use the result", "warning")
         state = self.loop.state
         newest = self.factory.checkpoints.last_recorded() or state.run.newest
-        self.terminal.message(last_line(state, code, newest, all_verified=all_verified), "info" if all_verified else "warning")
+        summary = last_line(state, code, newest, all_verified=all_verified)
+        self.terminal.message(summary, "info" if all_verified else "warning")
         self.notifier.stopping(self.reporter.end_status(code))
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.factory.close()
+        self.journal.append(Note(SUMMARY, summary), t=self.clock.now(), durable=False)
         self.journal.append(Ended(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)
         cost = losses.total(state)
         self.log.write(LogEvent.RUN_FINISHED, exit_code=code, incidents=cost.incidents, lost_s=round(cost.lost_s, 3))

@@ -16,6 +16,7 @@ import pytest
 
 from supervisor.cli import main
 from supervisor.cli.commands import COMMANDS, load_command
+from supervisor.cli.jobs.log_output import LogSelection
 from supervisor.config.settings import ROWS
 
 if TYPE_CHECKING:
@@ -182,6 +183,10 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
         (["status", "--", "true"], "only `run` takes a command: true"),
         (["why", "first"], "invalid value for '[INCIDENT]': 'first' is not a number\nsupervise: Write the number of an incident"),
         (["logs", "--rank", "-1"], "invalid value for '--rank'"),
+        (
+            ["logs", "--since", "noon"],
+            "invalid value for '--since': 'noon' is not a time: write 30s, 10m, 2h, 1d, 14:05 or 2026-11-23T14:05",
+        ),
     ],
 )
 def test_a_command_line_that_is_wrong_is_64_with_what_helps(
@@ -247,13 +252,14 @@ def test_configuration_that_is_wrong_is_78(started: list[tuple[Settings, list[st
 def test_the_reading_commands_get_what_they_were_asked(read: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments in (
         ["status"], ["--job", "j", "status", "--json"], ["why"], ["why", "--job", "j", "2"], ["logs"],
-        ["logs", "--rank", "3", "--attempt", "2", "-f"], ["logs", "--first-failure", "--run", "r"],
+        ["logs", "--rank", "3", "--attempt", "2", "-f", "-n", "5", "--times"], ["logs", "--first-failure", "--run", "r"],
     ):  # fmt: skip
         assert main.main(arguments) == 0
     assert read == [
         ("status", None, False), ("status", "j", True), ("why", None, None), ("why", "j", 2),
-        ("logs", None, None, None, False, False, None), ("logs", None, 3, 2, True, False, None),
-        ("logs", None, None, None, False, True, "r"),
+        ("logs", None, None, LogSelection(), False, None),
+        ("logs", None, 2, LogSelection(rank=3, lines=5, times=True, follow=True), False, None),
+        ("logs", None, None, LogSelection(), True, "r"),
     ]  # fmt: skip
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     main.main(["status"])

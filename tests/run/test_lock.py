@@ -86,7 +86,7 @@ def test_the_second_on_a_host_is_refused_within_two_seconds_naming_the_holder(pa
     assert caught.value.exit_code == ExitCode.CONFIG
     assert f"pid {other_process.pid} on " in caught.value.message
     assert "run r7" in caught.value.message
-    assert f"kill {other_process.pid}" in caught.value.hint
+    assert "supervise stop --job" in caught.value.hint
 
 
 @pytest.mark.process

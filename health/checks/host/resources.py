@@ -68,7 +68,8 @@ def host_shm(now: Readings, _before: Readings | None, limits: Thresholds) -> Ite
             "host_shm", HOST, Result.FAILED, why, evidence, Repair.CONFIGURE, "supervise doctor --fix", look=("ls -lS /dev/shm",)
         )
     elif total < limits.shm_total_mib * _MIB:
-        why = f"shared memory (/dev/shm) has only {common.size(total)}: NCCL and data loaders may need more (a container: --shm-size=16g or --ipc=host; a pod: an emptyDir of medium Memory)"
+        why = f"shared memory (/dev/shm) has only {common.size(total)}: NCCL and data loaders may need more"
+        evidence = (*evidence, "in a container --shm-size=16g or --ipc=host gives more, in a pod an emptyDir of medium Memory")
         yield CheckResult("host_shm", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, _GROW_SHM)
     else:
         yield CheckResult("host_shm", HOST, Result.OK, f"shared memory (/dev/shm) has {common.size(free)} free", evidence)

@@ -1,1 +1,1 @@
-"""The commands that read or act on a job by its name: `status`, `why`, `logs`."""
+"""The commands that read or act on a job by its name: `ls`, `status`, `why`, `logs`, `stop`."""

@@ -92,10 +92,11 @@ def places_in(root: Path) -> list[JobFiles]:
         found = [JobFiles(p.parents[2].name, p.parent.name, p.parent) for p in root.glob("*/nodes/*/journal.jsonl")]
     except OSError:
         return []
-    return sorted(found, key=lambda place: (_changed_at(place), place.node == here), reverse=True)
+    return sorted(found, key=lambda place: (changed_at(place), place.node == here), reverse=True)
 
 
-def _changed_at(place: JobFiles) -> float:
+def changed_at(place: JobFiles) -> float:
+    """Return when the journal changed last (Unix seconds)."""
     try:
         return place.journal.stat().st_mtime
     except OSError:

@@ -1,65 +1,71 @@
-"""The files with the output of an attempt's ranks: which there are, and how they are printed and followed.
+"""The files with the output of an attempt's ranks: which there are, and when each part of one was written.
 
-Bytes go through untouched. Where several ranks are shown, a line with the file's name stands before each. Following looks for growth a few
-times a second, through rotations, and ends when the job does.
+<attempt>/rank-0.out is a stream's current file, rank-0.out.1 the part before it. Beside each lies rank-0.out.times (rank-0.out.1.times), in
+which the guardian notes a time and an offset about once a second (docs/status-why-logs.md).
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
 import re
-import sys
-import threading
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.errors import ExitCode, SuperviseError
+from supervisor.guardian.logs import TIME_EVERY_S, TIMES_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
-POLL_S = 0.2
-#: While nothing grows, the number of polls between two checks for the end of the job.
-_END_POLLS = 10
-_CHUNK_BYTES = 1 << 16
 _NAME = re.compile(r"(?P<who>rank-(?P<rank>\d+)|agent)\.(?P<stream>out|err|log)(?:\.(?P<part>\d+))?")
 
 
-@dataclass(slots=True)
-class _Followed:
-    """One growing file: its current part, and how far it was shown."""
+class TimeIndex:
+    """When the bytes of one part were written. It follows its file through rotations; empty where an older version captured the part."""
 
-    path: Path
-    fd: int
-    inode: int
+    def __init__(self, path: Path) -> None:
+        self._times: list[float] = []
+        self._offsets: list[int] = []
+        self._rest = b""
+        self._fd = -1
+        with contextlib.suppress(OSError):
+            self._fd = os.open(f"{path}{TIMES_SUFFIX}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self.read_more()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no time is known."""
+        return not self._times
 
-def show(  # noqa: PLR0913 (where, what, and how)
-    directory: Path, job: str, attempt: int, rank: int | None, *, follow: bool, goes_on: Callable[[], bool], run: str = ""
-) -> int:
-    """Write the files to stdout, those of an earlier `run` where one is named. `goes_on` tells whether more can come.
+    def read_more(self) -> None:
+        """Take in what was noted since the last call. A line that is not whole, or is none, is passed over."""
+        while self._fd >= 0 and (data := os.read(self._fd, 1 << 16)):
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    at, _, offset = line.partition(b" ")
+                    self._add(float(at), int(offset))
 
-    Returns 0; raises SuperviseError (64).
-    """
-    place = _of_run(directory, run) / f"{attempt:04d}"
-    found = streams(place, rank)
-    if not found and rank is not None and streams(place, None):
-        sys.stderr.write(f"supervise: rank {rank} wrote nothing in attempt {attempt}\n")
-    elif not found and not (follow and goes_on()):
-        there = ", ".join(map(str, attempts(directory, run)))
-        hint = f"Attempts with output: {there}; name one with --attempt." if there else "Nothing was captured."
-        older = [] if run else [name for name in earlier_runs(directory) if attempt in attempts(directory, name)]
-        if older:
-            hint += f" Attempt {attempt} of an earlier run: --run {', or '.join(older)}."
-        whose = "" if rank is None else f", rank {rank}"
-        raise SuperviseError(f"no output: job {job}: attempt {attempt}{whose}", hint=hint, exit_code=ExitCode.USAGE)
-    try:
-        _show(place, rank, found, follow=follow, goes_on=goes_on)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has read enough
-    return 0
+    def _add(self, at: float, offset: int) -> None:
+        if not self._offsets or offset >= self._offsets[-1]:
+            self._times.append(at)
+            self._offsets.append(offset)
+
+    def time_at(self, offset: int) -> float | None:
+        """Return when the byte at `offset` was written, to about a second; None: not known."""
+        found = bisect.bisect_right(self._offsets, offset) - 1
+        return self._times[found] if found >= 0 else None
+
+    def offset_since(self, since: float) -> int | None:
+        """Return where the bytes that were written at `since` or later begin; None: there are none."""
+        noted = zip(self._times, self._offsets, strict=True)
+        return next((offset for at, offset in noted if at > since - TIME_EVERY_S), None)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def earlier_runs(directory: Path) -> list[str]:
@@ -69,10 +75,11 @@ def earlier_runs(directory: Path) -> list[str]:
 
 def attempts(directory: Path, run: str = "") -> list[int]:
     """Return the attempts with output, of the job's last run or of an earlier one."""
-    return sorted(int(p.name) for p in _of_run(directory, run).glob("[0-9]*") if p.name.isdecimal())
+    return sorted(int(p.name) for p in of_run(directory, run).glob("[0-9]*") if p.name.isdecimal())
 
 
-def _of_run(directory: Path, run: str) -> Path:
+def of_run(directory: Path, run: str) -> Path:
+    """Return the directory of the attempts of the last run, or of an earlier one."""
     return directory / "runs" / run if run else directory / "attempts"
 
 
@@ -98,98 +105,3 @@ def _order(path: Path) -> tuple[int, str]:
     named = _NAME.fullmatch(path.name)
     # what a rank says in order comes before what it says of its end
     return (int(named["rank"]) if named and named["rank"] else -1, "err" if path.suffix == ".err" else "")
-
-
-def _show(place: Path, rank: int | None, found: list[tuple[Path, list[Path]]], *, follow: bool, goes_on: Callable[[], bool]) -> None:
-    followed: dict[Path, _Followed] = {}
-    try:
-        for current, parts in found:
-            _title(current, several=len(found) > 1)
-            for path in parts:
-                with contextlib.suppress(FileNotFoundError):
-                    one = _open(path, current)
-                    _copy(one.fd)
-                    if path == current and follow:
-                        followed[current] = one
-                    else:
-                        os.close(one.fd)
-        if follow:
-            _follow(place, rank, followed, goes_on)
-    finally:
-        for one in followed.values():
-            os.close(one.fd)
-
-
-def _follow(place: Path, rank: int | None, followed: dict[Path, _Followed], goes_on: Callable[[], bool]) -> None:
-    never = threading.Event()
-    quiet, last = 0, None
-    over = False
-    while True:
-        grown = False
-        for current, parts in streams(place, rank):
-            one = followed.get(current)
-            before = 0 if one is None else 1
-            if one is None and parts:
-                one = followed[current] = _open(parts[0], current)
-            if one is None:
-                continue
-            last, copied = _more(one, parts, last, several=len(followed) > 1)
-            grown = grown or copied or not before
-        if over and not grown:
-            return
-        quiet = 0 if grown else quiet + 1
-        if quiet >= _END_POLLS:
-            quiet, over = 0, not goes_on()
-        never.wait(POLL_S)
-
-
-def _more(one: _Followed, parts: list[Path], last: Path | None, *, several: bool) -> tuple[Path | None, bool]:
-    """Copy what a stream has grown by, through a rotation too."""
-    copied = False
-    while os.lseek(one.fd, 0, os.SEEK_CUR) < os.fstat(one.fd).st_size or _rotated(one):
-        if last != one.path:
-            _title(one.path, several=several)
-            last = one.path
-        _copy(one.fd)
-        copied = True
-        if not _rotated(one):
-            break
-        newer = _after(one, parts)
-        os.close(one.fd)
-        one.fd, one.inode = newer.fd, newer.inode
-    return last, copied
-
-
-def _rotated(one: _Followed) -> bool:
-    try:
-        return one.path.stat().st_ino != one.inode
-    except FileNotFoundError:
-        return False
-
-
-def _after(one: _Followed, parts: list[Path]) -> _Followed:
-    """Return the part that was begun after this one."""
-    inodes = []
-    for path in parts:
-        with contextlib.suppress(FileNotFoundError):
-            inodes.append((path.stat().st_ino, path))
-    at = next((i for i, (inode, _) in enumerate(inodes) if inode == one.inode), None)
-    path = inodes[at + 1][1] if at is not None and at + 1 < len(inodes) else one.path
-    return _open(path, one.path)
-
-
-def _open(path: Path, current: Path) -> _Followed:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    return _Followed(current, fd, os.fstat(fd).st_ino)
-
-
-def _copy(fd: int) -> None:
-    out = sys.stdout.buffer
-    while data := os.read(fd, _CHUNK_BYTES):
-        out.write(data)
-    out.flush()
-
-
-def _title(path: Path, *, several: bool) -> None:
-    if several:
-        sys.stdout.buffer.write(f"==> {path.parent.name}/{path.name} <==\n".encode())

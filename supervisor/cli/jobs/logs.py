@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,12 +20,39 @@ from supervisor.cli.jobs.job_files import (
     history_of,
     state_root,
 )
-from supervisor.cli.jobs.log_files import attempts, earlier_runs, show
+from supervisor.cli.jobs.log_files import attempts, earlier_runs
+from supervisor.cli.jobs.log_output import LogSelection, show
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
     from supervisor.config.settings import Settings
     from supervisor.journal.reader import History
+
+_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
+_SECONDS: Final = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+
+
+def moment(text: str, now: float) -> float:
+    """Return a time as Unix seconds: 30s, 10m, 2h or 1d ago, 14:05 (today or yesterday), or an ISO date and time. Raises ValueError."""
+    ago = _AGO.fullmatch(text.strip())
+    if ago is not None:
+        return now - float(ago[1]) * _SECONDS[ago[2]]
+    today = datetime.fromtimestamp(now)  # noqa: DTZ006  the clock of the person who asks
+    if re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
+        hours, minutes, *seconds = map(int, text.split(":"))
+        at = today.replace(hour=hours, minute=minutes, second=seconds[0] if seconds else 0, microsecond=0)
+        return (at if at <= today else at - timedelta(days=1)).timestamp()
+    return datetime.fromisoformat(text).timestamp()
+
+
+class _Moment(click.ParamType):
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return moment(value, time.time())
+        except ValueError:
+            self.fail(f"{value!r} is not a time: write 30s, 10m, 2h, 1d, 14:05 or 2026-11-23T14:05", param, ctx)
 
 
 @click.command()
@@ -29,21 +61,34 @@ if TYPE_CHECKING:
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Print this attempt (default: the last).")
 @click.option("--run", metavar="RUN", help="Print an earlier run of the job (default: the last).")
 @click.option("--first-failure", is_flag=True, help="Print the rank that died first in the last failed attempt, or in --attempt.")
-@click.option("-f", "--follow", is_flag=True, help="Keep printing as the job writes more.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), metavar="N", help="Print the last N lines of each file.")
+@click.option("--since", type=_Moment(), metavar="TIME", help="Print what was written since: 30s, 10m, 2h, 1d, 14:05, 2026-11-23T14:05.")
+@click.option("--times/--no-times", default=None, help="Print the time before each line (default: on a terminal).")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing as the job writes more, through its restarts.")
 def command(  # noqa: PLR0913  one for each option
-    invocation: Invocation, *, rank: int | None, attempt: int | None, run: str | None, first_failure: bool, follow: bool
+    invocation: Invocation,
+    *,
+    rank: int | None,
+    attempt: int | None,
+    run: str | None,
+    first_failure: bool,
+    lines: int | None,
+    since: float | None,
+    times: bool | None,
+    follow: bool,
 ) -> int:
-    """Bytes come out as the ranks wrote them. A line names each file if there are several."""
+    """Bytes come out as the ranks wrote them, but for the times. A line names each file if there are several."""
     settings = invocation.settings_to_read_with()
-    return logs(settings, invocation.job(settings), rank, attempt, follow, first_failure=first_failure, run=run)
+    times = sys.stdout.isatty() if times is None else times
+    selection = LogSelection(rank=rank, lines=lines, since=since, times=times, follow=follow)
+    return logs(settings, invocation.job(settings), attempt, selection, first_failure=first_failure, run=run)
 
 
 def logs(  # noqa: PLR0913 (the command's own options)
     settings: Settings,
     job: str | None,
-    rank: int | None,
-    attempt: int | None,
-    follow: bool,  # noqa: FBT001 (the command's own flag)
+    attempt: int | None = None,
+    selection: LogSelection = LogSelection(),  # noqa: B008 (a frozen value)
     *,
     first_failure: bool = False,
     run: str | None = None,
@@ -59,6 +104,8 @@ def logs(  # noqa: PLR0913 (the command's own options)
         older, alive = run, False
         history = _earlier_run(place, run)
     failed = [i.rounds[-1].attempt for i in history.incidents if history.run and i.run_id == history.run.run_id]
+    follows = selection.follow and alive is not False
+    selection = replace(selection, follow=follows, later_attempts=follows and attempt is None and not first_failure)
     if attempt is None:
         last = history.attempt or max(attempts(place.directory, older), default=0)
         attempt = failed[-1] if first_failure and failed else last
@@ -67,8 +114,17 @@ def logs(  # noqa: PLR0913 (the command's own options)
         if rank is None:
             hint = _where_one_failed(place, settings.address(place.job), attempt, run)
             raise SuperviseError(f"no rank failed: job {place.job}: attempt {attempt}", hint=hint, exit_code=ExitCode.USAGE)
-    follows = follow and alive is not False
-    return show(place.directory, place.job, attempt, rank, follow=follows, goes_on=lambda: goes_on(place), run=older)
+        selection = replace(selection, rank=rank)
+    elif selection.rank is not None and attempt == history.attempt:
+        _require_rank(place.job, selection.rank, attempt, history.world_size)
+    return show(place.directory, place.job, attempt, selection, goes_on=lambda: goes_on(place), run=older)
+
+
+def _require_rank(job: str, rank: int, attempt: int, world_size: int) -> None:
+    """Raise SuperviseError (64) for a rank that the attempt does not have."""
+    if world_size and rank >= world_size:
+        hint = f"Name one from 0 to {world_size - 1} with --rank, or leave it out."
+        raise SuperviseError(f"no such rank: job {job}: attempt {attempt}: {rank}", hint=hint, exit_code=ExitCode.USAGE)
 
 
 def _earlier_run(place: JobFiles, run: str) -> History:

@@ -1,0 +1,100 @@
+"""`supervise ls`: the jobs whose files lie in one state directory, and where each stands."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from supervisor.cli import stdio
+from supervisor.cli.invocation import STATE_DIR, Invocation, json_option, setting_options
+from supervisor.cli.jobs import status
+from supervisor.cli.jobs.job_files import JobFiles, changed_at, places_in, state_root
+from supervisor.errors import SuperviseError
+from supervisor.report.card import Status, step_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.config.settings import Settings
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJob:
+    """One job on one node: its files, where it stands, and when its journal changed last (Unix seconds)."""
+
+    place: JobFiles
+    status: Status
+    changed: float
+
+
+@click.command()
+@setting_options(*STATE_DIR)
+@json_option
+def command(invocation: Invocation, *, as_json: bool) -> int:
+    """The last changed comes first. --state-dir names another state directory. With --json it is a list of what `status --json` prints."""
+    return ls(invocation.settings_to_read_with(), as_json=as_json)
+
+
+def ls(settings: Settings, *, as_json: bool) -> int:
+    """Print the jobs. Returns 0, also where there is none."""
+    root = state_root(settings)
+    listed: list[ListedJob] = []
+    for place in places_in(root):
+        try:
+            listed.append(ListedJob(place, status.status_of(place), changed_at(place)))
+        except SuperviseError as error:
+            stdio.say(f"{place.job}: {error.message}")
+    if as_json:
+        stdio.write(sys.stdout, json.dumps([status.as_dict(one.status) for one in listed], indent=1))
+    elif listed:
+        _print_table(listed, time.time())
+    else:
+        stdio.say(f"no job in {root}; --state-dir names another place")
+    return 0
+
+
+def state_word(found: Status) -> str:
+    """Return where the job stands, in two or three words."""
+    if found.ended:
+        return f"ended with {found.exit_code}"
+    if found.supervisor_alive is None:
+        return f"{found.stage}, not visible from here"
+    return found.stage if found.supervisor_alive else "supervise died"
+
+
+def ago(seconds: float) -> str:
+    """Return how long ago something was, in its largest unit."""
+    for unit, size in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"
+
+
+def _print_table(listed: Sequence[ListedJob], now: float) -> None:
+    from rich.console import Console  # noqa: PLC0415  for this command only
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("job", "state", "step", "attempt", "incidents", "changed"):
+        table.add_column(name, overflow="fold")
+    several_nodes = len({one.place.node for one in listed}) > 1
+    if several_nodes:
+        table.add_column("node", overflow="fold")
+    for one in listed:
+        found = one.status
+        step = "-" if found.step is None else step_text(found.step, relative=found.step_relative).removeprefix("step ")
+        cells = [found.job, state_word(found), step, str(found.attempt), str(found.incidents), ago(now - one.changed)]
+        table.add_row(*(Text(cell) for cell in (*cells, *([found.node] if several_nodes else []))))
+    # a pipe has no width: nothing is folded there
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000, highlight=False, emoji=False)
+    with console.capture() as captured:  # written by us: rich ends the process where nobody reads any more
+        console.print(table)
+    stdio.write(sys.stdout, "\n".join(line.rstrip() for line in captured.get().splitlines()))

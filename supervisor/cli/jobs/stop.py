@@ -1,0 +1,220 @@
+"""`supervise stop`: asks the supervisor of a job to stop, waits for its end, and reports what became of the job.
+
+It sends TERM, as `kill`, systemd and Slurm do: core/shutdown.py is the only road of a stop (docs/preemption.md). A supervisor that systemd
+started is left to `systemctl stop`: after exit code 75, systemd would start it again.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from supervisor.cli import stdio
+from supervisor.cli.invocation import JOB, Invocation, setting_options
+from supervisor.cli.jobs.job_files import JobFiles, find_job, history_of, live_progress, places_in, print_text, state_root
+from supervisor.core.state import Stage
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.guardian import killing, process_tree
+from supervisor.job import identity
+from supervisor.report.card import step_text
+from supervisor.report.text import clean
+from supervisor.run import lock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from supervisor.config.settings import Settings
+    from supervisor.journal.reader import History
+    from supervisor.run.lock import LockRecord
+
+#: As TimeoutStopSec in systemd/supervise@.service.
+_WAIT_S: Final = 120.0
+_POLL_S: Final = 0.2
+_NOT_ENDED: Final = 1
+
+
+@click.command()
+@setting_options(*JOB)
+@click.option(
+    "--wait-s", type=click.FloatRange(min=0), default=_WAIT_S, metavar="S", help=f"Wait at most S seconds (default: {_WAIT_S:.0f})."
+)
+@click.option("--hurry", is_flag=True, help="Shorten a stop that is under way: the ranks are killed in 2 s; once more, now.")
+def command(invocation: Invocation, *, wait_s: float, hurry: bool) -> int:
+    """Without --job it stops the one job that runs here. A script that calls worker.should_save saves first.
+
+    The exit code is 0 if the job does not run any more, or did not run. It is 1 if the job did not end in time; the stop goes on then.
+    """
+    settings = invocation.settings_to_read_with()
+    return stop(settings, invocation.job(settings), wait_s=wait_s, hurry=hurry)
+
+
+def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry: bool = False) -> int:
+    """Stop a job and report what became of it. Returns 0 if it does not run any more, else 1."""
+    root = state_root(settings)
+    place, holder = _found(root, job)
+    if place is None:
+        stdio.say(f"no job runs here: {root}")
+        return 0
+    if holder is None:
+        print_text(f"job {place.job} does not run: {_end(place)}")
+        return 0
+    pid = holder.process.pid
+    history, _ = history_of(place)
+    under_way = history.stage == Stage.STOPPING
+    if not under_way:
+        _refuse_service(place.job, pid)
+    command_line = _command_line(pid)
+    if hurry or not under_way:
+        _send(place.job, holder)
+    stdio.say(f"job {place.job}: {'its stop is under way' if under_way else 'asked to stop'} (pid {pid}); waiting up to {wait_s:g} s")
+    if not _wait_ended(place, holder, wait_s):
+        hint = "The stop goes on: `supervise stop` waits again, `supervise stop --hurry` shortens it"
+        stdio.say(f"job {place.job}: not ended after {wait_s:g} s: {_position(place, history_of(place)[0])}. {hint}.")
+        return _NOT_ENDED
+    print_text(f"job {place.job}: {_end(place)}")
+    history, _ = history_of(place)
+    if history.end is not None and history.end.exit_code and command_line:
+        print_text(f"start it again: {command_line}")
+    for node in _other_nodes(root, place):
+        stdio.say(f"job {place.job} may run on {node} too; stop it there")
+    return 0
+
+
+def _found(root: Path, job: str | None) -> tuple[JobFiles | None, LockRecord | None]:
+    """Return the job that is meant and the live holder of its lock, None if it does not run; no job if none is named and none runs.
+
+    Raises SuperviseError (64) for an unknown job, one that runs elsewhere, and where none is named and several run.
+    """
+    if job is not None:
+        place = find_job(root, job)
+        return place, _holder(place)
+    here = [place for place in places_in(root) if place.node == identity.node_name()]
+    running = [(place, holder) for place in here if (holder := _seen(place)[0]) is not None]
+    if len(running) > 1:
+        names = ", ".join(place.job for place, _ in running)
+        raise SuperviseError(f"several jobs run here: {names}", hint="Name one of them with --job.", exit_code=ExitCode.USAGE)
+    return running[0] if running else (None, None)
+
+
+def _holder(place: JobFiles) -> LockRecord | None:
+    """Return who holds the lock of a job, None if nobody does. Raises SuperviseError (64) if that is not to be seen from here."""
+    holder, elsewhere = _seen(place)
+    if elsewhere is not None:
+        process = elsewhere.process
+        where = process.hostname if process.hostname != identity.node_name() else "another container of this node"
+        raise SuperviseError(
+            f"job {place.job} cannot be stopped from here: pid {process.pid} on {where} supervises it",
+            hint="Run the same command there.",
+            exit_code=ExitCode.USAGE,
+        )
+    return holder
+
+
+def _seen(place: JobFiles) -> tuple[LockRecord | None, LockRecord | None]:
+    """Return the holder of the lock if it lives here, and the holder that cannot be seen from here. Raises SuperviseError."""
+    record = lock.holder(place.directory / "lock")
+    alive = False if record is None else lock.is_alive(record)
+    return (record if alive else None), (record if alive is None else None)
+
+
+def _send(job: str, holder: LockRecord) -> None:
+    """Send TERM to exactly this process; one that is gone has stopped. Raises SuperviseError if it is somebody else's."""
+    process = process_tree.read(holder.process.pid)
+    if process is None or process.start_ticks != holder.process.start_ticks or killing.send(process, signal.SIGTERM):
+        return
+    if process_tree.read(holder.process.pid) is not None and lock.is_alive(holder):
+        raise SuperviseError(
+            f"job {job} cannot be stopped: process {holder.process.pid}: Operation not permitted",
+            hint="Run the same command as the user that runs the job.",
+        )
+
+
+def _refuse_service(job: str, pid: int) -> None:
+    """Raise SuperviseError (64) for a service: systemd starts it again after 75."""
+    unit = service_of(pid)
+    if unit:
+        hint = f"Run `systemctl stop {unit}`: it stops the job in the same way."
+        raise SuperviseError(f"job {job} is a service: systemd would start it again", hint=hint, exit_code=ExitCode.USAGE)
+
+
+def service_of(pid: int) -> str:
+    """Return what names the service whose main process this is, as `systemctl stop` takes it; "" if it is none, or cannot be read."""
+    import psutil  # noqa: PLC0415  for this command only
+
+    try:
+        environ = psutil.Process(pid).environ()
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:  # noqa: PTH123  one line
+            path = file.read().strip().rpartition(":")[2]
+    except (OSError, psutil.Error):
+        return ""
+    return unit_of(pid, environ, path)
+
+
+def unit_of(pid: int, environ: Mapping[str, str], cgroup: str) -> str:
+    """Return the unit whose main process `pid` is, by its environment and its control group; "" if it is none."""
+    unit = cgroup.rpartition("/")[2]
+    if environ.get("SYSTEMD_EXEC_PID") != str(pid) or not unit.endswith(".service"):
+        return ""
+    return f"--user {unit}" if "/user@" in cgroup else unit
+
+
+def _command_line(pid: int) -> str:
+    """Return the supervisor's own command line as a shell would take it; "" if it cannot be read."""
+    import psutil  # noqa: PLC0415  for this command only
+
+    try:
+        process = psutil.Process(pid)
+        words, cwd = process.cmdline(), process.cwd()
+    except psutil.Error:
+        return ""
+    if len(words) > 1 and os.path.basename(words[1]) == "supervise":  # noqa: PTH119  a word, and maybe no path
+        words = ["supervise", *words[2:]]
+    line = clean(shlex.join(words))
+    return line if cwd == str(identity.working_directory()) else f"cd {shlex.quote(cwd)} && {line}"
+
+
+def _wait_ended(place: JobFiles, holder: LockRecord, wait_s: float) -> bool:
+    """Wait for the supervisor's end, and show meanwhile, on a terminal, how far the stop is. False: the time is over."""
+    line = stdio.StatusLine(wanted=True)
+    until, never = time.monotonic() + wait_s, threading.Event()
+    try:
+        while lock.is_alive(holder):
+            if time.monotonic() >= until:
+                return False
+            if line.is_on:
+                line.show(f"{place.job}: {_position(place, history_of(place)[0])}")
+            never.wait(_POLL_S)
+    finally:
+        line.clear()
+    return True
+
+
+def _position(place: JobFiles, history: History) -> str:
+    del place
+    progress = live_progress(history)
+    return f"{history.stage}, {step_text(progress.step, relative=progress.relative)}, phase {progress.phase.value}"
+
+
+def _end(place: JobFiles) -> str:
+    """Return what became of the job's last run: its own last line, and its exit code."""
+    history, _ = history_of(place)
+    end = history.end
+    if history.run is None:
+        return "it never began"
+    if end is None:
+        return "its supervisor ended without a record; the next start continues the run"
+    code = f"exit code {end.exit_code}"
+    next_start = ", the next start continues the run" if end.exit_code == ExitCode.REQUEUE else ""
+    return f"{history.summary or end.reason or 'ended'} ({code}{next_start})"
+
+
+def _other_nodes(root: Path, place: JobFiles) -> Sequence[str]:
+    others = (other for other in places_in(root) if other.job == place.job and other.node != place.node)
+    return [other.node for other in others if history_of(other)[0].end is None]

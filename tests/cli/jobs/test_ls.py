@@ -1,0 +1,81 @@
+# ruff: noqa: ANN401  `Written` is made in conftest
+"""`supervise ls`: every job of a state directory, and where it stands."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from supervisor.cli.jobs.ls import ago, ls
+from supervisor.cli.jobs.status import as_dict, status_of
+from supervisor.job import identity
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_each_job_has_a_line_and_the_last_changed_is_first(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = make_job(root, "done")
+    done.begin()
+    done.start(1)
+    done.progress(5, 40, step=40)
+    done.succeed(10)
+    died = make_job(root, "died")
+    died.begin()
+    died.start(1)
+    died.close()
+    runs = make_job(root, "runs")
+    me = identity.this_process()
+    runs.begin(pid=me.pid, start_ticks=me.start_ticks)
+    runs.start(1)
+    runs.close()
+    for at, job in enumerate((done, died, runs)):
+        os.utime(job.directory / "journal.jsonl", (1_790_000_000 + at, 1_790_000_000 + at))
+    assert ls(done.settings, as_json=False) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["job", "state", "step", "attempt", "incidents", "changed"]
+    assert [row.split("  ")[0] for row in rows] == ["runs", "died", "done"]
+    for row, states in zip(rows, ("running", "supervise died", "ended with 0"), strict=True):
+        assert f" {states} " in row
+    assert rows[2].split()[4] == "40"
+    assert ls(done.settings, as_json=True) == 0
+    assert [one["job"] for one in json.loads(capsys.readouterr().out)] == ["runs", "died", "done"]
+
+
+def test_its_json_is_that_of_status(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from supervisor.cli.jobs.job_files import find_job, state_root  # noqa: PLC0415  for this test only
+
+    written.begin()
+    written.start(1)
+    written.succeed(10)
+    ls(written.settings, as_json=True)
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found == json.loads(json.dumps(as_dict(status_of(find_job(state_root(written.settings), "train")))))
+
+
+def test_the_node_is_named_where_there_are_several(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for node in ("gpu-1", "gpu-2"):
+        job = make_job(root, "train", node)
+        job.begin()
+        job.close()
+    ls(job.settings, as_json=False)
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[-1] == "node"
+    assert {row.split()[-1] for row in rows} == {"gpu-1", "gpu-2"}
+
+
+def test_no_job_is_no_error(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = make_job(root.parent / "other").settings
+    assert ls(settings, as_json=False) == 0
+    assert capsys.readouterr() == ("", f"supervise: no job in {root.parent / 'other'}; --state-dir names another place\n")
+    assert ls(settings, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_how_long_ago() -> None:
+    assert [ago(seconds) for seconds in (-1, 5, 59.4, 60, 3599, 7200, 200_000)] == [
+        "0 s ago", "5 s ago", "59 s ago", "1 min ago", "60 min ago", "2 h ago", "2 d ago",
+    ]  # fmt: skip

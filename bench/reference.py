@@ -1,4 +1,4 @@
-"""Write the tables of the reference pages from the tables in the code.
+"""Write the tables of the reference pages, and the man page, from the tables in the code.
 
     python bench/reference.py             # write them
     python bench/reference.py --check     # exit status 1, naming each page that is not up to date
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from man_page import man_page
 from page_tables import replace_table
 
 from supervisor.cli.commands import COMMANDS, load_command
@@ -85,9 +86,9 @@ def _meaning(row: SettingRow) -> str:
     return " ".join(filter(None, parts)).replace("|", r"\|")
 
 
-def exit_codes() -> str:
-    """Return the exit codes of ours, and those of the job in their places."""
-    rows = {code.value: (str(code.value), f"`{code.name}`", code.meaning, code.remedy) for code in ExitCode}
+def exit_codes() -> list[tuple[str, str, str, str]]:
+    """Return the exit codes of ours, and those of the job in their places: code, name, meaning, remedy."""
+    rows = {code.value: (str(code.value), code.name, code.meaning, code.remedy) for code in ExitCode}
     rows[1] = (
         "1\u201363",
         "",
@@ -101,7 +102,12 @@ def exit_codes() -> str:
         "75 instead if the ranks saved ([preemption](preemption.md))"),
         "see `supervise why`",
     )  # fmt: skip
-    return _table(("code", "name", "meaning", "what to do"), [rows[code] for code in sorted(rows)])
+    return [rows[code] for code in sorted(rows)]
+
+
+def _with_name(row: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
+    code, name, meaning, remedy = row
+    return code, f"`{name}`" if name else "", meaning, remedy
 
 
 def log_events() -> str:
@@ -164,11 +170,22 @@ def tables() -> dict[str, dict[str, str]]:
     sections = dict.fromkeys(row.key.rpartition(".")[0] for row in (*ROWS, *SINK_ROWS))
     return {
         "settings.md": {section: settings(section) for section in sections},
-        "exit-codes.md": {"exit codes": exit_codes()},
+        "exit-codes.md": {"exit codes": _table(("code", "name", "meaning", "what to do"), [_with_name(row) for row in exit_codes()])},
         "log-events.md": {"log events": log_events()},
         "commands.md": {"commands": commands()},
         "recovery.md": {"ladders": ladders(), "rungs": rungs()},
     }
+
+
+def pages() -> Iterator[tuple[Path, str, str]]:
+    """Yield each page: its path, its text now, and as it is to be."""
+    for name, parts in tables().items():
+        page = text = (DOCS / name).read_text(encoding="utf-8")
+        for part, table in parts.items():
+            text = replace_table(text, part, table)
+        yield DOCS / name, page, text
+    path = DOCS / "supervise.1"
+    yield path, path.read_text(encoding="utf-8") if path.exists() else "", man_page(exit_codes())
 
 
 def main() -> int:
@@ -177,11 +194,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is stale")
     args = parser.parse_args()
     stale = False
-    for name, parts in tables().items():
-        path = DOCS / name
-        page = text = path.read_text(encoding="utf-8")
-        for part, table in parts.items():
-            text = replace_table(text, part, table)
+    for path, page, text in pages():
         if text == page:
             continue
         stale = True

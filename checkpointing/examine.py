@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from checkpointing import step_names
 from checkpointing.discover import Listing
 from checkpointing.formats import pointer_files, tree_format_of
-from checkpointing.io.reader import NotRegular, never
-from checkpointing.io.tree import Tree
+from checkpointing.io.reader import NotRegular
+from checkpointing.io.tree import ReadOptions, Tree
 from checkpointing.model import Candidate, Identity, Verdict, Verification
 from checkpointing.select import newest
 from checkpointing.verification import identity_of, verify
@@ -32,6 +32,7 @@ _LIGHTNING: Final = re.compile(r"(?<![a-z_])step=(\d{1,18})")
 _MOST_BESIDE: Final = 4
 _LEVELS: Final = 3  # a run's directory, one for each of its parts, the checkpoints
 _NOWHERE: Final = Identity(0, 0, 0, 0)
+_PLAIN: Final = ReadOptions()
 _WORDS: Final = {
     Verdict.VERIFIED: "good",
     Verdict.BAD: "bad",
@@ -46,21 +47,19 @@ def word(verdict: Verdict) -> str:
     return _WORDS.get(verdict, "unverifiable")
 
 
-def look(
-    path: str, *, interrupted: Callable[[], bool] = never, started: Callable[[str], None] = lambda _path: None
-) -> Iterator[Verification]:
+def look(path: str, *, reading: ReadOptions = _PLAIN, started: Callable[[str], None] = lambda _path: None) -> Iterator[Verification]:
     """Yield a verification for each checkpoint that `path` stands for, at least one. `started` gets each path before it is read."""
     found, pointer = checkpoints_in(path), _pointer(path)
     # any script may write a file "latest"; only Megatron writes its own name
     ours = pointer is not None and (pointer.format == "megatron" or all(_format(one) == pointer.format for one in found if one != path))
     if ours and pointer is not None and (pointer.problem or len(found) == 1):
         # the framework's loader gets the root: if it holds one step, both are the same checkpoint
-        yield _root(path, pointer, found, interrupted, started)
+        yield _root(path, pointer, found, reading, started)
         if len(found) == 1:
             return
     for one in found:
         started(one)
-        yield judged(one, interrupted)
+        yield judged(one, reading)
 
 
 def checkpoints_in(path: str, levels: int = _LEVELS) -> list[str]:
@@ -120,11 +119,11 @@ def _files(base: str, tree: Tree) -> Iterator[str]:
             yield f"{base}/{name}"
 
 
-def judged(path: str, interrupted: Callable[[], bool] = never) -> Verification:
+def judged(path: str, reading: ReadOptions = _PLAIN) -> Verification:
     """Verify. The rest of a save that had just begun is INCOMPLETE though no format knows it; a checkpoint under another's name is BAD."""
-    found = verify(path, interrupted=interrupted)
+    found = verify(path, throttle=reading.throttle, interrupted=reading.interrupted)
     if found.verdict is Verdict.VERIFIED:
-        return _misnamed(found, interrupted)
+        return _misnamed(found, reading)
     if found.verdict not in (Verdict.FOREIGN, Verdict.UNVERIFIABLE) or (found.format and not step_names.is_temporary(path)):
         return found
     is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings throughout the package
@@ -137,7 +136,7 @@ def judged(path: str, interrupted: Callable[[], bool] = never) -> Verification:
     return replace(found, verdict=Verdict.INCOMPLETE, reason=reason, reasons=(reason, *found.reasons))
 
 
-def _misnamed(found: Verification, interrupted: Callable[[], bool]) -> Verification:
+def _misnamed(found: Verification, reading: ReadOptions) -> Verification:
     """Call a checkpoint bad if its content has another step than its name.
 
     If a file beside it differs from its name by the same factor or difference, the name counts something else (optimizer steps, where the
@@ -149,7 +148,7 @@ def _misnamed(found: Verification, interrupted: Callable[[], bool]) -> Verificat
     if named is None or found.content_step is None or abs(named - found.content_step) <= 1:
         return found
     for path in _beside(found.path):
-        other, content = _sure_step(path), verify(path, bulk=False, interrupted=interrupted).content_step
+        other, content = _sure_step(path), verify(path, bulk=False, interrupted=reading.interrupted).content_step
         if other is None or content is None:
             continue
         if content * named == found.content_step * other or content - other == found.content_step - named:
@@ -209,13 +208,13 @@ def _pointer(path: str) -> pointer_files.Pointer | None:
 
 
 def _root(
-    path: str, pointer: pointer_files.Pointer, found: list[str], interrupted: Callable[[], bool], started: Callable[[str], None]
+    path: str, pointer: pointer_files.Pointer, found: list[str], reading: ReadOptions, started: Callable[[str], None]
 ) -> Verification:
     """Return the verdict on a root: that on its one step, joined with the pointer's problem."""
     one = Verification(path, identity_of(path) or _NOWHERE, Verdict.VERIFIED, format=pointer.format)
     if len(found) == 1 and found[0] != path:
         started(found[0])
-        one = replace(judged(found[0], interrupted), path=path)
+        one = replace(judged(found[0], reading), path=path)
     if not pointer.problem:
         return one
     verdict = (

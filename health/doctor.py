@@ -18,7 +18,7 @@ from health.probing.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from health.model import Json
     from health.registry import Plugged
@@ -67,9 +67,10 @@ class Doctor:
     """Examines this node, as often as asked.
 
     lasting: in one process that stays, and also receives the driver's events. environ: the environment of the processes that run probes.
+    awaited: as of Runner.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- each is a choice of its own
         self,
         ask: Ask = _ASK,
         *,
@@ -77,12 +78,13 @@ class Doctor:
         plugged: Plugged = registry.NOTHING_PLUGGED,
         environ: Mapping[str, str] | None = None,
         lasting: bool = False,
+        awaited: Callable[[Sequence[str]], None] = lambda _names: None,
     ) -> None:
         self._ask = ask
         self._limits = limits
         self._probes = (*registry.PROBES, *plugged.probes)
         self._checks = registry.checks(plugged.checks)
-        self._runner = Runner(plugged.probes, environ)
+        self._runner = Runner(plugged.probes, environ, awaited=awaited)
         self._lasting = lasting
         self._first: Readings | None = None
         self._events: dict[str, list[dict[str, Json]]] = {}

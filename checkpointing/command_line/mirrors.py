@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from checkpointing.command_line.output import ProgressBar
+from checkpointing.command_line.progress import ProgressBar
 from checkpointing.manifest.digest import PART_BYTES
 from checkpointing.mirror import client, restore
 from checkpointing.mirror.spool import Spool
@@ -34,7 +34,7 @@ def push(  # noqa: PLR0913 -- source, destinations and options of a copy
     worst = 0
     with contextlib.closing(Spool(spool)) as held:
         for path in (os.path.realpath(path) for path in paths):
-            bar = ProgressBar(out, path)
+            bar = ProgressBar(out.clean(path), wanted=out.bars)
             try:
                 for done in client.push(path, backends, held, job=job, control=control, part_bytes=part_bytes, progress=bar.shown):
                     bar.clear()
@@ -62,7 +62,7 @@ def restore_newest(  # noqa: PLR0913 -- source, destination and options of a res
 
     `into` is the directory; None: where it was saved, unless `refusal` returns a reason against that path.
     """
-    bar = ProgressBar(out, f"checkpoint of {job}")
+    bar = ProgressBar(f"checkpoint of {job}", wanted=out.bars)
     try:
         done = restore.newest(
             backends,

@@ -12,14 +12,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import examine
+from checkpointing.command_line.progress import ProgressBar
 from checkpointing.formats import pointer_files
-from checkpointing.io.reader import NotRegular
+from checkpointing.io.reader import UNLIMITED, NotRegular, Throttle
+from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Identity, Verdict, Verification
 from checkpointing.select import newest
-from checkpointing.verification import Cache
+from checkpointing.verification import Cache, identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from checkpointing.command_line.output import Output
     from checkpointing.discover import Listing
@@ -33,8 +35,7 @@ def verify(paths: Sequence[str], out: Output) -> int:
     good = True
     rows: list[Verification] = []
     for path in paths:
-        for found in examine.look(path, started=lambda one: out.show(_reading(one, out))):
-            out.show("")
+        for found in _verdicts_at(path, out):
             good = good and found.verdict is Verdict.VERIFIED
             if out.as_json:
                 out.write(json.dumps(as_dict(found)))
@@ -44,25 +45,37 @@ def verify(paths: Sequence[str], out: Output) -> int:
     return 0 if good else 1
 
 
-def choose(listing: Listing, cache: Cache) -> tuple[Selection, Sequence[tuple[str, str]]]:
+def _verdicts_at(path: str, out: Output) -> Iterator[Verification]:
+    """Yield a verdict for each checkpoint at `path`, with a bar while one is read."""
+
+    def started(one: str) -> None:
+        identity = identity_of(one)
+        bar.begin(_reading(one, out), None if identity is None else identity.size)
+
+    with ProgressBar(_reading(path, out), wanted=out.bars) as bar:
+        for found in examine.look(path, reading=ReadOptions(Throttle(UNLIMITED, taken=bar.advance)), started=started):
+            bar.clear()
+            yield found
+
+
+def choose(listing: Listing, cache: Cache, throttle: Throttle) -> tuple[Selection, Sequence[tuple[str, str]]]:
     """Choose by the files alone: no job recorded anything about them."""
-    return newest(listing, cache=cache, limit_s=math.inf, prefer_finite=True), ()
+    return newest(listing, cache=cache, throttle=throttle, limit_s=math.inf, prefer_finite=True), ()
 
 
 def latest(
     directory: str,
     out: Output,
-    choose: Callable[[Listing, Cache], tuple[Selection, Sequence[tuple[str, str]]]] = choose,
+    choose: Callable[[Listing, Cache, Throttle], tuple[Selection, Sequence[tuple[str, str]]]] = choose,
 ) -> int:
     """Print which checkpoint a resume would take, and why newer ones were passed over. Returns 0 if there is one, else 1.
 
     `choose` returns the selection, and (path, reason) of those that were rejected before it.
     """
-    out.show(_reading(directory, out))
     cache = Cache()
-    listing = examine.listing(os.path.abspath(directory))  # noqa: PTH100 -- a link keeps its name
-    selection, rejected = choose(listing, cache)
-    out.show("")
+    with ProgressBar(_reading(directory, out), wanted=out.bars) as bar:
+        listing = examine.listing(os.path.abspath(directory))  # noqa: PTH100 -- a link keeps its name
+        selection, rejected = choose(listing, cache, Throttle(UNLIMITED, taken=bar.advance))
     torn = (*rejected, *selection.not_finite, *selection.torn)
     refused = (*torn, *selection.dangerous, *selection.rejected, *selection.unverifiable, *selection.unknown)
     identities = {candidate.path: candidate.identity for candidate in listing.candidates}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES: Final = 1 << 20  # of any stream: few calls, and little memory for each of the threads
 DROP_EVERY_BYTES: Final = 8 << 20  # how much of another's page cache we may displace before we give it back
-_UNLIMITED: Final = 1e18  # no disk gives that; finite, since no time at all may pass between two calls
+UNLIMITED: Final = 1e18  # no disk gives that; finite, since no time at all may pass between two calls
 BACKGROUND_BYTES_PER_S: Final = 200e6  # docs/design.md section 8: the cap of background reading on a node
 
 
@@ -44,7 +44,7 @@ class Throttle:
     """A token bucket of bytes. Thread-safe: several readers of one node may share it.
 
     `clock` gives monotonic seconds and `wait` sleeps for seconds; both are injected so that a test needs no time and a watcher can
-    wait on its stop event. `burst_bytes` may be taken at once after a pause.
+    wait on its stop event. `burst_bytes` may be taken at once after a pause. `taken` gets the bytes of each call, for a progress bar.
     """
 
     def __init__(
@@ -54,8 +54,10 @@ class Throttle:
         burst_bytes: int = 4 * CHUNK_BYTES,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
+        taken: Callable[[int], object] = lambda _n_bytes: None,
     ) -> None:
         """Begin with a full bucket."""
+        self._taken = taken
         self._rate = rate_bytes_per_s
         self._burst = float(burst_bytes)
         self._clock = clock
@@ -73,11 +75,12 @@ class Throttle:
             debt_s = -self._tokens / self._rate
         if debt_s > 0:
             self._wait(debt_s)
+        self._taken(n_bytes)
 
     def lift(self) -> None:
         """Let everything through from now on."""
         with self._lock:
-            self._rate = _UNLIMITED
+            self._rate = UNLIMITED
 
 
 def never() -> bool:

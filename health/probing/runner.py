@@ -34,7 +34,7 @@ from health.model import Ask, Json, Reading, Readings, reading_from
 from health.probing.process_groups import kill_group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from health.probing.messages import ProberAnswer, ProbeRequest
 
@@ -156,13 +156,20 @@ class _Stuck:
 class Runner:
     """Asks probes. plugged: MODULE by name of probes of packages. environ: the probers' own, default ours.
 
-    start: calls what makes a process; for a caller that must know its own children from others.
+    start: calls what makes a process; for a caller that must know its own children from others. awaited: gets the names of the probes that
+    did not answer yet, each time that there are fewer.
     """
 
     def __init__(
-        self, plugged: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None, *, start: Start = lambda make: make()
+        self,
+        plugged: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        start: Start = lambda make: make(),
+        awaited: Callable[[Sequence[str]], None] = lambda _names: None,
     ) -> None:
         self._start = start
+        self._awaited = awaited
         self._plugged = dict(plugged or {})
         self._environ = None if environ is None else dict(environ)
         self._stuck: dict[str, _Stuck] = {}
@@ -264,6 +271,7 @@ class Runner:
             open_jobs = {job.process.fd(): job for job in jobs if not job.outcome}
             for fd in open_jobs:
                 selector.register(fd, selectors.EVENT_READ)
+            self._awaited([job.name for job in open_jobs.values()])
             while open_jobs:
                 began = time.monotonic()
                 left = min(_SLICE_S, max(0.0, min(job.deadline for job in open_jobs.values()) - began))
@@ -277,9 +285,12 @@ class Runner:
                         job.deadline += stopped_s
                     if not job.outcome and job.deadline <= now and (fd not in readable or job.deadline + _STOPPED_S <= now):
                         job.outcome = _late(job)
-                for fd in [fd for fd, job in open_jobs.items() if job.outcome]:
+                answered = [fd for fd, job in open_jobs.items() if job.outcome]
+                for fd in answered:
                     selector.unregister(fd)
                     del open_jobs[fd]
+                if answered:
+                    self._awaited([job.name for job in open_jobs.values()])
 
     def _finished(self, job: _Job) -> list[Reading]:
         if job.outcome["state"] == "hung" and not job.process.end():

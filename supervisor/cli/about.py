@@ -7,11 +7,19 @@ import sys
 import click
 
 from supervisor.cli import stdio
+from supervisor.cli.commands import CommandGroup
 from supervisor.version import __version__
 
 
+def _commands_below(context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the commands that may follow the words so far."""
+    words: tuple[str, ...] = context.params.get("words") or ()
+    group = CommandGroup(path=" ".join(words))
+    return [name for name, _ in group.lines() if name.startswith(incomplete)]
+
+
 @click.command()
-@click.argument("words", metavar="[COMMAND]...", nargs=-1)
+@click.argument("words", metavar="[COMMAND]...", nargs=-1, shell_complete=_commands_below)
 def help_command(words: tuple[str, ...]) -> int:
     """Without a COMMAND it lists all commands. `supervise help checkpoints verify` is one of two words."""
     context = click.get_current_context().find_root()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,8 @@ from supervisor.cli.import_guard import pin_our_packages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from click.shell_completion import CompletionItem
 
 #: In the order of --help: MODULE:ATTRIBUTE below supervisor.cli ("" for a group that only holds commands), and the line that --help lists.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -56,9 +59,14 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "systemd alert": ("systemd.command:alert_command", "Alert that the unit of JOB failed; supervise-alert@JOB does this."),
     "config": ("", "Show the settings."),
     "config show": ("start.config:show_command", "Print every setting, its value, and where the value comes from."),
+    "completion": ("completion:command", "Print what makes bash, zsh or fish complete our commands and options."),
     "help": ("about:help_command", "Show what a command does, and its options."),
     "version": ("about:version_command", "Show the version."),
 }  # fmt: skip
+
+
+#: What options and arguments that name a file are called in a command's help.
+PATHS: Final = frozenset({"FILE", "DIR", "DIRECTORY", "PATH", "PATHS", "INTO", "GLOB"})
 
 
 class CommandGroup(click.Group):
@@ -87,11 +95,35 @@ class CommandGroup(click.Group):
         path = f"{self.path} {cmd_name}".strip()
         return load_command(path) if path in COMMANDS else None
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name from the table: click would import every command for its line."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415  to complete a command line only
+
+        found = [CompletionItem(name, help=line) for name, line in self.lines() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of `--help` from the table: click would import every command for its line."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl(list(self.lines()))
+
+
+class _Path(click.types.StringParamType):
+    """A string that the shell completes as the name of a file."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem  # noqa: PLC0415  to complete a command line only
+
+        del ctx, param
+        return [CompletionItem(incomplete, type="file")]
+
+
+def complete_paths(command: click.Command) -> None:
+    """Let the shell complete the names of files where an option or an argument is called so."""
+    for param in command.params:
+        if param.type is click.STRING and PATHS.intersection(re.findall(r"[A-Z]+", str(param.metavar))):
+            param.type = _Path()
 
 
 @functools.cache
@@ -105,5 +137,6 @@ def load_command(path: str) -> click.Command:
     module, _, attribute = place.partition(":")
     command: click.Command = getattr(import_module(f"supervisor.cli.{module}"), attribute)
     command.name = name
+    complete_paths(command)
     command.help = f"{line}\n\n{inspect.cleandoc(command.help or '')}".rstrip()
     return command

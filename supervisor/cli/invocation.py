@@ -17,7 +17,7 @@ from supervisor.config.settings import ROWS, Settings
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from supervisor.config.setting_columns import SettingRow
 
@@ -27,11 +27,19 @@ JOB = ("job.name", "job.state_dir")
 STATE_DIR = ("job.state_dir",)
 #: Every setting that has a flag.
 EVERY = tuple(row.key for row in ROWS if row.flag)
+#: The shell asks for completions through it (completion.py).
+COMPLETE_VARIABLE = "_SUPERVISE_COMPLETE"
 #: How the usage of a command that takes a CMD shows where it stands.
 BEFORE_CMD = "[OPTIONS] -- CMD..."
 
-#: What one item of a list is called in a command's help.
-_ITEMS = {"checkpoints.paths": "GLOB", "checkpoints.mirror": "URL", "knobs.declared": "NAME=WHERE", "health.evict_on": "CHECK"}
+#: What the value of a setting is called in a command's help, where that is not its type.
+_VALUES = {
+    "job.state_dir": "DIRECTORY",
+    "checkpoints.paths": "GLOB",
+    "checkpoints.mirror": "URL",
+    "knobs.declared": "NAME=WHERE",
+    "health.evict_on": "CHECK",
+}
 _VERBOSITY = (
     ("quiet", ("-q", "--quiet"), "Print warnings, errors and the card only."),
     ("verbose", ("-v", "--verbose"), "Print every log event too."),
@@ -147,7 +155,21 @@ def _options_of(row: SettingRow, help_text: str = "") -> Iterator[Callable[[Call
     elif row.kind is bool:
         yield click.option(name, row.flag, is_flag=True, default=None, help=row.help)
     elif row.kind is tuple:
-        yield click.option(name, row.flag, multiple=True, metavar=_ITEMS.get(row.key, "TEXT"), help=f"{row.help} May be repeated.")
+        yield click.option(name, row.flag, multiple=True, metavar=_VALUES.get(row.key, "TEXT"), help=f"{row.help} May be repeated.")
     else:
-        metavar = "|".join(row.choices) or {str: "TEXT", int: "N", float: "SECONDS"}[row.kind]
-        yield click.option(name, row.flag, metavar=metavar, help=help_text or row.help)
+        metavar = "|".join(row.choices) or _VALUES.get(row.key) or {str: "TEXT", int: "N", float: "SECONDS"}[row.kind]
+        yield click.option(name, row.flag, metavar=metavar, help=help_text or row.help, shell_complete=_completed(row))
+
+
+def _completed(row: SettingRow) -> Callable[[click.Context, click.Parameter, str], Sequence[str]] | None:
+    """Return what completes a setting's value: its choices, or the names of jobs; None: nothing that is particular to it."""
+
+    def choices(_context: click.Context, _param: click.Parameter, incomplete: str) -> Sequence[str]:
+        return [choice for choice in row.choices if choice.startswith(incomplete)]
+
+    def jobs(context: click.Context, param: click.Parameter, incomplete: str) -> Sequence[str]:
+        from supervisor.cli import completion  # noqa: PLC0415  not needed for --help
+
+        return completion.job_names(context, param, incomplete)
+
+    return choices if row.choices else jobs if row.key == "job.name" else None

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import click
 
 from supervisor.cli import stdio
-from supervisor.cli.commands import CommandGroup, load_command
-from supervisor.cli.invocation import BEFORE_CMD, EVERY, Invocation, setting_options
+from supervisor.cli.commands import CommandGroup, complete_paths, load_command
+from supervisor.cli.invocation import BEFORE_CMD, COMPLETE_VARIABLE, EVERY, Invocation, setting_options
 from supervisor.cli.usage import usage_error
 from supervisor.errors import ExitCode, SuperviseError
 
@@ -51,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if asked := os.environ.get(COMPLETE_VARIABLE):
+        from supervisor.cli import completion  # noqa: PLC0415  for the shell's question only
+
+        return completion.answer(root, asked)
     command: tuple[str, ...] | None = None
     if _SEPARATOR in arguments:
         at = arguments.index(_SEPARATOR)
@@ -65,7 +69,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  click's signature
-    if wanted:
+    if wanted and not context.resilient_parsing:  # not where the shell asks for completions
         from supervisor.cli.about import print_version  # noqa: PLC0415  for this option only
 
         print_version()
@@ -90,10 +94,15 @@ def root(invocation: Invocation) -> int | None:
     context.obj = invocation
     if context.invoked_subcommand is not None:
         return None
+    if invocation == Invocation({}, None, None) and not invocation.settings().job.command:
+        stdio.write(sys.stdout, context.get_help() + "\n")  # and behind it what is missing
     run = load_command("run")
     with run.make_context("run", [], parent=context) as of_run:
         result: int = run.invoke(of_run)
     return result
+
+
+complete_paths(root)
 
 
 def _unwritable(error: OSError) -> SuperviseError:

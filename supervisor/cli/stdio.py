@@ -7,7 +7,10 @@ import io
 import os
 import select
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 def prepare() -> None:
@@ -67,20 +70,43 @@ def _journal_prefix(text: str) -> str:
 
 
 class StatusLine:
-    """A line on stderr that is overwritten, and removed at the end. It is shown only on a terminal, and only if it is `wanted`."""
+    """A line on stderr, with a spinner, that is overwritten and removed at the end. It is shown only on a terminal. A context manager."""
 
-    def __init__(self, *, wanted: bool) -> None:
-        self.is_on = wanted and sys.stderr is not None and sys.stderr.isatty()
+    def __init__(self) -> None:
+        self._is_on = sys.stderr is not None and sys.stderr.isatty()
+        self._drawn: tuple[Progress, TaskID] | None = None
 
-    def show(self, text: str) -> None:
-        """Replace the line with this text."""
-        if self.is_on:
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
+    def __enter__(self) -> Self:
+        """Return the line itself."""
+        return self
 
-    def clear(self) -> None:
+    def __exit__(self, *_exc: object) -> None:
         """Remove the line."""
         self.show("")
+
+    def show(self, text: str) -> None:
+        """Replace the line with this text; "" removes it."""
+        if not text and self._drawn is not None:
+            self._drawn[0].stop()
+            self._drawn = None
+        if not text or not self._is_on:
+            return
+        if self._drawn is None:
+            self._drawn = _begun_line()
+        progress, task = self._drawn
+        progress.update(task, description=text)
+
+
+def _begun_line() -> tuple[Progress, TaskID]:
+    from rich.console import Console  # noqa: PLC0415  heavy, and for a terminal only
+    from rich.progress import Progress, SpinnerColumn, TextColumn  # noqa: PLC0415
+    from rich.table import Column  # noqa: PLC0415
+
+    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    progress = Progress(SpinnerColumn(), text, console=Console(stderr=True), transient=True, redirect_stdout=False, expand=True)
+    task = progress.add_task("", total=None)
+    progress.start()
+    return progress, task
 
 
 def flush() -> None:

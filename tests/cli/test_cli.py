@@ -155,7 +155,7 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "no command given\nsupervise: Write it behind `--`"),
+        (["-q"], "no command given\nsupervise: Write it behind `--`"),
         (["--"], "nothing stands behind `--`"),
         (["run", "--"], "nothing stands behind `--`"),
         (["stats"], "no such command: stats\nsupervise: Did you mean `supervise status`? Write `supervise -- stats …` to run it as a job."),
@@ -198,6 +198,18 @@ def test_a_command_line_that_is_wrong_is_64_with_what_helps(
     assert said in err
     assert err.startswith("supervise: error: ")
     assert len(err.splitlines()) == 2
+
+
+def test_without_a_word_the_help_is_shown(started: list[tuple[Settings, list[str]]], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--help"]) == 0
+    help_text = capfd.readouterr().out
+    assert main.main([]) == 64
+    out, err = capfd.readouterr()
+    assert out == help_text + "\n"
+    assert err.startswith("supervise: error: no command given\n")
+    Path("supervise.toml").write_text('[job]\ncommand = ["train.py"]\n', encoding="utf-8")
+    assert main.main([]) == 42
+    assert (started[0][1], capfd.readouterr().out) == (["train.py"], "")
 
 
 def test_help_and_version_are_commands_too(capfd: pytest.CaptureFixture[str]) -> None:

@@ -56,8 +56,8 @@ def names(wheel: Path) -> set[str]:
 def test_the_wheel_holds_our_packages_and_nothing_else(names: set[str]) -> None:
     tops = {name.partition("/")[0] for name in names}
     assert {"supervisor", "checkpointing"} <= set(PACKAGES) <= {"supervisor", "checkpointing", "health", COMMAND}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
-    assert len(tops) == len(PACKAGES) + 1
+    assert {top for top in tops if not top.endswith((".dist-info", ".data"))} == set(PACKAGES)
+    assert len(tops) == len(PACKAGES) + 2
 
 
 @pytest.mark.process
@@ -68,7 +68,8 @@ def test_the_wheel_holds_every_file_of_theirs(names: set[str]) -> None:
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {name for name in names if ".dist-info/" not in name} == there | {COMMAND}
+    assert {name for name in names if not re.match(r"[^/]+\.(dist-info|data)/", name)} == there | {COMMAND}
+    assert [name.partition(".data/")[2] for name in names if ".data/" in name] == ["data/share/man/man1/supervise.1"]
     needed = {"supervisor/guardian/__main__.py", "supervisor/instrument/sitecustomize.py", "supervisor/agent/__main__.py"}
     assert needed <= there
 

@@ -67,12 +67,9 @@ def collect(
     history, place = subject.history, subject.place
     processes = [history.run.pid, *(rank.pid for rank in history.ranks)] if history.run is not None and history.end is None else []
     contents = BundleContents(known_secrets(settings, os.environ, processes), most_bytes)
-    progress = stdio.StatusLine(wanted=True)
-    progress.show("examining this node and reading the job's files ...")
-    try:
+    with stdio.StatusLine() as line:
+        line.show("examining this node and reading the job's files ...")
         sources.fill(contents, subject, settings, lambda: _diagnosis(settings), asks_stacks=asks_stacks)
-    finally:
-        progress.clear()
     about = {
         "job": place.job,
         "node": place.node,

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from checkpointing import step_names
+from checkpointing.command_line.progress import ProgressBar
 from checkpointing.command_line.verdicts import as_dict, table
 from checkpointing.discover import find
+from checkpointing.io.reader import UNLIMITED, Throttle
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Candidate, note_of
 from checkpointing.retention.move_journal import MoveJournal
@@ -126,7 +128,10 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
     directory = place.directory / DIRECTORY
     absolute = os.path.abspath(path)  # noqa: PTH100  a link is shown as it is named
     manifest = Manifests(str(directory)).get(absolute)
-    found = verify_one(absolute, own=manifest is not None and manifest.identity == identity_of(absolute))
+    identity = identity_of(absolute)
+    with ProgressBar(f"reading {clean(path)}", None if identity is None else identity.size, wanted=not as_json) as bar:
+        throttle = Throttle(UNLIMITED, taken=bar.advance)
+        found = verify_one(absolute, throttle=throttle, own=manifest is not None and manifest.identity == identity)
     rejection = rejections_of(directory).get(found.path, found.identity)
     row = {
         **as_dict(found),

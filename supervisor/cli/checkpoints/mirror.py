@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from checkpointing.command_line import mirrors
-from checkpointing.command_line.output import ProgressBar
+from checkpointing.command_line.progress import ProgressBar
 from checkpointing.io.reader import Interrupted, Throttle
 from checkpointing.mirror import listing, removal, restore
 from checkpointing.mirror.backends import BackendError, S3Options
@@ -167,7 +167,7 @@ def _fetch(settings: Settings, same: Sequence[MirroredCheckpoint], into: str, ou
     """Fetch the first that is whole of what is the same in several mirrors. Raises what the last of them does."""
 
     def fetch(one: MirroredCheckpoint) -> restore.Restored:
-        bar = ProgressBar(out, one.manifest.name)
+        bar = ProgressBar(out.clean(one.manifest.name), wanted=out.bars)
         try:
             return restore.fetch(
                 one, into=_absolute(into), workers=settings.checkpoints.concurrency, progress=RestoreProgress(out.warn, bar.shown)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from checkpointing.discover import Listing
+    from checkpointing.io.reader import Throttle
     from checkpointing.select import Selection
     from checkpointing.verification import Cache
 
@@ -51,9 +52,8 @@ def latest_command(invocation: Invocation, *, directory: str, as_json: bool) -> 
 
 
 def output(*, as_json: bool) -> Output:
-    """Return where the commands print: our stdout, with a status line on a terminal."""
-    status = stdio.StatusLine(wanted=not as_json)
-    return Output(as_json=as_json, write=lambda text: stdio.write(sys.stdout, text), warn=stdio.say, show=status.show, clean=clean)
+    """Return where the commands print: our stdout, with progress bars on a terminal."""
+    return Output(as_json=as_json, write=lambda text: stdio.write(sys.stdout, text), warn=stdio.say, bars=not as_json, clean=clean)
 
 
 def verify(paths: Sequence[str], *, as_json: bool) -> int:
@@ -68,13 +68,17 @@ def latest(directory: str, records: Path | None, *, as_json: bool) -> int:
     is recorded now: rejections, manifests, kept copies, order of the runs, weights that turned NaN, roll-backs. Nothing is recorded.
     """
 
-    def choose(listing: Listing, cache: Cache) -> tuple[Selection, Sequence[tuple[str, str]]]:
-        return verdicts.choose(listing, cache) if records is None else _selected(listing, records, directory, cache)
+    def choose(listing: Listing, cache: Cache, throttle: Throttle) -> tuple[Selection, Sequence[tuple[str, str]]]:
+        if records is None:
+            return verdicts.choose(listing, cache, throttle)
+        return _selected(listing, records, directory, cache, throttle)
 
     return verdicts.latest(directory, output(as_json=as_json), choose)
 
 
-def _selected(listing: Listing, records: Path, directory: str, cache: Cache) -> tuple[Selection, Sequence[tuple[str, str]]]:
+def _selected(
+    listing: Listing, records: Path, directory: str, cache: Cache, throttle: Throttle
+) -> tuple[Selection, Sequence[tuple[str, str]]]:
     """Choose as a resume does, and return (path, reason) of what is rejected."""
     rejections, manifests = rejections_of(records), Manifests(str(records))
     rejected = {
@@ -86,5 +90,7 @@ def _selected(listing: Listing, records: Path, directory: str, cache: Cache) -> 
     above = os.path.abspath(directory)  # noqa: PTH100 -- a link keeps its name
     spares = [spare for spare in copies.spares() if is_within(above, spare.home)]
     order = known.order()
-    chosen = newest(free, None, cache, manifests=manifests, spares=spares, limit_s=math.inf, prefer_finite=True, order=order)
+    chosen = newest(
+        free, None, cache, throttle=throttle, manifests=manifests, spares=spares, limit_s=math.inf, prefer_finite=True, order=order
+    )
     return chosen, list(rejected.items())

@@ -16,7 +16,7 @@ from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from health import Doctor
     from supervisor.config.settings import Settings
@@ -64,11 +64,16 @@ def command(  # noqa: PLR0913  one for each option
             stdio.say(line)
     from health import render  # noqa: PLC0415  for this command only
 
-    return render.run(node_doctor(settings, lasting=watch_s is not None), sys.stdout, as_json=as_json, in_full=in_full, watch_s=watch_s)
+    with stdio.StatusLine() as line:
+        doctor = node_doctor(settings, lasting=watch_s is not None, show=line.show)
+        return render.run(doctor, sys.stdout, as_json=as_json, in_full=in_full, watch_s=watch_s)
 
 
-def node_doctor(settings: Settings, *, lasting: bool = False) -> Doctor:
-    """Return what examines this node, and the paths and ports of the job that the settings name. The caller closes it."""
+def node_doctor(settings: Settings, *, lasting: bool = False, show: Callable[[str], None] = lambda _text: None) -> Doctor:
+    """Return what examines this node, and the paths and ports of the job that the settings name. The caller closes it.
+
+    show: gets what is waited for, "" at the end.
+    """
     from health import Ask, Doctor  # noqa: PLC0415  heavy: not for --help
     from supervisor.config.health import directories, healthset  # noqa: PLC0415
     from supervisor.job import identity  # noqa: PLC0415
@@ -86,7 +91,11 @@ def node_doctor(settings: Settings, *, lasting: bool = False) -> Doctor:
         need_bytes=_largest(patterns, str(here)),
     )
     chosen = healthset(settings)
-    return Doctor(ask, limits=chosen.limits, plugged=chosen.plugged, lasting=lasting)
+    return Doctor(ask, limits=chosen.limits, plugged=chosen.plugged, lasting=lasting, awaited=lambda names: show(_waiting(names)))
+
+
+def _waiting(names: Sequence[str]) -> str:
+    return f"waiting for {', '.join(names)}" if names else ""
 
 
 def _largest(patterns: Sequence[str], cwd: str) -> int:

@@ -76,7 +76,7 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
     stdio.say(f"job {place.job}: {'its stop is under way' if under_way else 'asked to stop'} (pid {pid}); waiting up to {wait_s:g} s")
     if not _wait_ended(place, holder, wait_s):
         hint = "The stop goes on: `supervise stop` waits again, `supervise stop --hurry` shortens it"
-        stdio.say(f"job {place.job}: not ended after {wait_s:g} s: {_position(place, history_of(place)[0])}. {hint}.")
+        stdio.say(f"job {place.job}: not ended after {wait_s:g} s: {_position(history_of(place)[0])}. {hint}.")
         return _NOT_ENDED
     print_text(f"job {place.job}: {_end(place)}")
     history, _ = history_of(place)
@@ -182,22 +182,17 @@ def _command_line(pid: int) -> str:
 
 def _wait_ended(place: JobFiles, holder: LockRecord, wait_s: float) -> bool:
     """Wait for the supervisor's end, and show meanwhile, on a terminal, how far the stop is. False: the time is over."""
-    line = stdio.StatusLine(wanted=True)
     until, never = time.monotonic() + wait_s, threading.Event()
-    try:
+    with stdio.StatusLine() as line:
         while lock.is_alive(holder):
             if time.monotonic() >= until:
                 return False
-            if line.is_on:
-                line.show(f"{place.job}: {_position(place, history_of(place)[0])}")
+            line.show(f"{place.job}: {_position(history_of(place)[0])}")
             never.wait(_POLL_S)
-    finally:
-        line.clear()
     return True
 
 
-def _position(place: JobFiles, history: History) -> str:
-    del place
+def _position(history: History) -> str:
     progress = live_progress(history)
     return f"{history.stage}, {step_text(progress.step, relative=progress.relative)}, phase {progress.phase.value}"
 

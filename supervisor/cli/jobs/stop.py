@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from supervisor.journal.reader import History
     from supervisor.run.lock import LockRecord
 
-#: As TimeoutStopSec in systemd/supervise@.service.
+#: As TimeoutStopSec in supervisor/cli/systemd/units/supervise@.service.
 _WAIT_S: Final = 120.0
 _POLL_S: Final = 0.2
 _NOT_ENDED: Final = 1

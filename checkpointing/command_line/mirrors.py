@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from checkpointing.command_line.progress import ProgressBar
+from checkpointing.command_line.progress import ProgressBar, path_name
 from checkpointing.manifest.digest import PART_BYTES
 from checkpointing.mirror import client, restore
 from checkpointing.mirror.spool import Spool
@@ -34,7 +34,7 @@ def push(  # noqa: PLR0913 -- source, destinations and options of a copy
     worst = 0
     with contextlib.closing(Spool(spool)) as held:
         for path in (os.path.realpath(path) for path in paths):
-            bar = ProgressBar(out.clean(path), wanted=out.bars)
+            bar = ProgressBar(out.clean(path_name(path)), wanted=out.bars)
             try:
                 for done in client.push(path, backends, held, job=job, control=control, part_bytes=part_bytes, progress=bar.shown):
                     bar.clear()

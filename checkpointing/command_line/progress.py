@@ -18,6 +18,11 @@ _DELAY_S: Final = 0.3
 _WIDE: Final = 70
 
 
+def path_name(path: str) -> str:
+    """Return the last two parts of a path: a bar has no room for all of it, and the end says which one it is."""
+    return "/".join(path.rstrip("/").split("/")[-2:])
+
+
 class ProgressBar:
     """The progress of one thing, in bytes; a context manager. Several threads may report to it.
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import examine
-from checkpointing.command_line.progress import ProgressBar
+from checkpointing.command_line.progress import ProgressBar, path_name
 from checkpointing.formats import pointer_files
 from checkpointing.io.reader import UNLIMITED, NotRegular, Throttle
 from checkpointing.io.tree import ReadOptions
@@ -145,4 +145,4 @@ def _pointer_disagrees(directory: str, chosen: Verification | None) -> list[str]
 
 
 def _reading(path: str, out: Output) -> str:
-    return f"reading {out.clean(path)[-80:]}"
+    return f"reading {out.clean(path_name(path))}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from supervisor.cli.commands import COMMANDS, CommandGroup
@@ -27,8 +29,8 @@ def usage_error(error: click.UsageError) -> SuperviseError:
         hint = "Write the job's command behind `--`, as in `supervise -- torchrun train.py`."
         if command is not None and command.name in _READING:
             hint = f"A job is named with --job, as in `supervise {command.name} --job NAME`."
-    elif isinstance(error, click.BadParameter) and message.endswith("is not a valid integer range"):
-        message = message.removesuffix("a valid integer range") + "a number"
+    elif isinstance(error, click.BadParameter):
+        message = _plain(message)
         if command is not None and command.name == "why":
             hint = "Write the number of an incident, as `supervise status` counts them; a job is named with --job NAME."
     elif isinstance(error, click.NoSuchOption):
@@ -36,6 +38,13 @@ def usage_error(error: click.UsageError) -> SuperviseError:
         meant = _nearest_option(error.option_name, command)
         hint = f"The nearest is {meant}; options of the job's command go behind `--`." if meant else hint
     return SuperviseError(message[0].lower() + message[1:], hint=hint, exit_code=ExitCode.USAGE)
+
+
+def _plain(message: str) -> str:
+    """Return click's message about a value without what only the usage line needs: brackets, and where the command of a job stands."""
+    message = re.sub(r"for '\[?([^' \]]+)\]?(?: -- CMD\.\.\.)?'", r"for \1", message)
+    message = re.sub(r"is not a valid (?:integer|float) range$", "is not a number", message)
+    return re.sub(r"is not in the range x>=(\S+)$", r"is less than \1", message)
 
 
 def _nearest_option(option: str, command: click.Command | None) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from checkpointing.mirror.backends import KEYS_HINT, has_keys
+from checkpointing.mirror.backends import KEYS_HINT, URL_FORM, has_keys, is_mirror_url
 from supervisor.classify import redact
 from supervisor.config.settings import (
     JOB_NAME_FORM,
@@ -91,7 +91,10 @@ _HTTP: _Form = ("an http or https address", lambda text: text.startswith(("http:
 #: What some strings must be, each one of a list: how it is called, and the test.
 _FORMS: dict[str, tuple[_Form, ...]] = {
     "job.name": ((JOB_NAME_FORM, is_job_name),),
-    "checkpoints.mirror": ((f"places without keys in them ({KEYS_HINT})", lambda text: not has_keys(text)),),
+    "checkpoints.mirror": (
+        (f"places without keys in them ({KEYS_HINT})", lambda text: not has_keys(text)),
+        (URL_FORM, is_mirror_url),
+    ),
     **dict.fromkeys(("alerts.webhook.url", "alerts.sink.url", "alerts.heartbeat_url"), (_HTTP,)),
     "alerts.sink.name": (
         ("a name of small letters, digits, '-' and '_'", lambda text: bool(re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,39}", text))),
@@ -252,7 +255,8 @@ def _sources(environ: Mapping[str, str], cwd: Path, config: str | None, system_f
     sources.append(_Source(system_file, found=False))
     if named and not first.path.exists():
         raise SuperviseError(
-            f"no such configuration file: {first.path}", hint=f"Name an existing file with --config (or {CONFIG_VARIABLE})."
+            f"no such configuration file: {first.path}",
+            hint=f"Name an existing file with --config (or {CONFIG_VARIABLE}).",
         )
     return sources
 

@@ -181,11 +181,14 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
         (["--max-attempts", "0", "--", "true"], "expected an integer, at least 1"),
         (["--log-format", "xml", "--", "true"], "expected one of auto, console, json"),
         (["status", "--", "true"], "only `run` takes a command: true"),
-        (["why", "first"], "invalid value for '[INCIDENT]': 'first' is not a number\nsupervise: Write the number of an incident"),
-        (["logs", "--rank", "-1"], "invalid value for '--rank'"),
+        (["why", "first"], "invalid value for INCIDENT: 'first' is not a number\nsupervise: Write the number of an incident"),
+        (["logs", "--rank", "-1"], "invalid value for --rank: -1 is less than 0"),
+        (["logs", "--rank", "x"], "invalid value for --rank: 'x' is not a number"),
+        (["doctor", "--watch", "soon"], "invalid value for --watch: 'soon' is not a number"),
+        (["drill", "explode", "--", "true"], "invalid value for KIND: 'explode' is not one of 'kill', "),
         (
             ["logs", "--since", "noon"],
-            "invalid value for '--since': 'noon' is not a time: write 30s, 10m, 2h, 1d, 14:05 or 2026-11-23T14:05",
+            "invalid value for --since: 'noon' is not a time: write 30s, 10m, 2h, 1d, 14:05 or 2026-11-23T14:05",
         ),
     ],
 )
@@ -228,6 +231,10 @@ def test_help_and_version_are_commands_too(capfd: pytest.CaptureFixture[str]) ->
     ("arguments", "environ", "code", "said"),
     [
         (["--evict-on", "foo"], {}, 64, "health.evict_on (command line --evict-on): there is no check 'foo'"),
+        (["--mirror", "s3://"], {}, 64, "checkpoints.mirror = (not shown) from command line --mirror: expected s3://BUCKET/PREFIX, "),
+        ([], {"SUPERVISE_CHECKPOINTS_MIRROR": "gs://bucket/x"}, 78, "expected s3://BUCKET/PREFIX, file:///DIRECTORY or a directory"),
+        (["--config", "none.toml"], {}, 78, "no such configuration file: "),
+        ([], {"SUPERVISE_CONFIG": "none.toml"}, 78, "no such configuration file: "),
         ([], {"SUPERVISE_EVICT_ON": "foo"}, 78, "health.evict_on (environment SUPERVISE_EVICT_ON): there is no check 'foo'"),
         ([], {"SUPERVISE_HEALTH_THRESHOLDS": "foo=1"}, 78, "health.thresholds (environment SUPERVISE_HEALTH_THRESHOLDS): "),
         ([], {"SUPERVISE_WEBHOOK_URL": "http://"}, 78, "webhook"),

@@ -85,9 +85,12 @@ def test_sampling_goes_on_after_a_hang(fake_nvml: FakeNvml, runner: Runner) -> N
 
 
 @pytest.mark.process
-def test_one_hang_holds_up_no_other_probe(fake_nvml: FakeNvml, runner: Runner) -> None:
+def test_one_hang_holds_up_no_other_probe(fake_nvml: FakeNvml) -> None:
     fake_nvml.set({"0.hang_ms.nvmlDeviceGetTemperature": 600_000})
+    awaited: list[list[str]] = []
+    runner = Runner(environ=fake_nvml.environ, awaited=lambda names: awaited.append([*names]))
     now = runner.sweep(("nvml", "pci", "driver"), Ask(deadline_s=1.5))
+    assert (awaited[0], awaited[-2:]) == (["nvml", "pci", "driver"], [["nvml"], []])
     assert {one.subject: now.table(OUTCOME, one.subject)["state"] for one in now.of(OUTCOME)} == {
         NVML: "hung", "probe:pci": "answered", "probe:driver": "answered",
     }  # fmt: skip

@@ -194,6 +194,16 @@ def has_keys(url: str) -> bool:
     return bool(found) and ("@" in host or (":" in host and not host.startswith("arn:")))
 
 
+#: What a mirror's URL looks like.
+URL_FORM: Final = "s3://BUCKET/PREFIX, file:///DIRECTORY or a directory"
+
+
+def is_mirror_url(url: str) -> bool:
+    """Return whether a URL has one of these forms. Nothing is asked."""
+    scheme, found, rest = url.partition("://")
+    return bool(rest.partition("/")[0]) if found and scheme == "s3" else rest.startswith("/") if found and scheme == "file" else not found
+
+
 @dataclass(frozen=True, slots=True)
 class Bytes:
     """A body in memory: a manifest, or another small object."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from checkpointing import step_names
-from checkpointing.command_line.progress import ProgressBar
+from checkpointing.command_line.progress import ProgressBar, path_name
 from checkpointing.command_line.verdicts import as_dict, table
 from checkpointing.discover import find
 from checkpointing.io.reader import UNLIMITED, Throttle
@@ -129,7 +129,7 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
     absolute = os.path.abspath(path)  # noqa: PTH100  a link is shown as it is named
     manifest = Manifests(str(directory)).get(absolute)
     identity = identity_of(absolute)
-    with ProgressBar(f"reading {clean(path)}", None if identity is None else identity.size, wanted=not as_json) as bar:
+    with ProgressBar(f"reading {clean(path_name(path))}", None if identity is None else identity.size, wanted=not as_json) as bar:
         throttle = Throttle(UNLIMITED, taken=bar.advance)
         found = verify_one(absolute, throttle=throttle, own=manifest is not None and manifest.identity == identity)
     rejection = rejections_of(directory).get(found.path, found.identity)

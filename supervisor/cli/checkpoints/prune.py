@@ -72,6 +72,8 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
     if in_mirrors and checkpoints.mirror:
         every = checkpoints.keep_every or None
         mirror.prune(settings, job, rules.RetentionPolicy(in_mirrors, every), dry_run=dry_run, as_json=as_json)
+    if not gone.removed and not gone.reason:
+        stdio.say("no copy of ours is to be removed")
     return 1 if gone.reason else 0
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from checkpointing.command_line.progress import ProgressBar
 from supervisor.classify.engine import classify
 from supervisor.classify.gpu import memory as gpu_memory
 from supervisor.classify.logs.bounded_sample import BoundedSample
@@ -35,7 +36,7 @@ from supervisor.errors import ExitCode, SuperviseError
 from supervisor.observe.anchor_scanner import scanner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from supervisor.classify.logs.catalogue import Catalogue
     from supervisor.classify.logs.match import Scanner
@@ -99,7 +100,8 @@ def classify_logs(settings: Settings, places: Sequence[str], *, as_json: bool) -
     width = max((len(log.path) for log in logs), default=0)
     answered = False
     for log in logs:
-        answer = _tried(log, catalogue, scan)
+        with ProgressBar(f"reading {log.path}", _size(log), wanted=not as_json) as bar:
+            answer = _tried(log, catalogue, scan, bar.advance)
         if answer is None:
             continue
         answered = True
@@ -121,8 +123,19 @@ def classify_logs(settings: Settings, places: Sequence[str], *, as_json: bool) -
     return 0
 
 
-def read(log: Log, catalogue: Catalogue, scan: Scanner) -> tuple[tuple[Evidence, ...], tuple[Part, ...]]:
-    """Return the evidence in a log, its lines counted through all its files, and where each file begins.
+def _size(log: Log) -> int | None:
+    """Return how many bytes a log has; None if that is not known, as of standard input."""
+    files = [file for stream in log.streams for file in stream.files]
+    try:
+        return sum(file.stat().st_size for file in files) or None
+    except OSError:
+        return None
+
+
+def read(
+    log: Log, catalogue: Catalogue, scan: Scanner, progress: Callable[[int], None] = lambda _n_bytes: None
+) -> tuple[tuple[Evidence, ...], tuple[Part, ...]]:
+    """Return the evidence in a log, its lines counted through all its files, and where each file begins. `progress` gets the bytes read.
 
     Raises OSError, and SuperviseError where it is no text as it stands. There is no evidence at all where not a byte was read: that is
     no log of a healthy job.
@@ -138,7 +151,7 @@ def read(log: Log, catalogue: Catalogue, scan: Scanner) -> tuple[tuple[Evidence,
         newlines, changed_at = 0, 0.0
         for file in stream.files:
             parts.append(Part(file.name, before + newlines + 1))
-            fed = _feed(reader, file, texture, counting=file is not stream.files[-1])
+            fed = _feed(reader, file, texture, progress, counting=file is not stream.files[-1])
             newlines, changed_at, size = newlines + fed.newlines, fed.changed_at, size + fed.size
         found = reader.finish()
         if not several:
@@ -159,10 +172,10 @@ def _with_texture(evidence: tuple[Evidence, ...], texture: Texture) -> tuple[Evi
     return (*evidence, Evidence("log", _NOT_TEXT, texture.problem)) if texture.problem else evidence
 
 
-def _tried(log: Log, catalogue: Catalogue, scan: Scanner) -> Answer | None:
+def _tried(log: Log, catalogue: Catalogue, scan: Scanner, progress: Callable[[int], None]) -> Answer | None:
     """Return the answer about a log; None if it could not be read, which is reported."""
     try:
-        evidence, parts = read(log, catalogue, scan)
+        evidence, parts = read(log, catalogue, scan, progress)
     except OSError as error:
         stdio.say(f"error: cannot read {log.path}: {error.strerror or error}")
         return None
@@ -186,7 +199,7 @@ def _verdict(evidence: tuple[Evidence, ...]) -> Verdict:
     return replace(classify(()), summary=illegible.text, fingerprint="unknown:not-text", because=(illegible,))
 
 
-def _feed(reader: FloodReader, file: Path, texture: Texture, *, counting: bool) -> _Fed:
+def _feed(reader: FloodReader, file: Path, texture: Texture, progress: Callable[[int], None], *, counting: bool) -> _Fed:
     """Read a file to its end. Raises OSError, and SuperviseError where it is no text as it stands."""
     newlines = size = 0
     with reading.opened(None if str(file) == STDIN else file) as fd:
@@ -195,6 +208,7 @@ def _feed(reader: FloodReader, file: Path, texture: Texture, *, counting: bool) 
             size += len(block)
             newlines += block.count(b"\n") if counting else 0
             texture.take(block)
+            progress(len(block))
             reader.feed(block)
     return _Fed(size, newlines, status.st_mtime if stat.S_ISREG(status.st_mode) else 0.0)
 

@@ -64,8 +64,8 @@ def command(  # noqa: PLR0913  one for each option
             stdio.say(line)
     from health import render  # noqa: PLC0415  for this command only
 
-    with stdio.StatusLine() as line:
-        doctor = node_doctor(settings, lasting=watch_s is not None, show=line.show)
+    with stdio.StatusLine() as status:
+        doctor = node_doctor(settings, lasting=watch_s is not None, show=status.show)
         return render.run(doctor, sys.stdout, as_json=as_json, in_full=in_full, watch_s=watch_s)
 
 

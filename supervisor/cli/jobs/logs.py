@@ -45,14 +45,11 @@ def moment(text: str, now: float) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-class _Moment(click.ParamType):
-    name = "time"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return moment(value, time.time())
-        except ValueError:
-            self.fail(f"{value!r} is not a time: write 30s, 10m, 2h, 1d, 14:05 or 2026-11-23T14:05", param, ctx)
+def _since(_context: click.Context, _param: click.Parameter, text: str | None) -> float | None:
+    try:
+        return None if text is None else moment(text, time.time())
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not a time: write 30s, 10m, 2h, 1d, 14:05 or 2026-11-23T14:05") from error
 
 
 @click.command()
@@ -62,7 +59,7 @@ class _Moment(click.ParamType):
 @click.option("--run", metavar="RUN", help="Print an earlier run of the job (default: the last).")
 @click.option("--first-failure", is_flag=True, help="Print the rank that died first in the last failed attempt, or in --attempt.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), metavar="N", help="Print the last N lines of each file.")
-@click.option("--since", type=_Moment(), metavar="TIME", help="Print what was written since: 30s, 10m, 2h, 1d, 14:05, 2026-11-23T14:05.")
+@click.option("--since", callback=_since, metavar="TIME", help="Print what was written since: 30s, 10m, 2h, 1d, 14:05, 2026-11-23T14:05.")
 @click.option("--times/--no-times", default=None, help="Print the time before each line (default: on a terminal).")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing as the job writes more, through its restarts.")
 def command(  # noqa: PLR0913  one for each option

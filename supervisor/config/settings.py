@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
-from supervisor.core.model import ResumeKind
 from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:
     from supervisor.config.setting_columns import Value
+    from supervisor.core.model import ResumeKind
 
 #: Where a value may come from, from weakest to strongest.
 OriginKind = Literal["default", "file", "environment", "command line"]
@@ -183,6 +183,8 @@ class ResumeKnob:
     @property
     def kind(self) -> ResumeKind | None:
         """What the script gets; None: nothing is declared."""
+        from supervisor.core.model import ResumeKind  # noqa: PLC0415  12 ms that --help need not pay
+
         if self.flag or self.env or "{resume}" in self.args or "{step}" in self.args:
             return ResumeKind.PATH
         return ResumeKind.SWITCH if self.args or self.switch else None
@@ -535,6 +537,8 @@ class Settings:
     @property
     def resumes_itself(self) -> bool:
         """Whether the user declares that the script finds its own checkpoint, at once or by a switch."""
+        from supervisor.core.model import ResumeKind  # noqa: PLC0415  as above
+
         return self.job.resumes_itself or self.knobs.resume.kind is ResumeKind.SWITCH
 
     def address(self, job: str) -> str:

@@ -325,6 +325,7 @@ def test_nothing_heavy_is_imported_for_a_quick_answer(tmp_path: Path, arguments:
     modules = set(done.stderr.splitlines()[-1].split())
     assert "supervisor.cli.main" in modules
     assert {module.partition(".")[0] for module in modules}.isdisjoint(HEAVY)
+    assert arguments != ["--help"] or "supervisor.core.model" not in modules
 
 
 @pytest.mark.process

@@ -29,6 +29,8 @@ READING = {
     "supervise status": "exit code 0",
     "supervise why": "rank 3 was killed by SIGKILL",
     "supervise logs --rank 3 --follow": "rank 3 resumes from None",
+    "supervise ls": "ended with 0",
+    "supervise stop": "no job runs here",
     "supervise config show": "--resume {resume}",
 }
 DEMO = "tests/examples/test_demo.py::test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint_within_90_s"

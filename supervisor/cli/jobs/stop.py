@@ -60,7 +60,7 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
     root = state_root(settings)
     place, holder = _found(root, job)
     if place is None:
-        stdio.say(f"no job runs here: {root}")
+        print_text(f"no job runs here: {root}")
         return 0
     if holder is None:
         print_text(f"job {place.job} does not run: {_end(place)}")

@@ -71,7 +71,7 @@ def test_a_job_is_stopped_by_its_name_and_what_became_of_it_is_shown(
     assert main(["stop", "--job", "train"]) == 0
     assert capsys.readouterr().out.startswith("job train does not run: stopped")
     assert main(["stop"]) == 0
-    assert "no job runs here" in capsys.readouterr().err
+    assert capsys.readouterr().out == f"no job runs here: {tmp_path / '.supervise'}\n"
     assert main(["stop", "--job", "tran"]) == 64
 
 

@@ -252,7 +252,7 @@ class Supervised:
         """Return all that there is to know about the run, for the report of a failed test."""
         parts = [("command", " ".join(map(str, self.process.args))), ("exit", str(self.process.poll()))]  # type: ignore[arg-type]
         parts += [("stdout", self.stdout[-4000:]), ("stderr", self.stderr[-8000:]), ("journal", self.journal()[-16000:])]
-        logs = sorted(self.state.glob("*/nodes/*/attempts/*/*"))[-12:]
+        logs = [path for path in sorted(self.state.glob("*/nodes/*/attempts/*/*")) if path.suffix != ".times"][-12:]
         parts += [(str(log.relative_to(self.state)), log.read_text(errors="replace")[-2000:]) for log in logs]
         return "\n".join(f"--- {name}\n{text}" for name, text in parts)
 

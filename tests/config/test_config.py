@@ -280,6 +280,14 @@ def test_keys_in_a_mirrors_address_are_refused_and_not_repeated(load: Callable[.
     assert load({"checkpoints.mirror": ("s3://bucket/a@b:c", "/mnt/a@b:c")}).checkpoints.mirror
 
 
+@pytest.mark.parametrize("url", ["s3://", "s3:///prefix", "gs://bucket/prefix", "file://host/mirror", "http://bucket"])
+def test_a_mirror_that_is_no_place_is_refused_with_the_settings(load: Callable[..., Settings], url: str) -> None:
+    with pytest.raises(SuperviseError, match="expected s3://BUCKET/PREFIX, file:///DIRECTORY or a directory") as caught:
+        load({"checkpoints.mirror": ("/nfs/mirror", url)})
+    assert caught.value.exit_code == 64
+    assert load({"checkpoints.mirror": ("file:///nfs/mirror", "s3://bucket", "mirror")}).checkpoints.mirror
+
+
 def test_arguments_without_a_placeholder_are_taken_where_the_checkpoint_is_named_otherwise(load: Callable[..., Settings]) -> None:
     args = {"knobs.resume.args": "--init_from=resume '--x={}' '{\"a\": 1}' dir=${out}"}
     assert load({**args, "job.resumes_itself": True}).knobs.resume.args == args["knobs.resume.args"]

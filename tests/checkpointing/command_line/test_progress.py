@@ -65,6 +65,7 @@ def test_what_is_read_twice_does_not_lead_beyond_the_end(monkeypatch: pytest.Mon
 
 def test_verify_shows_what_it_reads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     terminal = terminal_of(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "step_1.pt").write_bytes(b"PK\x03\x04" + bytes(1 << 20))
     printed: list[str] = []
     verify([str(tmp_path)], Output(write=printed.append))

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.cli.jobs.ls import ago, ls
 from supervisor.cli.jobs.status import as_dict, status_of
+from supervisor.config.settings import JobSection, Settings
 from supervisor.job import identity
 
 if TYPE_CHECKING:
@@ -67,10 +69,10 @@ def test_the_node_is_named_where_there_are_several(make_job: Any, root: Path, ca
     assert {row.split()[-1] for row in rows} == {"gpu-1", "gpu-2"}
 
 
-def test_no_job_is_no_error(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = make_job(root.parent / "other").settings
+def test_no_job_is_no_error(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = replace(Settings(), job=JobSection(state_dir=str(root)))
     assert ls(settings, as_json=False) == 0
-    assert capsys.readouterr() == ("", f"supervise: no job in {root.parent / 'other'}; --state-dir names another place\n")
+    assert capsys.readouterr() == ("", f"supervise: no job in {root}; --state-dir names another place\n")
     assert ls(settings, as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == []
 

@@ -113,17 +113,19 @@ def fill(
 
 
 def _add_stacks(contents: BundleContents, subject: BundleSubject, *, asks: bool) -> None:
-    """Add the stacks files of the attempt, which last as long as its ranks, and where the ranks are asked what they answer."""
+    """Add the stacks files of the run that are still there, and where the ranks are asked what they answer."""
     run = subject.history.run
     if run is None or not run.scratch or subject.run:
         return
-    directory = Path(run.scratch) / f"attempt-{subject.attempt:04d}"
+    now = Path(run.scratch) / f"attempt-{subject.history.attempt:04d}"
     for rank in subject.history.ranks if asks else ():
         name = f"stacks/rank-{rank.rank}-now.txt"
-        contents.add(name, f"process {rank.pid}", partial(stack_dumps.request, rank.pid, rank.start_ticks, directory))
-    for path in sorted(directory.glob("stacks-*.txt")):
-        if path.stat().st_size:
-            contents.add(f"stacks/{path.name}", str(path), partial(_end, path, _LOG_BYTES), most_bytes=_LOG_BYTES)
+        contents.add(name, f"process {rank.pid}", partial(stack_dumps.request, rank.pid, rank.start_ticks, now))
+    for path in sorted(Path(run.scratch).glob("attempt-*/stacks-*.txt")):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if path.stat().st_size:
+                name = f"stacks/{path.parent.name}-{path.name.removeprefix('stacks-')}"
+                contents.add(name, str(path), partial(_end, path, _LOG_BYTES), most_bytes=_LOG_BYTES)
 
 
 def _add_output(contents: BundleContents, subject: BundleSubject) -> None:

@@ -36,8 +36,10 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from health.model import Json
+
 MIB = 1 << 20
-FOUND = {"kind": "oom", "line": "Memory cgroup out of memory"}
+FOUND: Json = {"kind": "oom", "line": "Memory cgroup out of memory"}
 WELL = Diagnosis((), (), 0.1, 1.0, Readings([Reading("kernel_log", KERNEL, "kernel.findings", [FOUND])]))
 
 

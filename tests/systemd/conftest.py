@@ -91,6 +91,12 @@ def machine() -> Iterator[Machine]:
         yield one
 
 
+@pytest.fixture
+def boot() -> Callable[..., contextlib.AbstractContextManager[Machine]]:
+    """Boot a machine of the test's own."""
+    return booted
+
+
 @contextlib.contextmanager
 def booted(files: Mapping[str, str] = MappingProxyType({}), keep: Path | None = None) -> Iterator[Machine]:
     """Boot, hand out, kill. Skips where that cannot be done: not root, no systemd, no cgroup2, a kernel that forbids it.
@@ -133,7 +139,8 @@ def _booted(scratch: Path, cgroup: Path, more: Mapping[str, str], keep: Path | N
     stand_in = files / "opt/stand-in"
     stand_in.mkdir(parents=True)
     shutil.copy(HERE / "supervise-stand-in", stand_in / "supervise")
-    opened = {str(parent) for path in (Path(sys.executable), Path(sys.executable).resolve(), ROOT / "x") for parent in path.parents}
+    reached = (Path(sys.executable), Path(sys.executable).resolve(), ROOT / "x", Path(psutil.__file__).resolve())
+    opened = {str(parent) for path in reached for parent in path.parents}
     console = (scratch / "console").open("w+")
     boot = subprocess.Popen(  # noqa: S603 - our own script
         [HERE / "boot.sh", scratch / "root", files, cgroup],
@@ -142,7 +149,7 @@ def _booted(scratch: Path, cgroup: Path, more: Mapping[str, str], keep: Path | N
         stderr=console,
     )
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 200
         while not (children := psutil.Process(boot.pid).children()) or not _is_up(Machine(children[0].pid)):
             assert boot.poll() is None, f"no boot: {(scratch / 'console').read_text()}"
             assert time.monotonic() < until, f"no boot in time: {(scratch / 'console').read_text()[-4000:]}"

@@ -88,7 +88,7 @@ def alert_command(invocation: Invocation, *, job: str) -> int:
     """To each sink of /etc/supervise/JOB.toml, unless supervise itself alerted that it gave up. 1: one did not take it."""
     from supervisor.cli import alerts  # noqa: PLC0415  not for --help
 
-    settings = _of_job(invocation, job).settings()
+    settings = _of_job(invocation, job).settings_to_read_with()  # a wrong configuration may be why the unit failed
     unit = os.environ.get("MONITOR_UNIT", f"supervise@{job}.service")
     if _is_reported(settings, job):
         stdio.say(f"{unit}: supervise alerted already that it gave up")

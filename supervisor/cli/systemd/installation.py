@@ -1,9 +1,9 @@
 """Writes the units, and what one job's unit needs, below a root directory.
 
-    etc/systemd/system/*                                the units
-    etc/systemd/system/supervise@JOB.service.d/job.conf  User= and WorkingDirectory=
-    etc/systemd/system/supervise-alert@JOB.service.d     a link to that directory, so that the alert runs as the job's user
-    etc/supervise/JOB.env, doctor.env                    PATH: where supervise and the job's programs are
+    etc/systemd/system/*                                       the units
+    etc/systemd/system/supervise@JOB.service.d/job.conf        User= and WorkingDirectory=
+    etc/systemd/system/supervise-alert@JOB.service.d/job.conf  a link to it: the alert has the job's user and credentials
+    etc/supervise/JOB.env, doctor.env                          PATH: where supervise and the job's programs are
 
 A unit that differs is replaced, and the old one is kept beside it with `.old`. A drop-in or environment file that is there stays.
 """
@@ -95,7 +95,8 @@ def install(root: Path, unit: JobUnit | None, bin_directory: Path) -> Iterator[W
     drop_ins = root / SYSTEM / f"supervise@{unit.job}.service.d"
     yield _kept(root / CONFIGURATION / f"{unit.job}.env", path)
     yield _kept(drop_ins / "job.conf", f"{user}WorkingDirectory={_escaped(unit.directory)}\n")
-    yield _linked(root / SYSTEM / f"supervise-alert@{unit.job}.service.d", drop_ins.name)
+    # systemd ignores a link to a directory of drop-ins
+    yield _linked(root / SYSTEM / f"supervise-alert@{unit.job}.service.d" / "job.conf", f"../{drop_ins.name}/job.conf")
     yield _kept(root / CONFIGURATION / "doctor.env", path)
     for name in (_OF_DOCTOR, "supervise-alert@doctor.service"):
         yield _kept(root / SYSTEM / f"{name}.d" / "user.conf", user)
@@ -125,6 +126,7 @@ def _kept(path: Path, content: str) -> WrittenFile:
 def _linked(path: Path, target: str) -> WrittenFile:
     if os.path.lexists(path):
         return WrittenFile(path, "kept")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(target)
     return WrittenFile(path, "written")
 

@@ -1,0 +1,117 @@
+"""What only a whole machine shows: a reboot, a power cut, the kernel's log, a node that is waited for, an alert of systemd's own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from conftest import Machine
+
+pytestmark = [pytest.mark.systemd, pytest.mark.slow, pytest.mark.process]
+OURS = str(Path(sys.executable).parent)
+TRAIN = """
+import os, sys, time
+import torch
+step = torch.load(sys.argv[2])["step"] if sys.argv[1:] else 0
+print(f"begins at step {step}", flush=True)
+os.makedirs("ckpt", exist_ok=True)
+while True:
+    step += 1
+    time.sleep(0.1)
+    if step % 5 == 0:
+        torch.save({"step": step}, "ckpt/new")
+        os.replace("ckpt/new", f"ckpt/step-{step:08}.pt")
+        print(f"saved {step}", flush=True)
+"""
+CONFIG = f"""
+[job]
+command = ["{sys.executable}", "train.py"]
+[checkpoints]
+paths = ["ckpt/*.pt"]
+[knobs.resume]
+args = "--resume {{resume}}"
+"""
+#: What `supervise systemd install` and `systemctl enable` leave on the disk.
+ENABLED = {
+    "etc/supervise/bert.toml": CONFIG,
+    "etc/supervise/bert.env": f"PATH={OURS}:/usr/bin:/bin\n",
+    "etc/systemd/system/supervise@bert.service.d/job.conf": "[Service]\nUser=trainer\nWorkingDirectory=/srv/job\n",
+    "etc/systemd/system/multi-user.target.wants/supervise@bert.service": "-> /etc/systemd/system/supervise@.service",
+}
+UNIT = "supervise@bert.service"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["reboot", "power cut"])
+def test_the_job_is_started_at_boot_and_goes_on_from_its_checkpoint(
+    boot: Callable[..., AbstractContextManager[Machine]], tmp_path: Path, how: str, wait_for: Callable[..., None]
+) -> None:
+    place = tmp_path / "srv" / "job"  # systemd-tmpfiles sets the mode of /srv itself
+    place.mkdir(parents=True)
+    (place / "train.py").write_text(TRAIN)
+    place.chmod(0o777)  # the user of the job is nobody here
+    with boot(ENABLED, tmp_path) as machine:
+        wait_for(lambda: "saved 10" in machine.journal(UNIT), 120, lambda: machine.journal(UNIT))
+        if how == "reboot":
+            machine.run("systemctl", "reboot")
+            wait_for(lambda: not Path(f"/proc/{machine.pid}/cmdline").exists(), 120)
+    with boot(ENABLED, tmp_path) as machine:
+        wait_for(lambda: "begins at step" in machine.journal(UNIT), 120, lambda: machine.journal(UNIT))
+        journal = machine.journal(UNIT)
+        (began,) = (line for line in journal.splitlines() if line.startswith("begins at step"))
+        assert int(began.split()[-1]) >= 10, journal
+        assert ("goes on with run" in journal) == (how == "power cut"), journal
+
+
+def test_the_kernel_s_log_is_readable_as_the_unit_s_user(machine: Machine, wait_for: Callable[..., None]) -> None:
+    made = machine.run("sh", "-c", "mknod -m 644 /dev/kmsg c 1 11 && systemctl restart systemd-journald")
+    assert made.returncode == 0, made.stderr
+    wait_for(lambda: machine.run("journalctl", "-k", "-q", "-n", "1").stdout)
+    denied = machine.as_user("head", "-c", "1", "/dev/kmsg")
+    if denied.returncode == 0:
+        pytest.skip("this kernel lets every user read /dev/kmsg")
+    to_file = "StandardOutput=truncate:/var/lib/supervise/klog/out\nStandardError=journal"
+    unit = machine.unit("klog", [f"{OURS}/supervise", "doctor", "--json"], OURS, drop_in=f"User=trainer\n{to_file}")
+    machine.run("mkdir", "-p", "/var/lib/supervise/klog")
+    machine.run("systemctl", "start", unit, timeout=120)
+    wait_for(lambda: machine.show(unit)["ActiveState"] in {"failed", "inactive"}, 120)
+    found = json.loads(machine.run("cat", "/var/lib/supervise/klog/out").stdout)
+    results = [row for row in found["results"] if row["check"] == "kernel_log"]
+    assert results
+    assert not [row for row in results if row["result"] == "unknown"]
+
+
+def test_a_node_that_is_missing_does_not_fail_the_start(machine: Machine, wait_for: Callable[..., None]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ["torchrun", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=x"]
+    unit = machine.unit("waits", [*words, "train.py"], OURS, drop_in="User=trainer\nTimeoutStartSec=40\nWatchdogSec=20\nRestart=no")
+    machine.run("systemctl", "start", "--no-block", unit)
+    wait_for(lambda: "waits for the other nodes" in machine.show(unit).get("StatusText", ""), 120, lambda: machine.journal(unit))
+    machine.run("sleep", "45")  # TimeoutStartSec=40 would have passed
+    shown = machine.show(unit)
+    assert (shown["ActiveState"], shown["SubState"]) == ("activating", "start"), machine.journal(unit)
+    assert machine.run("systemctl", "stop", unit, timeout=120).returncode == 0
+    assert "timed out" not in machine.journal(unit)
+
+
+def test_a_unit_that_failed_for_good_alerts(machine: Machine, wait_for: Callable[..., None]) -> None:
+    sink = '[[alerts.sink]]\nkind = "exec"\ndetail = "lines"\ncommand = ["tee", "/var/lib/supervise/wrong/alert"]\n'
+    unit = machine.installed("wrong", f'[job]\ncommand = ["true"]\nnonsense = 1\n{sink}', OURS, "/")
+    assert machine.run("systemctl", "start", unit, timeout=120).returncode != 0
+    assert "nonsense" in machine.show(unit).get("StatusText", "")
+    alert = "supervise-alert@wrong.service"
+    wait_for(lambda: machine.run("test", "-s", "/var/lib/supervise/wrong/alert").returncode == 0, 120, lambda: machine.journal(alert))
+    sent = json.loads(machine.run("cat", "/var/lib/supervise/wrong/alert").stdout)
+    assert (sent["event"], sent["job"]) == ("unit_failed", "wrong")
+    assert f"{unit} failed" in sent["lines"][0]

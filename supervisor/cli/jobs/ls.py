@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+#: A terminal of fewer columns shows no attempt and no incidents.
+_NARROW = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +79,36 @@ def ago(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s ago"
 
 
+def _cells(one: ListedJob, now: float) -> dict[str, str]:
+    found = one.status
+    return {
+        "job": found.job,
+        "state": state_word(found),
+        "step": "-" if found.step is None else step_text(found.step, relative=found.step_relative).removeprefix("step "),
+        "attempt": str(found.attempt),
+        "incidents": str(found.incidents),
+        "changed": ago(now - one.changed),
+        "node": found.node,
+    }
+
+
 def _print_table(listed: Sequence[ListedJob], now: float) -> None:
     from rich.console import Console  # noqa: PLC0415  for this command only
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("job", "state", "step", "attempt", "incidents", "changed"):
-        table.add_column(name, overflow="fold")
-    several_nodes = len({one.place.node for one in listed}) > 1
-    if several_nodes:
-        table.add_column("node", overflow="fold")
-    for one in listed:
-        found = one.status
-        step = "-" if found.step is None else step_text(found.step, relative=found.step_relative).removeprefix("step ")
-        cells = [found.job, state_word(found), step, str(found.attempt), str(found.incidents), ago(now - one.changed)]
-        table.add_row(*(Text(cell) for cell in (*cells, *([found.node] if several_nodes else []))))
     # a pipe has no width: nothing is folded there
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000, highlight=False, emoji=False)
+    without = {"attempt", "incidents"} if console.width < _NARROW else set[str]()
+    if len({one.place.node for one in listed}) == 1:
+        without.add("node")
+    table = Table(box=None, pad_edge=False)
+    rows = [_cells(one, now) for one in listed]
+    for name in rows[0]:
+        if name not in without:
+            table.add_column(name, overflow="fold", no_wrap=name not in {"job", "state", "node"})
+    for row in rows:
+        table.add_row(*(Text(cell) for name, cell in row.items() if name not in without))
     with console.capture() as captured:  # written by us: rich ends the process where nobody reads any more
         console.print(table)
     stdio.write(sys.stdout, "\n".join(line.rstrip() for line in captured.get().splitlines()))

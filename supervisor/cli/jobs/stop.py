@@ -18,6 +18,7 @@ import click
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.cli.jobs.job_files import JobFiles, find_job, history_of, live_progress, places_in, print_text, state_root
+from supervisor.core.model import Phase
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.guardian import killing, process_tree
@@ -194,7 +195,9 @@ def _wait_ended(place: JobFiles, holder: LockRecord, wait_s: float) -> bool:
 
 def _position(history: History) -> str:
     progress = live_progress(history)
-    return f"{history.stage}, {step_text(progress.step, relative=progress.relative)}, phase {progress.phase.value}"
+    step = "" if progress.step is None else f", {step_text(progress.step, relative=progress.relative)}"
+    phase = "" if progress.phase is Phase.UNKNOWN else f", phase {progress.phase.value}"
+    return f"{history.stage}{step}{phase}"
 
 
 def _end(place: JobFiles) -> str:

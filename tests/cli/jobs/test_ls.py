@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from supervisor.cli.jobs.ls import ago, ls
 from supervisor.cli.jobs.status import as_dict, status_of
@@ -15,8 +20,6 @@ from supervisor.job import identity
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_each_job_has_a_line_and_the_last_changed_is_first(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +70,26 @@ def test_the_node_is_named_where_there_are_several(make_job: Any, root: Path, ca
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[-1] == "node"
     assert {row.split()[-1] for row in rows} == {"gpu-1", "gpu-2"}
+
+
+@pytest.mark.parametrize(("columns", "names"), [(40, 4), (80, 6), (200, 6)])
+def test_the_table_fits_the_terminal(written: Any, monkeypatch: pytest.MonkeyPatch, columns: int, names: int) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    written.begin()
+    written.start(1)
+    written.progress(5, 40, step=123_456)
+    written.close()
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert ls(written.settings, as_json=False) == 0
+    head, *rows = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+    assert len(head.split()) == names
+    assert all(len(line) <= columns for line in (head, *rows))
+    assert rows[0].split()[:4] == ["train", "supervise", "died", "123456"]
 
 
 def test_no_job_is_no_error(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

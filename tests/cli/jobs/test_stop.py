@@ -84,7 +84,7 @@ def test_a_stop_that_takes_longer_goes_on_and_can_be_hurried(
     began(tmp_path)
     for _ in range(2):  # asked once, waited for twice: the second does not hurry
         assert main(["stop", "--wait-s", "1"]) == 1
-        assert "not ended after 1 s: stopping, " in capsys.readouterr().err
+        assert "not ended after 1 s: stopping. The stop goes on: " in capsys.readouterr().err
     assert job.poll() is None
     assert main(["stop", "--hurry", "--wait-s", "60"]) == 0
     assert job.wait(10) == 143

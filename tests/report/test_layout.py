@@ -1,0 +1,93 @@
+"""A page of labelled facts fits 40 to 200 columns, and loses nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import struct
+import sys
+import termios
+
+import pytest
+from rich.cells import cell_len
+
+from supervisor.report.layout import Fact, FactPage, Surface, Tone, render, surface_of
+
+LOOK = "supervise why 1 --job train --state-dir '/mnt/a directory/whose name is longer than any of the pages'"
+PAGE = FactPage(
+    "incident 1 of job train on gpu-7: given up, exit code 65",
+    (
+        Fact("cause", "The GPU ran out of memory (cuda_oom, 97 % sure)", Tone.BAD),
+        Fact("evidence", f"rank 1 raised OutOfMemoryError: CUDA out of memory in /data/{'x' * 250}.py"),
+        Fact("", "a consequence: 日本語の文字列 " * 9, Tone.FAINT),
+        Fact("look", LOOK, copied=True),
+    ),
+    Tone.BAD,
+)
+
+
+@pytest.mark.parametrize("width", [40, 59, 60, 80, 100, 140, 200])
+def test_a_page_fits_its_width_and_every_character_of_it_is_shown(width: int) -> None:
+    text = render(PAGE, Surface(width))
+    *lines, look = text.splitlines()
+    assert look.endswith(LOOK), "what is there to be copied is one line"
+    assert all(cell_len(line) <= width for line in lines)
+    shown = re.sub(r"\s", "", text)
+    for fact in PAGE.facts:
+        assert re.sub(r"\s", "", fact.text) in shown
+    assert re.sub(r"\s", "", PAGE.title) in shown
+
+
+def test_a_label_stands_beside_its_text_or_above_it() -> None:
+    page = FactPage("job train", (Fact("cause", "a bug"), Fact("", "and more")))
+    assert render(page, Surface(60)).splitlines()[1:] == ["  cause  a bug", "         and more"]
+    assert render(page, Surface(40)).splitlines()[1:] == ["cause", "  a bug", "  and more"]
+
+
+def test_a_page_is_plain_text_unless_colour_is_wanted() -> None:
+    assert "\x1b" not in render(PAGE)
+    coloured = render(PAGE, Surface(80, colour=True))
+    assert "\x1b[1;31m" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == render(PAGE, Surface(80))
+
+
+def test_foreign_text_neither_moves_the_cursor_nor_shows_a_secret() -> None:
+    page = FactPage("job \x1b]0;x\x07", (Fact("evidence", "\x1b[2J[red]HF_TOKEN=hf_CANARY0123456789abcdefgh\r\n:boom:"),))
+    text = render(page, Surface(80))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+    assert "CANARY" not in text
+    assert "[red]" in text
+    assert ":boom:" in text
+
+
+def test_the_surface_of_a_terminal_is_its_width_and_its_colour() -> None:
+    pty, terminal = os.openpty()
+    try:
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 72, 0, 0))
+        assert surface_of(terminal, {}) == Surface(72, colour=True)
+        assert surface_of(terminal, {"NO_COLOR": "1"}) == Surface(72)
+        assert surface_of(terminal, {"TERM": "dumb"}) == Surface(72)
+        assert surface_of(terminal, {"COLUMNS": "20"}) == Surface(40, colour=True)
+        assert surface_of(terminal, {"COLUMNS": "900"}) == Surface(200, colour=True)
+    finally:
+        os.close(pty)
+        os.close(terminal)
+
+
+def test_a_pipe_has_no_colour_and_a_hundred_columns_unless_another_width_is_asked_for() -> None:
+    reader, writer = os.pipe()
+    try:
+        assert surface_of(writer, {}) == Surface(100)
+        assert surface_of(writer, {"COLUMNS": "64"}) == Surface(64)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert surface_of(999, {}) == Surface(100), "a closed descriptor"
+
+
+def test_a_page_is_printed_even_if_rich_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    text = render(PAGE, Surface(40))
+    for fact in PAGE.facts:
+        assert fact.text.strip() in text

@@ -3,6 +3,7 @@
     from supervisor import worker
 
     worker.heartbeat(step)              report the absolute step, if the optimizer does not hold it
+    worker.heartbeat(step, total=N)     and the step with which the training ends: `supervise status` then estimates the time left
     if worker.should_save(): ...        once per step: the job will be stopped; save now, on every rank at this same step
     if worker.save_requested(): ...     the job will be stopped; this node's ranks may save, without an agreement on the step
     worker.saved()                      report that the checkpoint is complete, if torch did not write it
@@ -26,14 +27,15 @@ if TYPE_CHECKING:
     from supervisor.instrument._supervise_shim import Instrumentation
 
 
-def heartbeat(step: int) -> None:
+def heartbeat(step: int, total: int | None = None) -> None:
     """Report the absolute training step: the one that a resume continues from.
 
-    From then on this number, not the optimizer's, is the rank's step.
+    From then on this number, not the optimizer's, is the rank's step. total: the step with which the training ends, if it is known; for
+    `supervise status`.
     """
     instrument = _instrument()
     if instrument is not None:
-        instrument.heartbeat(step)
+        instrument.heartbeat(step, total)
 
 
 def should_save() -> bool:

@@ -29,7 +29,7 @@ _ROWS = {
     Cause.CUDA_OOM: Explanation(
         "The GPU ran out of memory",
         "torch's OutOfMemoryError in every wording since 0.4, cudaErrorMemoryAllocation, NCCL's or cuBLAS's own failure to allocate",
-        "Look at the facts: end other processes that hold memory; if much is reserved but unallocated, set "
+        "End other processes that hold memory; if much is reserved but unallocated, set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; else halve the micro-batch and double the gradient accumulation",
     ),
     Cause.HOST_OOM: Explanation(
@@ -51,7 +51,7 @@ _ROWS = {
     Cause.NCCL_NETWORK: Explanation(
         "The network between GPUs failed: InfiniBand, RoCE or sockets",
         "NCCL's remote error and system error, ibv_* failures, 'Got completion with error', a peer that closed its connection",
-        "Check the port or host that the facts name (ibstat, link counters, cabling), and NCCL_SOCKET_IFNAME and NCCL_IB_HCA",
+        "Check the port or host that the evidence names (ibstat, link counters, cabling), and NCCL_SOCKET_IFNAME and NCCL_IB_HCA",
     ),
     Cause.NCCL_INIT: Explanation(
         "NCCL could not start: versions, devices or plugins do not match",
@@ -83,7 +83,7 @@ _ROWS = {
     Cause.GPU_XID_OTHER: Explanation(
         "The driver reported another error of the GPU",
         "an Xid in the kernel's log or from NVML that is no consequence (43 and 45 are); a recovery that the driver asks for",
-        "Read the Xid's meaning in the facts: some are faults of the program, some of the hardware; "
+        "Read the Xid's meaning in the evidence: some are faults of the program, some of the hardware; "
         "if it comes back on one GPU, drain the node",
     ),
     Cause.NVLINK: Explanation(
@@ -118,7 +118,7 @@ _ROWS = {
     Cause.DISK_FULL: Explanation(
         "A file system, or a quota, is full",
         "No space left on device, Disk quota exceeded (ENOSPC, EDQUOT), torch's file writer with 'unexpected pos'",
-        "Make room on the file system of the path in the facts; mostly old checkpoints and caches fill it",
+        "Make room on the file system of the path in the evidence; mostly old checkpoints and caches fill it",
     ),
     Cause.IO_ERROR: Explanation(
         "A file system reported an I/O error",
@@ -160,7 +160,7 @@ _ROWS = {
     Cause.USER_CODE: Explanation(
         "The training program raised an exception of its own",
         "an exception that no other cause explains, or an exit code that the program chose",
-        "Correct it at the file and line in the facts",
+        "Correct it at the file and line that are named",
     ),
     Cause.DEPENDENCY: Explanation(
         "A library is missing, or libraries do not match each other",

@@ -91,6 +91,14 @@ def balance(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Polic
     return BudgetBalance(reason if used >= allowed else "", max(allowed - used - 1, 0), charged=not infrastructure)
 
 
+def restarts_left(failures: tuple[Failure, ...], t: float, policy: Policy, attempt: int) -> int:
+    """Return how many restarts may follow at time `t`, each without progress, if it now fails as it did last."""
+    found = balance(failures, failures[-1].cause if failures else Cause.UNKNOWN, t, policy)
+    allowed = 0 if found.refusal else found.left + 1
+    caps = [policy.max_attempts - attempt, *([policy.max_restarts - attempt + 1] if policy.max_restarts is not None else [])]
+    return max(0, min(allowed, *caps))
+
+
 def backoff_s(used: int, jitter: float, policy: Policy) -> float:
     """Return the delay before the next restart: full jitter under a ceiling that doubles from the base.
 

@@ -164,7 +164,7 @@ def _next_of_peer(event: PeerDecided) -> str:
         return "that node's next decision"
     if event.exit_code == planning.REQUEUE:
         return "the scheduler's requeue continues this run"
-    return "nothing by itself: change what is named above, and start the job again on every node"
+    return "change what is named above, and start the job again on every node"
 
 
 def _stopped_by_peer(event: PeerDecided) -> str:

@@ -1,11 +1,13 @@
 """Reads a journal for the commands: where the job stands, and each incident from beginning to end.
 
-`decide` is not run for it: the decisions stand in the records. Most records are progress that led to nothing; only the newest of those is
-read, which keeps a week's journal under half a second. An event of a later version is passed over.
+`decide` is not run for it: the decisions stand in the records. Most records are progress that led to nothing; only the newest few of those
+are checked and read, so that 100 MB take a tenth of a second. An event of a later version is passed over.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,10 +15,11 @@ import msgspec
 
 from supervisor.core import actions as act
 from supervisor.core import events
-from supervisor.core.model import Evidence, Progress, RankExit, RankInfo
+from supervisor.core.model import CheckpointRef, Evidence, Failure, Finding, Gpu, Policy, Progress, RankExit, RankInfo
 from supervisor.core.state import Stage
 from supervisor.journal import renames
 from supervisor.journal.records import (
+    MIRRORED,
     RESTORED,
     SUMMARY,
     Damage,
@@ -30,17 +33,24 @@ from supervisor.journal.records import (
     check_version,
     decode,
     event_of,
+    fitting,
     frames,
+    unframe,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from supervisor.core.model import CheckpointRef
 
 _PROGRESS = b'"kind":"event","body":{"event":"ProgressObserved"'
-_NO_ACTIONS = b'"actions":[]}}'
+#: Where in a line that begins: behind the frame, the number and the two times.
+_PROGRESS_AT = 40, 240
+_NO_ACTIONS = b'"actions":[]}}}\n'
+#: Progress that clears the budget changes these; the budget is read from them.
+_FAILURES = b'"failures":'
+#: Reports of progress, one in 10 s, from which the pace of the training is taken.
+_PACE_REPORTS = 8
 #: An opening that stands nowhere in the journal because the supervisor died before it could write one.
 _DIED = "supervise died while this attempt ran"
 
@@ -98,6 +108,17 @@ class History:
     incidents_before: int = 0
     summary: str = ""  # the last line of the last run; "" while it goes on, and in the journal of an older version
     restored: str = ""  # what a mirror gave before the first attempt of the last run, and what was passed over
+    run_t: float = 0.0  # when the last run began, 0: not recorded
+    end_t: float = 0.0
+    attempt_t: float | None = None  # when the ranks of the current attempt were there
+    pace: tuple[tuple[float, int], ...] = ()  # the newest reports of progress of the current attempt: time, step
+    verified: tuple[float, CheckpointRef] | None = None  # when, and which
+    mirrored: tuple[float, Note] | None = None
+    policy: Policy = field(default_factory=Policy)
+    failures: tuple[Failure, ...] = ()  # as JobState.run.failures
+    gpus: tuple[Gpu, ...] = ()
+    findings: dict[tuple[str, str, str], Finding] = field(default_factory=dict)  # the newest of each kind
+    examined_t: float | None = None  # when this node was last examined
 
     @property
     def open_incident(self) -> RecordedIncident | None:
@@ -121,11 +142,9 @@ class History:
 def read_history(path: Path) -> History:
     """Read the journal at `path`. Raises OSError, and SuperviseError (78) for a newer format."""
     reading = _Reading()
-    for rec in frames(path):
+    for rec in frames(path, reading.passes_over):
         if isinstance(rec, Damage):
             reading.history.problems += [] if rec.torn else [str(rec)]
-        elif _PROGRESS in rec[:200] and rec.endswith(_NO_ACTIONS):
-            reading.last_progress = rec
         else:
             record = decode(rec)
             if record is not None:
@@ -133,6 +152,7 @@ def read_history(path: Path) -> History:
                     check_version(path, record.body)
                 reading.take(record)
     reading.settle_progress()
+    reading.settle_pace()
     return reading.history
 
 
@@ -158,10 +178,19 @@ class _Reading:
 
     def __init__(self) -> None:
         self.history = History()
-        self.last_progress: bytes | None = None
+        self.last_progress: bytes | None = None  # the line
+        self.reports: deque[bytes | EventTaken] = deque(maxlen=_PACE_REPORTS)
         self.resume: CheckpointRef | None = None
         self.seq = 0
         self.has_old_names = False
+
+    def passes_over(self, line: bytes) -> bool:
+        """Whether a line is progress that led to nothing; it is kept, and the one before it is not."""
+        if not line.endswith(_NO_ACTIONS) or line.find(_PROGRESS, *_PROGRESS_AT) < 0 or _FAILURES in line:
+            return False
+        self.last_progress = line
+        self.reports.append(line)
+        return True
 
     def take(self, record: Record) -> None:
         if record.seq <= self.seq:
@@ -174,38 +203,74 @@ class _Reading:
             self.has_old_names = renames.has_old_names(body.version)
         elif isinstance(body, RunBegan):
             self.settle_progress()
-            if history.run is None:
-                history.incidents_before = body.incidents_before or 0
-            history.run, history.end, history.restored, history.summary = body, None, "", ""
-            if not body.continues:
-                _abandon(history, record.t)
-                history.attempt, history.ranks, history.progress, self.resume = 0, (), Progress(), None
-                history.first_deaths = {}
+            self.begin(body, record.t)
         elif isinstance(body, Ended):
             self.settle_progress()
-            history.end, history.ranks = body, ()
+            history.end, history.ranks, history.end_t = body, (), record.t
             self.ended(body.exit_code)
-        elif isinstance(body, Note) and body.name == RESTORED:
-            history.restored = body.text
-        elif isinstance(body, Note) and body.name == SUMMARY:
-            history.summary = body.text
+        elif isinstance(body, Note):
+            self.take_note(body, record.t)
         elif isinstance(body, EventTaken):
             self.settle_progress()
+            if body.event == "ProgressObserved":
+                self.reports.append(body)
             self.take_event(body)
+
+    def take_note(self, note: Note, t: float) -> None:
+        history = self.history
+        if note.name == RESTORED:
+            history.restored = note.text
+        elif note.name == SUMMARY:
+            history.summary = note.text
+        elif note.name == MIRRORED:
+            history.mirrored = t, note
+
+    def begin(self, run: RunBegan, t: float) -> None:
+        """A supervisor took the job over, for a new run or for the one that goes on."""
+        history = self.history
+        if history.run is None:
+            history.incidents_before = run.incidents_before or 0
+        history.run, history.end, history.restored, history.summary = run, None, "", ""
+        if run.continues and history.run_t:
+            return
+        history.run_t = t
+        if not run.continues:
+            _abandon(history, t)
+            history.attempt, history.ranks, history.progress, self.resume = 0, (), Progress(), None
+            history.first_deaths = {}
+            history.failures, history.verified, history.mirrored, history.attempt_t = (), None, None, None
 
     def settle_progress(self) -> None:
         """Take over the newest progress that was passed over."""
-        rec, self.last_progress = self.last_progress, None
-        record = decode(rec) if rec is not None else None
+        line, self.last_progress = self.last_progress, None
+        record = _decoded(line) if line is not None else None
+        if line is not None and record is None:
+            self.history.problems.append(f"damaged record: a report of progress of {len(line)} bytes")
         if record is not None and isinstance(record.body, EventTaken):
             self.history.last_t = max(self.history.last_t, record.t)
             self.take_event(record.body)
+
+    def settle_pace(self) -> None:
+        """Read the newest reports of progress of the current attempt."""
+        rows: list[tuple[float, int | None, int]] = []
+        for one in self.reports:
+            record = _decoded(one) if isinstance(one, bytes) else None
+            taken = record.body if record is not None else one
+            with suppress(KeyError, TypeError, ValueError):
+                if isinstance(taken, EventTaken) and taken.data["attempt"] == self.history.attempt:
+                    rows.append((float(taken.data["t"]), taken.data["step"], int(taken.data["steps_seen"])))
+        steps = [(t, step) for t, step, _ in rows if step is not None]
+        self.history.pace = tuple(steps) or tuple((t, seen) for t, _, seen in rows if seen > 0)
 
     def take_event(self, taken: EventTaken) -> None:
         history = self.history
         if self.has_old_names:
             taken = renames.with_present_names(taken)
         history.attempt, history.stage = taken.attempt, taken.stage
+        failures = taken.state.get("run", {}).get("failures") if isinstance(taken.state.get("run"), dict) else None
+        if failures is not None:
+            with suppress(msgspec.ValidationError):
+                history.failures = fitting(failures, tuple[Failure, ...], [])
         try:
             event = event_of(taken)
         except (KeyError, msgspec.ValidationError):
@@ -245,6 +310,7 @@ class _Reading:
         history = self.history
         if isinstance(event, (events.AttemptStarted, events.RanksFound)):
             history.ranks, history.world_size = event.ranks, event.world_size
+            history.attempt_t = event.t if isinstance(event, events.AttemptStarted) else history.attempt_t
         elif isinstance(event, events.ProgressObserved):
             history.progress = self.progress_of(event)
         elif isinstance(event, events.RankExited):
@@ -257,8 +323,27 @@ class _Reading:
                 self.round(event.attempt).ended_t = event.t
         elif isinstance(event, events.EvidenceCollected):
             self.round(event.attempt).evidence = event.evidence
-        elif isinstance(event, events.CheckpointSelected) and (incident := history.open_incident) is not None:
-            incident.rounds[-1].selected = event
+        else:
+            self.on_condition(event)
+
+    def on_condition(self, event: events.Event) -> None:
+        """Take what describes the job: its checkpoints, its rules, this node."""
+        history = self.history
+        if isinstance(event, events.CheckpointSelected):
+            history.verified = history.verified if event.chosen is None else (event.t, event.chosen)
+            if history.open_incident is not None:
+                history.open_incident.rounds[-1].selected = event
+        elif isinstance(event, events.SupervisorStarted):
+            history.policy = event.policy
+        elif isinstance(event, events.CheckpointVerified):
+            history.verified = event.t, event.checkpoint
+        elif isinstance(event, events.GpusListed):
+            history.gpus = event.gpus
+        elif isinstance(event, events.HealthChecked):
+            history.findings, history.examined_t = {finding.about: finding for finding in event.findings}, event.t
+        elif isinstance(event, events.HealthChanged):
+            history.findings |= {finding.about: finding for finding in event.findings}
+            history.examined_t = event.t
 
     def progress_of(self, event: events.ProgressObserved) -> Progress:
         """As the core counts it: an absolute step where one is known, else steps since the resume."""
@@ -288,6 +373,12 @@ class _Reading:
             incident.closed_t, incident.outcome = t, action.outcome
         elif isinstance(action, act.Finish):
             self.ended(action.exit_code)
+
+
+def _decoded(line: bytes) -> Record | None:
+    """Return the record of a line that was passed over; None where it is damaged."""
+    rec = unframe(line)
+    return None if rec is None else decode(rec)
 
 
 def _actions(taken: EventTaken) -> Iterable[act.Action]:

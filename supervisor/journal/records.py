@@ -26,7 +26,7 @@ from supervisor.core import actions, events
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from supervisor.core.actions import Action
@@ -101,6 +101,8 @@ class Ended:
 
 #: The name of the note on a restore from a mirror before the first attempt.
 RESTORED = "checkpoint_restored"
+#: That of a note on a checkpoint that a mirror holds: `text` is the mirror, `data` has path and step.
+MIRRORED = "checkpoint_mirrored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,15 +310,21 @@ def scan(path: Path) -> Iterator[Record | Damage]:
         yield found
 
 
-def frames(path: Path) -> Iterator[bytes | Damage]:
-    """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line."""
+def frames(path: Path, passes_over: Callable[[bytes], bool] | None = None) -> Iterator[bytes | Damage]:
+    """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line.
+
+    A line that `passes_over` takes is neither checked nor yielded: checking is what costs.
+    """
     try:
         fd = durable.open_regular(str(path))
     except FileNotFoundError:
         return
-    with open(fd, "rb") as file:  # noqa: PTH123 (a descriptor)
+    with open(fd, "rb", buffering=1 << 20) as file:  # noqa: PTH123 (a descriptor)
         offset = 0
         for line in file:
+            if passes_over is not None and passes_over(line):
+                offset += len(line)
+                continue
             rec = unframe(line)
             if rec is not None:
                 yield rec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core import losses, planning
-from supervisor.report.card import position_text, step_text
+from supervisor.report.wording import position_text, step_text
 
 if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef

@@ -15,7 +15,8 @@ from supervisor.core import events
 from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.observe.processes import core_dumps
-from supervisor.report import card as cards
+from supervisor.report import wording
+from supervisor.report.card import card
 from supervisor.report.incident_files import IncidentFiles
 from supervisor.report.log_events import LogEvent
 from supervisor.report.text import clean
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from supervisor.alerts.router import AlertRouter
     from supervisor.config.settings import Settings
     from supervisor.core.events import Event
-    from supervisor.core.model import Evidence
+    from supervisor.core.model import Evidence, Verdict
     from supervisor.core.state import Incident
     from supervisor.guardian.messages import OutputReport, SurvivingProcess
     from supervisor.job.clock import Clock
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from supervisor.job.sd_notify import Notifier
     from supervisor.node.gpu_quarantine import QuarantinedGpu
     from supervisor.report.event_log import EventLog
+    from supervisor.report.layout import FactPage
     from supervisor.report.log_events import LogLevel
     from supervisor.report.terminal import TerminalWriter
 
@@ -127,7 +129,7 @@ class Reporter:
     """Reports one run. Its methods are called on the loop's thread."""
 
     def __init__(self, job: Job, clock: Clock, terminal: TerminalWriter, log: EventLog, notifier: Notifier) -> None:
-        self.last_card: str | None = None
+        self.last_card: FactPage | None = None
         self.alerts: AlertRouter | None = None
         self._job = job
         self._clock = clock
@@ -262,7 +264,8 @@ class Reporter:
         """One line, the card, the alert."""
         self._decision = self._last = action
         verdict, plan = action.verdict, action.plan
-        where = "" if action.step is None else f" at step {action.step}" + (" or later" if action.at_least else "")
+        named = action.step is None or f"step {action.step}" in verdict.summary
+        where = "" if named else f" at step {action.step}" + (" or later" if action.at_least else "")
         self._log.write(
             LogEvent.PLAN_DECIDED,
             incident=action.incident,
@@ -271,7 +274,7 @@ class Reporter:
             reason=plan.reason,
             next=plan.next_rung,
             delay_s=plan.delay_s,
-            changes=[cards.change(change) for change in plan.changes],
+            changes=[wording.change(change) for change in plan.changes],
             rejected=plan.rejected,
             exclude=plan.exclude,
             nproc=plan.nproc,
@@ -280,9 +283,9 @@ class Reporter:
         if plan.kind is PlanKind.RESTART:
             wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
             summary = clean(verdict.summary)
-            changed = f" with {cards.changes(plan)}" if plan.changes or plan.nproc is not None else ""
+            changed = f" with {wording.changes(plan)}" if plan.changes or plan.nproc is not None else ""
             text = f"incident {action.incident}: {summary}{where}; restarting as attempt {action.attempt + 1}{wait}{changed}"
-            self._terminal.message(text, "notice")
+            self._terminal.message(text + _consequences(verdict), "notice")
             self._notifier.status(text)
         for line in plan.notes:
             self._terminal.message(clean(line))
@@ -299,7 +302,7 @@ class Reporter:
         began_t = self._began_t  # None: a predecessor began it
         took = "" if began_t is None else f" ({self._clock.now() - began_t:.1f} s after the start of attempt {action.attempt})"
         expected = action.began is Beginning.RESUMED or action.is_new
-        self._terminal.message(cards.beginning(action) + took, "info" if expected else "warning")
+        self._terminal.message(wording.beginning(action) + took, "info" if expected else "warning")
         self._log.write(
             LogEvent.RESUME_CONFIRMED,
             attempt=action.attempt,
@@ -314,7 +317,7 @@ class Reporter:
             for kind in ("scratch", "resume"):
                 self.clear_alert(kind, self._clock.now())
         elif action.began is Beginning.UNCONFIRMED and action.resume_from:
-            self.alerted(act.Alert("resume_suspect", action.attempt, cards.beginning(action)))
+            self.alerted(act.Alert("resume_suspect", action.attempt, wording.beginning(action)))
 
     def closed(self, action: act.CloseIncident) -> None:
         """Log it, and alert that it is over, one way or the other."""
@@ -521,24 +524,31 @@ class Reporter:
         """Return what an alert's receiver may read if its sink asks for lines: the text of the event, and the evidence."""
         found = [about]
         if decision is not None:
-            found += [decision.verdict.summary, decision.plan.reason, *cards.evidence_lines(decision.verdict.because, ALERT_LINES)]
+            found += [decision.verdict.summary, decision.plan.reason, *wording.evidence_lines(decision.verdict.because, ALERT_LINES)]
         return tuple(dict.fromkeys(clean(line) for line in found if line))
 
-    def _card(self, decision: act.ReportDecision, resumed: act.ReportResume | None) -> str:
+    def _card(self, decision: act.ReportDecision, resumed: act.ReportResume | None) -> FactPage:
         job = self._job
         address = job.settings.address(job.name)
         attempt, dumped = self._cores
         dumped = dumped if attempt == decision.attempt else ()
         repaired = self._repaired.get(decision.attempt, ())
-        return cards.card(
-            job.name, decision, resumed, address=address, node=job.node, state_dir=str(job.state), dumped=dumped, repaired=repaired
-        )
+        return card(job.name, decision, resumed, address=address, node=job.node, state_dir=str(job.state), dumped=dumped, repaired=repaired)
 
-    def _write_file(self, incident: int, name: str, text: str) -> None:
-        self._incident_files.write_soon(lambda: self._job.incident_dir(incident), name, text)
+    def _write_file(self, incident: int, name: str, content: str | FactPage) -> None:
+        self._incident_files.write_soon(lambda: self._job.incident_dir(incident), name, content)
 
     def _files_lost(self, what: str, cause: str) -> None:
         self._log.write(LogEvent.LOG_LOST, file=what, error=cause)
+
+
+def _consequences(verdict: Verdict) -> str:
+    """Return which ranks' tracebacks, which stand above this line, explain nothing."""
+    ranks = wording.victims(verdict)
+    if not ranks:
+        return ""
+    whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:4]))}" + (" and more" if len(ranks) > 4 else "")  # noqa: PLR2004 (as many as fit a line)
+    return f"; the traceback of {whose} is a consequence"
 
 
 def _judged(decision: act.ReportDecision | None) -> dict[str, object]:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 
 from supervisor.report import journald
 from supervisor.report.background_writer import BackgroundWriter
+from supervisor.report.layout import render, surface_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.report.journald import Level
+    from supervisor.report.layout import FactPage
 
 _WRITE_DEADLINE_S = 2.0
 #: Up to this many bytes a pipe that polls as writable takes without blocking (pipe(7), PIPE_BUF).
@@ -59,13 +61,15 @@ class TerminalWriter:
             return
         self._put(level, b"supervise: ", text.splitlines())
 
-    def card(self, text: str) -> None:
-        """Print a card, also if quiet. Its lines stay together, and its head has the prefix's part."""
-        self._put("error", b"", text.splitlines())
+    def card(self, page: FactPage) -> None:
+        """Print a card, also if quiet, for the width and the colours of this terminal. Its lines stay together and have no prefix."""
+        head = journald.prefix("error") if self._to_journal else ""
+        lines = render(page, surface_of(self._fd)).splitlines()  # without control characters but those of its colours
+        self._queue(b"".join(f"{head}{line}\n".encode("utf-8", "backslashreplace") for line in lines))
 
     def raw(self, line: str) -> None:
         """Print a line without prefix, such as a log event as JSON."""
-        self._queue(b"", [line])
+        self._queue(_encoded(line) + b"\n")
 
     def begin_line(self) -> None:
         """Begin a new line before the next text: a rank's last words, such as a progress bar, have no line end."""
@@ -76,11 +80,12 @@ class TerminalWriter:
         self._writer.close(deadline_s)
 
     def _put(self, level: Level, begins: bytes, lines: Sequence[str]) -> None:
-        self._queue((journald.prefix(level).encode() if self._to_journal else b"") + begins, lines)
+        head = (journald.prefix(level).encode() if self._to_journal else b"") + begins
+        self._queue(b"".join(head + _encoded(line) + b"\n" for line in lines))
 
-    def _queue(self, head: bytes, lines: Sequence[str]) -> None:
+    def _queue(self, lines: bytes) -> None:
         line_end, self._line_end = self._line_end, b""
-        self._writer.put(line_end + b"".join(head + _encoded(line) + b"\n" for line in lines))
+        self._writer.put(line_end + lines)
 
     def _write(self, data: bytes, dropped: int) -> bool:
         if dropped:

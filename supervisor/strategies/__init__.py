@@ -96,5 +96,5 @@ def _distinct(notes: list[str]) -> tuple[str, ...]:
 
 def _next_text(plan: Plan) -> str:
     """Return what the same failure would meet next time."""
-    stop = f"stop ({plan.exit_code})" if plan.kind is PlanKind.STOP else plan.strategy.replace("_", " ")
-    return f"the same again: {stop}: {plan.reason}"
+    answer = f"stop with exit code {plan.exit_code}" if plan.kind is PlanKind.STOP else "restart"
+    return f"if it fails so again: {answer}: {plan.reason}"

@@ -49,7 +49,7 @@ def _step_back_missing(situation: Situation) -> str:
         options = "--checkpoints 'DIR/*.pt' --resume-args '--resume {resume}'"
         return f"no older checkpoint is tried, because none is declared: {options} enables it" if undeclared else ""
     if situation.steps_back >= situation.policy.steps_back:
-        return f"{situation.steps_back} checkpoints were rejected in this run, and restart.steps_back allows no more"
+        return f"checkpoints rejected in this run: {situation.steps_back}; restart.steps_back allows no more"
     return f"no good checkpoint older than {suspect.path} is known"
 
 

@@ -18,6 +18,7 @@ from supervisor.knobs import batch
 from supervisor.strategies import consent
 from supervisor.strategies.memory import BATCHNORM, ENABLE_BATCH
 from supervisor.strategies.rung import Rung
+from supervisor.strategies.situation import cause_remedy
 
 if TYPE_CHECKING:
     from supervisor.core.model import Failure, Knob
@@ -68,7 +69,7 @@ def same_gpu_twice(situation: Situation) -> Plan | None:
         return Plan(
             kind=PlanKind.STOP,
             reason=f"the same failure on {len({f.gpu for f in elsewhere}) + 1} GPUs, with no progress in between: the program is at fault",
-            next_rung="remove the cause, then start again",
+            next_rung=cause_remedy(situation),
             strategy="same_gpu_twice",
             exit_code=65,
         )
@@ -227,7 +228,7 @@ def _stop(situation: Situation, strategy: str, name: str, exclude: tuple[str, ..
     return Plan(
         kind=PlanKind.STOP,
         reason=f"{name} failed: {why}",
-        next_rung=f"nothing here: another node{', or what is named above' if remedy else ''}",
+        next_rung=f"use another node{', or do what is named above' if remedy else ''}",
         strategy=strategy,
         exit_code=69,
         exclude=exclude,

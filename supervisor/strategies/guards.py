@@ -8,7 +8,7 @@ from supervisor.core import budget
 from supervisor.core.model import Cause, Plan, PlanKind
 from supervisor.strategies.consent import SURE
 from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import exit_code_after, exit_code_of
+from supervisor.strategies.situation import cause_remedy, exit_code_after, exit_code_of
 
 if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
@@ -31,7 +31,7 @@ def within_cap(situation: Situation) -> Plan | None:
         return Plan(
             kind=PlanKind.STOP,
             reason=(spent if policy.intensity else "restart.intensity = 0 allows no restart") + (f": {why}" if why else ""),
-            next_rung="look at the incidents, then start again",
+            next_rung=cause_remedy(situation),
             strategy="within_cap",
             exit_code=code,
         )
@@ -48,11 +48,11 @@ def recurring(situation: Situation) -> Plan | None:
     policy, cause = situation.policy, situation.verdict.cause
     if budget.family(cause) == "infrastructure":
         reason = budget.balance(situation.failures, cause, situation.t, policy).refusal
-        next_rung, code = "the scheduler's requeue continues this run", 75
+        next_rung, code = f"{cause_remedy(situation)}, or the scheduler's requeue continues this run", 75
     else:
         count = situation.recurrences + 1
         reason = f"failed {count} times in the same way in this run" if count >= policy.recurring_stop and not policy.keep_going else ""
-        next_rung, code = "remove the cause, or start with --keep-going", 65
+        next_rung, code = f"{cause_remedy(situation)}, or with --keep-going", 65
     return Plan(kind=PlanKind.STOP, reason=reason, next_rung=next_rung, strategy="recurring", exit_code=code) if reason else None
 
 

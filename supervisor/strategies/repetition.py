@@ -13,7 +13,7 @@ from supervisor.core import budget
 from supervisor.core.model import Cause, Plan, PlanKind
 from supervisor.strategies import consent
 from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import exit_code_after, memory_text
+from supervisor.strategies.situation import cause_remedy, exit_code_after, memory_text
 
 if TYPE_CHECKING:
     from supervisor.core.model import Failure
@@ -21,6 +21,23 @@ if TYPE_CHECKING:
 
 #: Causes that show themselves as a job in which nothing moves.
 HANGS = frozenset({Cause.NCCL_TIMEOUT, Cause.HANG_NO_ERROR})
+#: What a rung that restarts has tried, in words.
+TRIED = {
+    "restart_within_budget": "a plain restart",
+    "memory_held_by_others": "a wait for the GPU's memory",
+    "expandable_segments": "expandable segments",
+    "halve_batch": "half the micro-batch",
+    "memory_knobs": "activation checkpointing or CPU offload",
+    "halve_workers": "fewer loader workers",
+    "step_back": "an older checkpoint",
+    "skip_window": "other data",
+    "wait_for_storage": "a wait for the storage",
+    "exclude_gpu": "other GPUs",
+    "same_gpu_twice": "other GPUs",
+    "trace_collectives": "a restart with traced collectives",
+    "peer": "what another node decided",
+    "takeover": "a takeover",
+}
 
 
 def exhausted(situation: Situation) -> Plan | None:
@@ -35,13 +52,13 @@ def exhausted(situation: Situation) -> Plan | None:
     early = situation.before_first_step or (situation.step is not None and situation.resume is None and situation.step < 1)
     if not past and not (verdict.cause is Cause.CUDA_OOM and early):
         return None
-    tried = ", ".join(dict.fromkeys(f.rung for f in past if f.rung)) or "nothing was enabled"
+    tried = ", ".join(dict.fromkeys(TRIED.get(f.rung, f.rung) for f in past if f.rung)) or "nothing was enabled"
     return Plan(
         kind=PlanKind.STOP,
-        reason=f"{verdict.cause} again, and no change is left to try (tried: {tried})"
+        reason=f"{verdict.cause} again, and nothing is left to try (tried: {tried})"
         if past
         else "the memory does not suffice for the first step, and no change that needs less is left or enabled",
-        next_rung="enable what `supervise plan -- CMD` names, or change the job, then start again",
+        next_rung=f"enable what `supervise plan -- CMD` names, or {cause_remedy(situation)}",
         strategy="exhausted",
         exit_code=65,
         notes=_consumers(situation),
@@ -78,7 +95,7 @@ def same_place(situation: Situation) -> Plan | None:
         kind=PlanKind.STOP,
         reason=f"attempt {twin.attempt} failed in the same way {_place_text(twin)}, and this one {where}, with no progress in between: "
         "it is deterministic",
-        next_rung="remove the cause, then start again",
+        next_rung=cause_remedy(situation),
         strategy="same_place",
         exit_code=124 if situation.verdict.cause in HANGS else 65,
     )
@@ -129,7 +146,7 @@ def _start_text(situation: Situation) -> str:
     """Return where the next attempt begins, as far as that is known before a checkpoint is selected."""
     policy = situation.policy
     if policy.checkpoints_declared:
-        return "restart from the newest verified checkpoint, if any"
+        return "from the newest verified checkpoint, if any"
     return "the same command again; " + ("the script resumes itself" if policy.resumes_itself else "no checkpoint is declared")
 
 
@@ -138,7 +155,7 @@ def _budget_spent(situation: Situation, why: str) -> Plan:
     return Plan(
         kind=PlanKind.STOP,
         reason=f"the budget is spent: {why}, {kind}",
-        next_rung="look at the incidents, then start again",
+        next_rung=cause_remedy(situation),
         strategy="restart_within_budget",
         exit_code=code,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from supervisor.classify.causes import EXPLANATIONS
 from supervisor.core.budget import family
 from supervisor.core.model import Cause, CheckpointRef, Failure, Gpu, Knob, Phase, Policy, RankExit, Verdict
 
@@ -165,6 +166,12 @@ def exit_code_after(situation: Situation, failures: Iterable[Failure]) -> tuple[
     if recent and all(f.fingerprint == situation.verdict.fingerprint for f in recent):
         return 65, "and they were equal"
     return 1, "and they differ" if recent else ""
+
+
+def cause_remedy(situation: Situation) -> str:
+    """Return what a person does before the next start: that of the cause (docs/causes.md)."""
+    remedy = EXPLANATIONS[situation.verdict.cause].remedy
+    return f"{remedy[0].lower()}{remedy[1:]}; then start again"
 
 
 def memory_text(count: int) -> str:

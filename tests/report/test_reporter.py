@@ -16,6 +16,7 @@ from supervisor.core.events import AttemptEnded, AttemptStarted, CheckpointSelec
 from supervisor.core.model import Cause, Change, Evidence, Gpu, Phase, Plan, PlanKind, Verdict
 from supervisor.core.state import Incident
 from supervisor.job.clock import Clock
+from supervisor.report.layout import render
 from supervisor.report.log_events import LogEvent
 from supervisor.report.reporter import Reporter
 
@@ -74,6 +75,12 @@ CHANGES = (Change("batch_size", "32", "16", "--batch-size"), Change("env:A", "",
 HALVED = Plan(PlanKind.RESTART, "why", "stop", "halve_batch", changes=CHANGES, nproc=2, notes=("the global batch stays: 64", "and more"))
 
 
+def shown(reporter: Reporter) -> str:
+    """Return the last card as it is printed in a pipe."""
+    assert reporter.last_card is not None
+    return render(reporter.last_card)
+
+
 def said(reporter: Reporter) -> list[str]:
     terminal: Any = reporter._terminal  # noqa: SLF001  the mock that was given
     return [call.args[0] for call in terminal.message.call_args_list]
@@ -84,17 +91,16 @@ def logged(reporter: Reporter, event: LogEvent) -> list[dict[str, Any]]:
     return [call.kwargs for call in log.write.call_args_list if call.args[0] is event]
 
 
-def test_a_change_is_reported_old_and_new_on_the_terminal_in_the_log_and_on_a_card_of_twelve_lines(reporter: Reporter) -> None:
+def test_a_change_is_reported_old_and_new_on_the_terminal_in_the_log_and_on_the_card(reporter: Reporter) -> None:
     reporter.decided(ReportDecision(1, 1, VERDICT, HALVED, 7))
     changed = "--batch-size 32 -> 16, $A -> secret, 2 ranks on this node"
     assert said(reporter)[0].endswith(f"restarting as attempt 2 with {changed}")
     assert said(reporter)[1:] == ["the global batch stays: 64", "and more"]
     (line,) = logged(reporter, LogEvent.PLAN_DECIDED)
     assert (line["changes"], line["nproc"]) == (["--batch-size 32 -> 16", "$A -> secret"], 2)
-    assert reporter.last_card is not None
-    lines = [" ".join(line.split()) for line in reporter.last_card.splitlines()]
-    assert len(lines) <= 12
-    assert [f"changed {changed}", "note the global batch stays: 64", "and and more"] == [line for line in lines if line[0] in "cna"][-4:-1]
+    lines = [" ".join(line.split()) for line in shown(reporter).splitlines()]
+    at = lines.index(f"changed {changed}")
+    assert lines[at + 1 : at + 4] == ["note the global batch stays: 64", "and more", "next stop"]
 
 
 def test_an_alert_goes_to_the_log_and_with_its_decision_to_the_terminal_and_the_webhook(reporter: Reporter) -> None:
@@ -202,36 +208,24 @@ def dumped(reporter: Reporter, *cores: Evidence) -> str:
     reporter.beginning(BeginAttempt(2, "failure", None))
     reporter.evidence(7, (Evidence("exit", "signal", "11", 3), *cores))
     reporter.decided(ReportDecision(7, 2, VERDICT, PLAN, 12))
-    assert reporter.last_card is not None
-    return reporter.last_card
+    return shown(reporter)
 
 
 def test_the_card_says_where_the_core_of_the_culprit_is(reporter: Reporter) -> None:
     another = Evidence("host", "core_file", "dumped core", rank=0)
     lines = dumped(reporter, another, CORE).splitlines()
-    assert "  core        rank 3 dumped core: /work dir/core.4242 (and of 1 more)" in lines
+    assert "  core      rank 3 dumped core: /work dir/core.4242 (and of 1 more)" in lines
     assert not [line for line in dumped(reporter).splitlines() if line.startswith("  core")]
-
-
-def test_a_card_with_a_core_is_no_longer(reporter: Reporter) -> None:
-    facts = tuple(Evidence("log", f"fact{i}", f"line {i}", 3) for i in range(5))
-    decision = ReportDecision(7, 2, Verdict(Cause.SEGFAULT, 0.9, "killed", "f", 3, because=facts), PLAN, 12)
-    reporter.beginning(BeginAttempt(2, "failure", None))
-    reporter.evidence(7, (*facts, CORE))
-    reporter.decided(decision)
-    reporter.beginning(BeginAttempt(3, "failure", None))
-    text = reporter._card(decision, ReportResume(7, 3, 10, "ckpt/10.pt", confirmed=True))  # noqa: SLF001  what `resumed` keeps
-    assert "rank 3 dumped core" in text
-    assert len(text.splitlines()) <= 12
 
 
 def test_the_card_says_what_was_done_to_the_checkpoints_before_the_next_attempt_and_only_then(reporter: Reporter) -> None:
     def card(attempt: int) -> str:
-        return reporter._card(ReportDecision(7, attempt, VERDICT, PLAN, 12), ReportResume(7, attempt + 1, 9, "9.pt", confirmed=True))  # noqa: SLF001  what `resumed` keeps
+        decision, resumed = ReportDecision(7, attempt, VERDICT, PLAN, 12), ReportResume(7, attempt + 1, 9, "9.pt", confirmed=True)
+        return render(reporter._card(decision, resumed))  # noqa: SLF001  what `resumed` keeps
 
     reporter.took(CheckpointSelected(1.0, 2, None, 1, repaired=(("9.pt", "torn: moved to 9.pt.torn-1"),)))
     reporter.took(CheckpointSelected(2.0, 2, None, 1, repaired=(("8.pt", "torn"),)))  # it was looked again
-    assert "  repaired    9.pt: torn: moved to 9.pt.torn-1, and 1 more" in card(2).splitlines()
+    assert "  repaired  9.pt: torn: moved to 9.pt.torn-1, and 1 more" in card(2).splitlines()
     assert "repaired" not in card(3)
     reporter.took(CheckpointSelected(3.0, 3, None, 1))
     assert "repaired" not in card(3)
@@ -241,8 +235,7 @@ def test_a_core_of_an_earlier_attempt_is_not_on_the_card_of_the_next(reporter: R
     dumped(reporter, CORE)
     reporter.beginning(BeginAttempt(3, "failure", None))
     reporter.decided(ReportDecision(7, 3, VERDICT, PLAN, 12))  # the observers did not answer
-    assert reporter.last_card is not None
-    assert "dumped core" not in reporter.last_card
+    assert "dumped core" not in shown(reporter)
 
 
 def test_what_the_verdict_stands_on_is_the_first_line_of_evidence(reporter: Reporter) -> None:
@@ -250,9 +243,27 @@ def test_what_the_verdict_stands_on_is_the_first_line_of_evidence(reporter: Repo
     beside = Evidence("error_file", "exception", "RuntimeError: Connection closed by peer", 0)
     verdict = Verdict(Cause.HOST_OOM, 0.97, "the kernel reports", "f", 3, because=(kernel, Evidence("exit", "signal", "9", 3), beside))
     reporter.decided(ReportDecision(7, 2, verdict, PLAN, 12))
-    assert reporter.last_card is not None
-    evidence = next(line for line in reporter.last_card.splitlines() if line.startswith("  evidence"))
-    assert evidence == "  evidence    kernel of rank 3: Out of memory: Killed process 4242 (python)"
+    lines = shown(reporter).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("  evidence"))
+    assert lines[at : at + 4] == [
+        "  evidence  the kernel reports",
+        "            kernel log of rank 3: Out of memory: Killed process 4242 (python)",
+        "            rank 3 was killed by SIGKILL",
+        "            a consequence: rank 0 raised RuntimeError: Connection closed by peer",
+    ]
+
+
+def test_the_line_of_a_restart_says_whose_traceback_is_a_consequence(reporter: Reporter) -> None:
+    killed, gone = Evidence("exit", "signal", "9", 3), Evidence("error_file", "exception", "RuntimeError: Connection closed by peer", 0)
+    verdict = Verdict(Cause.KILLED_UNKNOWN, 0.6, "rank 3 was killed by SIGKILL", "f", 3, because=(killed, gone))
+    reporter.decided(ReportDecision(7, 2, verdict, PLAN, 12))
+    assert said(reporter)[0].endswith("at step 12; restarting as attempt 3; the traceback of rank 0 is a consequence")
+
+
+def test_the_step_stands_once_in_the_line_of_a_restart(reporter: Reporter) -> None:
+    verdict = Verdict(Cause.NAN_LOSS, 0.9, "rank 3 raised FloatingPointError: loss is NaN at step 25", "f", 3)
+    reporter.decided(ReportDecision(7, 2, verdict, PLAN, 25))
+    assert said(reporter)[0] == "incident 7: rank 3 raised FloatingPointError: loss is NaN at step 25; restarting as attempt 3"
 
 
 def cleared(reporter: Reporter) -> list[str]:

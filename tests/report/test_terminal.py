@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.report.background_writer import BackgroundWriter
+from supervisor.report.layout import Fact, FactPage, render
 from supervisor.report.terminal import TerminalWriter
 from tests.support.figures import within
 
@@ -47,12 +48,16 @@ def test_each_line_says_whose_it_is_and_cannot_move_the_cursor(pipe: tuple[int, 
     terminal.message("one\ntwo")
     terminal.message("careful", "warning")
     terminal.message("\x1b]0;title\x07 \udcff \N{SNOWMAN}", "error")
-    terminal.card("rank 1\nfailed")
+    page = FactPage("rank 1", (Fact("cause", "\x1b]0;title\x07failed"),))
+    terminal.card(page)
     terminal.raw('{"event": "x"}')
     terminal.close()
+    card = render(page)
+    assert "failed" in card
+    assert "\x1b" not in card
     assert os.read(pipe[0], 4096).decode() == (
         "supervise: one\nsupervise: two\nsupervise: warning: careful\n"
-        'supervise: error: \\x1b]0;title\\x07 \\udcff ☃\nrank 1\nfailed\n{"event": "x"}\n'
+        f'supervise: error: \\x1b]0;title\\x07 \\udcff ☃\n{card}\n{{"event": "x"}}\n'
     )
 
 
@@ -71,9 +76,9 @@ def test_quiet_keeps_what_is_only_informative_to_itself(pipe: tuple[int, int]) -
     terminal = TerminalWriter(pipe[1], quiet=True)
     terminal.message("hello")
     terminal.message("careful", "warning")
-    terminal.card("card")
+    terminal.card(FactPage("card", ()))
     terminal.close()
-    assert os.read(pipe[0], 4096) == b"supervise: warning: careful\ncard\n"
+    assert os.read(pipe[0], 4096).startswith(b"supervise: warning: careful\n-- card -")
 
 
 def test_in_the_journal_each_line_has_its_priority(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,11 @@ from supervisor.journal.file import earlier
 from supervisor.run import lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from supervisor.config.settings import Settings
     from supervisor.journal.reader import History
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 MOST_LISTED = 10
 
@@ -115,7 +116,7 @@ def history_of(place: JobFiles) -> tuple[History, bool | None]:
     alive = _alive(place, history)
     if alive is False:
         if history.end is None:
-            history.progress = live_progress(history)  # its ranks' heartbeats outlive it
+            history.progress = progress_of(history, live_beats(history))  # its ranks' heartbeats outlive it
         history.with_our_death()
     return history, alive
 
@@ -142,13 +143,17 @@ def goes_on(place: JobFiles) -> bool:
     return alive is not False and history.end is None
 
 
-def live_progress(history: History) -> Progress:
-    """Return the step of the rank that is furthest behind, and its phase; what the journal has where no heartbeat can be read."""
+def live_beats(history: History) -> tuple[RankHeartbeat, ...]:
+    """Return the heartbeats of the current attempt; none where they cannot be read."""
     if history.run is None or not history.run.scratch:
-        return history.progress
+        return ()
     from supervisor.observe.ranks import heartbeats  # noqa: PLC0415 (only while the job runs)
 
-    beats = heartbeats.read(Path(history.run.scratch) / f"attempt-{history.attempt:04d}" / "heartbeat")
+    return heartbeats.read(Path(history.run.scratch) / f"attempt-{history.attempt:04d}" / "heartbeat")
+
+
+def progress_of(history: History, beats: Sequence[RankHeartbeat]) -> Progress:
+    """Return the step of the rank that is furthest behind, and its phase; what the journal has where there is no heartbeat."""
     if not beats:
         return history.progress
     slowest = min(beats, key=lambda b: b.steps)

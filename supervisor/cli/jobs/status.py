@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,44 +18,69 @@ from supervisor.cli.jobs.job_files import (
     JobFiles,
     find_job,
     history_of,
-    live_progress,
+    live_beats,
     print_text,
+    progress_of,
     show_problems,
     state_root,
 )
-from supervisor.report import card
-from supervisor.report.card import Status
+from supervisor.core import budget
+from supervisor.report.layout import render, surface_of
+from supervisor.report.status_page import RankStatus, Status, StoredCheckpoint, status_page
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from supervisor.config.settings import Settings
+    from supervisor.journal.reader import History
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
+
+#: A page is made this often by --watch, or in a tenth of the time where that takes long.
+WATCH_S = 2.0
 
 
 @click.command()
 @setting_options(*JOB)
+@click.option("--watch", is_flag=True, help="Show it again every 2 s, until the job ends.")
 @json_option
-def command(invocation: Invocation, *, as_json: bool) -> int:
+def command(invocation: Invocation, *, watch: bool, as_json: bool) -> int:
     """Without --job it shows the most recent job here. The exit code is 0, whatever the job does."""
     settings = invocation.settings_to_read_with()
-    return status(settings, invocation.job(settings), as_json)
+    return status(settings, invocation.job(settings), as_json, watch=watch)
 
 
-def status(settings: Settings, job: str | None, as_json: bool) -> int:  # noqa: FBT001 (the command's own flag)
-    """Print where the job stands. Returns 0."""
+def status(settings: Settings, job: str | None, as_json: bool, *, watch: bool = False) -> int:  # noqa: FBT001 (the command's own flag)
+    """Print where the job stands; with `watch` again and again until it ends. Returns 0."""
     place = find_job(state_root(settings), job)
-    seen = status_of(place)
-    print_text(json.dumps(as_dict(seen), indent=1) if as_json else card.status_text(seen, settings.address(place.job)))
-    return 0
+    try:
+        while True:
+            began = time.monotonic()
+            seen = status_of(place)
+            text = json.dumps(as_dict(seen), indent=None if watch else 1) if as_json else _page(seen, settings.address(place.job))
+            redraws = watch and not as_json and sys.stdout.isatty()
+            print_text(f"\x1b[H\x1b[2J{text}" if redraws else text)
+            if not (watch and seen.runs):
+                return 0
+            time.sleep(max(WATCH_S, 10 * (time.monotonic() - began)))
+    except KeyboardInterrupt:  # how a watch ends
+        return 0
+
+
+def _page(seen: Status, address: str) -> str:
+    return render(status_page(seen, address), surface_of(sys.stdout))
 
 
 def status_of(place: JobFiles) -> Status:
     """Return where the job stands: from its journal, its lock, and while it runs from its heartbeats."""
     history, alive = history_of(place)
     show_problems(history)
-    run, end = history.run, history.end
-    progress = live_progress(history) if history.end is None else history.progress
+    run, end, now = history.run, history.end, time.time()
+    beats = live_beats(history) if end is None else ()
+    progress = progress_of(history, beats) if end is None else history.progress
     decision = next((r.decision for i in reversed(history.incidents) for r in reversed(i.rounds) if r.decision is not None), None)
-    incident = history.open_incident
+    incident, runs = history.open_incident, alive is not False and end is None
+    step_t = _step_t(beats, now)
     return Status(
         job=place.job,
         node=place.node,
@@ -62,7 +90,7 @@ def status_of(place: JobFiles) -> Status:
         step=progress.step,
         step_relative=progress.relative,
         phase=progress.phase.value,
-        ranks=history.ranks if alive is not False else (),
+        ranks=_ranks(history, beats) if alive is not False else (),
         incident=incident.number if incident else None,
         incidents=history.incidents_before + len(history.incidents),
         last_decision=f"{decision.plan.kind.value}: {clean(decision.plan.reason)}" if decision else "",
@@ -75,7 +103,81 @@ def status_of(place: JobFiles) -> Status:
         restored=clean(history.restored),
         world_size=history.world_size if history.ranks and alive is not False else 0,
         alerts=alerts.summary(place.directory, run.run_id) if run else "",
+        now=now,
+        since_t=history.run_t or None,
+        ended_t=history.end_t or None,
+        attempt_t=history.attempt_t,
+        steps_per_s=_pace(history, beats, step_t) if runs else None,
+        total_steps=max((beat.total for beat in beats if beat.total), default=None),
+        step_t=step_t if runs else None,
+        verified=_verified(history),
+        mirrored=_mirrored(history),
+        restarts_left=budget.restarts_left(history.failures, now, history.policy, history.attempt) if runs else None,
+        last_incident=history.incidents[-1] if history.incidents else None,
+        gpus=history.gpus,
+        findings=tuple(history.findings.values()),
+        examined_t=history.examined_t,
     )
+
+
+def _ranks(history: History, beats: Sequence[RankHeartbeat]) -> tuple[RankStatus, ...]:
+    by_rank = {beat.rank: beat for beat in beats}
+    steps = {beat.rank: beat.step if beat.step is not None else beat.steps for beat in beats if beat.step is not None or beat.steps > 0}
+    furthest = max(steps.values(), default=None)
+    found = []
+    for rank in history.ranks:
+        beat, step = by_rank.get(rank.rank), steps.get(rank.rank)
+        lag = None if step is None or furthest is None else furthest - step
+        pid, ticks = (beat.pid, beat.start_ticks) if beat is not None else (rank.pid, rank.start_ticks)
+        phase = beat.phase.value if beat is not None else "unknown"
+        found.append(RankStatus(rank.rank, rank.local_rank, pid, step, phase, lag, _memory_bytes(pid, ticks)))
+    return tuple(found)
+
+
+def _memory_bytes(pid: int, start_ticks: int) -> int | None:
+    """Return the resident memory of a rank's process; None if it is gone, or another process has its number."""
+    from supervisor.instrument._supervise_shim.layout import start_ticks_of  # noqa: PLC0415  for a job that runs
+
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:  # noqa: PTH123  psutil costs 25 ms
+            pages = int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE") if start_ticks_of(pid) == start_ticks else None
+
+
+def _step_t(beats: Sequence[RankHeartbeat], now: float) -> float | None:
+    """Return when the rank that is furthest behind ended its last step."""
+    ended = [beat.last_step_ns for beat in beats if beat.last_step_ns is not None]
+    return now - (time.monotonic_ns() - min(ended)) / 1e9 if ended else None
+
+
+def _pace(history: History, beats: Sequence[RankHeartbeat], step_t: float | None) -> float | None:
+    """Return the steps per second from the oldest of the newest reports until now."""
+    points = list(history.pace)
+    absolute = [beat.step for beat in beats if beat.step is not None]
+    live = min(absolute, default=None) if absolute else min((beat.steps for beat in beats), default=None)
+    if points and step_t is not None and live is not None and step_t > points[-1][0] and live >= points[-1][1]:
+        points.append((step_t, live))
+    if len(points) < 2 or points[-1][0] <= points[0][0]:  # noqa: PLR2004 (a distance)
+        return None
+    pace = (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
+    return pace if pace > 0 else None
+
+
+def _verified(history: History) -> StoredCheckpoint | None:
+    if history.verified is None:
+        return None
+    t, found = history.verified
+    return StoredCheckpoint(found.path, found.step, t)
+
+
+def _mirrored(history: History) -> StoredCheckpoint | None:
+    if history.mirrored is None:
+        return None
+    t, note = history.mirrored
+    step = note.data.get("step")
+    return StoredCheckpoint(str(note.data.get("path", "")), step if isinstance(step, int) else None, t, clean(note.text))
 
 
 def _numbers(place: JobFiles, run: str) -> str:
@@ -89,13 +191,36 @@ def as_dict(seen: Status) -> dict[str, Any]:
         "job": seen.job,
         "node": seen.node,
         "run": seen.run,
+        "since": seen.since_t,
         "stage": seen.stage,
         "attempt": seen.attempt,
+        "attempt_since": seen.attempt_t,
+        "restarts": seen.restarts,
+        "restarts_left": seen.restarts_left,
         "step": seen.step,
         "step_relative": seen.step_relative,
+        "total_steps": seen.total_steps,
+        "steps_per_s": None if seen.steps_per_s is None else round(seen.steps_per_s, 4),
+        "eta_s": None if seen.eta_s is None else round(seen.eta_s, 1),
+        "last_step_age_s": None if seen.step_t is None else round(seen.now - seen.step_t, 3),
         "phase": seen.phase,
-        "ranks": [{"rank": r.rank, "local_rank": r.local_rank, "pid": r.pid} for r in seen.ranks],
+        "ranks": [
+            {
+                "rank": r.rank,
+                "local_rank": r.local_rank,
+                "pid": r.pid,
+                "step": r.step,
+                "phase": r.phase,
+                "lag": r.lag,
+                "memory_bytes": r.memory_bytes,
+            }
+            for r in seen.ranks
+        ],
         "world_size": seen.world_size or None,
+        "verified": _stored(seen.verified, seen.now),
+        "mirrored": _stored(seen.mirrored, seen.now),
+        "gpus": [{"index": gpu.index, "uuid": gpu.uuid, "quarantined": gpu.quarantined or None} for gpu in seen.gpus],
+        "health": [{"check": f.check, "subject": f.subject, "result": f.result, "reason": f.reason} for f in seen.findings],
         "incident": seen.incident,
         "incidents": seen.incidents,
         "last_decision": seen.last_decision or None,
@@ -106,3 +231,9 @@ def as_dict(seen: Status) -> dict[str, Any]:
         "restored": seen.restored or None,
         "alerts": seen.alerts or None,
     }
+
+
+def _stored(found: StoredCheckpoint | None, now: float) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"path": found.path, "step": found.step, "age_s": round(now - found.t, 1), "mirror": found.place or None}

@@ -1,12 +1,14 @@
-"""`supervise why`: explains one incident in six steps: seen, stopped, evidence, verdict, plan, resumed. report/card.py writes the text."""
+"""`supervise why`: explains incidents: the cause, the evidence, the decision, what is next. report/card.py has the page."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from supervisor.cli.invocation import JOB, Invocation, setting_options
+from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.jobs.job_files import (
     MOST_LISTED,
     JobFiles,
@@ -18,7 +20,8 @@ from supervisor.cli.jobs.job_files import (
     state_root,
 )
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.report import card
+from supervisor.report import card, wording
+from supervisor.report.layout import render, surface_of
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
@@ -31,37 +34,62 @@ if TYPE_CHECKING:
 @click.command()
 @setting_options(*JOB)
 @click.argument("incident", metavar="[INCIDENT]", required=False, type=click.IntRange(min=1))
-def command(invocation: Invocation, *, incident: int | None) -> int:
+@click.option("--all", "show_all", is_flag=True, help="Explain every incident whose journal is kept, the oldest first.")
+@json_option
+def command(invocation: Invocation, *, incident: int | None, show_all: bool, as_json: bool) -> int:
     """INCIDENT is a number that the card and `supervise status` show. Incidents of the five runs before this one are found too."""
     settings = invocation.settings_to_read_with()
-    return why(settings, invocation.job(settings), incident)
+    return why(settings, invocation.job(settings), incident, show_all=show_all, as_json=as_json)
 
 
-def why(settings: Settings, job: str | None, incident: int | None) -> int:
-    """Explain an incident, by default the last one. Returns 0."""
+def why(settings: Settings, job: str | None, incident: int | None, *, show_all: bool = False, as_json: bool = False) -> int:
+    """Explain an incident, by default the last one, or all. Returns 0."""
+    if show_all and incident is not None:
+        raise SuperviseError(f"--all explains every incident: {incident}", hint="Leave out --all, or the number.", exit_code=ExitCode.USAGE)
     place = find_job(state_root(settings), job)
     history, _ = history_of(place)
     show_problems(history)
-    address = settings.address(place.job)
+    chosen: list[RecordedIncident] = []
     numbers: list[int] = []
     for found in _incidents(place, history):
-        if incident in (None, found.number):
-            break
+        if show_all or incident in {None, found.number}:
+            chosen.insert(0, found)
+            if not show_all:
+                break
         numbers.append(found.number)
-    else:
-        if incident is None:
-            print_text(f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
-            _print_restored(history)
-            return 0
+    if not chosen and incident is not None:
         raise _no_incident(place, incident, numbers)
-    print_text(card.why_text(place.job, place.node, found, address, since=history.run.run_id if history.run else ""))
-    _print_restored(history)
+    if as_json:
+        rows = [incident_json(one) for one in chosen]
+        document = {"job": place.job, "node": place.node, "incidents": rows, "restored": history.restored or None}
+        print_text(json.dumps(document, indent=1))
+        return 0
+    address = settings.address(place.job)
+    if not chosen:
+        print_text(f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
+    surface, since = surface_of(sys.stdout), history.run.run_id if history.run else ""
+    pages = [render(card.why_page(place.job, place.node, one, address, since=since), surface) for one in chosen]
+    if pages:
+        print_text("\n\n".join(pages))
+    if history.restored:
+        print_text(f"from the mirror, before the first attempt: {clean(history.restored)}")
     return 0
 
 
-def _print_restored(history: History) -> None:
-    if history.restored:
-        print_text(f"from the mirror, before the first attempt: {clean(history.restored)}")
+def incident_json(found: RecordedIncident) -> dict[str, Any]:
+    """Return an incident as JSON: all that the journal has of it, and the words of its page."""
+    import msgspec  # noqa: PLC0415  not for --help
+
+    row: dict[str, Any] = msgspec.to_builtins(found)
+    decision = found.rounds[-1].decision
+    verdict = decision.verdict if decision is not None else None
+    words = {
+        "cause": found.summary if verdict is None else wording.cause_text(verdict),
+        "code": (verdict and wording.code_text(verdict)) or None,
+        "decision": None if decision is None else wording.decision_text(decision.plan, decision.attempt),
+        "next": None if decision is None else decision.plan.next_rung,
+    }
+    return row | {"words": {name: None if text is None else clean(text) for name, text in words.items()}}
 
 
 def _incidents(place: JobFiles, history: History) -> Iterator[RecordedIncident]:

@@ -57,9 +57,10 @@ class Instrumentation:
         """Take the exception hook."""
         self._reporter.catch_exceptions()
 
-    def heartbeat(self, step: int) -> None:
-        """Take over the absolute step that the script reports (worker.heartbeat)."""
+    def heartbeat(self, step: int, total: int | None = None) -> None:
+        """Take over the absolute step that the script reports (worker.heartbeat), and the last one."""
         self._beat.report_step(step)
+        self._beat.report_total(total)
 
     def asked(self, number: int) -> None:
         """Note a call of worker.should_save; `number` counts the calls, 0: it is not counted."""

@@ -35,7 +35,7 @@ class HeartbeatWriter:
         self._counted = self._spoke = False  # the optimizer's count, or the script's word, of where the training began is taken
         self._main_thread = get_ident()
         self.wants_slot: Callable[[], None] | None = None
-        self.at_first_step: Callable[[], None] | None = None
+        self.at_first_step: Callable[[], int | None] | None = None
         self.after_save: Callable[[], None] | None = None  # called now and then after a save was requested, while it trains on
         now = monotonic_ns()
         self._view[layout.PID] = pid
@@ -120,7 +120,7 @@ class HeartbeatWriter:
             self.wants_slot()
         if self.at_first_step is not None:
             look, self.at_first_step = self.at_first_step, None
-            look()
+            self.report_total(look())
         if self.after_save is not None:
             self.after_save()
         if self._phase != layout.TRAIN:
@@ -143,6 +143,12 @@ class HeartbeatWriter:
         else:
             self._counted = True
         self._view[layout.BEGAN] = max(self._view[layout.BEGAN], step - self._steps + 1, 1)
+
+    @quiet
+    def report_total(self, total: int | None) -> None:
+        """Keep the step with which the training ends, if it is known; what the script itself reports comes later, and holds."""
+        if total:
+            self._view[layout.TOTAL] = int(total)
 
     @quiet
     def report_step(self, step: int) -> None:

@@ -19,7 +19,7 @@ MAGIC = int.from_bytes(b"SUPVBEAT", "little")
 VERSION = 1
 SLOT_BYTES = 128
 HEAD_MAGIC, HEAD_VERSION, HEAD_SLOTS = range(3)
-(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN) = range(11)
+(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN, TOTAL) = range(12)
 
 PHASES = ("unknown", "import", "init", "load", "train", "checkpoint", "eval")
 UNKNOWN, IMPORT, INIT, LOAD, TRAIN, CHECKPOINT, EVAL = range(7)
@@ -29,7 +29,7 @@ SOURCE_NONE, SOURCE_OPTIMIZER, SOURCE_WORKER = range(3)
 # PHASE = since when (CLOCK_MONOTONIC ns) << 3 | phase. STEP = value << 2 | source, where the value is the absolute step (worker), or
 # how far the absolute step is ahead of STEPS (optimizer: its own count is read now and then, the hook counts in between).
 # BEGAN = value + 1, 0 where unknown: the absolute step at which this process began to train, the greater of what the optimizer's count and
-# the script's first word show.
+# the script's first word show. TOTAL: the absolute step with which the training ends, 0 where it is unknown.
 PHASE_BITS = 3
 SOURCE_BITS = 2
 

@@ -33,16 +33,22 @@ MOST_NORMS = 1024
 class ProgramFindings:
     """What was found. `programs` with the outermost first: a Trainer before the Accelerator that it drives, whose values it sets."""
 
-    __slots__ = ("programs", "values")
+    __slots__ = ("programs", "total", "values")
 
     def __init__(self) -> None:
         self.programs: list[str] = []
         self.values: dict[str, str] = {}
+        self.total: int | None = None
 
-    def add(self, program: str, **values: Any) -> None:
-        """Add a program; a value is kept where it is a number or a short word, and where no frame further out gave it."""
+    def add(self, program: str, total: Any = None, **values: Any) -> None:
+        """Add a program; a value is kept where it is a number or a short word, and where no frame further out gave it.
+
+        total: the step with which its training ends; less than 1: it does not know.
+        """
         if program not in self.programs:
             self.programs.append(program)
+        if self.total is None and type(total) is int and total > 0:
+            self.total = total
         for knob, value in values.items():
             if isinstance(value, (int, float, str)) and not isinstance(value, bool) and len(str(value)) <= 64:  # noqa: PLR2004 - a word
                 self.values.setdefault(knob, str(value))
@@ -55,6 +61,7 @@ def _hf_trainer(seen: ProgramFindings, frame: FrameType) -> None:
     args = trainer.args
     seen.add(
         "hf_trainer",
+        total=_get(_get(trainer, "state"), "max_steps"),
         batch_size=_get(args, "per_device_train_batch_size"),
         grad_accum=_get(args, "gradient_accumulation_steps"),
         num_workers=_get(args, "dataloader_num_workers"),
@@ -68,6 +75,7 @@ def _lightning(seen: ProgramFindings, frame: FrameType) -> None:
     loader = quiet(lambda: trainer.train_dataloader)()
     seen.add(
         "lightning",
+        total=_get(trainer, "max_steps"),
         batch_size=_get(loader, "batch_size"),
         grad_accum=_get(trainer, "accumulate_grad_batches"),
         num_workers=_get(loader, "num_workers"),
@@ -78,12 +86,12 @@ def _torchtitan(seen: ProgramFindings, frame: FrameType) -> None:
     trainer = frame.f_locals.get("self")
     config = _get(_get(trainer, "job_config"), "training")
     batch = _get(config, "local_batch_size")
-    seen.add("torchtitan", batch_size=_get(config, "batch_size") if batch is None else batch)
+    seen.add("torchtitan", total=_get(config, "steps"), batch_size=_get(config, "batch_size") if batch is None else batch)
 
 
 def _megatron(seen: ProgramFindings, _frame: FrameType) -> None:
     args = _get(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS")
-    seen.add("megatron", batch_size=_get(args, "micro_batch_size"), num_workers=_get(args, "num_workers"))
+    seen.add("megatron", total=_get(args, "train_iters"), batch_size=_get(args, "micro_batch_size"), num_workers=_get(args, "num_workers"))
 
 
 def _deepspeed(seen: ProgramFindings, frame: FrameType) -> None:
@@ -145,22 +153,28 @@ class ProgramRecognition:
         base.__init__ = __init__
 
     @quiet
-    def at_first_step(self) -> None:
-        """Read the frames that led to a rank's optimizer step, and write the file."""
+    def at_first_step(self) -> int | None:
+        """Read the frames that led to a rank's optimizer step, and write the file. Return the step with which the training ends."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to the frames
-        if self._identity.claimed:
-            self._write(self._look(_upwards(frame)))
+        if not self._identity.claimed:
+            return None
+        seen = self._look(_upwards(frame))
+        self._write(self._file(seen))
+        return seen.total
 
     @quiet
     def at_exception(self, trace: TracebackType | None) -> None:
         """Read the frames that the exception came through, and write the file unless the first step recognised something."""
         if not self._recognised:
-            self._write(self._look(_inwards(trace)))
+            self._write(self._file(self._look(_inwards(trace))))
 
-    def _look(self, frames: Iterable[FrameType]) -> dict[str, Any]:
+    def _look(self, frames: Iterable[FrameType]) -> ProgramFindings:
         seen = ProgramFindings()
         for frame in frames:
             quiet(_one)(seen, frame)
+        return seen
+
+    def _file(self, seen: ProgramFindings) -> dict[str, Any]:
         norms = [norm for norm in (made() for made in self._norms) if norm is not None]
         # In eval mode a norm uses its running statistics, unless it keeps no running statistics at all.
         depends = any(norm.training or norm.running_mean is None for norm in norms)

@@ -28,7 +28,8 @@ class RankHeartbeat:
     `steps` counts training steps seen in this process: 0 means that none was seen, not that none was made. `step` is absolute, as
     reported by the script or held by the optimizer. `phase` is IMPORT, INIT or LOAD only where that proves that no step was made.
     `asks`: the script asks whether to save, and `save_asked`: it was asked to. `went_on`: after that it trained on, or ended in order, with
-    no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began.
+    no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began. `total`: the one
+    with which it ends.
     """
 
     local_rank: int
@@ -50,6 +51,7 @@ class RankHeartbeat:
     went_on: bool = False
     saved: bool = False
     first_step: int | None = None
+    total: int | None = None
 
 
 def create(path: Path, slots: int) -> None:
@@ -104,4 +106,5 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         went_on=bool(flags & shim.FLAG_WENT_ON),
         saved=bool(flags & shim.FLAG_SAVED),
         first_step=slot[shim.BEGAN] - 1 if slot[shim.BEGAN] else None,
+        total=slot[shim.TOTAL] if slot[shim.TOTAL] > 0 else None,
     )

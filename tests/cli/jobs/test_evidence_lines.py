@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.core.model import Evidence
-from supervisor.report.card import evidence_lines
+from supervisor.report.wording import evidence_lines
 
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 WORKER = "RuntimeError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File"
@@ -14,11 +14,11 @@ WORKER = "RuntimeError: Caught KeyError in DataLoader worker process 0.\nOrigina
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("exception", f"{ECC}\nCUDA kernel errors might be asynchronously reported at some other API call.", ECC),
-        ("exception", f"{WORKER}\nKeyError: 'label'", "KeyError: 'label'"),
-        ("err", "step 1\nstep 2", "step 2"),
+        ("exception", f"{ECC}\nCUDA kernel errors might be asynchronously reported at some other API call.", f"rank 0 raised {ECC}"),
+        ("exception", f"{WORKER}\nKeyError: 'label'", "rank 0 raised KeyError: 'label'"),
+        ("err", "step 1\nstep 2", "traceback of rank 0: step 2"),
     ],
     ids=["advice", "another's traceback", "output"],
 )
 def test_the_line_that_tells_most(name: str, text: str, told: str) -> None:
-    assert evidence_lines([Evidence("error_file", name, text, rank=0)], 1) == [f"error_file of rank 0: {told}"]
+    assert evidence_lines([Evidence("error_file", name, text, rank=0)], 1) == [told]

@@ -28,12 +28,12 @@ def settings_for(root: Path, journal: str) -> Settings:
 @pytest.mark.parametrize(
     ("journal", "incident", "patterns"),
     [
-        ("format1/requeued.jsonl", 4, (r"plan .*restart as attempt 5",)),
+        ("format1/requeued.jsonl", 4, (r"decision .*restart as attempt 5",)),
         (
             "format3_0/scenarios.jsonl",
             1,
             (
-                r"plan .*restart as attempt 2",
+                r"decision .*restart as attempt 2",
                 r"checkpoint .*step 160 from ckpt/160\.pt",
                 r"repaired +ckpt/200\.pt: torn: moved",
                 r"rejected +ckpt/190\.pt: torn: no directory",

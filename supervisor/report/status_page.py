@@ -1,0 +1,254 @@
+"""What `supervise status` shows: where a job stands, how fast it goes, and what it can resume from. Pure."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from supervisor.core.model import Finding, Gpu
+from supervisor.journal.reader import RecordedIncident
+from supervisor.report import wording
+from supervisor.report.card import outcome_text
+from supervisor.report.layout import Fact, FactPage, Tone
+from supervisor.report.wording import span_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+_KIB = 1024
+#: Ranks that are listed one by one; of more, those that differ.
+_MOST_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """One rank of this node that lives. None: not known. lag: steps behind the rank of this node that is furthest."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    step: int | None = None
+    phase: str = "unknown"
+    lag: int | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """The newest checkpoint that was verified, or that a mirror holds. t: when that was. place: the mirror, "" for this node's disk."""
+
+    path: str
+    step: int | None
+    t: float
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What `status` shows. Times are Unix seconds; None is not known.
+
+    supervisor_alive: None if it cannot be seen from here. exit_code: None while there is none. now: when it was read. steps_per_s: of the
+    last minute or so. total_steps: the script's own. step_t: when the rank that is furthest behind ended its last step.
+    """
+
+    job: str
+    node: str
+    run: str
+    stage: str
+    attempt: int
+    step: int | None
+    step_relative: bool
+    phase: str
+    ranks: tuple[RankStatus, ...]
+    incident: int | None
+    incidents: int
+    last_decision: str
+    supervisor_pid: int
+    supervisor_alive: bool | None
+    state_dir: str
+    exit_code: int | None
+    ended: bool
+    numbers: str = ""
+    restored: str = ""
+    world_size: int = 0
+    alerts: str = ""
+    now: float = 0.0
+    since_t: float | None = None
+    ended_t: float | None = None
+    attempt_t: float | None = None
+    steps_per_s: float | None = None
+    total_steps: int | None = None
+    step_t: float | None = None
+    verified: StoredCheckpoint | None = None
+    mirrored: StoredCheckpoint | None = None
+    restarts_left: int | None = None
+    last_incident: RecordedIncident | None = None
+    gpus: tuple[Gpu, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    examined_t: float | None = None
+
+    @property
+    def died(self) -> bool:
+        """Whether the supervisor is gone without an end record."""
+        return self.supervisor_alive is False and not self.ended
+
+    @property
+    def runs(self) -> bool:
+        """Whether it may still write."""
+        return not self.ended and self.supervisor_alive is not False
+
+    @property
+    def restarts(self) -> int:
+        """How often the ranks were started again."""
+        return max(0, self.attempt - 1)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until the last step at this pace, where the total is known."""
+        if not (self.runs and self.total_steps and self.steps_per_s and self.step is not None) or self.step_relative:
+            return None
+        return max(0.0, (self.total_steps - self.step) / self.steps_per_s)
+
+
+def status_page(status: Status, address: str) -> FactPage:
+    """Return the page. `address`: the options by which our other commands find the job."""
+    stage = f"ended, exit code {status.exit_code}" if status.ended else status.stage
+    title = f"job {status.job} on {status.node}: {stage}{' when supervise died' if status.died else ''}"
+    facts = [
+        Fact("since", _since(status)),
+        *([Fact("mirror", f"gave {status.restored}")] if status.restored else []),
+        Fact("progress", _progress(status), Tone.STRONG),
+        Fact("checkpoint", _stored(status.verified, status.now, "verified") or "none was verified in this run"),
+        *([Fact("mirrored", _stored(status.mirrored, status.now, ""))] if status.mirrored else []),
+        *([Fact("numbers", status.numbers, Tone.WARNING)] if status.numbers else []),
+        Fact("restarts", _restarts(status)),
+        *_ranks(status),
+        *_node(status),
+        *([Fact("alerts", f"{status.alerts}; supervise alerts list {address}", Tone.WARNING)] if status.alerts else []),
+        *_incidents(status),
+        Fact("supervise", f"pid {status.supervisor_pid}, {_alive(status)}", Tone.BAD if status.died else Tone.PLAIN),
+        Fact("files", status.state_dir, copied=True),
+        *([Fact("look", f"supervise why {address}", copied=True)] if status.incidents else []),
+    ]
+    bad = status.died or bool(status.exit_code)
+    tone = Tone.BAD if bad else Tone.WARNING if status.incident is not None else Tone.GOOD
+    return FactPage(title, tuple(facts), tone)
+
+
+def _alive(status: Status) -> str:
+    return {True: "alive", False: "ended" if status.ended else "died, and could not report it", None: "cannot be seen from here"}[
+        status.supervisor_alive
+    ]
+
+
+def _since(status: Status) -> str:
+    if status.since_t is None:
+        return f"run {status.run}"
+    at = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(status.since_t))
+    lasted = span_text((status.ended_t or status.now) - status.since_t)
+    return f"{at} ({lasted}{' until it ended' if status.ended_t else ''}), run {status.run}"
+
+
+def _progress(status: Status) -> str:
+    total = f" of {status.total_steps}" if status.total_steps and status.step is not None and not status.step_relative else ""
+    parts = [wording.step_text(status.step) + total + (" (counted from where it began)" if status.step_relative else "")]
+    parts.append(f"phase {status.phase}")
+    if status.runs and status.steps_per_s:
+        pace = status.steps_per_s
+        parts.append(f"{pace:.3g} steps/s" if pace >= 0.1 else f"{1 / pace:.3g} s/step")  # noqa: PLR2004 (ten seconds a step)
+    if status.runs and status.step_t is not None:
+        parts.append(f"last step {span_text(status.now - status.step_t)} ago")
+    if status.eta_s is not None:
+        parts.append(f"about {span_text(status.eta_s)} left")
+    if not status.attempt:
+        return "no attempt yet"
+    began = f", since {time.strftime('%H:%M:%S', time.localtime(status.attempt_t))}" if status.attempt_t and status.runs else ""
+    return f"attempt {status.attempt}{began}: {', '.join(parts)}"
+
+
+def _stored(found: StoredCheckpoint | None, now: float, how: str) -> str:
+    if found is None:
+        return ""
+    step = wording.step_text(found.step) if found.step is not None else "step unknown"
+    place = f" in {found.place}" if found.place else ""
+    return f"{step}, {how + ' ' if how else ''}{span_text(now - found.t)} ago{place}: {found.path}"
+
+
+def _restarts(status: Status) -> str:
+    if status.restarts_left is None or not status.runs:
+        return str(status.restarts)
+    left = "it stops at the next failure" if not status.restarts_left else f"{status.restarts_left} left without progress, then it stops"
+    return f"{status.restarts}; {left}"
+
+
+def _ranks(status: Status) -> list[Fact]:
+    if not status.ranks:
+        return [Fact("ranks", "none runs")] if status.runs else []
+    here = len(status.ranks)
+    count = f"{here} of {status.world_size} on this node" if status.world_size > here else f"{here}"
+    if here <= _MOST_LISTED:
+        return [Fact("ranks", f"{count}: {'; '.join(_rank(one) for one in status.ranks)}")]
+    behind = sorted((one for one in status.ranks if one.lag), key=lambda one: -(one.lag or 0))[:3]
+    memory = [one.memory_bytes for one in status.ranks if one.memory_bytes is not None]
+    texts = [count, *(_rank(one) for one in behind)]
+    if memory:
+        texts.append(f"memory {_gib(min(memory))} to {_gib(max(memory))} each, {_gib(sum(memory))} together")
+    return [Fact("ranks", "; ".join(texts))]
+
+
+def _rank(one: RankStatus) -> str:
+    known = [
+        f"pid {one.pid}",
+        *([f"{one.lag} {'step' if one.lag == 1 else 'steps'} behind"] if one.lag else []),
+        *([_gib(one.memory_bytes)] if one.memory_bytes is not None else []),
+    ]
+    return f"rank {one.rank} ({', '.join(known)})"
+
+
+def _gib(count: int) -> str:
+    return f"{count / _KIB**3:.1f} GiB" if count >= _KIB**3 else f"{count / _KIB**2:.0f} MiB"
+
+
+def _node(status: Status) -> list[Fact]:
+    """Return the GPUs that the job may use, and what the last examination of this node found."""
+    facts: list[Fact] = []
+    if status.gpus:
+        out = [f"GPU {gpu.index} is out of use: {gpu.quarantined}" for gpu in status.gpus if gpu.quarantined]
+        used = _numbers([gpu.index for gpu in status.gpus if not gpu.quarantined])
+        facts.append(Fact("GPUs", "; ".join([used or "none in use", *out]), Tone.WARNING if out else Tone.PLAIN))
+    if status.examined_t is not None:
+        bad = [finding for finding in status.findings if finding.result != "ok"]
+        at = time.strftime("%H:%M:%S", time.localtime(status.examined_t))
+        text = "; ".join(f"{finding.result}: {finding.subject}: {finding.reason}" for finding in bad) or "nothing wrong was found"
+        facts.append(Fact("health", f"{text} (examined at {at})", Tone.WARNING if bad else Tone.PLAIN))
+    return facts
+
+
+def _numbers(found: Sequence[int]) -> str:
+    """Return numbers as `0-3, 5`."""
+    runs: list[list[int]] = []
+    for number in sorted(found):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _incidents(status: Status) -> list[Fact]:
+    """Return how many incidents there were, and of the last one the cause, the decision and what is next."""
+    last = status.last_incident
+    if last is None:
+        return [Fact("incidents", str(status.incidents) if status.incidents else "none")]
+    at = time.strftime("%H:%M:%S", time.localtime(last.opened_t))
+    facts = [Fact("incidents", f"{status.incidents}, the last is incident {last.number} at {at}: {outcome_text(last)}")]
+    decided = next((one.decision for one in reversed(last.rounds) if one.decision is not None), None)
+    over = last.outcome == "resolved"
+    tone = Tone.FAINT if over else Tone.BAD
+    if decided is None:
+        return [*facts, Fact(wording.CAUSE, last.summary, tone)]
+    facts.append(Fact(wording.CAUSE, wording.cause_text(decided.verdict), tone))
+    facts.append(Fact(wording.DECISION, wording.decision_text(decided.plan, decided.attempt), Tone.FAINT if over else Tone.STRONG))
+    return facts if over else [*facts, Fact(wording.NEXT, decided.plan.next_rung)]

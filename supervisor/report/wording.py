@@ -1,0 +1,264 @@
+"""The words of the card, of `why` and of `status`: cause, evidence, decision, next. Pure.
+
+Each function returns a text, or the facts of one label. Observers have names of their own (`error_file`, `cgroup`); here stands what a
+person calls them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.classify import exits
+from supervisor.classify.causes import EXPLANATIONS
+from supervisor.core.model import Beginning, Cause, PlanKind
+from supervisor.report.layout import Fact, Tone
+from supervisor.report.text import clean, cut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from supervisor.core.actions import ReportDecision, ReportResume
+    from supervisor.core.model import Change, Evidence, Plan, Verdict
+
+CAUSE, EVIDENCE, DECISION, NEXT = "cause", "evidence", "decision", "next"
+#: Evidence that reads well by itself, best first. Heartbeats show where it happened, and that has a line of its own.
+_TELLING = ("exception", "traceback", "last_exception", "signal", "exit_code", "err", "both", "out")
+_EXCEPTIONS = frozenset({"exception", "last_exception"})
+_ENDS = frozenset({"exit", "launcher"})
+#: What an observer is called. Of an exception and of an end the sentence itself says it.
+_OBSERVERS = {
+    "error_file": "traceback",
+    "tail": "last output",
+    "log": "output",
+    "kernel": "kernel log",
+    "nvml": "NVML",
+    "health": "health check",
+    "cgroup": "control group",
+    "host": "machine",
+    "heartbeat": "heartbeat",
+    "launcher": "launcher",
+    "checkpoint": "checkpoint",
+    "observer": "not examined",
+}
+_PLAIN_EXIT = " exited with code 1"
+#: A line of evidence is foreign text: the beginning shows the kind, and the end of it which one.
+_LONGEST_EVIDENCE = 400
+
+
+def cause_text(verdict: Verdict) -> str:
+    """Return the cause in words, with its name in docs/causes.md and how sure it is; for what is no failure, what it is."""
+    if verdict.cause is Cause.NONE:
+        return verdict.summary
+    transient = ", transient" if verdict.transient else ""
+    return f"{EXPLANATIONS[verdict.cause].meaning} ({verdict.cause.value}, {100 * verdict.confidence:.0f} % sure{transient})"
+
+
+def code_text(verdict: Verdict) -> str:
+    """Return the failing frame in the user's code, as FILE:LINE in FUNCTION; "" if none is known."""
+    facts = dict(verdict.facts)
+    if not facts.get("file") or not facts.get("line"):
+        return ""
+    return f"{facts['file']}:{facts['line']}" + (f" in {facts['function']}" if facts.get("function") else "")
+
+
+def evidence_facts(verdict: Verdict, facts: Sequence[Evidence], most: int) -> list[Fact]:
+    """Return the evidence: first what the verdict stands on, then what else shows it, then what merely follows from it."""
+    consequences = [fact for fact in facts if is_consequence(fact, verdict)]
+    own = [fact for fact in facts if fact not in consequences]
+    first = [fact for fact in verdict.because[:1] if fact in own]
+    lines = evidence_lines(own, len(own) + 1, first=first) if own else []
+    if verdict.cause is not Cause.NONE:
+        lines = [_in_full(verdict.summary, lines[:1]), *lines]
+    lines = _distinct(lines)
+    if len(lines) > 1:
+        lines = [line for line in lines if not line.endswith(_PLAIN_EXIT)]  # an exception says more
+    found = [Fact(EVIDENCE if number == 0 else "", line) for number, line in enumerate(lines[:most])]
+    if consequences:
+        found.append(Fact("" if found else EVIDENCE, _consequence_text(consequences), Tone.FAINT))
+    return found
+
+
+def evidence_lines(facts: Iterable[Evidence], most: int, *, first: Sequence[Evidence] = ()) -> list[str]:
+    """Return the best evidence, a line each: who saw it, of which rank, and the line that tells most.
+
+    `first`: the evidence that a verdict stands on; it comes before all else.
+    """
+    order = {name: i for i, name in enumerate(_TELLING)}
+    readable = sorted((f for f in facts if f.name in order or f.source != "heartbeat"), key=lambda f: order.get(f.name, len(order)))
+    lines = list(dict.fromkeys(cut(clean(evidence_line(fact)), _LONGEST_EVIDENCE) for fact in (*first, *readable)))
+    return lines[:most] or ["none was found"]
+
+
+def evidence_line(fact: Evidence) -> str:
+    """Return one piece of evidence as a sentence."""
+    rank = "" if fact.rank is None else f"rank {fact.rank}"
+    if fact.source in _ENDS and fact.name in {"signal", "exit_code"}:
+        how = f"was killed by {exits.signal_name(fact.text)}" if fact.name == "signal" else f"exited with code {fact.text}"
+        return f"{rank or 'the command'} {how}"
+    if fact.source in {"error_file", "launcher"} and fact.name == "exception":
+        return f"{rank or 'the command'} raised {_telling_line(fact)}"
+    if fact.source in _ENDS:
+        return f"{rank or 'the command'}: {_telling_line(fact)}"
+    observer = _OBSERVERS.get(fact.source, fact.source)
+    return f"{observer}{f' of {rank}' if rank else ''}: {_telling_line(fact)}"
+
+
+def is_consequence(fact: Evidence, verdict: Verdict) -> bool:
+    """Whether a fact of another rank merely follows from the failure that the verdict names (classify/engine.py has the rules)."""
+    if verdict.rank is None or fact.rank in {None, verdict.rank}:
+        return False
+    if fact.claim is not None:
+        return "*" in fact.claim.consequence_of or verdict.cause.value in fact.claim.consequence_of
+    if fact.name in _EXCEPTIONS:
+        killed = bool(verdict.because) and verdict.because[0].name == "signal"  # who loses its peer fails in many ways, and kills none
+        return killed or exits.is_consequence(fact.text)
+    first = verdict.because[0] if verdict.because else None
+    return fact.source == "exit" and first is not None and fact.t >= first.t
+
+
+def victims(verdict: Verdict) -> list[int]:
+    """Return the ranks whose exceptions merely follow from this failure: what they printed explains nothing."""
+    return sorted({f.rank for f in verdict.because if f.rank is not None and f.name in _EXCEPTIONS and is_consequence(f, verdict)})
+
+
+def decision_text(plan: Plan, attempt: int) -> str:
+    """Return what is done about the failure of `attempt`."""
+    if plan.kind is PlanKind.STOP:
+        return f"stop with exit code {plan.exit_code}: {plan.reason}"
+    wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
+    return f"restart as attempt {attempt + 1}{wait}: {plan.reason}"
+
+
+def plan_facts(decision: ReportDecision, *, at: str = "") -> list[Fact]:
+    """Return the decision, what it changes, its notes, and what is next. `at`: stands before the decision."""
+    plan = decision.plan
+    changed = changes(plan)
+    stops = plan.kind is PlanKind.STOP
+    return [
+        Fact(DECISION, at + decision_text(plan, decision.attempt), Tone.STRONG),
+        *([Fact("changed", changed)] if changed else []),
+        *(Fact("note" if number == 0 else "", note) for number, note in enumerate(plan.notes)),
+        Fact(NEXT, plan.next_rung, Tone.WARNING if stops else Tone.PLAIN),
+    ]
+
+
+def change(of: Change) -> str:
+    """Return one change as a person would write it: `--batch-size 32 -> 16`."""
+    old = f"{of.old} " if of.old else ""
+    return clean(f"{of.how} {old}-> {of.new}")
+
+
+def changes(plan: Plan) -> str:
+    """Return what the next attempt changes."""
+    ranks = [f"{plan.nproc} ranks on this node"] if plan.nproc is not None else []
+    return ", ".join([*map(change, plan.changes), *ranks])
+
+
+def beginning(report: ReportResume) -> str:
+    """Return how an attempt began, in one line; an older journal has only the checkpoint that the command was given, as `path`."""
+    given = report.resume_from or report.path
+    if report.began is Beginning.RESUMED:
+        return f"resumed at {position_text(report.step, report.epoch) or 'an unknown step'} from {report.path}"
+    if report.is_new:
+        return "begins from scratch" + (f": {report.reason}" if report.reason else "")
+    if report.began is Beginning.FROM_SCRATCH:
+        why = report.reason or "no load of a checkpoint was seen"
+        return f"STARTED FROM SCRATCH: {why}" + (f"; it was given {given}" if given else "")
+    if not given and report.reason:
+        return f"STARTED FROM SCRATCH? {report.reason}"
+    return f"resume not confirmed: no rank was seen to load {given or 'a checkpoint'}"
+
+
+def beginning_fact(resume: ReportResume, *, at: str = "", after: str = "") -> Fact:
+    """Return how the next attempt began. `at`, `after`: stand before and behind it."""
+    is_resumed = resume.began is Beginning.RESUMED
+    colon = ":" if resume.began is Beginning.UNCONFIRMED else ""
+    text = f"{at}attempt {resume.attempt}{colon} {beginning(resume)}{after}"
+    return Fact("resumed" if is_resumed else "began", text, Tone.GOOD if is_resumed or resume.is_new else Tone.BAD)
+
+
+def core_text(facts: Sequence[Evidence], verdict: Verdict | None) -> str:
+    """Return where the core dump is: that of the rank whose failure it was, else the first; and how many more there are."""
+    dumps = sorted(facts, key=lambda fact: (verdict is None or fact.rank != verdict.rank, fact.t))
+    if not dumps:
+        return ""
+    more = f" (and of {len(dumps) - 1} more)" if len(dumps) > 1 else ""
+    return f"rank {dumps[0].rank} {dumps[0].text}{more}"
+
+
+def first_of(repairs: Sequence[tuple[str, str]]) -> str:
+    """Return the first path with what is to say of it, and how many more there are."""
+    path, what = repairs[0]
+    more = f", and {len(repairs) - 1} more" if len(repairs) > 1 else ""
+    return f"{path}: {what}{more}"
+
+
+def phase_of(facts: Iterable[Evidence]) -> str:
+    """Return the phase that the evidence names, or unknown."""
+    return next((f.text for f in facts if f.name == "phase"), "unknown")
+
+
+def step_text(step: int | None, *, relative: bool = False, at_least: bool = False) -> str:
+    """Return a step as a person would write it."""
+    if step is None:
+        return "step unknown"
+    return f"step {step}" + (" or later" if at_least else "") + (" (counted from where it began)" if relative else "")
+
+
+def position_text(step: int | None, epoch: int | None) -> str:
+    """Return the step of a checkpoint, else its epoch; "" if neither is known."""
+    return f"step {step}" if step is not None else "" if epoch is None else f"epoch {epoch}"
+
+
+def span_text(seconds: float) -> str:
+    """Return a time as a person would say it: `0.4 s`, `45 s`, `12 min`, `3 h 20 min`, `2 days 3 h`."""
+    seconds = max(0.0, seconds)
+    if seconds < 10:  # noqa: PLR2004 (tenths of a second tell something)
+        return f"{seconds:.1f} s"
+    for unit, name, less, part in ((86400, "days", 3600, "h"), (3600, "h", 60, "min")):
+        if seconds >= (2 * unit if name == "days" else unit):
+            rest = int(seconds % unit // less)
+            return f"{int(seconds // unit)} {name}" + (f" {rest} {part}" if rest else "")
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"  # noqa: PLR2004 (two minutes)
+
+
+def _consequence_text(facts: Sequence[Evidence]) -> str:
+    """Return the consequences in one line: the one that tells most, and which other ranks had some."""
+    (line,) = evidence_lines(facts, 1)
+    shown = next((f.rank for f in facts if cut(clean(evidence_line(f)), _LONGEST_EVIDENCE) == line), None)
+    others = len({f.rank for f in facts} - {shown})
+    more = f" (and {others} more {'rank' if others == 1 else 'ranks'})" if others else ""
+    return f"a consequence: {line}{more}"
+
+
+def _in_full(summary: str, first: Sequence[str]) -> str:
+    """Return the summary of a failure, with all of its text: the line that it was shortened from may have more."""
+    lead, raised, text = summary.removesuffix("…").partition(" raised ")
+    line = first[0] if first else ""
+    return f"{lead}{raised}{line[line.index(text) :]}" if raised and text in line else summary
+
+
+def _distinct(lines: Iterable[str]) -> list[str]:
+    """Return the lines without those whose text an earlier one holds."""
+    kept: list[str] = []
+    for line in lines:
+        if not any(_holds(other, line) for other in kept):
+            kept.append(line)
+    return kept
+
+
+def _holds(line: str, other: str) -> bool:
+    """Whether `line` says what `other` says: `rank 1 raised E: text` holds `output of rank 1: E: text`."""
+    text = clean(other).removesuffix("…")
+    return bool(text) and (text in line or any(part in line for part in (text.partition(": ")[2], text.partition(" raised ")[2]) if part))
+
+
+def _telling_line(fact: Evidence) -> str:
+    """Return the first line of an exception, unless its text is another one's traceback; of all else the last line."""
+    is_exception = fact.name in _EXCEPTIONS or fact.claim is not None
+    first = next((line for line in fact.text.splitlines() if line.strip()), "")
+    return first if is_exception and "Traceback (most recent call last)" not in fact.text else _last_line(fact.text)
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")

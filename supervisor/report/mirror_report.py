@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.core import actions as act
+from supervisor.journal.records import MIRRORED, Note
 from supervisor.report.log_events import LogEvent
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ _HOLDS_UP: Final = frozenset({"stalled", "away", "damaged", "expired", "clock", 
 class MirrorReport:
     """The news of one run."""
 
-    def __init__(self, reporter: Reporter, log: EventLog, attempt: Callable[[], int]) -> None:
-        """`attempt` gives the number of the current one."""
+    def __init__(self, reporter: Reporter, log: EventLog, attempt: Callable[[], int], record: Callable[[Note], None]) -> None:
+        """`attempt` gives the number of the current one. `record` takes what `status` shows, for the journal."""
+        self._record = record
         self._reporter = reporter
         self._log = log
         self._attempt = attempt
@@ -39,6 +41,8 @@ class MirrorReport:
         if name not in {"progress", "idle"}:
             fields = {key: value for key, value in event.items() if key not in {"ev", "bytes"}}
             self._log.write(LogEvent.MIRROR_REPORTED, None if name in {"alert", "died"} else "info", what=name, **_renamed(fields))
+        if event["ev"] == "uploaded":
+            self._record(Note(MIRRORED, event["mirror"], {"path": event["path"], "step": event["step"]}))
         if event["ev"] == "alert" and (event["what"], event["mirror"]) not in self._troubled:
             self._troubled.add((event["what"], event["mirror"]))
             hint = f" ({event['hint']})" if event["hint"] else ""

@@ -46,7 +46,7 @@ from supervisor.job import identity, known_jobs, resume_proof
 from supervisor.job.clock import Clock
 from supervisor.job.job import Job
 from supervisor.job.sd_notify import Notifier
-from supervisor.journal.records import MIRRORED, SUMMARY, Ended, Note, RunBegan
+from supervisor.journal.records import SUMMARY, Ended, Note, RunBegan
 from supervisor.journal.writer import ANSWER_DEADLINE_S, open_journal
 from supervisor.knobs import job_knobs, programs
 from supervisor.launch.guardian_client import ignored_signals
@@ -71,7 +71,6 @@ from supervisor.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from checkpointing.mirror.messages import MirrorEvent
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
     from supervisor.classify.logs.rows import Problem
@@ -197,8 +196,8 @@ class _Run:
         self.mirror: MirrorLink | None = None
         self.mirror_news: MirrorReport | None = None
         if settings.checkpoints.mirror:
-            self.mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt.number)
-            self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: self._mirror_event(row)))
+            news = self.mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt.number, self._note)
+            self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
         self.next_refresh = self.next_ping = self.next_record = 0.0
         self.recorded_attempt, self.recorded_from = 0, 0.0
         self.alert_watch = AlertWatch(job, self.reporter, lambda: 0.0 if self.mirror is None else self.mirror.behind_s())
@@ -298,12 +297,8 @@ class _Run:
             case _:
                 assert_never(report)
 
-    def _mirror_event(self, row: MirrorEvent) -> None:
-        if self.mirror_news is not None:
-            self.mirror_news.took(row)
-        if row["ev"] == "uploaded":  # for `status`
-            data = {"path": row["path"], "step": row["step"]}
-            self.journal.append(Note(MIRRORED, row["mirror"], data), t=self.clock.now())
+    def _note(self, note: Note) -> None:
+        self.journal.append(note, t=self.clock.now())
 
     def _checkpoint_copied(self, unused: UnusedCheckpoints, place: str) -> None:
         self.log.write(LogEvent.CHECKPOINT_COPIED, path=unused.newest, step=unused.step, copy=place)

@@ -56,7 +56,7 @@ def test_arguments_that_torchrun_does_not_take_are_reported_in_its_name(supervis
     run = supervise("torchrun", "--bogus", "train.py")
     assert run.exit_code() == 2
     assert "usage: torchrun [-h]" in run.stderr
-    assert "failed torchrun: error: unrecognized arguments: --bogus" in words(run)
+    assert "evidence torchrun: error: unrecognized arguments: --bogus" in words(run)
 
 
 @pytest.mark.parametrize("command", [pytest.param([*TORCHRUN, "--no-python"], marks=pytest.mark.slow), []], ids=["torchrun", "plain"])
@@ -79,7 +79,7 @@ def test_a_long_message_hides_neither_the_exceptions_type_nor_its_cause(supervis
     run = supervise(sys.executable, str(script))
     assert run.exit_code() == 1
     assert "raised ImportError: cannot import name 'x'" in words(run)
-    assert "cause user_code, 85 % sure" in words(run)  # by the signature of the whole message, not of what the card shows of it
+    assert "(user_code, 85 % sure" in words(run)  # by the signature of the whole message, not of what the card shows of it
 
 
 def test_an_alert_that_reached_nobody_is_reported_at_the_end(supervise: Callable[..., Supervised]) -> None:

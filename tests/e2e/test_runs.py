@@ -31,7 +31,7 @@ def test_the_output_of_a_failed_run_is_shown_after_a_good_one(supervise: Callabl
     assert again.exit_code() == 0
     assert "command changed" not in again.stderr
     why = again.ask("why").stdout
-    assert "given up, exit code 1\n" in why
+    assert "given up, exit code 1 --" in why
     command, *options = look_of(why)
     assert again.ask(command, *options).stdout == "bad\n"
     assert again.ask("logs").stdout == "good\n"

@@ -15,6 +15,7 @@ from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror.process import MirrorLink
 from supervisor.config.settings import Settings
 from supervisor.job.job import Job
+from supervisor.journal.records import MIRRORED, Note
 from supervisor.report.mirror_report import MirrorReport
 from tests.checkpointing.mirror.process import ROOT, save
 from tests.support.waiting import wait_for
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from checkpointing.mirror.messages import MirrorEvent
     from supervisor.core.actions import Alert
     from supervisor.report.event_log import EventLog
     from supervisor.report.reporter import Reporter
@@ -134,7 +136,8 @@ class Heard:
 
 def test_a_checkpoint_that_waits_while_nothing_moves_is_an_alert_once() -> None:
     heard = Heard()
-    news = MirrorReport(cast("Reporter", heard), cast("EventLog", heard), lambda: 1)
+    noted: list[Note] = []
+    news = MirrorReport(cast("Reporter", heard), cast("EventLog", heard), lambda: 1, noted.append)
     for seconds in (0.0, 599.0, 600.0, 700.0):
         news.waited(seconds)
     assert [kind for kind, _ in heard.alerts] == ["mirror_failing"]
@@ -144,6 +147,9 @@ def test_a_checkpoint_that_waits_while_nothing_moves_is_an_alert_once() -> None:
     news.took({"ev": "alert", "what": "away", "mirror": "s3://b", "message": "no answer", "hint": ""})
     news.waited(900.0)
     assert len(heard.alerts) == 3, "the reason was reported already"
+    row = {"path": "ckpt/9.pt", "step": 9, "id": "x", "key": "k", "bytes": 1, "sent": 1, "seconds": 0.1}
+    news.took(cast("MirrorEvent", {"ev": "uploaded", "mirror": "s3://b", **row}))
+    assert noted == [Note(MIRRORED, "s3://b", {"path": "ckpt/9.pt", "step": 9})]
 
 
 def test_how_long_a_checkpoint_waits_is_known_from_the_asking_until_bytes_move(job: Job, tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def test_an_infrastructure_failures_card_counts_the_restarts_until_the_stop(caus
     assert [(plan.kind, plan.exit_code) for plan in plans] == [(PlanKind.RESTART, 0)] * 9 + [(PlanKind.STOP, 75)]
     counted = [f"{n} more restart{'s' * (n > 1)} of this kind without progress, then stop" for n in range(8, 0, -1)]
     assert [plan.next_rung for plan in plans[:8]] == counted
-    assert plans[8].next_rung == "if it fails so again: stop with exit code 75: the infrastructure failed 10 times within a day without progress"
+    last = "if it fails so again: stop with exit code 75: the infrastructure failed 10 times within a day without progress"
+    assert plans[8].next_rung == last
 
 
 def reached() -> dict[tuple[Cause, str], set[tuple[str, Cause]]]:

@@ -15,7 +15,8 @@ from supervisor.cli.invocation import STATE_DIR, Invocation, json_option, settin
 from supervisor.cli.jobs import status
 from supervisor.cli.jobs.job_files import JobFiles, changed_at, places_in, state_root
 from supervisor.errors import SuperviseError
-from supervisor.report.card import Status, step_text
+from supervisor.report.status_page import Status
+from supervisor.report.wording import step_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

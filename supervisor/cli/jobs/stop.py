@@ -17,14 +17,14 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, setting_options
-from supervisor.cli.jobs.job_files import JobFiles, find_job, history_of, live_progress, places_in, print_text, state_root
+from supervisor.cli.jobs.job_files import JobFiles, find_job, history_of, live_beats, places_in, print_text, progress_of, state_root
 from supervisor.core.model import Phase
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.guardian import killing, process_tree
 from supervisor.job import identity
-from supervisor.report.card import step_text
 from supervisor.report.text import clean
+from supervisor.report.wording import step_text
 from supervisor.run import lock
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _wait_ended(place: JobFiles, holder: LockRecord, wait_s: float) -> bool:
 
 
 def _position(history: History) -> str:
-    progress = live_progress(history)
+    progress = progress_of(history, live_beats(history))
     step = "" if progress.step is None else f", {step_text(progress.step, relative=progress.relative)}"
     phase = "" if progress.phase is Phase.UNKNOWN else f", phase {progress.phase.value}"
     return f"{history.stage}{step}{phase}"

@@ -115,3 +115,21 @@ def test_a_unit_that_failed_for_good_alerts(machine: Machine, wait_for: Callable
     sent = json.loads(machine.run("cat", "/var/lib/supervise/wrong/alert").stdout)
     assert (sent["event"], sent["job"]) == ("unit_failed", "wrong")
     assert f"{unit} failed" in sent["lines"][0]
+
+
+def test_what_supervise_gave_up_is_alerted_once_and_shown_in_the_status(machine: Machine, wait_for: Callable[..., None]) -> None:
+    sink = '[[alerts.sink]]\nkind = "exec"\ncommand = ["tee", "-a", "/var/lib/supervise/fails/alert"]\n'
+    unit = machine.installed("fails", f'[job]\ncommand = ["sh", "-c", "exit 42"]\n{sink}', OURS, "/")
+    machine.run("systemctl", "start", unit, timeout=120)
+    alert = "supervise-alert@fails.service"
+    wait_for(lambda: "supervise alerted already" in machine.journal(alert), 240, lambda: machine.journal(unit) + machine.journal(alert))
+    shown = machine.show(unit)
+    assert (shown["ExecMainStatus"], shown["NRestarts"]) == ("65", "0")
+    assert shown["StatusText"].startswith("exit code 65: ")
+    assert "rank 0 exited with code 42" in shown["StatusText"]
+    sent = machine.run("cat", "/var/lib/supervise/fails/alert").stdout
+    assert '"given_up"' in sent
+    assert '"unit_failed"' not in sent
+    card = machine.journal(unit, "-p", "err")
+    assert "-- incident " in card
+    assert "journal and logs:" not in card

@@ -25,32 +25,48 @@ if TYPE_CHECKING:
 #: A name that contains one of these words has a secret value: WANDB_API_KEY, --hf-token, db.password, aws_secret_access_key. The names of
 #: variables alone, in capitals, may also end in a word that is innocent elsewhere: GITHUB_PAT, DB_PASS, SSH_KEY.
 _WORD = (
-    r"(?:secret|token|passw(?:or)?d|passphrase|credentials?|auth(?:orization)?|bearer|webhook[_-]?ur[il]"
-    r"|(?:api|access|private|account|encryption|integration|license|master|routing|session|shared|signing|ssh|storage|subscription)[_-]?key"
+    r"(?:secret|token|passw(?:or)?d|passphrase|credentials?|auth(?:orization)?|bearer|cookie|webhook[_-]?ur[il]"
+    r"|(?:api|access|private|account|encryption|integration|license|master|routing|session|shared|signing|ssh|storage)[ _-]?key"
     r"|(?-i:[A-Z0-9_]KEY|_PASS|_PWD|_PAT)(?![\w.-]))"
 )
 #: These only count or name tokens: --max-tokens 512, --tokenizer gpt2, --num-token, --token-file.
 _INNOCENT = re.compile(
-    r"tokens|tokeniz|(?:num|max|min|pad|eos|bos|unk|mask|per|n)[_-]?token|token[_-]?(?:ids?|type|file|path|len|size|dim)|author(?!iz)",
+    r"tokens|tokeniz|(?<![a-z])(?:num|max|min|pad|eos|bos|unk|mask|per|n)[_-]?token|token[_-]?(?:ids?|type|file|path|len|size|dim)|author(?!iz)",
     re.IGNORECASE,
 )
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 #: The pattern tries a word once, from its beginning: the cost stays linear for a line of ten megabytes.
-_NAMED = rf"(?<![\w.-])(?=[\w.-]*{_WORD})[\w.-]+"
+_NAMED = rf"(?:(?<![\w.-])(?=[\w.-]*{_WORD})[\w.-]+|\b(?:api|access|private|account|license) key\b)"
 #: In quotes (which may be escaped) up to the same quote, in brackets up to the closing one, else one word. A comma ends the word where
 #: another name or a blank follows.
 _VALUE = (
     r"""(?:(?P<open>\\*["'])(?P<quoted>(?:(?!(?P=open))(?:\\.|[^\\\n]))*+)"""
     r"""|[\[({](?P<nested>[^\])}\n]*+)"""
-    r"""|(?P<value>(?:[^\s"',;&]|["'](?=\w)|[,;](?!\s|$|["']|[\w.-]+[=:]))+))"""
+    r"""|(?P<value>(?:(?!</)[^\s"',;&]|["'](?=\w)|[,;](?!\s|$|["']|[\w.-]+[=:]))+))"""
 )
 _SCHEME = r"(?:(?:bearer|basic|token|digest|negotiate|apikey)\s+)?"
-_ASSIGNED = re.compile(rf"""(?P<name>{_NAMED}(?:\\*["'])?\s*(?:[=:]|%3[ad])\s*(?:[|>][+-]?\s*\n\s*)?{_SCHEME}){_VALUE}""", re.IGNORECASE)
+_SIGN = r"""(?::[ \t]*(?:str|bytes|SecretStr|Optional\[str\]|str \| None)[ \t]*=|[=:]+>?|->|(?<=\w)>(?=[^\s<])|%3[ad])"""
+_ASSIGNED = re.compile(
+    rf"""(?P<name>{_NAMED}(?:\\*["'])?\]?\s*{_SIGN}\s*(?:[|>][+-]?[ \t]*\n[ \t]*)?{_SCHEME}(?:[bfru]{{1,2}}(?=\\*["']))?){_VALUE}""",
+    re.IGNORECASE,
+)
 _FLAG = re.compile(rf"""(?P<name>(?=--?\w){_NAMED}(?:\\*["'])?[\s,]+)(?!["']?-){_VALUE}""", re.IGNORECASE)
+#: Without a sign between them the value must look like one: "token c4f09aa17b", SecretStr('c4f09aa17b'), ('TOKEN', 'c4f09aa17b').
+_LIKELY = r"(?P<value>(?=[\w.~+/=@!#$%^*-]{0,200}?\d)(?=[^a-z\s]{0,200}[a-z])[\w.~+/=@!#$%^*-]{8,})"
+_MENTIONED = re.compile(rf"""(?P<name>{_NAMED}(?:\\*["'])?(?:\s+(?:is\s+)?|\s*[(\[]\s*|,\s*)\\*["']?){_LIKELY}""", re.IGNORECASE)
+#: A list of variables, as Kubernetes has it: the name is the value of one key, and the value that of the next.
+_LISTED = re.compile(rf"""\bname["']?\s*[:=]\s*["']?(?P<name>{_NAMED}["']?\s*,?\s*["']?value["']?\s*[:=]\s*){_VALUE}""", re.IGNORECASE)
+#: Programs that take a secret as an argument without a name.
+_LOGIN = re.compile(
+    r"""(?P<name>(?:\b(?:curl|wget|http)\b[^\n]{0,300}?\s(?:-u|--(?:proxy-)?user)[ =]*["']?[^\s:"']*:"""
+    r"""|\b(?:docker|podman)\s+login\b[^\n]{0,300}?\s-p[ =]*|\bsshpass\s+-p[ =]*"""
+    r"""|\bwandb\s+login\s+|(?<!\w)pwd\s*=\s*(?!/))["']?)(?P<value>(?!-)[^\s"';]+)""",
+    re.IGNORECASE,
+)
 #: A header in the form of the wire holds its value up to the end of the line, or to the quote that stands before it.
 _HEADER = re.compile(
-    r"""(?P<name>(?P<open>["']?)(?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]*(?:token|key|auth)[\w-]*):\s*)"""
-    r"""(?P<value>(?:(?!(?P=open)(?<=["']))[^\n])+)""",
+    r"""(?P<name>(?P<open>["'])?(?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]*(?:token|key|auth)[\w-]*):[ \t]*)"""
+    r"""(?P<value>(?(open)(?:(?!(?P=open))[^\n])+|[^\n]+))""",
     re.IGNORECASE,
 )
 _URL = re.compile(
@@ -59,7 +75,8 @@ _URL = re.compile(
 #: A user without a password, to a web server, is a token.
 _URL_USER = re.compile(r"""(?P<name>\b(?:git\+)?https?://)(?P<value>[^\s/:@"'<>]{1,300})(?=@)""", re.IGNORECASE)
 _URL_QUERY = re.compile(
-    r"""(?P<name>[?&;](?:[\w-]*(?:signature|credential|hmac)[\w-]*|sig|key|code|jwt|sas)=)(?P<value>[^\s&"'<>]{4,})""", re.IGNORECASE
+    r"""(?P<name>[?&;](?:[\w-]*(?:signature|credential|hmac)[\w-]*|sig|(?:[\w-]*_)?key|code|jwt|sas|jsessionid|phpsessid|sid)=)(?P<value>[^\s&"'<>]{4,})""",
+    re.IGNORECASE,
 )
 #: Addresses of which whoever knows them may post: incoming webhooks, pings, a bot's methods.
 _WEBHOOK = re.compile(
@@ -79,11 +96,13 @@ _BEARER = re.compile(r"(?P<name>\b(?:Bearer|Basic)\s+)(?=[\w.~+/=-]*\d)(?P<value
 _NETRC = re.compile(r"(?P<name>\blogin\s+\S+\s+(?:account\s+\S+\s+)?password\s+)(?P<value>\S+)")
 #: A private key; also one whose end is missing, and at the beginning of a text one whose beginning is.
 _PEM = re.compile(
-    r"(?P<name>-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----)(?P<value>.{0,16384}?(?=-----END)|[\s\w+/=\\]*+)"
+    r"(?P<name>-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----)(?P<value>.{0,8192}?(?=-----END)|[\s\w+/=\\]*+)"
     r"|\A(?P<rest>(?:[\w+/=]+\r?\n)++)(?=-----END [A-Z ]*PRIVATE KEY)",
     re.DOTALL,
 )
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/_-]{12,8192}={0,2}")
+#: The patterns whose name may still be an innocent one.
+_BY_NAME: Final = (_LISTED, _ASSIGNED, _FLAG, _MENTIONED)
 _MARK: Final = "<sha256:"
 #: A shorter value, or a word of small letters up to the second, stands in too much ordinary text: AUTH_MODE=default.
 SHORTEST_KNOWN: Final = 6
@@ -137,16 +156,27 @@ def document(value: Any, known: KnownSecrets = _NONE_KNOWN) -> Any:  # noqa: ANN
             return [document(one, known) for one in value]
         pair = len(words) == 2 and is_secret_name(words[0]) and not words[0].startswith("-")  # noqa: PLR2004  a name and a value
         return [words[0], _shown(words[1])] if pair else list(command(words, known))
+    if (
+        isinstance(value, dict)
+        and isinstance(value.get("name"), str)
+        and isinstance(value.get("value"), str)
+        and is_secret_name(value["name"])
+    ):
+        return {text(key, known): _shown(one) if key == "value" else document(one, known) for key, one in value.items()}
     if isinstance(value, dict):
-        return {text(key, known): _hidden_leaves(one) if is_secret_name(key) else document(one, known) for key, one in value.items()}
+        is_variable = isinstance(value.get("name"), str) and is_secret_name(value["name"])  # {"name": "API_KEY", "value": …}
+        return {
+            text(key, known): _hidden_leaves(one) if is_secret_name(key) or (is_variable and key == "value") else document(one, known)
+            for key, one in value.items()
+        }
     return value
 
 
 def secrets_in(line: str) -> Iterator[str]:
     """Yield the secrets that `text` would hide, as they are: for a `KnownSecrets`."""
-    for pattern in (_WEBHOOK, _URL, _URL_USER, _URL_QUERY, _HEADER, _ASSIGNED, _FLAG, _BEARER, _NETRC):
+    for pattern in (_WEBHOOK, _URL, _URL_USER, _URL_QUERY, _HEADER, _LOGIN, *_BY_NAME, _BEARER, _NETRC):
         for found in pattern.finditer(line):
-            if pattern not in (_ASSIGNED, _FLAG) or is_secret_name(found["name"]):
+            if pattern not in _BY_NAME or is_secret_name(found["name"]):
                 yield next(value for name in ("quoted", "nested", "value") if (value := found.groupdict().get(name)) is not None)
     yield from (found[0] for found in _KNOWN.finditer(line))
 
@@ -159,9 +189,10 @@ def is_secret_name(name: str) -> bool:
 def _plain(line: str) -> str:
     """Return the text with what is not encoded replaced. The widest forms come first."""
     line = _PEM.sub(_hidden, line)
-    for pattern in (_WEBHOOK, _URL, _URL_USER, _URL_QUERY, _HEADER):
+    for pattern in (_WEBHOOK, _URL, _URL_USER, _URL_QUERY, _HEADER, _LOGIN):
         line = pattern.sub(_hidden, line)
-    line = _FLAG.sub(_hidden_by_name, _ASSIGNED.sub(_hidden_by_name, line))
+    for pattern in _BY_NAME:
+        line = pattern.sub(_hidden_by_name, line)
     line = _NETRC.sub(_hidden, _BEARER.sub(_hidden, line))
     return _KNOWN.sub(lambda found: digest(found[0]), line)
 
@@ -176,7 +207,7 @@ def _hidden(found: re.Match[str]) -> str:
 def _hidden_by_name(found: re.Match[str]) -> str:
     if not is_secret_name(found["name"]):
         return found[0]
-    group = next(name for name in ("quoted", "nested", "value") if found[name] is not None)
+    group = next(name for name in ("quoted", "nested", "value") if found.groupdict().get(name) is not None)
     start, end = found.start(group) - found.start(), found.end(group) - found.start()
     return found[0][:start] + _shown(found[group]) + found[0][end:]
 

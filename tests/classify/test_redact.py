@@ -114,6 +114,8 @@ def test_a_token_is_known_by_its_issuer_s_form(token: str) -> None:
         "KeyError: 'labels'",
         "2026-11-23T11:46:40.118Z PWD=/home/me OLDPWD=/tmp",
         "authentication failed: no route to host",
+        "Token indices sequence length is longer than the specified maximum (1024 > 512)",
+        "hidden_size: int = 4096, n_token: 12, pad_token_id=0",
     ],
 )
 def test_ordinary_lines_stay_as_they_are(line: str) -> None:
@@ -149,17 +151,30 @@ def test_a_document_keeps_its_form() -> None:
             "mixed": [1, {"log": f"token={CANARY}"}],
             "lr": 0.1,
             "none": None,
+            "env": [{"name": "API_KEY", "value": CANARY}, {"name": "LANG", "value": "C"}],
         }
     )
     assert CANARY not in json.dumps(found)
     assert (found["token"], found["lr"], found["none"], found["mixed"][0], found["fields"][0]) == (7, 0.1, None, 1, ["pid", "7"])
     assert found["argv"][0:2] == ["train.py", "--hf-token"]
     assert found["auth"]["user"][1] == 5
+    assert found["env"][1]["value"] == "C"
 
 
 @pytest.mark.bench
 @pytest.mark.parametrize(
-    "line", ["x" * 2_000_000, "a-" * 1_000_000, "token" * 400_000, " " * 2_000_000, "a://" * 500_000, "x=" * 1_000_000, 'token="' * 300_000]
+    "line",
+    [
+        "x" * 2_000_000,
+        "a-" * 1_000_000,
+        "token" * 400_000,
+        " " * 2_000_000,
+        "a://" * 500_000,
+        "x=" * 1_000_000,
+        'token="' * 300_000,
+        "token=|" + "\n" * 2_000_000,
+        "Cookie: " * 250_000,
+    ],
 )
 def test_a_line_of_megabytes_costs_no_more_than_it_must(line: str) -> None:
     with costs_at_most(5):

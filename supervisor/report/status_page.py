@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Finding, Gpu
-from supervisor.journal.reader import RecordedIncident
 from supervisor.report import wording
 from supervisor.report.card import outcome_text
 from supervisor.report.layout import Fact, FactPage, Tone
@@ -16,6 +15,7 @@ from supervisor.report.wording import span_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from supervisor.journal.reader import RecordedIncident  # noqa: TC004  loads msgspec: not for --help
 
 _KIB = 1024
 #: Ranks that are listed one by one; of more, those that differ.

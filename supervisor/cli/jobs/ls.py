@@ -16,14 +16,13 @@ from supervisor.cli.jobs import status
 from supervisor.cli.jobs.job_files import JobFiles, changed_at, places_in, state_root
 from supervisor.errors import SuperviseError
 from supervisor.report.status_page import Status
-from supervisor.report.wording import step_text
+from supervisor.report.wording import span_text, step_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.config.settings import Settings
 
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
 #: A terminal of fewer columns shows no attempt and no incidents.
 _NARROW = 60
 
@@ -72,14 +71,6 @@ def state_word(found: Status) -> str:
     return found.stage if found.supervisor_alive else "supervise died"
 
 
-def ago(seconds: float) -> str:
-    """Return how long ago something was, in its largest unit."""
-    for unit, size in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{max(seconds, 0):.0f} s ago"
-
-
 def _cells(one: ListedJob, now: float) -> dict[str, str]:
     found = one.status
     return {
@@ -88,7 +79,7 @@ def _cells(one: ListedJob, now: float) -> dict[str, str]:
         "step": "-" if found.step is None else step_text(found.step, relative=found.step_relative).removeprefix("step "),
         "attempt": str(found.attempt),
         "incidents": str(found.incidents),
-        "changed": ago(now - one.changed),
+        "changed": f"{span_text(now - one.changed)} ago",
         "node": found.node,
     }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.cli.jobs.ls import ago, ls
+from supervisor.cli.jobs.ls import ls
 from supervisor.cli.jobs.status import as_dict, status_of
 from supervisor.config.settings import JobSection, Settings
 from supervisor.job import identity
@@ -98,9 +98,3 @@ def test_no_job_is_no_error(root: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr() == ("", f"supervise: no job in {root}; --state-dir names another place\n")
     assert ls(settings, as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == []
-
-
-def test_how_long_ago() -> None:
-    assert [ago(seconds) for seconds in (-1, 5, 59.4, 60, 3599, 7200, 200_000)] == [
-        "0 s ago", "5 s ago", "59 s ago", "1 min ago", "60 min ago", "2 h ago", "2 d ago",
-    ]  # fmt: skip

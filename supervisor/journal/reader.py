@@ -27,6 +27,7 @@ from supervisor.journal.records import (
     EventTaken,
     Header,
     Note,
+    PassedLines,
     Record,
     RunBegan,
     action_of,
@@ -43,12 +44,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_PROGRESS = b'"kind":"event","body":{"event":"ProgressObserved"'
-#: Where in a line that begins: behind the frame, the number and the two times.
-_PROGRESS_AT = 40, 240
-_NO_ACTIONS = b'"actions":[]}}}\n'
-#: Progress that clears the budget changes these; the budget is read from them.
-_FAILURES = b'"failures":'
+#: Progress that led to nothing. Its name stands behind the frame, the number and the two times. It is short; progress that clears the
+#: budget is longer, because its record has the failures, from which the budget is read.
+_PROGRESS = PassedLines(ends=b'"actions":[]}}}\n', holds=b'"kind":"event","body":{"event":"ProgressObserved"', columns=(40, 240), size=560)
 #: Reports of progress, one in 10 s, from which the pace of the training is taken.
 _PACE_REPORTS = 8
 #: An opening that stands nowhere in the journal because the supervisor died before it could write one.
@@ -142,7 +140,7 @@ class History:
 def read_history(path: Path) -> History:
     """Read the journal at `path`. Raises OSError, and SuperviseError (78) for a newer format."""
     reading = _Reading()
-    for rec in frames(path, reading.passes_over):
+    for rec in frames(path, _PROGRESS, reading.reports.append):
         if isinstance(rec, Damage):
             reading.history.problems += [] if rec.torn else [str(rec)]
         else:
@@ -178,19 +176,11 @@ class _Reading:
 
     def __init__(self) -> None:
         self.history = History()
-        self.last_progress: bytes | None = None  # the line
-        self.reports: deque[bytes | EventTaken] = deque(maxlen=_PACE_REPORTS)
+        self.reports: deque[bytes | EventTaken] = deque(maxlen=_PACE_REPORTS)  # of progress, the newest; lines that were passed over
+        self.settled: bytes | EventTaken | None = None  # the newest one that was taken
         self.resume: CheckpointRef | None = None
         self.seq = 0
         self.has_old_names = False
-
-    def passes_over(self, line: bytes) -> bool:
-        """Whether a line is progress that led to nothing; it is kept, and the one before it is not."""
-        if not line.endswith(_NO_ACTIONS) or line.find(_PROGRESS, *_PROGRESS_AT) < 0 or _FAILURES in line:
-            return False
-        self.last_progress = line
-        self.reports.append(line)
-        return True
 
     def take(self, record: Record) -> None:
         if record.seq <= self.seq:
@@ -242,10 +232,13 @@ class _Reading:
 
     def settle_progress(self) -> None:
         """Take over the newest progress that was passed over."""
-        line, self.last_progress = self.last_progress, None
-        record = _decoded(line) if line is not None else None
-        if line is not None and record is None:
-            self.history.problems.append(f"damaged record: a report of progress of {len(line)} bytes")
+        newest = self.reports[-1] if self.reports else None
+        if newest is self.settled or not isinstance(newest, bytes):
+            return
+        self.settled = newest
+        record = _decoded(newest)
+        if record is None:
+            self.history.problems.append(f"damaged record: a report of progress of {len(newest)} bytes")
         if record is not None and isinstance(record.body, EventTaken):
             self.history.last_t = max(self.history.last_t, record.t)
             self.take_event(record.body)

@@ -140,6 +140,38 @@ def test_an_ended_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["last_decision"].startswith("restart: ")
 
 
+def test_a_failure_without_progress_is_charged_to_the_budget(
+    written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.cli.jobs.status.time.time", lambda: written.T0 + 60)
+    alive(written)
+    written.start(1)
+    written.progress(5, 9, step=9)
+    written.fail(10)
+    written.restart(20)
+    written.progress(28, 2, step=5)
+    written.journal.close(10)
+    found = shown(written, capsys)
+    assert (found["restarts"], found["restarts_left"]) == (1, 2)
+
+
+def test_progress_beyond_the_failure_refills_the_budget(
+    written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.cli.jobs.status.time.time", lambda: written.T0 + 60)
+    alive(written)
+    written.start(1)
+    written.progress(5, 9, step=9)
+    written.fail(10)
+    written.restart(20)
+    for n in range(30):
+        written.progress(28 + n, 2 + n, step=5 + n)
+    written.close()
+    found = shown(written, capsys)
+    assert (found["restarts"], found["restarts_left"], found["steps_per_s"]) == (1, 3, 1.0)
+    assert found["attempt_since"] == written.T0 + 21
+
+
 def test_a_job_whose_supervisor_died(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)

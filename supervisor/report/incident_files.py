@@ -24,7 +24,7 @@ class IncidentFiles:
         self._writer: BackgroundWriter[tuple[Callable[[], Path], str, str | FactPage]] = BackgroundWriter("incident-files", self._write)
 
     def write_soon(self, directory: Callable[[], Path], name: str, content: str | FactPage) -> None:
-        """Queue `content` for `directory()/name`. A page is laid out, and `directory` called, on the writer's thread: both take time."""
+        """Queue `content` for `directory()/name`. `directory` is called on the writer's thread: it may wait for a disk."""
         self._writer.put((directory, name, content))
 
     def close(self, deadline_s: float) -> None:
@@ -37,7 +37,7 @@ class IncidentFiles:
         if dropped:
             self._failed(f"{dropped} files", "the disk did not answer, and the queue was full")
         directory, name, content = file
-        text = content if isinstance(content, str) else layout.render(content)
+        text = content if isinstance(content, str) else layout.plain(content)
         try:
             staging.write(str(directory() / name), f"{text}\n".encode(errors="backslashreplace"), is_durable=False)
         except (OSError, ValueError) as error:  # ValueError: a NUL in a name

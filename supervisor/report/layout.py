@@ -25,7 +25,6 @@ NARROWEST, WIDEST, UNKNOWN_WIDTH = 40, 200, 100
 _BESIDE = 60
 _INDENT = "  "
 _LABEL_STYLE = "cyan"
-_PLAIN_LABEL = 12
 
 
 class Tone(StrEnum):
@@ -88,13 +87,19 @@ def surface_of(stream: TextIO | int, environ: Mapping[str, str] = os.environ) ->
     return Surface(max(NARROWEST, min(width or UNKNOWN_WIDTH, WIDEST)), colour)
 
 
+def plain(page: FactPage) -> str:
+    """Return the page for a file: a line for each fact, whatever its length. Rich is not needed, and its memory not taken."""
+    width = max((len(fact.label) for fact in page.facts), default=0) + len(_INDENT)
+    return "\n".join([f"-- {clean(page.title)}", *(f"{_INDENT}{fact.label:<{width}}{clean(fact.text)}" for fact in page.facts)])
+
+
 def render(page: FactPage, surface: Surface = Surface()) -> str:
     """Return the page as text, without a line feed at its end."""
     try:
         from rich.console import Console  # noqa: PLC0415  heavy, and for people only
         from rich.text import Text  # noqa: PLC0415
     except ImportError:  # the installation was replaced while a job ran: its card must not be lost
-        return "\n".join([f"-- {clean(page.title)}", *(f"{_INDENT}{fact.label:<{_PLAIN_LABEL}}{clean(fact.text)}" for fact in page.facts)])
+        return plain(page)
     console = Console(
         file=io.StringIO(),
         width=surface.width,

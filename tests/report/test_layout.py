@@ -12,7 +12,7 @@ import termios
 import pytest
 from rich.cells import cell_len
 
-from supervisor.report.layout import Fact, FactPage, Surface, Tone, render, surface_of
+from supervisor.report.layout import Fact, FactPage, Surface, Tone, plain, render, surface_of
 
 LOOK = "supervise why 1 --job train --state-dir '/mnt/a directory/whose name is longer than any of the pages'"
 PAGE = FactPage(
@@ -84,6 +84,13 @@ def test_a_pipe_has_no_colour_and_a_hundred_columns_unless_another_width_is_aske
         os.close(reader)
         os.close(writer)
     assert surface_of(999, {}) == Surface(100), "a closed descriptor"
+
+
+def test_a_file_has_a_line_for_each_fact() -> None:
+    title, *lines = plain(PAGE).splitlines()
+    assert title == f"-- {PAGE.title}"
+    assert len(lines) == len(PAGE.facts)
+    assert lines[0] == f"  cause     {PAGE.facts[0].text}"
 
 
 def test_a_page_is_printed_even_if_rich_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,12 +81,9 @@ def test_by_usr1_with_10_s_left_two_ranks_save_at_one_step_and_the_next_start_go
     wait_for(lambda: again.journal().count('"event":"SaveOnRequestSeen"') == 2, "the second attempt asks", 60, alive=again.alive)
     stopped = again.ask("stop")  # the same contract by another word
     assert (stopped.returncode, again.exit_code(deadline_s=15)) == (0, 75)
-    at = max(at for _, at in told(again))
-    assert (
-        f"ckpt/step-{at:08d}.pt (step {at}); the same command resumes from it (exit code 75, the next start continues the run)"
-        in stopped.stdout
-    )
-    assert "start it again: " in stopped.stdout
+    assert stopped.stdout.startswith("job e2e: stopped at ")
+    assert stopped.stdout.splitlines()[0].endswith(" (exit code 75, the next start continues the run)")
+    assert f"start it again: supervise --job e2e --state-dir {again.state} " in stopped.stdout
     first, second, third, fourth = sorted(at for _, at in told(again))
     assert first == second == step < third == fourth
 

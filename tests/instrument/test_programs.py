@@ -194,6 +194,15 @@ def test_a_batch_norm_that_learns_from_the_micro_batch_is_seen(attempt: Attempt,
     assert written(attempt)["batchnorm"] is depends
 
 
+def test_the_step_with_which_a_trainer_ends_is_in_the_slot(attempt: Attempt, tmp_path: Path) -> None:
+    state = "class State:\n    max_steps = 900\nclass Trainer:\n    args, state = Args(), State()\n    train = train\n"
+    lay_out(tmp_path, "transformers.trainer", ARGS + state)
+    done = attempt.run("-c", "from transformers.trainer import Trainer\nTrainer().train(False)", env=attempt.env(pythonpath=str(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    (beat,) = attempt.beats()
+    assert (beat.steps, beat.total) == (3, 900)
+
+
 @pytest.mark.slow
 @pytest.mark.bench
 def test_the_look_is_below_a_millisecond_and_is_taken_once(attempt: Attempt, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ALL = (
     "import json, sys; before = set(sys.modules)\n"
     "from supervisor import worker\n"
-    "worker.heartbeat(41)\n"
+    "worker.heartbeat(41, total=900)\n"
     "print(json.dumps([worker.save_requested(), worker.resume_from(), worker.resume_step(), sorted(set(sys.modules) - before)]))\n"
 )
 
@@ -26,6 +26,7 @@ def test_without_a_supervisor_everything_answers_as_if_there_were_none(monkeypat
     for name in [name for name in os.environ if name.startswith("SUPERVISE_JOB_")]:
         monkeypatch.delenv(name)
     worker.heartbeat(3)
+    worker.heartbeat(4, total=9)
     assert (worker.save_requested(), worker.resume_from(), worker.resume_step()) == (False, None, None)
 
 
@@ -55,4 +56,4 @@ def test_in_a_rank_the_word_reaches_the_slot_and_costs_no_import(attempt: Attemp
     assert '"torch"' not in done.stdout
     assert '"supervisor.instrument' not in done.stdout
     (beat,) = attempt.beats()
-    assert (beat.step, beat.step_source, beat.save_asked) == (41, "worker", True)
+    assert (beat.step, beat.step_source, beat.total, beat.save_asked) == (41, "worker", 900, True)

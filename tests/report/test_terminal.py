@@ -88,10 +88,12 @@ def test_in_the_journal_each_line_has_its_priority(pipe: tuple[int, int], monkey
     terminal.message("one\ntwo")
     terminal.message("incident 1", "notice")
     terminal.message("careful", "warning")
-    terminal.card("rank 1\nfailed")
+    page = FactPage("rank 1", (Fact("cause", "failed"),))
+    terminal.card(page)
     terminal.close()
+    card = "".join(f"<3>{line}\n" for line in render(page).splitlines())
     assert os.read(pipe[0], 4096).decode() == (
-        "<6>supervise: one\n<6>supervise: two\n<5>supervise: incident 1\n<4>supervise: warning: careful\n<3>rank 1\n<3>failed\n"
+        f"<6>supervise: one\n<6>supervise: two\n<5>supervise: incident 1\n<4>supervise: warning: careful\n{card}"
     )
 
 

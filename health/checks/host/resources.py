@@ -61,7 +61,7 @@ def host_shm(now: Readings, _before: Readings | None, limits: Thresholds) -> Ite
     if unread is not None or total is None or free is None:
         yield unread or CheckResult("host_shm", HOST, Result.UNKNOWN, "shared memory: its size is not known")
         return
-    evidence = (f"{common.size(free)} of {common.size(total)} free",)
+    evidence: tuple[str, ...] = (f"{common.size(free)} of {common.size(total)} free",)
     if free < min(limits.shm_free_mib * _MIB, total / 2):  # a container's 64 MiB are few, and full only once they are used
         why = f"shared memory (/dev/shm) has only {common.size(free)} free: what asks for more dies of SIGBUS"
         yield CheckResult(

@@ -10,7 +10,6 @@ Import this module only where a sink is configured: it brings tenacity, and the 
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 from dataclasses import dataclass, field
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     Log = Callable[[str, dict[str, object]], None]
 
 DISK_PATIENCE_S = 2.0
+#: Ids by which an alert that comes again is recognised, besides those in the outbox.
+MOST_KNOWN = 4 * CAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class RetryPace:
 class Undelivered:
     """What did not reach `host`: the alerts that wait for the next start and those that were refused, and why the last of them did not.
 
-    name: of the sink.
+    name: of the sink. dropped: how many more there was no room for.
     """
 
     count: int
@@ -55,29 +56,12 @@ class Undelivered:
     host: str
     reason: str
     saved: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _LoadedAlerts:
-    entries: list[QueuedAlert]
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    until: float
-
-
-@dataclass(slots=True)
-class _Lost:
-    """How many alerts the cap has cost so far; `enqueue` counts too, so that it need not log."""
-
-    total: int = 0
-    reported: int = 0
+    dropped: int = 0
 
 
 @dataclass(slots=True)
 class _AlertDelivery:
-    """The sending thread's state; nothing else touches it but the queue."""
+    """The sending thread. `changed` guards what other threads touch too, from `waiting` on."""
 
     name: str
     sink: AlertSink
@@ -85,39 +69,81 @@ class _AlertDelivery:
     pace: RetryPace
     log: Log
     outbox: Outbox
-    inbox: queue.SimpleQueue[QueuedAlert | _LoadedAlerts | _Close] = field(default_factory=queue.SimpleQueue)
-    lost: _Lost = field(default_factory=_Lost)
-    waiting: dict[str, QueuedAlert] = field(default_factory=dict)
-    known: set[str] = field(default_factory=set)
-    loaded: bool = False
     disk_hangs: bool = False
-    closing_at: float | None = None
     refused: int = 0
     trouble: str = "there was no time"
+    drops_logged: int = 0
     disk: OutboxThread = field(init=False)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    waiting: dict[str, QueuedAlert] = field(default_factory=dict)
+    known: dict[str, None] = field(default_factory=dict)  # ids of those that waited or wait, oldest first
+    in_flight: str = ""  # its receiver may have it already: it is not dropped
+    drops: int = 0
+    loaded: bool = False
+    closing_at: float | None = None
 
     def __post_init__(self) -> None:
-        self.disk = OutboxThread(self.outbox, lambda entries: self.inbox.put(_LoadedAlerts(entries)), self.log_unsaved)
+        self.disk = OutboxThread(self.outbox, self.add_older, self.log_unsaved)
+
+    def add(self, entry: QueuedAlert) -> None:
+        """Take in an alert, and drop the oldest one if too many wait."""
+        with self.changed:
+            if entry.event_id in self.known:
+                return
+            self.disk.put(entry)
+            self.waiting[entry.event_id], self.known[entry.event_id] = entry, None
+            self.trim()
+            self.changed.notify()
+
+    def add_older(self, entries: list[QueuedAlert]) -> None:
+        """Take in what an earlier process left, which may come late when the disk is slow."""
+        with self.changed:
+            self.loaded = True
+            older = {one.event_id: one for one in entries if one.event_id not in self.known or one.event_id in self.waiting}
+            self.waiting = older | {event_id: one for event_id, one in self.waiting.items() if event_id not in older}
+            self.known = dict.fromkeys((*older, *self.known))
+            self.trim()
+            self.changed.notify()
+
+    def begin_close(self, until: float) -> None:
+        """Have what waits tried once more, until `until` (monotonic seconds)."""
+        with self.changed:
+            self.closing_at = until
+            self.changed.notify()
+
+    def trim(self) -> None:
+        while len(self.waiting) > CAP:
+            oldest = next(event_id for event_id in self.waiting if event_id != self.in_flight)
+            self.disk.drop(self.waiting.pop(oldest))
+            self.drops += 1
+        while len(self.known) > MOST_KNOWN:
+            del self.known[next(iter(self.known))]
 
     def run(self) -> None:
-        patience = time.monotonic() + DISK_PATIENCE_S
-        while not self.loaded and (left_s := min(patience, self.closing_at or patience) - time.monotonic()) > 0:
-            self.receive(left_s)
-        while True:
-            entry = next(iter(self.waiting.values()), None)
-            if entry is not None:
-                if not self.send(entry) and self.closing_at is not None:
-                    return
-            elif self.closing_at is not None and self.inbox.empty():
+        with self.changed:
+            patience = time.monotonic() + DISK_PATIENCE_S
+            while not self.loaded and (left_s := min(patience, self.closing_at or patience) - time.monotonic()) > 0:
+                self.changed.wait(left_s)
+        while entry := self.next():
+            is_done = self.send(entry)
+            self.in_flight = ""
+            self.log_drops()
+            if not is_done and self.closing_at is not None:
                 return
-            self.receive(None if entry is None and self.closing_at is None else 0.0)
+
+    def next(self) -> QueuedAlert | None:
+        """Wait for an alert, and return the oldest; None at the end."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.waiting or self.closing_at is not None)
+            return next(iter(self.waiting.values()), None)
 
     def send(self, entry: QueuedAlert) -> bool:
-        """Bring one alert to its end; False where it has to wait: this process closes, or the cap dropped it."""
+        """Bring one alert to its end; False where it has to wait: this process closes, or it was dropped."""
         self.disk_hangs = not entry.settled.wait(0.0 if self.disk_hangs else DISK_PATIENCE_S)
         if entry.repeated:  # sent before, or among those loaded, which may come after this one when the disk is slow
-            self.waiting.pop(entry.event_id, None)
-            self.known.discard(entry.event_id)
+            with self.changed:
+                if self.waiting.get(entry.event_id) is entry:
+                    del self.waiting[entry.event_id]
             return True
         tries = Retrying(
             sleep=self.nap,
@@ -142,13 +168,16 @@ class _AlertDelivery:
                 return False
             case _:
                 assert_never(outcome)
-        self.waiting.pop(entry.event_id, None)
+        with self.changed:
+            self.waiting.pop(entry.event_id, None)
         return True
 
     def deliver(self, entry: QueuedAlert) -> Outcome:
         left_s = self.deadline_s if self.closing_at is None else min(self.deadline_s, self.closing_at - time.monotonic())
-        if left_s <= 0 or entry.event_id not in self.waiting:
-            return DeliveryDeferred("no time left" if left_s <= 0 else "dropped")
+        with self.changed:
+            if left_s <= 0 or entry.event_id not in self.waiting:
+                return DeliveryDeferred("no time left" if left_s <= 0 else "dropped")
+            self.in_flight = entry.event_id
         try:
             outcome = self.sink.deliver(entry.event_id, entry.body, left_s)
         except Exception as error:  # noqa: BLE001 - a sink's bug must not end the thread that all alerts need
@@ -163,38 +192,17 @@ class _AlertDelivery:
         return max(jittered, min(outcome.after_s, self.pace.retry_after_cap_s)) if isinstance(outcome, DeliveryDeferred) else jittered
 
     def nap(self, seconds: float) -> None:
-        """Sleep between two tries, taking in what comes; closing ends it at once."""
-        until = time.monotonic() + seconds
-        while self.closing_at is None and (left_s := until - time.monotonic()) > 0:
-            self.receive(left_s)
+        """Sleep between two tries; closing ends it at once."""
+        self.in_flight = ""
+        self.log_drops()
+        with self.changed:
+            self.changed.wait_for(lambda: self.closing_at is not None, seconds)
 
-    def receive(self, timeout_s: float | None) -> None:
-        """Take one message (waiting for it that long), and then all that are there."""
-        with contextlib.suppress(queue.Empty):
-            self.accept(self.inbox.get(block=timeout_s != 0.0, timeout=timeout_s or None))
-            while True:
-                self.accept(self.inbox.get_nowait())
-
-    def accept(self, message: QueuedAlert | _LoadedAlerts | _Close) -> None:
-        match message:
-            case QueuedAlert():
-                if message.event_id not in self.known:
-                    self.waiting[message.event_id] = message
-            case _LoadedAlerts(entries):
-                self.loaded = True
-                older = {entry.event_id: entry for entry in entries if entry.event_id not in self.known or entry.event_id in self.waiting}
-                self.waiting = older | {event_id: entry for event_id, entry in self.waiting.items() if event_id not in older}
-            case _Close(until):
-                self.closing_at = until
-            case _:
-                assert_never(message)
-        self.known.update(self.waiting)
-        while len(self.waiting) > CAP:
-            del self.waiting[next(iter(self.waiting))]
-            self.lost.total += 1
-        if self.lost.total > self.lost.reported:
-            self.lost.reported = self.lost.total
-            self.log_event("alert.dropped", total=self.lost.total)
+    def log_drops(self) -> None:
+        """Log how many alerts were dropped, if more than the last time."""
+        if self.drops > self.drops_logged:
+            self.drops_logged = self.drops
+            self.log_event("alert.dropped", total=self.drops_logged)
 
     def log_delayed(self, state: RetryCallState, entry: QueuedAlert) -> None:
         outcome = _last_outcome(state)
@@ -226,7 +234,6 @@ class AlertSender:
     def __init__(self, courier: _AlertDelivery) -> None:
         """Start both threads."""
         self._courier = courier
-        self._untaken: set[str] = set()
         self._thread = threading.Thread(target=courier.run, name="alert-sender", daemon=True)
         courier.disk.thread.start()
         self._thread.start()
@@ -235,12 +242,7 @@ class AlertSender:
         """Hand an alert over: microseconds, whatever disk and network do; never raises."""
         try:
             for request in self._courier.sink.requests(alert):
-                if self._courier.inbox.qsize() >= CAP:
-                    self._courier.lost.total += 1
-                    continue
-                entry = QueuedAlert(request.event_id, request.body, request.title)
-                self._courier.disk.put(entry)
-                self._courier.inbox.put(entry)
+                self._courier.add(QueuedAlert(request.event_id, request.body, request.title))
         except Exception as error:  # noqa: BLE001 - a sink's bug must not end the loop that the job needs
             self.log_unmade(error)
 
@@ -260,29 +262,23 @@ class AlertSender:
 
     def begin_close(self, until: float) -> None:
         """Have what waits tried once more, until `until` (monotonic seconds)."""
-        self._courier.inbox.put(_Close(until))
+        self._courier.begin_close(until)
 
     def finish_close(self, until: float) -> int:
         """Wait for that, and give how many alerts are left to the next start."""
         self._thread.join(max(0.0, until - time.monotonic()))
         self._courier.disk.stop()
         self._courier.disk.thread.join(max(0.0, until - time.monotonic()))
-        self._take_back()
-        return len(self._courier.waiting) + len(self._untaken)
-
-    def _take_back(self) -> None:
-        """Remember what the sending thread never took: it was busy with an earlier alert until the end."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                message = self._courier.inbox.get_nowait()
-                if isinstance(message, QueuedAlert) and message.event_id not in self._courier.known:
-                    self._untaken.add(message.event_id)
+        self._courier.log_drops()
+        return len(self._courier.waiting)
 
     def undelivered(self) -> Undelivered | None:
         """Return what did not get out, after `close`; None where all did."""
         courier = self._courier
-        count = len(courier.waiting) + len(self._untaken) + courier.refused
-        return Undelivered(count, courier.name, courier.sink.host, courier.trouble, not courier.disk.in_trouble) if count else None
+        count = len(courier.waiting) + courier.refused
+        if not count and not courier.drops:
+            return None
+        return Undelivered(count, courier.name, courier.sink.host, courier.trouble, not courier.disk.in_trouble, courier.drops)
 
 
 def _last_outcome(state: RetryCallState) -> Outcome:

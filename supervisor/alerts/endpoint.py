@@ -50,8 +50,9 @@ _METHOD = "POST"
 class _Request:
     """One try, shared by its thread and the one that waits for it."""
 
+    judged: threading.Event = field(default_factory=threading.Event)  # the status is there, or will never be
     done: threading.Event = field(default_factory=threading.Event)
-    connection: http.client.HTTPConnection | None = None
+    sock: socket.socket | None = None  # http.client forgets it where the connection ends with the answer
     abandoned: bool = False
     outcome: Outcome | None = None
 
@@ -90,14 +91,14 @@ class HttpEndpoint:
         request = _Request()
         thread = threading.Thread(target=self._run, args=(request, event_id, body, deadline_s), name="alert-request", daemon=True)
         thread.start()
-        if request.done.wait(deadline_s) and request.outcome is not None:
+        if request.judged.wait(deadline_s) and request.done.wait(_ANSWER_S) and request.outcome is not None:
             return request.outcome
+        # of the status, if it was there and the rest of the answer had no end; read before the thread reports that its socket was shut
+        outcome = request.outcome or DeliveryDeferred(f"no answer within {deadline_s:g} s")
         request.abandoned = True
-        _abort(request.connection)
+        _abort(request.sock)
         self._hanging.append(thread)
-        if request.outcome is not None:  # the status was there, and the rest of the answer had no end
-            return request.outcome
-        return DeliveryDeferred(f"no answer within {deadline_s:g} s")
+        return outcome
 
     def _run(self, request: _Request, event_id: str, body: bytes, deadline_s: float) -> None:
         try:
@@ -111,6 +112,7 @@ class HttpEndpoint:
         except Exception as error:  # noqa: BLE001 - a bug here must not lose the alert: it is retried and reported
             request.outcome = DeliveryDeferred(f"unexpected {type(error).__name__}")
         finally:
+            request.judged.set()
             request.done.set()
 
     def _exchange(self, request: _Request, event_id: str, body: bytes, deadline_s: float) -> None:
@@ -118,23 +120,23 @@ class HttpEndpoint:
             connection = http.client.HTTPConnection(self.host, self._port, timeout=deadline_s)
         else:
             connection = http.client.HTTPSConnection(self.host, self._port, timeout=deadline_s, context=self._tls)
-        request.connection = connection
         try:
             connection.connect()
+            request.sock = connection.sock
             if request.abandoned:  # the resolver came back too late: another try has taken over
                 return
             connection.request(self._method, self._target, body, self._headers | self._signed(event_id, body, int(time.time())))
             response = connection.getresponse()
             request.outcome = _judge(response, time.time, "")
-            request.outcome = _judge(response, time.time, self._answer(connection, response))
+            request.judged.set()
+            request.outcome = _judge(response, time.time, self._answer(request.sock, response))
         finally:
             connection.close()
 
-    def _answer(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> str:
+    def _answer(self, sock: socket.socket, response: http.client.HTTPResponse) -> str:
         """Return what the receiver wrote beside its status, in one line and without our secrets."""
-        if connection.sock is not None:  # None: the connection ends with this answer, and the response holds the socket
-            connection.sock.settimeout(_ANSWER_S)
         try:
+            sock.settimeout(_ANSWER_S)
             text = response.read1(_ANSWER_BYTES).decode("utf-8", "replace")
         except (OSError, ValueError, http.client.HTTPException):
             return ""
@@ -201,8 +203,7 @@ def _retry_after_s(header: str | None, now: float) -> float:
         return 0.0
 
 
-def _abort(connection: http.client.HTTPConnection | None) -> None:
-    sock = None if connection is None else connection.sock
+def _abort(sock: socket.socket | None) -> None:
     if sock is not None:
         with contextlib.suppress(OSError):  # it may just have ended by itself
             sock.shutdown(socket.SHUT_RDWR)

@@ -2,7 +2,7 @@
 
 A file is written beside its name, synced and renamed, so it is whole or not there. Sent alerts move to `sent/`, alerts refused for good to
 `dead/` with the reason. The newest of both are kept, because their ids show that an alert is a repeat. A move is a rename, which needs no
-free space.
+free space. Of alerts that were dropped, because too many waited, the number is kept: `dropped` has one byte for each.
 
 Every call may raise OSError and may hang as long as the disk does; outbox_thread.py calls them. File name: `<20 digits>-<event_id>.json`;
 the digits are nanoseconds that never go back within a directory, and give the order.
@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING
 from checkpointing.io import staging
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-#: Alerts kept unsent; the oldest goes first. 50 attempts per run make at most three each.
+#: Alerts kept unsent (delivery.py drops the oldest of more), and of those sent and refused. 50 attempts per run make at most three each.
 CAP = 256
 #: A file of ours is under 2 KiB; anything larger is not ours.
 FILE_LIMIT_BYTES = 65536
 
 #: The threads that the receiver of this outbox knows (threads.py).
 THREADS = "threads.json"
+DROPPED = "dropped"
 
 _NAME = re.compile(r"(\d{20})-([0-9a-f]{32})\.json")
 
@@ -48,7 +49,7 @@ class KeptAlert:
 
 
 class Outbox:
-    """The files of one job's alerts. `cap` bounds each of waiting, sent and dead."""
+    """The files of one job's alerts. `cap` bounds each of sent and dead; who puts alerts here bounds those that wait."""
 
     def __init__(self, directory: Path, cap: int = CAP) -> None:
         """Touch nothing yet: `load` comes first."""
@@ -56,7 +57,7 @@ class Outbox:
         self._cap = cap
         self._last_ns = 0
         self._names: dict[str, str] = {}  # event_id -> file name, of those waiting
-        self._done: set[str] = set()
+        self._done: dict[str, None] = {}  # ids of those sent or refused, oldest first
 
     def load(self) -> list[KeptAlert]:
         """Give each alert that an earlier process left unsent, oldest first; what cannot be read goes to `dead/`."""
@@ -72,7 +73,7 @@ class Outbox:
             else:
                 self._names[event_id] = name
                 found.append(kept)
-        self._done.update(event_id for directory in (self._sent, self._dead) for _, event_id in _entries(directory))
+        self._done.update((event_id, None) for directory in (self._sent, self._dead) for _, event_id in _entries(directory))
         return found
 
     def knows(self, event_id: str) -> bool:
@@ -80,18 +81,26 @@ class Outbox:
         return event_id in self._done or event_id in self._names
 
     def put(self, event_id: str, body: bytes, title: str = "") -> None:
-        """Make the alert durable; the oldest one over the cap is dropped."""
+        """Make the alert durable."""
         self._last_ns = max(time.time_ns(), self._last_ns + 1)
         name = f"{self._last_ns:020d}-{event_id}.json"
         self._write(self._directory, name, {"event_id": event_id, "body": body.decode("ascii"), "title": title})
         self._names[event_id] = name
-        while len(self._names) > self._cap:
-            oldest = next(iter(self._names))
-            (self._directory / self._names.pop(oldest)).unlink(missing_ok=True)
+
+    def drop(self, event_ids: Sequence[str], number: int) -> None:
+        """Remove the alerts that there is no room for, and record the number of all that were dropped, with or without a file."""
+        try:
+            descriptor = os.open(self._directory / DROPPED, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "ab") as file:
+                file.write(b"." * number)
+        finally:
+            for event_id in event_ids:
+                if name := self._names.pop(event_id, None):
+                    (self._directory / name).unlink(missing_ok=True)
 
     def sent(self, event_id: str) -> None:
         """Take the alert out: its receiver has it."""
-        self._done.add(event_id)
+        self._remember(event_id)
         name = self._names.pop(event_id, None)
         if name is not None:
             with contextlib.suppress(FileNotFoundError):
@@ -100,7 +109,7 @@ class Outbox:
 
     def refuse(self, event_id: str, body: bytes, reason: str, title: str = "") -> None:
         """Take the alert out: its receiver will never have it. It is kept under `dead/`, with the reason if there is room for one."""
-        self._done.add(event_id)
+        self._remember(event_id)
         name = self._names.pop(event_id, None) or f"{time.time_ns():020d}-{event_id}.json"
         try:
             self._write(self._dead, name, {"event_id": event_id, "body": body.decode("ascii"), "title": title, "reason": reason})
@@ -125,6 +134,11 @@ class Outbox:
 
     def _write(self, directory: Path, name: str, record: dict[str, str]) -> None:
         staging.write(str(directory / name), json.dumps(record, separators=(",", ":")).encode("ascii"))
+
+    def _remember(self, event_id: str) -> None:
+        self._done[event_id] = None
+        if len(self._done) > 4 * self._cap:
+            del self._done[next(iter(self._done))]
 
     def _trim(self, directory: Path) -> None:
         for name, _ in list(_entries(directory))[: -self._cap]:
@@ -162,6 +176,15 @@ def listed(directory: Path, state: str = "") -> list[KeptAlert]:
     except OSError:
         return []
     return [kept for name in names if (kept := _read(place / name)) is not None]
+
+
+def dropped(directory: Path) -> tuple[int, float]:
+    """Return how many alerts were ever dropped, and when the last one was (Unix seconds)."""
+    try:
+        found = (directory / DROPPED).stat()
+    except OSError:
+        return 0, 0.0
+    return found.st_size, found.st_mtime
 
 
 def redelivered(directory: Path, event_id: str) -> None:

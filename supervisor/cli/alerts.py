@@ -141,7 +141,7 @@ def replay(settings: Settings, job: str | None, name: str | None) -> int:
 
 
 def summary(state: Path, run_id: str) -> str:
-    """Return what `status` shows: per sink how many alerts of this run were refused, with the last answer, and how many wait."""
+    """Return what `status` shows: per sink how many alerts of this run were refused, with the last answer, wait, or were dropped."""
     since = 0.0
     with contextlib.suppress(ValueError):  # a run is named for the second in which it began
         since = float(time.mktime(time.strptime(run_id[:15], "%Y%m%dT%H%M%S")) - time.timezone)
@@ -155,6 +155,11 @@ def summary(state: Path, run_id: str) -> str:
             )
         if waiting := len(outbox.listed(directory)):
             parts.append(f"{waiting} wait for {name}")
+        number, last_t = outbox.dropped(directory)
+        if number and last_t >= since:
+            parts.append(
+                f"{number} for {name} were dropped, the last at {time.strftime('%H:%M:%S', time.localtime(last_t))}: too many waited"
+            )
     return "; ".join(parts)
 
 

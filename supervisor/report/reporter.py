@@ -441,7 +441,8 @@ class Reporter:
             number = "1 alert was" if left.count == 1 else f"{left.count} alerts were"
             place = self._job.state / ("outbox" if left.name == "webhook" else f"alerts/{left.name}")
             kept = f"kept in {place}" if left.saved else "and could not be kept"
-            self._terminal.message(f"{number} not delivered to {left.host}: {left.reason}; {kept}", "warning")
+            dropped = f"; {left.dropped} older ones were dropped, because too many waited" if left.dropped else ""
+            self._terminal.message(f"{number} not delivered to {left.host}: {left.reason}; {kept}{dropped}", "warning")
 
     # how
 

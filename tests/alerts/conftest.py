@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import socket
@@ -18,6 +19,7 @@ from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, Outg
 from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterator
 
 
@@ -36,11 +38,22 @@ class Received:
         return str(json.loads(self.body)["event_id"])
 
 
+#: Status -> what is written at first, what is written again and again, and how often.
+ENDLESS = {
+    1: (b"HTTP/1.1 200 OK\r\nX-Drip: ", b".", 0.05),
+    2: (b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536, 0.0),
+    4: (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n", b"0", 0.05),
+    5: (b"HTTP/1.1 200 OK\r\n", b"X-More: y\r\n" * 1000, 0.0),
+    6: (b"\x00\xff this is no HTTP\r\n\r\n", b"", 0.0),
+}
+
+
 @dataclass(slots=True)
 class Endpoint:
     """`script` answers request after request as (status, headers), the last for ever; what it writes beside is `answer_body`.
 
-    A status of 0 never answers, 1 drips its headers, 2 is a 200 whose body has no end, 3 resets the connection.
+    A status of 0 takes a minute, 1 drips its headers, 2 is a 200 whose body has no end, 3 resets the connection, 4 is a 200 whose body
+    drips, 5 has headers without end, 6 is no HTTP.
     """
 
     script: list[tuple[int, dict[str, str]]] = field(default_factory=lambda: [(200, {})])
@@ -48,11 +61,12 @@ class Endpoint:
     stop: threading.Event = field(default_factory=threading.Event)
     port: int = 0
     answer_body: bytes = b"no_service"
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
         """An address with two secrets in it."""
-        return f"http://127.0.0.1:{self.port}/services/T0P-SECRET?token=s3cret"
+        return f"{self.scheme}://127.0.0.1:{self.port}/services/T0P-SECRET?token=s3cret"
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         """Take the request down and play the next line of the script."""
@@ -61,14 +75,11 @@ class Endpoint:
         status, headers = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if status == 0:
             self.stop.wait(60)
-        elif status == 1:
-            handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Drip: ")
-            while not self.stop.wait(0.05):
-                handler.wfile.write(b".")
-        elif status == 2:
-            handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
-            while not self.stop.is_set():
-                handler.wfile.write(b"x" * 65536)
+        elif status in ENDLESS:
+            begin, more, pause_s = ENDLESS[status]
+            handler.wfile.write(begin)
+            while more and not self.stop.wait(pause_s):
+                handler.wfile.write(more)
         elif status == 3:
             handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             handler.connection.close()
@@ -80,9 +91,10 @@ class Endpoint:
             handler.wfile.write(self.answer_body)
 
 
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    scripted = Endpoint()
+@contextlib.contextmanager
+def served(tls: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
+    """Serve an endpoint; with `tls` by https."""
+    scripted = Endpoint(scheme="http" if tls is None else "https")
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -104,6 +116,8 @@ def endpoint() -> Iterator[Endpoint]:
             """Say nothing: the sender went away."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         scripted.port = server.server_port
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -111,6 +125,18 @@ def endpoint() -> Iterator[Endpoint]:
         scripted.stop.set()
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Endpoint]]:
+    """Return what makes one more endpoint."""
+    with contextlib.ExitStack() as stack:
+        yield lambda tls=None: stack.enter_context(served(tls))
+
+
+@pytest.fixture
+def endpoint(serve: Callable[..., Endpoint]) -> Endpoint:
+    return serve()
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.alerts.delivery import AlertSender, RetryPace, Undelivered, start
+from supervisor.alerts.outbox import CAP, Outbox, dropped
+from supervisor.alerts.outbox_thread import OutboxThread, QueuedAlert
 from supervisor.alerts.sinks import SINKS
 from supervisor.alerts.sinks.webhook import WebhookSink
 from supervisor.report.log_events import LogEvent
@@ -303,7 +305,7 @@ def test_an_outbox_that_cannot_be_made_costs_nothing(
     assert log.count("alert.failed unsaved") == 1
 
 
-def test_over_the_cap_the_oldest_are_dropped_and_counted(  # noqa: PLR0913, PLR0917 - fixtures
+def test_over_the_cap_the_oldest_that_nobody_has_seen_are_dropped_and_counted(  # noqa: PLR0913, PLR0917 - fixtures
     begin: Callable[..., AlertSender],
     endpoint: Endpoint,
     alert: Callable[..., OutgoingAlert],
@@ -313,16 +315,68 @@ def test_over_the_cap_the_oldest_are_dropped_and_counted(  # noqa: PLR0913, PLR0
     wait_until: Callable[..., None],
 ) -> None:
     monkeypatch.setattr("supervisor.alerts.delivery.CAP", 4)
-    monkeypatch.setattr("supervisor.alerts.outbox.Outbox.__init__.__defaults__", (4,))
+    endpoint.script = [(0, {}), (200, {})]
+    sender = begin(endpoint.url, deadline_s=2.0)
+    sender.enqueue(alert(0))
+    wait_until(lambda: endpoint.received)  # it may have arrived: dropping it would be wrong
+    for number in range(1, 7):
+        sender.enqueue(alert(number))
+    wait_until(lambda: log.count("alert.sent") == 4 and not files(tmp_path / "outbox"))
+    assert [request.event_id for request in endpoint.received] == [alert(number).event_id for number in (0, 0, 4, 5, 6)]
+    assert log.last("alert.dropped")["total"] == 3
+    assert dropped(tmp_path / "outbox")[0] == 3
+    assert sender.close(5) == 0
+    left = sender.undelivered()
+    assert left is not None
+    assert left.dropped == 3
+
+
+def test_a_flood_while_the_disk_hangs_keeps_the_newest_and_counts_the_others(  # noqa: PLR0913, PLR0917 - fixtures
+    begin: Callable[..., AlertSender],
+    endpoint: Endpoint,
+    alert: Callable[..., OutgoingAlert],
+    tmp_path: Path,
+    hung_disk: HungDisk,
+    wait_until: Callable[..., None],
+) -> None:
     endpoint.script = [(503, {})]
     sender = begin(endpoint.url)
-    for number in range(7):
+    sender.enqueue(alert(0))
+    assert hung_disk.entered.wait(20)
+    for number in range(1, 3000):
         sender.enqueue(alert(number))
-        wait_until(lambda number=number: alert(number).event_id in files(tmp_path / "outbox"))
-    wait_until(lambda: log.count("alert.dropped") and log.last("alert.dropped")["total"] == 3)
-    endpoint.script = [(200, {})]
-    wait_until(lambda: log.count("alert.sent") == 4 and not files(tmp_path / "outbox"))
-    assert [request.event_id for request in endpoint.received[-4:]] == [alert(number).event_id for number in range(3, 7)]
+    hung_disk.release()
+    wait_until(lambda: len(files(tmp_path / "outbox")) == CAP and dropped(tmp_path / "outbox")[0] == 3000 - CAP)
+    newest = {alert(number).event_id for number in range(3000 - CAP + 1, 3000)}
+    assert newest <= set(files(tmp_path / "outbox")), "at most one older one, which was being tried"
+
+
+def test_an_alert_is_on_disk_before_the_threads_that_know_it_as_sent(tmp_path: Path) -> None:
+    """A process that is killed in between would have lost it in silence."""
+    calls, entered, released = list[str](), threading.Event(), threading.Event()
+
+    class Recording(Outbox):
+        def put(self, event_id: str, body: bytes, title: str = "") -> None:
+            calls.append("alert")
+            super().put(event_id, body, title)
+
+        def save_threads(self, content: bytes) -> None:
+            calls.append(content.decode())
+            entered.set()
+            released.wait(20)
+            super().save_threads(content)
+
+    thread = OutboxThread(Recording(tmp_path / "outbox"), lambda _: None, lambda _: None)
+    thread.thread.start()
+    thread.save_threads(b"it waits")
+    assert entered.wait(20)
+    thread.save_threads(b"it still waits")
+    thread.put(QueuedAlert("ab" * 16, b"{}"))
+    thread.save_threads(b"it was sent")
+    released.set()
+    thread.stop()
+    thread.thread.join(20)
+    assert calls == ["it waits", "alert", "it was sent"]
 
 
 def test_nothing_logged_names_more_than_the_host(

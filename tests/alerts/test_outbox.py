@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from checkpointing.io import staging
-from supervisor.alerts.outbox import Outbox
+from supervisor.alerts.outbox import DROPPED, Outbox, dropped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,11 +52,16 @@ def test_files_are_private_and_nothing_is_left_beside_them(tmp_path: Path) -> No
     assert stat.S_IMODE((tmp_path / "outbox").stat().st_mode) == 0o700
 
 
-def test_over_the_cap_the_oldest_go(tmp_path: Path) -> None:
-    outbox = opened(tmp_path, cap=3)
+def test_what_is_dropped_goes_and_is_counted_for_good(tmp_path: Path) -> None:
+    outbox = opened(tmp_path)
     for number in range(5):
         outbox.put(identifier(number), b"{}")
+    assert dropped(tmp_path) == (0, 0.0)
+    outbox.drop([identifier(0), identifier(1)], 3)  # one of them had no file yet
+    outbox.drop([], 1)
     assert waiting(tmp_path) == [identifier(number) for number in (2, 3, 4)]
+    assert dropped(tmp_path)[0] == 4
+    assert stat.S_IMODE((tmp_path / DROPPED).stat().st_mode) == 0o600
 
 
 def test_sent_and_refused_are_remembered_and_not_sent_again(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
-import subprocess
+import time
 from typing import TYPE_CHECKING, Final
 
 from supervisor.alerts import text
@@ -17,6 +18,7 @@ from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Sequence
 
     from supervisor.alerts.model import OutgoingAlert
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 TEMPORARY: Final = 75
 _PASSED_ON: Final = ("PATH", "HOME", "LANG")
 _ANSWER: Final = 200
+#: Of its stderr: what one read takes, what is kept; and how often its end is checked.
+_PIPE_BYTES: Final = 65536
+_KEPT_BYTES: Final = 4096
+_POLL_S: Final = 0.05
 
 
 class ProgramSink:
@@ -50,20 +56,56 @@ class ProgramSink:
         except OSError as error:
             return DeliveryRefused(error.strerror or type(error).__name__)
         with process:
-            try:
-                _, written = process.communicate(body, timeout=deadline_s)
-            except subprocess.TimeoutExpired:
-                if process.poll() == 0:  # what it left in the background holds its stderr
-                    return Delivered()
+            answer = _last_line(_read_until_end(process, body, time.monotonic() + deadline_s))
+            if process.poll() is None:
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
                 return DeliveryDeferred(f"it did not end within {deadline_s:g} s")
-        last = next((line for line in reversed(written[-4096:].decode("utf-8", "replace").splitlines()) if line.strip()), "")
-        answer = "".join(char for char in last[:_ANSWER] if char.isprintable())
         if process.returncode == 0:
             return Delivered(answer)
         reason = f"exit code {process.returncode}" + (f": {answer}" if answer else "")
         return DeliveryDeferred(reason) if process.returncode < 0 or process.returncode == TEMPORARY else DeliveryRefused(reason)
+
+
+def _read_until_end(process: subprocess.Popen[bytes], body: bytes, until: float) -> bytes:
+    """Give the program its input, until it ends or the time is up; return the end of what it wrote to stderr.
+
+    `communicate` would keep all of it, and wait for whatever the program left in the background with its stderr.
+    """
+    written = b""
+    with selectors.DefaultSelector() as selector:
+        for pipe, event in ((process.stdin, selectors.EVENT_WRITE), (process.stderr, selectors.EVENT_READ)):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                selector.register(pipe, event)
+        has_ended = False
+        while not has_ended and (left_s := until - time.monotonic()) > 0:
+            has_ended = process.poll() is not None  # then one read is left: a pipe holds no more
+            for key, _ in selector.select(0.0 if has_ended else min(left_s, _POLL_S)):
+                if key.fileobj is process.stderr:
+                    found = os.read(key.fd, _PIPE_BYTES)
+                    written, is_over = (written + found)[-_KEPT_BYTES:], not found
+                else:
+                    body = _fed(key.fd, body)
+                    is_over = not body
+                if is_over:
+                    selector.unregister(key.fileobj)
+                    if process.stdin is not None and key.fileobj is process.stdin:
+                        process.stdin.close()
+    return written
+
+
+def _fed(pipe: int, body: bytes) -> bytes:
+    """Write what the pipe takes, and return the rest; none if the program does not read."""
+    try:
+        return body[os.write(pipe, body) :]
+    except BrokenPipeError:
+        return b""
+
+
+def _last_line(written: bytes) -> str:
+    last = next((line for line in reversed(written.decode("utf-8", "replace").splitlines()) if line.strip()), "")
+    return "".join(char for char in last[:_ANSWER] if char.isprintable())
 
 
 def make(options: SinkOptions) -> ProgramSink:

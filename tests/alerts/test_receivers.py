@@ -1,0 +1,174 @@
+"""Receivers that do wrong, as real servers on loopback: what becomes of the alert, of the others beside it, and of us."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.alerts import outbox, sinks
+from supervisor.alerts.delivery import RetryPace
+from supervisor.alerts.endpoint import HttpEndpoint
+from supervisor.alerts.router import AlertFilter, AlertRouter
+from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, SinkOptions
+from tests.support.figures import within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Endpoint, Log
+
+    from supervisor.alerts.model import OutgoingAlert
+
+#: A receiver -> its answer (conftest.py), and what is logged of the alert, with the reason.
+BAD = {
+    "400 with a body": (400, {}, "refused", "status 400: no_service"),
+    "429": (429, {"Retry-After": "0"}, "delayed", "status 429: no_service"),
+    "500": (500, {}, "delayed", "status 500: no_service"),
+    "60 s slow": (0, {}, "delayed", "no answer within 0.5 s"),
+    "headers drip": (1, {}, "delayed", "no answer within 0.5 s"),
+    "headers without end": (5, {}, "delayed", "HTTPException"),
+    "endless body": (2, {}, "sent", ""),
+    "body drips": (4, {}, "sent", ""),
+    "reset": (3, {}, "delayed", "Connection reset by peer"),
+    "no HTTP": (6, {}, "delayed", "BadStatusLine"),
+    "redirect to metadata": (307, {"Location": "http://169.254.169.254/latest/"}, "refused", "status 307: redirects are not followed"),
+    "redirect without scheme": (302, {"Location": "//169.254.169.254/"}, "refused", "status 302: redirects are not followed"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_receiver_gets_its_alert_or_is_reported_and_costs_no_other(  # noqa: PLR0913, PLR0917 - fixtures
+    name: str,
+    serve: Callable[..., Endpoint],
+    alert: Callable[..., OutgoingAlert],
+    log: Log,
+    tmp_path: Path,
+    wait_until: Callable[..., None],
+) -> None:
+    status, headers, outcome, reason = BAD[name]
+    deadline_s = 0.5 if "0.5 s" in reason else 20.0  # what is not slow is not called slow on a busy machine
+    endpoint, good = serve(), serve()
+    endpoint.script = [(status, headers)]
+    router = AlertRouter(0.0)
+    for kind, url in (("slack", endpoint.url), ("discord", good.url)):
+        one = sinks.make(SinkOptions(kind, url))
+        router.add(
+            kind,
+            one,
+            tmp_path / kind,
+            wanted=AlertFilter(),
+            grouped=True,
+            deadline_s=deadline_s,
+            log=log,
+            pace=RetryPace(base_s=0.01, cap_s=0.02),
+        )
+    router.enqueue(alert())
+    router.tick(time.time())
+    event = {"sent": "alert.sent"}.get(outcome, f"alert.failed {outcome}")
+    wait_until(lambda: [fields for logged, fields in log.events if logged == event and fields["sink"] == "slack"])
+    wait_until(lambda: good.received)
+    (first, *_) = (fields for logged, fields in log.events if logged == event and fields["sink"] == "slack")
+    assert first.get("reason", "") == reason
+    if outcome == "delayed":  # it comes to its senses
+        wait_until(lambda: len(endpoint.received) > 1)
+        endpoint.script = [(200, {})]
+        wait_until(lambda: [fields for logged, fields in log.events if logged == "alert.sent" and fields["sink"] == "slack"])
+    began = time.monotonic()
+    router.close(time.time(), 5.0)
+    assert within(2.0, since=began)
+    assert [kept.reason for kept in outbox.listed(tmp_path / "slack", "dead")] == ([reason] if outcome == "refused" else [])
+    assert [left.reason for left in router.undelivered()] == ([reason] if outcome == "refused" else [])
+    assert len({request.body for request in endpoint.received}) == 1
+    assert not [request for request in endpoint.received if request.target.startswith("GET")], "a redirect was followed"
+    shown = repr(log.events) + "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+    assert not [secret for secret in ("T0P-SECRET", "s3cret") if secret in shown]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (2, Delivered()),
+        (4, Delivered()),
+        (3, DeliveryDeferred("Connection reset by peer")),
+        (0, DeliveryDeferred("no answer within 0.5 s")),
+    ],
+    ids=["endless body", "body drips", "reset", "60 s slow"],
+)
+def test_a_try_leaves_no_thread_behind(endpoint: Endpoint, status: int, outcome: object) -> None:
+    endpoint.script = [(status, {})]
+    before = set(threading.enumerate())
+    assert HttpEndpoint(endpoint.url, None).post("x", b"{}", 20.0 if status else 0.5) == outcome
+    for thread in [one for one in threading.enumerate() if one not in before and one.name == "alert-request"]:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    place = tmp_path_factory.mktemp("tls")
+
+    def make(subject: str) -> Path:
+        made = place / f"{subject.replace(':', '-')}.pem"
+        command = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=x",
+        ]
+        if not made.exists():
+            out = ["-keyout", str(made), "-out", f"{made}.crt", "-addext", f"subjectAltName={subject}"]
+            subprocess.run([*command, *out], check=True, capture_output=True)  # noqa: S603  our own words
+            made.write_text(made.read_text() + Path(f"{made}.crt").read_text())
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("subject", "trusted", "reason"),
+    [
+        ("IP:127.0.0.1", "IP:127.0.0.1", ""),
+        ("IP:127.0.0.1", "DNS:elsewhere.example", "self-signed certificate"),
+        ("DNS:elsewhere.example", "DNS:elsewhere.example", "IP address mismatch"),
+    ],
+    ids=["right", "nobody vouches for it", "of another host"],
+)
+def test_a_certificate_decides_who_gets_an_alert(  # noqa: PLR0913, PLR0917 - a case and fixtures
+    certificate: Callable[[str], Path],
+    serve: Callable[..., Endpoint],
+    monkeypatch: pytest.MonkeyPatch,
+    subject: str,
+    trusted: str,
+    reason: str,
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate(subject))
+    monkeypatch.setenv("SSL_CERT_FILE", f"{certificate(trusted)}.crt")
+    endpoint = serve(context)
+    outcome = HttpEndpoint(endpoint.url, None).post("x", b"{}", 5.0)
+    assert len(endpoint.received) == (not reason)
+    assert isinstance(outcome, DeliveryDeferred if reason else Delivered)
+    if isinstance(outcome, DeliveryDeferred):
+        assert reason in outcome.reason, "it says what to mend"
+        assert "T0P-SECRET" not in outcome.reason
+
+
+def test_https_to_what_speaks_none_is_another_time(endpoint: Endpoint) -> None:
+    outcome = HttpEndpoint(endpoint.url.replace("http:", "https:"), None).post("x", b"{}", 2.0)
+    assert isinstance(outcome, DeliveryDeferred)
+    assert not isinstance(outcome, DeliveryRefused)
+    assert endpoint.received == []

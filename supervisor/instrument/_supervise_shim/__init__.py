@@ -27,6 +27,7 @@ from .programs import ProgramRecognition
 from .report import ExceptionReporter
 from .save_log import SaveLog
 from .save_request import SaveRequests
+from .spawned import SpawnedRanks
 from .torchhooks import ImportWatcher, TorchHooks
 
 
@@ -41,6 +42,7 @@ class Instrumentation:
         self._programs = ProgramRecognition(identity)
         self._save_requests = SaveRequests(self._beat)
         self._reporter = ExceptionReporter(identity, self._beat, self._programs)
+        self._spawned = SpawnedRanks(identity, self._beat, self._reporter, self._claim)
 
     def install(self) -> None:
         """Claim if this is known to be a rank, and set every hook but the one for exceptions."""
@@ -51,7 +53,8 @@ class Instrumentation:
             self._claim()
         os.register_at_fork(after_in_child=self._disable)
         drill = ordered(self._identity, self._beat)
-        ImportWatcher(TorchHooks(self._beat, self._load_log, self._save_requests, self._save_log, self._programs, drill).table()).install()
+        hooks = TorchHooks(self._beat, self._load_log, self._save_requests, self._save_log, self._programs, drill, self._spawned)
+        ImportWatcher(hooks.table()).install()
 
     def catch_exceptions(self) -> None:
         """Take the exception hook."""

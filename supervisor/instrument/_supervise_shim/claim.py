@@ -69,6 +69,20 @@ def claim(identity: ProcessIdentity, beat: HeartbeatWriter) -> bool:
     return True
 
 
+def release(identity: ProcessIdentity, beat: HeartbeatWriter) -> None:
+    """Give the slot up: another process may claim it."""
+    beat.vacate()
+    identity.claimed = False
+    os.truncate(os.path.join(identity.directory, f"claim-{identity.local_rank}"), 0)  # noqa: PTH118 - see above
+
+
+def join_environment(folder: str) -> None:
+    """Have children instrumented, as a launcher's are."""
+    theirs = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = folder if theirs is None else f"{folder}{os.pathsep}{theirs}"
+    os.environ["SUPERVISE_JOB_SHIM"] = "launcher"
+
+
 def leave_environment(folder: str) -> None:
     """Make os.environ what the user's was, so that children are not instrumented."""
     os.environ.pop("SUPERVISE_JOB_SHIM", None)

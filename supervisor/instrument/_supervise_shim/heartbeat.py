@@ -53,6 +53,15 @@ class HeartbeatWriter:
         view[layout.PID] = self._view[layout.PID]
         self._view = view
 
+    def vacate(self) -> None:
+        """Go on in private memory, and leave the slot free."""
+        slot, self._view = self._view, memoryview(bytearray(self._view)).cast("q")
+        slot[layout.PID] = 0
+
+    def number(self, rank: int) -> None:
+        """Set the rank, where it was not known at the start."""
+        self._view[layout.RANK] = rank
+
     def part(self) -> None:
         """Go on in private memory: a forked child must not beat for its parent."""
         self._view = memoryview(bytearray(self._view)).cast("q")
@@ -66,6 +75,11 @@ class HeartbeatWriter:
         view = self._view
         age_ns = monotonic_ns() - view[layout.HELLO_NS]
         return layout.PHASES[layout.proven_phase(self._phase, view[layout.FLAGS], age_ns)]
+
+    @property
+    def trains(self) -> bool:
+        """Whether this process was seen to train."""
+        return self._steps > 0 or self._phase == layout.TRAIN or bool(self._view[layout.FLAGS] & layout.FLAG_BACKWARD)
 
     @property
     def torch_loaded(self) -> bool:

@@ -76,6 +76,11 @@ class ExceptionReporter:
         atexit.register(self._at_exit)
 
     @quiet
+    def report(self, value: BaseException) -> None:
+        """Report an exception that no hook will see, because its caller catches it and ends the process."""
+        self._report(value, value.__traceback__)
+
+    @quiet
     def disable(self) -> None:
         """In a forked child: give everything back."""
         for signum in self._signals:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .resume_record import ResumeRecord
     from .save_log import SaveLog
     from .save_request import SaveRequests
+    from .spawned import SpawnedRanks
 
 
 class TorchHooks:
@@ -39,6 +40,7 @@ class TorchHooks:
         save_log: SaveLog,
         programs: ProgramRecognition,
         drill: DrillFault | ResumeRecord | None,
+        spawned: SpawnedRanks,
     ) -> None:
         self._beat = beat
         self._load_log = load_log
@@ -46,6 +48,7 @@ class TorchHooks:
         self._save_log = save_log
         self._programs = programs
         self._drill = drill
+        self._spawned = spawned
         self._step_hooks: list[Any] = []  # the handles of our hooks on the optimizers' steps
 
     def table(self) -> dict[str, Callable[[Any], None]]:
@@ -63,7 +66,7 @@ class TorchHooks:
             "lightning.fabric.utilities.cloud_io": self._lightning,
             "lightning_fabric.utilities.cloud_io": self._lightning,
             "torch.nn.modules.batchnorm": self._programs.watch_norms,
-            "torch.multiprocessing.spawn": self._spawn,
+            "torch.multiprocessing.spawn": self._spawned.watch,
             "jax": self._other_framework,
             "tensorflow": self._other_framework,
         }
@@ -139,15 +142,6 @@ class TorchHooks:
         """What it saves goes through torch.save into memory, and from there into a file."""
         self._phased(module, "_atomic_save", layout.CHECKPOINT, _second, "lightning")
         self._phased(module, "_load", layout.LOAD, _first, "lightning")
-
-    def _spawn(self, module: Any) -> None:
-        inner = module.start_processes
-
-        def start_processes(*args: Any, **kwargs: Any) -> Any:
-            self._beat.flag(layout.FLAG_ELSEWHERE)
-            return inner(*args, **kwargs)
-
-        module.start_processes = _like(inner, start_processes)
 
     def _other_framework(self, _module: Any) -> None:
         self._beat.flag(layout.FLAG_ELSEWHERE)

@@ -308,6 +308,20 @@ def test_where_no_copy_can_be_had_that_is_reported_once_unless_a_save_replaces_i
     assert (copy.manifest.step, shares) == (3, True)
 
 
+@pytest.mark.parametrize("removed", [1, 2])
+def test_a_checkpoint_that_the_script_removed_as_too_old_is_not_reported(tmp_path: Path, removed: int) -> None:
+    node = Node(tmp_path, paths=("*.pt",))
+    node.run("run-a")
+    node.attempt(1)
+    for number in (1, 2):
+        node.save(number, f"last-{'ab'[number - 1]}.pt")
+        node.look()
+    assert len(node.checkpoints.records.copies.all()) == 2
+    (node.here / f"last-{'ab'[removed - 1]}.pt").unlink()
+    notes = node.run("run-b").notes
+    assert ["was removed before this run" in note for note in notes] == [True] * (removed == 2)
+
+
 def test_what_a_person_removed_to_begin_anew_is_not_brought_back_from_a_copy(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.run("run-a")

@@ -46,7 +46,8 @@ class CheckpointOrder:
         """Take this run down, once, before anything is selected or recorded. Returns what a person should know.
 
         Where a checkpoint is gone that is written in place, and no save of it was cut off, a person removed it to begin anew: what is kept
-        of it is not used again. A file system that is not mounted has removed nothing.
+        of it is not used again. A file system that is not mounted has removed nothing. If a later one stayed, the script may have removed
+        the others as too old: that is not reported.
         """
         # a job that moved to another host, on a disk that both see, finds what it left there
         others = sorted(self._directory.parent.parent.glob(f"*/{self._directory.name}"))
@@ -57,7 +58,9 @@ class CheckpointOrder:
         gone = [path for path, copy in newest.items() if _is_gone(copy.manifest) and not any(w.cut for w in before.writes(path))]
         for path in gone:
             self._lineages.abandon(path)
-        return tuple(f"{path} was removed before this run, so its kept copy is not used: {newest[path].place}" for path in gone)
+        latest_ns = max((copy.manifest.saved_ns for path, copy in newest.items() if path not in gone), default=0)
+        removed = [path for path in gone if newest[path].manifest.saved_ns > latest_ns]
+        return tuple(f"{path} was removed before this run, so its kept copy is not used: {newest[path].place}" for path in removed)
 
     def attempt_begins(self, attempt: int) -> None:
         """Record that an attempt's ranks are started. Does not wait for a disk."""

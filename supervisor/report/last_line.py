@@ -9,7 +9,7 @@ from supervisor.report.wording import position_text, step_text
 
 if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef
-    from supervisor.core.state import JobState, Losses
+    from supervisor.core.state import JobState
 
 
 def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_verified: bool = True) -> str:
@@ -21,7 +21,7 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     stopped = state.run.stop is not None and code != 0
     if stopped and not state.attempt.number:
         return "stopped before the first attempt: the command was not started"
-    reached = [f"{'done' if code == 0 else 'stopped' if stopped else 'given up'}{_reached(state)}{_cost(losses.total(state))}"]
+    reached = [f"{'done' if code == 0 else 'stopped' if stopped else 'given up'}{_reached(state)}{_cost(state)}"]
     where = (
         "" if newest is None else f"{newest.path}" + (f" ({position})" if (position := position_text(newest.step, newest.epoch)) else "")
     )
@@ -51,9 +51,12 @@ def _reached(state: JobState) -> str:
     return f" at {step_text(progress.step, relative=progress.relative)}"
 
 
-def _cost(found: Losses) -> str:
-    """Return how many incidents there were, and the time that they cost."""
+def _cost(state: JobState) -> str:
+    """Return how many incidents there were, and the time that they cost; at least that, where no absolute step shows what is made again."""
+    found, attempt = losses.total(state), state.attempt
     if not found.incidents:
         return ", no incident"
     count = "1 incident" if found.incidents == 1 else f"{found.incidents} incidents"
-    return f", {count}" + (f", {found.lost_s:.0f} s lost" if found.lost_s else "")
+    counts_all = attempt.progress.step is not None and not attempt.progress.relative
+    at_least = "" if counts_all or (state.run.exit_code != 0 and not attempt.trains) else "at least "  # behind until the end: all of it
+    return f", {count}" + (f", {at_least}{found.lost_s:.0f} s lost" if round(found.lost_s) else "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from supervisor.core.model import RESUME, CheckpointRef, Knob, Policy, Progress, ResumeKind
@@ -49,9 +51,12 @@ def ended(  # noqa: PLR0913  what the last line is made of
             CheckpointRef("/d/snapshot.pt", None, "digest", 4),
             "done at step 423, 2 incidents, 61 s lost; the newest checkpoint is verified: /d/snapshot.pt (epoch 4)",
         ),
-        # behind until the end; and what no step was seen of, until its ranks were there again
+        # behind until the end
         (ended(0, losses=Losses(1, 1.0, since_t=30.0)), None, "done at step 423, 1 incident, 21 s lost"),
-        (ended(0, None, losses=Losses(1, since_t=4.0)), None, "done, 1 incident, 6 s lost"),
+        # no step was seen: how much was trained again is not known, only when the ranks were there again
+        (ended(0, None, losses=Losses(1, since_t=4.0)), None, "done, 1 incident, at least 6 s lost"),
+        (ended(0, None, losses=Losses(1, since_t=9.7)), None, "done, 1 incident"),
+        (ended(65, None, losses=Losses(1, since_t=4.0)), None, "given up, 1 incident, 46 s lost"),
         (
             ended(65, losses=Losses(3, 7.0)),
             SAVED,
@@ -101,3 +106,5 @@ def test_a_save_that_was_not_verified_in_time_is_named_with_the_command_that_che
 def test_a_step_that_is_counted_from_the_beginning_of_the_attempt_says_so() -> None:
     state = JobState(attempt=Attempt(1, progress=Progress(9, relative=True), steps_seen=9), run=Run(exit_code=0))
     assert last_line(state, 0, None) == "done at step 9 (counted from where it began), no incident"
+    state = replace(state, run=replace(state.run, losses=Losses(1, 29.0)))
+    assert last_line(state, 0, None) == "done at step 9 (counted from where it began), 1 incident, at least 29 s lost"

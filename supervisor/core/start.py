@@ -144,8 +144,11 @@ def _torn_in_use(state: JobState, event: CheckpointSelected) -> tuple[Verdict, P
         directory = path.rpartition("/")[0]
         notes = (f"{torn} is torn; {_name(whole)} is whole: {shlex.join(['mv', path, f'{directory}/.{torn}.torn'])}",)
         hint = "move the torn one away with the command of the note, then start again"
-    elif whole:
-        hint = f"{torn} is torn; {_name(whole)} is whole: copy it there, or --checkpoints and --resume-args hand it over"
+    elif whole:  # it may be another part of the same save: never a copy of one over the other
+        hint = (
+            f"{torn} is torn; {_name(whole)} is whole: --checkpoints and --resume-args hand it over if it is a save of its own; "
+            "else move the torn save away"
+        )
     else:
         hint = f"{torn} is torn, and no whole one is known: move it away"
     return verdict, Plan(PlanKind.STOP, why, hint, "beginning", 65, notes=notes)

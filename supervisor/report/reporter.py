@@ -63,6 +63,8 @@ WITHOUT_DECISION = frozenset(
         "resume_suspect",
     }
 )
+#: In the command line of multiprocessing's resource tracker, which ends once its parent's pipe is closed.
+RESOURCE_TRACKER = "from multiprocessing.resource_tracker import"
 #: Of the summary in systemd's status line, which has the command behind it.
 MOST_STATUS_SUMMARY = 100
 #: Lines of evidence that an alert may carry, if its sink asks for them.
@@ -393,11 +395,11 @@ class Reporter:
     # what the guardian reports
 
     def survivors(self, processes: Sequence[SurvivingProcess]) -> None:
-        """List once what outlives a finished job; nothing is killed after exit 0."""
-        if processes:
-            listed = [{**process, "cmd": clean(process["cmd"])} for process in processes]
+        """List once what outlives a finished job; nothing is killed after exit 0. A resource tracker ends by itself."""
+        listed = [{**process, "cmd": clean(process["cmd"])} for process in processes if RESOURCE_TRACKER not in process["cmd"]]
+        if listed:
             names = ", ".join(f"{p['pid']} ({p['cmd']})" for p in listed[:5])
-            more = f" and {len(processes) - 5} more" if len(processes) > 5 else ""  # noqa: PLR2004 (as many as fit a line)
+            more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""  # noqa: PLR2004 (as many as fit a line)
             self._terminal.message(f"the job is done; left running: {names}{more}")
             self._log.write(LogEvent.SURVIVORS_LISTED, processes=listed)
 

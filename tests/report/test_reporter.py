@@ -22,6 +22,7 @@ from supervisor.report.reporter import Reporter
 
 if TYPE_CHECKING:
     from supervisor.alerts.model import OutgoingAlert
+    from supervisor.guardian.messages import SurvivingProcess
 
 VERDICT = Verdict(Cause.SEGFAULT, 0.9, "rank 3 was killed by SIGSEGV", "segfault:SIGSEGV", rank=3)
 PLAN = Plan(PlanKind.RESTART, "restart", "stop", "restart_within_budget")
@@ -69,6 +70,14 @@ def test_what_outlives_the_job_is_listed_without_its_secrets(reporter: Reporter)
     said = f"{terminal.message.call_args_list} {log.write.call_args_list}"
     assert "41 (upload --hf-token" in said
     assert "SECRETVALUE123" not in said
+
+
+def test_the_resource_tracker_of_multiprocessing_is_not_listed(reporter: Reporter) -> None:
+    tracker: SurvivingProcess = {"pid": 41, "cmd": "python -c from multiprocessing.resource_tracker import main;main(9)"}
+    reporter.survivors([tracker])
+    assert (said(reporter), logged(reporter, LogEvent.SURVIVORS_LISTED)) == ([], [])
+    reporter.survivors([tracker, {"pid": 42, "cmd": "tmux"}])
+    assert said(reporter) == ["the job is done; left running: 42 (tmux)"]
 
 
 CHANGES = (Change("batch_size", "32", "16", "--batch-size"), Change("env:A", "", "secret", "$A"))

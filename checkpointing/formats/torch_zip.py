@@ -16,7 +16,7 @@ import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import EDGE_BYTES, TORCH_SUFFIXES, Examination, numerics, torch_pickle, zip_layout
+from checkpointing.formats import EDGE_BYTES, NOWHERE, TORCH_SUFFIXES, Examination, numerics, torch_pickle, zip_layout
 from checkpointing.formats.pickles import facts, scanner
 from checkpointing.formats.pickles.facts import PickleScan
 from checkpointing.io.reader import CHUNK_BYTES, Short
@@ -36,6 +36,7 @@ _COUNTS: Final = {
     "torch LongStorage": struct.Struct("<q"),
     "torch DoubleStorage": struct.Struct("<d"),
 }
+_MEMBER_SUFFIXES: Final = tuple(suffix.encode() for suffix in TORCH_SUFFIXES)
 _MAX_PICKLE_BYTES: Final = 128 << 20  # arrays within; how many objects is bounded apart
 
 
@@ -102,6 +103,8 @@ def _begins_as_torch(source: FileReader) -> bool:
 
 def _examine(source: FileReader, records: dict[bytes, ZipRecord], *, bulk: bool) -> Examination:
     prefix = next(iter(records), b"").partition(b"/")[0]
+    if members := _members(source, records):
+        return _examine_members(source, records, members, bulk=bulk)
     foreign = _foreign(records, prefix)
     if foreign:
         return Examination(Verdict.FOREIGN, foreign)
@@ -123,6 +126,35 @@ def _examine(source: FileReader, records: dict[bytes, ZipRecord], *, bulk: bool)
         return replace(proven, place=place, format=framework, unlisted=scan.unlisted)
     except zip_layout.ZipDamaged as error:
         return Examination(Verdict.BAD, str(error), place, format=framework)
+
+
+def _members(source: FileReader, records: dict[bytes, ZipRecord]) -> dict[bytes, FileReader]:
+    """Return the files of torch.save that an archive holds as they are (stable-baselines3); nothing for a file of torch.save itself."""
+    if any(name.endswith(b"/data.pkl") for name in records):
+        return {}
+    named = (
+        one for name, one in records.items() if b"/" not in name and name.endswith(_MEMBER_SUFFIXES) and one.method == zip_layout.STORED
+    )
+    parts = {one.name: source.window(one.data, one.packed_bytes) for one in named}
+    return {name: part for name, part in parts.items() if _begins_as_torch(part)}
+
+
+def _examine_members(source: FileReader, records: dict[bytes, ZipRecord], members: dict[bytes, FileReader], *, bulk: bool) -> Examination:
+    """Examine each member as the file that it is, and with `bulk` the other records' CRCs. The worst decides."""
+    found = {name: examine(part, TORCH_SUFFIXES[0], bulk=bulk) for name, part in members.items()}
+    try:
+        for record in records.values() if bulk else ():
+            if record.name not in members:
+                _check_record(source, record, None, has_crcs=True)
+    except zip_layout.ZipDamaged as error:
+        return Examination(Verdict.BAD, str(error))
+    for verdict in (Verdict.BAD, Verdict.DANGEROUS, Verdict.UNVERIFIABLE, Verdict.FOREIGN):
+        for name, one in found.items():
+            if one.verdict is verdict:
+                return replace(one, reason=f"{zip_layout.show(name)}: {one.reason}", place=NOWHERE)
+    non_finite = tuple(tensor for one in found.values() for tensor in one.non_finite)
+    unlisted = tuple(dict.fromkeys(name for one in found.values() for name in one.unlisted))
+    return Examination(Verdict.VERIFIED, level=LEVEL if bulk else "directory", non_finite=non_finite, unlisted=unlisted)
 
 
 def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at

@@ -72,9 +72,21 @@ model(torch.ones(2)).sum().backward()
 optimizer.step()
 dcp.load({'w': torch.ones(4)}, checkpoint_id='step_1')
 """
+MEMBERS = """
+import zipfile
+with open('a.zip', 'wb') as file, zipfile.ZipFile(file, 'w') as archive:
+    for name in ('policy.pth', 'optimizer.pth'):
+        with archive.open(name, 'w') as member:
+            torch.save({'w': torch.ones(2)}, member)
+with zipfile.ZipFile('a.zip') as archive, archive.open('policy.pth') as member:
+    assert torch.load(member)['w'].sum() == 2
+with zipfile.ZipFile(io.BytesIO(), 'w') as archive, archive.open('nameless.pth', 'w') as member:
+    torch.save({}, member)
+"""
 #: name of a directory → what one rank does there. torch costs seconds in each process, so all of them are done by one, in this order.
 PARTS = {
     "saves": "\n".join(f"NAME = '{number}.pt'; {way}" for number, way in enumerate(SAVES)),
+    "members": MEMBERS,
     "renames": "\n".join(f"NAME = '{number}.pt'; {way}" for number, way in enumerate(RENAMES)),
     "other renames": "torch.save({}, 'a.pt'); open('x', 'w'); os.replace('x', 'y'); os.rename(src='y', dst='z')",
     "failed rename": "try:\n    os.replace('missing', 'x')\nexcept OSError:\n    traceback.print_exc(file=open('said', 'w'))",
@@ -136,6 +148,15 @@ def died(make_attempt: Callable[[Path], Attempt], tmp_path_factory: pytest.TempP
 def identity(path: Path) -> list[int]:
     found = path.stat()
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
+
+
+def test_a_save_to_a_member_of_an_archive_is_one_of_the_archive(done: Done) -> None:
+    archive = str(done.place / "members" / "a.zip")
+    assert [(row["what"], row["path"], row.get("file")) for row in done.rows("members")] == [
+        ("began", archive, True),
+        ("ended", archive, None),
+    ] * 2
+    assert [row["path"] for row in done.rows("members", "loads")] == [archive]
 
 
 def test_a_save_is_logged_with_where_it_began_and_what_stood_there_when_it_ended(done: Done) -> None:

@@ -23,7 +23,13 @@ def as_good_as(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callab
 
 
 def path_of(target: Any) -> str | None:  # noqa: ANN401 - whatever the script gave
-    """Return the absolute path of a path or an open file; None for a descriptor, an address, or a file without a name."""
+    """Return the absolute path of a path or an open file; None for a descriptor, an address, or a file without a name.
+
+    Of an open member of a zip archive (stable-baselines3 saves so) it is the archive's.
+    """
+    if type(target).__module__.partition(".")[0] == "zipfile":
+        opened = getattr(target, "_fileobj", None)  # the archive's file, and for a reader what shares it
+        target = getattr(opened, "_file", opened)
     path = target if isinstance(target, (str, bytes, os.PathLike)) else getattr(target, "name", None)
     if not isinstance(path, (str, bytes, os.PathLike)):
         return None

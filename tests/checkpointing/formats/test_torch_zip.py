@@ -57,6 +57,51 @@ def test_whatever_torch_saves_is_verified(sound_object: object, tmp_path: Path) 
     assert (found.verdict, found.reason, found.level) == (Verdict.VERIFIED, "", "structure")
 
 
+def archived(**members: bytes) -> bytes:
+    """Return an archive as stable-baselines3 saves one: files of torch.save, as they are, beside others."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("data", '{"policy_class": {}}')
+        for name, content in members.items():
+            archive.writestr(f"{name}.pth", content)
+    return out.getvalue()
+
+
+def saved(content: object) -> bytes:
+    out = io.BytesIO()
+    torch.save(content, out)
+    return out.getvalue()
+
+
+def test_an_archive_of_files_of_torch_is_whole_where_each_of_them_is(tmp_path: Path) -> None:
+    path, part = tmp_path / "model_300_steps.zip", saved({"w": torch.ones(500)})
+    sound = archived(policy=part, optimizer=saved({"state": torch.tensor([1.0, float("nan")])}))
+    path.write_bytes(sound)
+    found = verify(str(path))
+    assert (found.verdict, found.reason) == (Verdict.VERIFIED, "state is not finite: NaN at element 1")
+    assert (found.step, found.level, len(found.non_finite)) == (300, "structure", 1)
+    flipped = bytearray(sound)
+    flipped[sound.index(part) + len(part) // 2] ^= 1
+    verdict, reason = verdict_of(path, bytes(flipped))
+    assert (verdict, reason.partition(":")[0]) == (Verdict.BAD, "policy.pth")
+    other = bytearray(sound)
+    other[sound.index(b"policy_class")] ^= 1
+    assert verdict_of(path, bytes(other))[0] is Verdict.BAD
+    assert verdict_of(path, archived(policy=part[:-100]))[0] is Verdict.BAD
+    assert verdict_of(path, archived(policy=b"no zip"))[0] is Verdict.FOREIGN
+    assert verdict_of(path, archived(policy=archived(policy=part)))[0] is Verdict.FOREIGN  # one level is enough
+
+
+def test_an_archive_with_a_member_that_would_run_code_is_dangerous(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, ("true",)
+
+    verdict, reason = verdict_of(tmp_path / "model.zip", archived(policy=saved({}), optimizer=saved(Evil())))
+    assert verdict is Verdict.DANGEROUS
+    assert "optimizer.pth" in reason
+
+
 @pytest.mark.usefixtures("without_crc")
 def test_a_file_saved_without_crcs_is_unverifiable_not_bad(sound_object: object, tmp_path: Path) -> None:
     path = tmp_path / "any.pt"

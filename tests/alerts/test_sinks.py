@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from supervisor.alerts import sinks
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
 from supervisor.alerts.sinks import SINKS, SinkOptions, kind_of
-from supervisor.alerts.text import AlertDetail
+from supervisor.alerts.text import AlertDetail, timestamp
 from supervisor.alerts.threads import Notification, NotificationState
 from supervisor.core.model import Cause
 from supervisor.errors import SuperviseError
@@ -113,6 +114,7 @@ REQUIRED = {
         "alerts[].endsAt",
     },
 }
+RECORDED = json.loads((Path(__file__).parent / "alertmanager-0.25.0.json").read_text())
 CANARY = "/home/alice/secret-project token=CANARY-0123456789 Traceback (most recent call last)"
 
 
@@ -230,6 +232,40 @@ def test_alertmanagers_own_api_gets_a_list_and_equal_labels_until_it_is_resolved
     assert fires["labels"] == over["labels"]
     assert all(re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) for name in {*fires["labels"], *fires["annotations"]})
     assert fires["endsAt"] > over["endsAt"] >= over["startsAt"]
+
+
+def test_a_thread_that_becomes_critical_is_another_alert_there_and_the_first_one_ends(notification: Callable[..., Notification]) -> None:
+    raised = notification(AlertEvent.GIVEN_UP, "updated", severity=AlertSeverity.CRITICAL, raised=True)
+    (before,), (critical, ended) = (
+        json.loads(sinks.make(SinkOptions("alertmanager", "http://127.0.0.1:9093/api/v2/alerts")).requests(one)[0].body)
+        for one in (notification(), raised)
+    )
+    assert ended["labels"] == before["labels"]
+    assert critical["labels"] == before["labels"] | {"severity": "critical"}
+    assert critical["endsAt"] > timestamp(raised.alert.ts) == ended["endsAt"]
+    body = json.loads(sink("alertmanager").requests(raised)[0].body)
+    assert [(one["labels"]["severity"], one["status"]) for one in body["alerts"]] == [("critical", "firing"), ("warning", "resolved")]
+    assert body["status"] == "firing"
+    assert "severity" not in body["commonLabels"]
+    assert body["commonLabels"].items() <= body["alerts"][1]["labels"].items()
+    assert len({one["fingerprint"] for one in body["alerts"]}) == 2
+
+
+def shape(value: Any) -> Any:  # noqa: ANN401  any JSON
+    """Return the names and types in it; labels and annotations have names of their own."""
+    if isinstance(value, dict):
+        return {name: "texts" if re.search(r"(?i)labels|annotations", name) else shape(child) for name, child in value.items()}
+    return [shape(child) for child in value] if isinstance(value, list) else type(value).__name__
+
+
+def test_a_receiver_of_alertmanager_gets_what_alertmanager_itself_writes(notification: Callable[..., Notification]) -> None:
+    """The file names its source and date."""
+    for sent, state, event in zip(RECORDED["sent"], ("firing", "resolved"), (AlertEvent.OPENED, AlertEvent.RESOLVED), strict=True):
+        body = json.loads(sink("alertmanager").requests(notification(event, state, severity=AlertSeverity.WARNING))[0].body)
+        assert shape(body) == shape(sent)
+        ours, theirs = body["alerts"][0], sent["alerts"][0]
+        assert (body["status"], ours["status"], ours["labels"].keys()) == (sent["status"], theirs["status"], theirs["labels"].keys())
+        assert (ours["endsAt"] == "0001-01-01T00:00:00Z") is (theirs["endsAt"] == "0001-01-01T00:00:00Z") is (state == "firing")
 
 
 @pytest.mark.parametrize(

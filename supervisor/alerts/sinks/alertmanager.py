@@ -1,16 +1,19 @@
 """Prometheus Alertmanager: to a receiver of its webhooks (version 4), or to Alertmanager itself (/api/v2/alerts).
 
 Fields: prometheus.io/docs/alerting/latest/configuration/#webhook_config and api/v2/openapi.yaml of Alertmanager 0.28 (November 2026).
-Labels name the thread, so they are equal from firing to resolved; all that changes is in the annotations. A receiver of the API ends an
-alert by itself after its resolve_timeout unless `endsAt` is far away.
+Tried with Alertmanager 0.25.
+Labels name the alert, so they are equal from firing to resolved; all that changes is in the annotations. The severity is a label, because
+people route by it: a thread that becomes critical is another alert, and the one of before is resolved with it. A receiver of the API ends
+an alert by itself after its resolve_timeout unless `endsAt` is far away.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.alerts import text
-from supervisor.alerts.model import plain_name
+from supervisor.alerts.model import AlertSeverity, plain_name
 from supervisor.alerts.sinks.chat import ChatSink
 from supervisor.alerts.threads import NotificationState
 
@@ -26,28 +29,31 @@ _FOR_LONG_S: Final = 7 * 86400.0
 
 def webhook(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
     """Return what Alertmanager sends to its webhook receivers."""
-    status = "resolved" if sent.state is NotificationState.RESOLVED else "firing"
-    alert = {"status": status, **_alert(sent, detail, _NO_END), "fingerprint": sent.thread[:16]}
-    group = {"alertname": alert["labels"]["alertname"], "job": alert["labels"]["job"]}
+    alerts = [
+        {"status": "resolved" if ends else "firing", **one, "fingerprint": _fingerprint(one)}
+        for one, ends in _alerts(sent, detail, _NO_END)
+    ]
+    first = alerts[0]
+    labels = {name: value for name, value in first["labels"].items() if all(one["labels"][name] == value for one in alerts)}
     return [
         {
             "version": "4",
             "groupKey": f'{{}}:{{thread="{sent.thread}"}}',
             "truncatedAlerts": 0,
-            "status": status,
+            "status": first["status"],
             "receiver": "supervise",
-            "groupLabels": group,
-            "commonLabels": alert["labels"],
-            "commonAnnotations": alert["annotations"],
+            "groupLabels": {name: labels[name] for name in ("alertname", "job")},
+            "commonLabels": labels,
+            "commonAnnotations": first["annotations"],
             "externalURL": "",
-            "alerts": [alert],
+            "alerts": alerts,
         }
     ]
 
 
 def api(sent: Notification, detail: AlertDetail) -> list[list[dict[str, Any]]]:
     """Return what Alertmanager's own API takes: a list of alerts."""
-    return [[_alert(sent, detail, text.timestamp(sent.alert.ts + _FOR_LONG_S))]]
+    return [[one for one, _ in _alerts(sent, detail, text.timestamp(sent.alert.ts + _FOR_LONG_S))]]
 
 
 def make(options: SinkOptions) -> ChatSink:
@@ -55,7 +61,21 @@ def make(options: SinkOptions) -> ChatSink:
     return ChatSink(options.url, api if options.url.rstrip("/").endswith("/api/v2/alerts") else webhook, options.detail)
 
 
-def _alert(sent: Notification, detail: AlertDetail, no_end: str) -> dict[str, Any]:
+def _alerts(sent: Notification, detail: AlertDetail, no_end: str) -> list[tuple[dict[str, Any], bool]]:
+    """Return the alert, and the one that it replaces; of each whether it is over."""
+    over = sent.state is NotificationState.RESOLVED
+    one = _alert(sent, detail, text.timestamp(sent.alert.ts) if over else no_end)
+    if not sent.raised:
+        return [(one, over)]
+    before = {**one, "labels": {**one["labels"], "severity": AlertSeverity.WARNING.value}, "endsAt": text.timestamp(sent.alert.ts)}
+    return [(one, over), (before, True)]
+
+
+def _fingerprint(alert: dict[str, Any]) -> str:
+    return hashlib.sha256(repr(sorted(alert["labels"].items())).encode()).hexdigest()[:16]
+
+
+def _alert(sent: Notification, detail: AlertDetail, ends_at: str) -> dict[str, Any]:
     alert, facts = sent.alert, dict(text.facts(sent, detail))
     labels = {
         "alertname": f"Supervise{alert.event.row.thread.title().replace('_', '')}",
@@ -71,11 +91,10 @@ def _alert(sent: Notification, detail: AlertDetail, no_end: str) -> dict[str, An
         **{name: value for name, value in facts.items() if name not in {"job", "node", "severity"}},
         **({"lines": "\n".join(found)} if (found := text.lines(sent, detail)) else {}),
     }
-    over = sent.state is NotificationState.RESOLVED
     return {
         "labels": labels,
         "annotations": annotations,
         "startsAt": text.timestamp(sent.since_t or alert.ts),
-        "endsAt": text.timestamp(alert.ts) if over else no_end,
+        "endsAt": ends_at,
         "generatorURL": "",
     }

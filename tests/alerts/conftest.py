@@ -6,11 +6,14 @@ import contextlib
 import http.server
 import json
 import socket
+import ssl
 import struct
+import subprocess
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +22,6 @@ from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, Outg
 from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Iterator
 
 
@@ -92,9 +94,9 @@ class Endpoint:
 
 
 @contextlib.contextmanager
-def served(tls: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
-    """Serve an endpoint; with `tls` by https."""
-    scripted = Endpoint(scheme="http" if tls is None else "https")
+def served(certificate: Path | None = None) -> Iterator[Endpoint]:
+    """Serve an endpoint; with `certificate` by https."""
+    scripted = Endpoint(scheme="http" if certificate is None else "https")
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -116,8 +118,10 @@ def served(tls: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
             """Say nothing: the sender went away."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         scripted.port = server.server_port
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -127,11 +131,41 @@ def served(tls: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
         thread.join()
 
 
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return what makes a certificate of its own for a subject: a file with its key, and one beside it without (`.crt`)."""
+    place = tmp_path_factory.mktemp("tls")
+
+    def make(subject: str) -> Path:
+        made = place / f"{subject.replace(':', '-')}.pem"
+        command = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=x",
+        ]
+        if not made.exists():
+            out = ["-keyout", str(made), "-out", f"{made}.crt", "-addext", f"subjectAltName={subject}"]
+            subprocess.run([*command, *out], check=True, capture_output=True)  # noqa: S603  our own words
+            made.write_text(made.read_text() + Path(f"{made}.crt").read_text())
+        return made
+
+    return make
+
+
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Endpoint]]:
     """Return what makes one more endpoint."""
     with contextlib.ExitStack() as stack:
-        yield lambda tls=None: stack.enter_context(served(tls))
+        yield lambda certificate=None: stack.enter_context(served(certificate))
 
 
 @pytest.fixture

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ssl
-import subprocess
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +17,7 @@ from tests.support.figures import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from conftest import Endpoint, Log
 
@@ -109,35 +107,6 @@ def test_a_try_leaves_no_thread_behind(endpoint: Endpoint, status: int, outcome:
         assert not thread.is_alive()
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    place = tmp_path_factory.mktemp("tls")
-
-    def make(subject: str) -> Path:
-        made = place / f"{subject.replace(':', '-')}.pem"
-        command = [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=x",
-        ]
-        if not made.exists():
-            out = ["-keyout", str(made), "-out", f"{made}.crt", "-addext", f"subjectAltName={subject}"]
-            subprocess.run([*command, *out], check=True, capture_output=True)  # noqa: S603  our own words
-            made.write_text(made.read_text() + Path(f"{made}.crt").read_text())
-        return made
-
-    return make
-
-
 @pytest.mark.parametrize(
     ("subject", "trusted", "reason"),
     [
@@ -155,10 +124,8 @@ def test_a_certificate_decides_who_gets_an_alert(  # noqa: PLR0913, PLR0917 - a 
     trusted: str,
     reason: str,
 ) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate(subject))
     monkeypatch.setenv("SSL_CERT_FILE", f"{certificate(trusted)}.crt")
-    endpoint = serve(context)
+    endpoint = serve(certificate(subject))
     outcome = HttpEndpoint(endpoint.url, None).post("x", b"{}", 5.0)
     assert len(endpoint.received) == (not reason)
     assert isinstance(outcome, DeliveryDeferred if reason else Delivered)

@@ -24,12 +24,34 @@ FAMILIES = {
     "huggingface": ("transformers==5.23.0", "trl==1.16.0", "accelerate==1.15.0"),
     "lightning": ("lightning==2.6.6", "jsonargparse[signatures]>=4.40"),
     "hydra": ("hydra-core==1.3.8",),
+    # the services' own clients, November 2026
+    "alerts": ("slack_sdk==3.47.0", "pagerduty==7.2.0"),
 }
 
 
 def variables(*families: str) -> dict[str, str]:
     """Return the variables with which a script finds these families; what is missing is installed first."""
     return {"PYTHONPATH": ":".join(str(_installed(family)) for family in families)} if families else {}
+
+
+def node_package(wanted: str) -> Path:
+    """Return the directory of a package of npm (`NAME@VERSION`); one process at a time installs it. The test is skipped where it cannot."""
+    place = CACHE / "node" / wanted
+    name = wanted.rpartition("@")[0]
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / "node.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / ".ready").exists():
+            place.mkdir(parents=True, exist_ok=True)
+            npm = shutil.which("npm") or pytest.skip("npm is not installed")
+            done = subprocess.run(  # noqa: S603  words of our own
+                [npm, "install", "--silent", "--no-save", "--legacy-peer-deps", "--ignore-scripts", "--prefix", str(place), wanted],
+                capture_output=True, text=True, timeout=300, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                pytest.skip(f"{wanted} is not installed, and cannot be: {(done.stdout + done.stderr).strip()[-300:]}")
+            (place / ".ready").touch()
+    return place / "node_modules" / name
 
 
 def _installed(family: str) -> Path:

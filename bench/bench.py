@@ -25,6 +25,7 @@ import footprint
 import hook_cost
 import log_flood
 import programs_cost
+import status
 from runs import BenchError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ PARTS: dict[str, Callable[[Path, int], list[Figure]]] = {
     "logs": log_flood.measure,
     "heartbeat": hook_cost.measure,
     "classify": classify.measure,
+    "status": status.measure,
     "cpu": cpu_per_step.measure,
 }
 

@@ -8,7 +8,7 @@ longer exists) it keeps the parts that fit. Nothing fails: `problems` lists the 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +16,7 @@ import msgspec
 from supervisor.core.state import Attempt, JobState, Run, Stage, changed
 from supervisor.journal import format2, renames
 from supervisor.journal.format1 import Format1
+from supervisor.journal.landmarks import Landmarks
 from supervisor.journal.records import Damage, Ended, EventTaken, Header, Record, RunBegan, fitting, kinds_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Past:
     `state`: the last recorded state; if none was recorded, a fresh one that holds only the number of incidents. `records` and `events`:
     counts. `last_end`: the end record of the last run, None if it has none. `incidents_before`: the number of earlier incidents, which is
     written into the next `RunBegan`; None if the run continues. `unrecorded_incidents`: 1 if the supervisor died with no open incident:
-    that death gets the next incident number.
+    that death gets the next incident number. `landmarks`: which of its records still matter (landmarks.py).
     """
 
     state: JobState
@@ -46,6 +47,7 @@ class Past:
     problems: tuple[str, ...]
     incidents_before: int | None = None
     unrecorded_incidents: int = 0
+    landmarks: Landmarks = field(default_factory=Landmarks)
 
     def begun_anew(self) -> Past:
         """Return the past of a new run in a new file: it takes over the number of incidents and nothing else."""
@@ -97,6 +99,7 @@ class _Reading:
         self.incident_open = False
         self.stage = ""
         self.problems: list[str] = []
+        self.landmarks = Landmarks()
 
     def report(self, problem: str) -> None:
         if len(self.problems) < MAX_PROBLEMS:
@@ -108,6 +111,7 @@ class _Reading:
         self.last_seq = record.seq
         self.records += 1
         body = record.body
+        self.landmarks.take(record.seq, body)
         if isinstance(body, RunBegan):
             self.last_run, self.last_end = body, None
             self.incident_open = self.incident_open and body.continues
@@ -175,4 +179,5 @@ def read_past(records: Iterable[Record | Damage]) -> Past:
         last_end=reading.last_end,
         problems=tuple(reading.problems),
         unrecorded_incidents=int(reading.died_unrecorded()),
+        landmarks=reading.landmarks,
     )

@@ -2,22 +2,28 @@
 
 `decide` is not run for it: the decisions stand in the records. Most records are progress that led to nothing; only the newest few of those
 are checked and read, so that 100 MB take a tenth of a second. An event of a later version is passed over.
+
+`read_standing` reads only what still matters for where the job stands (landmarks.py): of 100 MB less than one.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from checkpointing.io import durable
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import CheckpointRef, Evidence, Failure, Finding, Gpu, Policy, Progress, RankExit, RankInfo
 from supervisor.core.state import Stage
 from supervisor.journal import renames
+from supervisor.journal.landmarks import LANDMARKS, Landmarks
+from supervisor.journal.lookup import JournalLookup
 from supervisor.journal.records import (
     MIRRORED,
     RESTORED,
@@ -47,6 +53,10 @@ if TYPE_CHECKING:
 #: Progress that led to nothing. Its name stands behind the frame, the number and the two times. It is short; progress that clears the
 #: budget is longer, because its record has the failures, from which the budget is read.
 _PROGRESS = PassedLines(ends=b'"actions":[]}}}\n', holds=b'"kind":"event","body":{"event":"ProgressObserved"', columns=(40, 240), size=560)
+#: A shorter journal is read whole.
+LEAST_BYTES = 1 << 20
+#: An incident of more records (of a job that waited for days) is read with the whole file.
+_MOST_OF_AN_INCIDENT = 5000
 #: Reports of progress, one in 10 s, from which the pace of the training is taken.
 _PACE_REPORTS = 8
 #: An opening that stands nowhere in the journal because the supervisor died before it could write one.
@@ -112,6 +122,7 @@ class History:
     pace: tuple[tuple[float, int], ...] = ()  # the newest reports of progress of the current attempt: time, step
     verified: tuple[float, CheckpointRef] | None = None  # when, and which
     mirrored: tuple[float, Note] | None = None
+    last_decision: act.ReportDecision | None = None
     policy: Policy = field(default_factory=Policy)
     failures: tuple[Failure, ...] = ()  # as JobState.run.failures
     gpus: tuple[Gpu, ...] = ()
@@ -140,17 +151,28 @@ class History:
 def read_history(path: Path) -> History:
     """Read the journal at `path`. Raises OSError, and SuperviseError (78) for a newer format."""
     reading = _Reading()
-    for rec in frames(path, _PROGRESS, reading.reports.append):
-        if isinstance(rec, Damage):
-            reading.history.problems += [] if rec.torn else [str(rec)]
-        else:
-            record = decode(rec)
-            if record is not None:
-                if isinstance(record.body, Header):
-                    check_version(path, record.body)
-                reading.take(record)
-    reading.settle_progress()
-    reading.settle_pace()
+    reading.read(path, 0)
+    return reading.history
+
+
+def read_standing(path: Path) -> History:
+    """Read where the job stands: as `read_history`, but of the incidents only the open one and the last one before it.
+
+    `first_deaths` and the incidents' `progress` may be missing, and damage is reported only where it is read. Raises as `read_history`.
+    """
+    reading = _Reading()
+    try:
+        fd = durable.open_regular(str(path))
+    except FileNotFoundError:
+        return reading.history
+    try:
+        lookup = JournalLookup(fd)
+        start = reading.take_landmarks(path, lookup) if lookup.size > LEAST_BYTES else None
+    finally:
+        os.close(fd)
+    if start is None:
+        return read_history(path)
+    reading.read(path, start)
     return reading.history
 
 
@@ -180,7 +202,45 @@ class _Reading:
         self.settled: bytes | EventTaken | None = None  # the newest one that was taken
         self.resume: CheckpointRef | None = None
         self.seq = 0
+        self.passed_from = 0  # progress before this record was followed by what is taken already
         self.has_old_names = False
+
+    def read(self, path: Path, start: int) -> None:
+        """Take all records from this offset on."""
+        for rec in frames(path, _PROGRESS, self.reports.append, start=start):
+            if isinstance(rec, Damage):
+                self.history.problems += [] if rec.torn else [str(rec)]
+            else:
+                record = decode(rec)
+                if record is not None:
+                    if isinstance(record.body, Header):
+                        check_version(path, record.body)
+                    self.take(record)
+        self.settle_progress()
+        self.settle_pace()
+
+    def take_landmarks(self, path: Path, lookup: JournalLookup) -> int | None:
+        """Take the records that still matter before the newest state with landmarks. Return where to read on; None: one was not found."""
+        note = lookup.newest(b'"name":"' + LANDMARKS.encode() + b'"')
+        first = lookup.between(1, 1)
+        if note is None or not isinstance(note.body, Note) or not first or not isinstance(first[0].body, Header):
+            return None
+        check_version(path, first[0].body)
+        try:
+            found = msgspec.convert(note.body.data, Landmarks)
+        except msgspec.ValidationError:  # of a later version
+            return None
+        self.take(first[0])
+        incidents = found.incidents()
+        for begin, end in sorted([*incidents, *((number, number) for number in found.others())]):
+            records = lookup.between(begin, end) if end - begin <= _MOST_OF_AN_INCIDENT else []
+            if not records:
+                return None
+            for record in records:
+                self.take(record if (begin, end) in incidents else _without_incident(record))
+        self.history.incidents_before += found.over - sum(1 for one in self.history.incidents if one.closed_t is not None)
+        self.passed_from = self.seq
+        return lookup.offset(max(1, found.state - 2 * _PACE_REPORTS))
 
     def take(self, record: Record) -> None:
         if record.seq <= self.seq:
@@ -220,7 +280,7 @@ class _Reading:
         history = self.history
         if history.run is None:
             history.incidents_before = run.incidents_before or 0
-        history.run, history.end, history.restored, history.summary = run, None, "", ""
+        history.run, history.end, history.end_t, history.restored, history.summary = run, None, 0.0, "", ""
         if run.continues and history.run_t:
             return
         history.run_t = t
@@ -239,7 +299,7 @@ class _Reading:
         record = _decoded(newest)
         if record is None:
             self.history.problems.append(f"damaged record: a report of progress of {len(newest)} bytes")
-        if record is not None and isinstance(record.body, EventTaken):
+        if record is not None and isinstance(record.body, EventTaken) and record.seq > self.passed_from:
             self.history.last_t = max(self.history.last_t, record.t)
             self.take_event(record.body)
 
@@ -252,15 +312,17 @@ class _Reading:
             with suppress(KeyError, TypeError, ValueError):
                 if isinstance(taken, EventTaken) and taken.data["attempt"] == self.history.attempt:
                     rows.append((float(taken.data["t"]), taken.data["step"], int(taken.data["steps_seen"])))
-        steps = [(t, step) for t, step, _ in rows if step is not None]
-        self.history.pace = tuple(steps) or tuple((t, seen) for t, _, seen in rows if seen > 0)
+        known = dict.fromkeys(rows)  # a landmark may stand in the last part of the file too
+        steps = [(t, step) for t, step, _ in known if step is not None]
+        self.history.pace = tuple(steps) or tuple((t, seen) for t, _, seen in known if seen > 0)
 
     def take_event(self, taken: EventTaken) -> None:
         history = self.history
         if self.has_old_names:
             taken = renames.with_present_names(taken)
         history.attempt, history.stage = taken.attempt, taken.stage
-        failures = taken.state.get("run", {}).get("failures") if isinstance(taken.state.get("run"), dict) else None
+        run = taken.state.get("run")
+        failures = (run if isinstance(run, dict) else {}).get("failures", [] if taken.whole else None)
         if failures is not None:
             with suppress(msgspec.ValidationError):
                 history.failures = fitting(failures, tuple[Failure, ...], [])
@@ -358,6 +420,7 @@ class _Reading:
         elif isinstance(action, act.ReportDecision):
             one = self.round(action.attempt)
             one.decision, one.decided_t = action, t
+            history.last_decision = action
         elif isinstance(action, act.ReportResume) and incident is not None:
             incident.resumed, incident.resumed_t = action, t
         elif isinstance(action, act.CloseIncident) and incident is not None and action.outcome == "withdrawn":
@@ -366,6 +429,14 @@ class _Reading:
             incident.closed_t, incident.outcome = t, action.outcome
         elif isinstance(action, act.Finish):
             self.ended(action.exit_code)
+
+
+def _without_incident(record: Record) -> Record:
+    """Return a record of an incident that is over without its opening: the rest of that incident is not read."""
+    if not isinstance(record.body, EventTaken):
+        return record
+    actions = tuple(one for one in record.body.actions if one[0] not in {"OpenIncident", "CloseIncident"})
+    return replace(record, body=replace(record.body, actions=actions))
 
 
 def _decoded(line: bytes) -> Record | None:

@@ -320,10 +320,13 @@ class PassedLines:
     size: int
 
 
-def frames(path: Path, passed: PassedLines | None = None, on_passed: Callable[[bytes], object] = len) -> Iterator[bytes | Damage]:
+def frames(
+    path: Path, passed: PassedLines | None = None, on_passed: Callable[[bytes], object] = len, *, start: int = 0
+) -> Iterator[bytes | Damage]:
     """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line.
 
-    `on_passed` gets each line that is passed over. Nearly all lines may be such: no function of ours is called for one.
+    `on_passed` gets each line that is passed over. Nearly all lines may be such: no function of ours is called for one. `start`: the
+    offset of the first line.
     """
     ends, holds, size = (passed.ends, passed.holds, passed.size) if passed is not None else (b"", b"", 0)
     first, last = passed.columns if passed is not None else (0, 0)
@@ -332,7 +335,8 @@ def frames(path: Path, passed: PassedLines | None = None, on_passed: Callable[[b
     except FileNotFoundError:
         return
     with open(fd, "rb", buffering=1 << 20) as file:  # noqa: PTH123 (a descriptor)
-        offset = 0
+        file.seek(start)
+        offset = start
         for line in file:
             length = len(line)
             if length < size and line.endswith(ends) and line.find(holds, first, last) > 0:

@@ -49,8 +49,7 @@ class AlertWatch:
         self._raise("mirror_behind", 0 < settings.mirror_behind_s <= behind_s, Alert("mirror_behind", attempt, text))
         if was_behind and not self._raised["mirror_behind"]:
             self._reporter.alert_over("mirror_behind", "the mirror holds all checkpoints again")
-        if self._reporter.alerts is not None:
-            self._reporter.alerts.tick(now)
+        self._reporter.alerts.tick(now)
         return self._ping(state, now)
 
     def _raise(self, kind: str, is_so: bool, alert: Alert) -> None:  # noqa: FBT001 (a fact, not a mode)

@@ -7,26 +7,26 @@ and the incident's files each have their own thread.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.actions import ReportDecision
-from supervisor.core.model import Beginning, Cause, PlanKind
+from supervisor.core.model import Beginning, PlanKind
 from supervisor.observe.processes import core_dumps
-from supervisor.report import wording
+from supervisor.report import unit_status, wording
+from supervisor.report.attempt_summary import AttemptSummary
 from supervisor.report.card import card
 from supervisor.report.incident_files import IncidentFiles
 from supervisor.report.log_events import LogEvent
+from supervisor.report.outgoing_alerts import OutgoingAlerts
 from supervisor.report.text import clean
 from supervisor.report.vitals import Vitals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from supervisor.alerts.router import AlertRouter
-    from supervisor.config.settings import Settings
     from supervisor.core.events import Event
     from supervisor.core.model import Evidence, Verdict
     from supervisor.core.state import Incident
@@ -65,10 +65,6 @@ WITHOUT_DECISION = frozenset(
 )
 #: In the command line of multiprocessing's resource tracker, which ends once its parent's pipe is closed.
 RESOURCE_TRACKER = "from multiprocessing.resource_tracker import"
-#: Of the summary in systemd's status line, which has the command behind it.
-MOST_STATUS_SUMMARY = 100
-#: Lines of evidence that an alert may carry, if its sink asks for them.
-ALERT_LINES = 5
 
 #: The log event of each event that the core took. Progress is in the journal only: it would drown the rest.
 LOGGED: dict[type, LogEvent] = {
@@ -102,37 +98,12 @@ NOTED: dict[str, LogEvent] = {
 }
 
 
-@dataclass(slots=True)
-class _AttemptSummary:
-    """The facts for the line that sums up an attempt. `first_dead` is the rank that failed first; None: unknown."""
-
-    attempt: int = 0
-    reason: str = ""
-    resume_from: str | None = None
-    resume_step: int | None = None
-    ranks: int = 0
-    world_size: int = 0
-    began_t: float | None = None
-    step: int | None = None
-    steps_seen: int | None = None
-    phase: str = "unknown"
-    first_dead: int | None = None
-    code: int | None = None
-    signal: int | None = None
-
-    def line(self, outcome: str, t: float) -> dict[str, object]:
-        """Return the fields of the line; an attempt whose ranks never were there ran for 0 s."""
-        fields = asdict(self)
-        del fields["began_t"]
-        return fields | {"outcome": outcome, "ran_s": 0.0 if self.began_t is None else round(t - self.began_t, 3)}
-
-
 class Reporter:
     """Reports one run. Its methods are called on the loop's thread."""
 
     def __init__(self, job: Job, clock: Clock, terminal: TerminalWriter, log: EventLog, notifier: Notifier) -> None:
         self.last_card: FactPage | None = None
-        self.alerts: AlertRouter | None = None
+        self.alerts = OutgoingAlerts(job, clock)
         self._job = job
         self._clock = clock
         self._terminal = terminal
@@ -144,7 +115,7 @@ class Reporter:
         self._pending_alerts: list[act.Alert] = []  # reported with the decision
         self._cores: tuple[int, tuple[Evidence, ...]] = 0, ()  # of which attempt
         self._repaired: dict[int, tuple[tuple[str, str], ...]] = {}  # after the last attempt
-        self._attempt = _AttemptSummary()
+        self._attempt = AttemptSummary()
         self._opened_t: dict[int, float] = {}
         self._opened: set[int] = set()
         self._began_t: float | None = None
@@ -177,8 +148,8 @@ class Reporter:
 
     def _notify_systemd(self, event: Event) -> None:
         """Keep the unit's status line true, and report READY once the ranks run or, if `systemd.ready` asks for it, train."""
-        status = _systemd_status(event)
-        if _has_started(event, self._job.settings):
+        status = unit_status.status_line(event)
+        if unit_status.has_started(event, self._job.settings):
             self._notifier.ready(status)
         elif status:
             self._notifier.status(status)
@@ -186,29 +157,22 @@ class Reporter:
     def _sum_up(self, event: Event) -> None:
         """Store the facts for the attempt's last line, and log the exit of each rank."""
         attempt = self._attempt
-        if isinstance(event, events.AttemptStarted):
-            attempt.attempt, attempt.ranks, attempt.world_size, attempt.began_t = event.attempt, len(event.ranks), event.world_size, event.t
-        elif isinstance(event, events.RanksFound):
-            attempt.ranks, attempt.world_size = len(event.ranks), event.world_size
-        elif isinstance(event, events.ProgressObserved):
-            attempt.step, attempt.steps_seen, attempt.phase = event.step, event.steps_seen, event.phase.value
-        elif isinstance(event, events.RankExited):
+        attempt.took(event)
+        if isinstance(event, events.RankExited):
             found = event.exit
-            if found.failed and attempt.first_dead is None:
-                attempt.first_dead, attempt.code, attempt.signal = found.rank, found.code, found.signal
             self._log.write(LogEvent.RANK_EXITED, None if found.failed else "info", attempt=event.attempt, **asdict(found))
         elif isinstance(event, events.AttemptEnded):
             level: LogLevel | None = None if event.outcome == "failed" else "info"
-            self._log.write(LogEvent.ATTEMPT_ENDED, level, **attempt.line(event.outcome, event.t) | {"attempt": event.attempt})
+            self._log.write(LogEvent.ATTEMPT_ENDED, level, **attempt.fields(event.outcome, event.t) | {"attempt": event.attempt})
 
     def _clear_alerts(self, event: Event) -> None:
         """Note for the alerts what an event ends: a new run that trains ends what an earlier one gave up."""
         if isinstance(event, events.CheckpointVerified):
-            self.clear_alert("checkpoint", event.t)
+            self.alerts.clear("checkpoint", event.t)
         elif isinstance(event, events.HealthChanged) and all(finding.result == "ok" for finding in event.findings):
-            self.clear_alert("health", event.t)
+            self.alerts.clear("health", event.t)
         elif isinstance(event, events.ProgressObserved) and event.steps_seen > 0 and self._decision is None:
-            self.clear_alert("incident", event.t)
+            self.alerts.clear("incident", event.t)
 
     def print_message(self, action: act.PrintMessage) -> None:
         """Print one line at the terminal."""
@@ -216,7 +180,7 @@ class Reporter:
 
     def gathering(self, action: act.GatherNodes) -> None:
         """Note that an attempt begins with a meeting of its nodes: if it ends there, the summary line has nothing of the attempt before."""
-        self._attempt = _AttemptSummary(action.attempt)
+        self._attempt = AttemptSummary(action.attempt)
         self._notifier.status(f"attempt {action.attempt} waits for the other nodes")
 
     def beginning(self, action: act.BeginAttempt) -> None:
@@ -226,7 +190,7 @@ class Reporter:
         self._began_t, self._began = self._clock.now(), "restart"
         resume = action.resume
         path, step = (resume.path, resume.step) if resume else (None, None)
-        self._attempt = _AttemptSummary(action.attempt, action.reason, path, step)
+        self._attempt = AttemptSummary(action.attempt, action.reason, path, step)
         self._notifier.status(f"attempt {action.attempt} starts its ranks")
         self._log.write(
             LogEvent.ATTEMPT_BEGUN,
@@ -317,7 +281,7 @@ class Reporter:
             self._write_file(action.incident, "card.txt", self._card(self._decision, action))
         if action.began is Beginning.RESUMED:
             for kind in ("scratch", "resume"):
-                self.clear_alert(kind, self._clock.now())
+                self.alerts.clear(kind, self._clock.now())
         elif action.began is Beginning.UNCONFIRMED and action.resume_from:
             self.alerted(act.Alert("resume_suspect", action.attempt, wording.beginning(action)))
 
@@ -362,7 +326,7 @@ class Reporter:
         if action.kind not in ALREADY_PRINTED:
             self._terminal.message(clean(action.text), "warning")
         incident, step = (decision.incident, decision.step) if decision is not None else (0, None)
-        self._alert(action.kind, incident, action.attempt, step, action.text, subject=action.subject)
+        self._alert(action.kind, incident, action.attempt, step, about=action.text, subject=action.subject)
 
     def quarantined(self, action: act.Quarantine) -> None:
         """Report how a GPU that is put out of use comes back into use."""
@@ -375,7 +339,7 @@ class Reporter:
     def released(self, entry: QuarantinedGpu) -> None:
         """Report that a GPU is back in use, because it was reset and is well."""
         self._log.write(LogEvent.GPU_RELEASED, uuid=entry.uuid, pci=entry.pci, reason=clean(entry.reason))
-        self.clear_alert("gpu", self._clock.now(), entry.uuid)
+        self.alerts.clear("gpu", self._clock.now(), entry.uuid)
         self._terminal.message(f"GPU {entry.name} is back in use: it was reset since ({clean(entry.reason)}), and NVML finds it well")
 
     def saving(self, action: act.RequestSave) -> None:
@@ -436,26 +400,14 @@ class Reporter:
 
     def close_alerts(self, deadline_s: float) -> None:
         """Try once more what waits to be sent, and print what was not delivered."""
-        if self.alerts is None:
-            return
-        self.alerts.close(self._clock.now(), deadline_s)
-        for left in self.alerts.undelivered():
-            number = "1 alert was" if left.count == 1 else f"{left.count} alerts were"
-            place = self._job.state / ("outbox" if left.name == "webhook" else f"alerts/{left.name}")
-            kept = f"kept in {place}" if left.saved else "and could not be kept"
-            dropped = f"; {left.dropped} older ones were dropped, because too many waited" if left.dropped else ""
-            self._terminal.message(f"{number} not delivered to {left.host}: {left.reason}; {kept}{dropped}", "warning")
+        for line in self.alerts.close(deadline_s):
+            self._terminal.message(line, "warning")
 
     # how
 
     def end_status(self, exit_code: int) -> str:
-        """Return the unit's last status line: the exit code, and the cause if the run was given up."""
-        decision = self._decision
-        if exit_code == 0 or decision is None or decision.plan.kind is not PlanKind.STOP:
-            return f"{'done' if exit_code == 0 else 'stopped'}, exit code {exit_code}"
-        verdict = decision.verdict
-        look = f"supervise why {decision.incident} --job {self._job.name}"
-        return f"exit code {exit_code}: {verdict.cause.value}: {clean(verdict.summary)[:MOST_STATUS_SUMMARY]}; {look}"
+        """Return the unit's last status line."""
+        return unit_status.end_line(self._job.name, exit_code, self._decision)
 
     def run_started(self, *, continues: bool) -> None:
         """Alert that the run began, where a sink asks for that."""
@@ -469,66 +421,10 @@ class Reporter:
     def alert_over(self, kind: str, text: str) -> None:
         """Report that what an alert of this kind was raised for is over."""
         self._terminal.message(clean(text))
-        if self.alerts is not None:
-            from supervisor.alerts.model import EVENTS, AlertEvent  # noqa: PLC0415 (only where a sink is configured)
+        self.alerts.clear_thread_of(kind)
 
-            self.clear_alert(EVENTS[AlertEvent(kind)].thread, self._clock.now())
-
-    def clear_alert(self, thread: str, now: float, subject: str = "") -> None:
-        """Note that a thread of alerts is calm (alerts/threads.py)."""
-        if self.alerts is not None:
-            self.alerts.clear(thread, now, subject)
-
-    def _alert(  # noqa: PLR0913 (what an event is made of)
-        self,
-        outcome: str,
-        incident: int,
-        attempt: int,
-        step: int | None,
-        about: str = "",
-        *,
-        subject: str = "",
-        exit_code: int | None = None,
-    ) -> None:
-        if self.alerts is None:
-            return
-        from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, OutgoingAlert  # noqa: PLC0415 (only where a sink is configured)
-
-        event = AlertEvent(outcome)
-        decision = self._last
-        stop = decision is not None and decision.plan.kind is PlanKind.STOP
-        began = event in {AlertEvent.RESOLVED, AlertEvent.STARTED_FROM_SCRATCH}
-        action = AlertAction(self._began) if began else AlertAction.STOP if stop else AlertAction.RESTART
-        self.alerts.enqueue(
-            OutgoingAlert(
-                run_id=self._job.run_id,
-                job=self._job.name,
-                event=event,
-                severity=SEVERITIES[event],
-                incident=incident,
-                attempt=attempt,
-                ts=self._clock.now(),
-                cause=Cause.NONE if decision is None else decision.verdict.cause,
-                action=action,
-                rank=None if decision is None else decision.verdict.rank,
-                step=step,
-                about=about,
-                node=self._job.settings.alerts.node or self._job.node.split(".", 1)[0],
-                confidence=None if decision is None or not decision.verdict.confidence else decision.verdict.confidence,
-                subject=subject,
-                exit_code=exit_code,
-                lines=self._alert_lines(decision if incident else None, about),
-                state_dir=str(self._job.state.parents[2]),
-            )
-        )
-
-    @staticmethod
-    def _alert_lines(decision: act.ReportDecision | None, about: str) -> tuple[str, ...]:
-        """Return what an alert's receiver may read if its sink asks for lines: the text of the event, and the evidence."""
-        found = [about]
-        if decision is not None:
-            found += [decision.verdict.summary, decision.plan.reason, *wording.evidence_lines(decision.verdict.because, ALERT_LINES)]
-        return tuple(dict.fromkeys(clean(line) for line in found if line))
+    def _alert(self, event: str, incident: int, attempt: int, step: int | None, **more: Any) -> None:  # noqa: ANN401 (as OutgoingAlerts.send has them)
+        self.alerts.send(event, incident=incident, attempt=attempt, step=step, decision=self._last, began=self._began, **more)
 
     def _card(self, decision: act.ReportDecision, resumed: act.ReportResume | None) -> FactPage:
         job = self._job
@@ -571,35 +467,6 @@ def _gpu(action: act.Quarantine) -> dict[str, object]:
     gpu = action.gpu
     texts = {"reason": clean(action.reason), "evidence": clean(action.evidence)}
     return {"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci, **texts}
-
-
-def _systemd_status(event: Event) -> str:
-    """Return the unit's status line after an event, "" where it stays as it is."""
-    match event:
-        case events.AttemptStarted():
-            return f"attempt {event.attempt} runs on {len(event.ranks)} rank(s) here"
-        case events.ProgressObserved():
-            steps = f"step {event.step}" if event.step is not None else f"{event.steps_seen} steps" if event.steps_seen > 0 else ""
-            return f"attempt {event.attempt}: {event.phase}, {steps}" if steps else ""
-        case events.StartCeilingPassed():
-            return f"attempt {event.attempt} runs; its steps cannot be seen"
-        case events.AttemptEnded():
-            return f"attempt {event.attempt} {event.outcome}"
-        case _:
-            return ""
-
-
-def _has_started(event: Event, settings: Settings) -> bool:
-    """Whether the event ends the start of a systemd unit. Ranks whose steps cannot be seen end it once that is known."""
-    match event:
-        case events.AttemptStarted():
-            return settings.systemd.ready == "ranks" or not settings.instrument.enabled
-        case events.ProgressObserved():
-            return event.steps_seen > 0
-        case events.AttemptEnded():
-            return event.outcome == "succeeded"
-        case _:
-            return isinstance(event, events.StartCeilingPassed)
 
 
 def _level(level: str) -> Any:  # noqa: ANN401 (voice.Level, a Literal)

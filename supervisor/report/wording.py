@@ -49,8 +49,13 @@ def cause_text(verdict: Verdict) -> str:
     """Return the cause in words, with its name in docs/causes.md and how sure it is; for what is no failure, what it is."""
     if verdict.cause is Cause.NONE:
         return verdict.summary
-    transient = ", transient" if verdict.transient else ""
-    return f"{EXPLANATIONS[verdict.cause].meaning} ({verdict.cause.value}, {100 * verdict.confidence:.0f} % sure{transient})"
+    return cause_text_of(verdict.cause, verdict.confidence, is_transient=verdict.transient)
+
+
+def cause_text_of(cause: Cause, confidence: float, *, is_transient: bool = False) -> str:
+    """Return a cause in words, with its name in docs/causes.md and how sure it is."""
+    transient = ", transient" if is_transient else ""
+    return f"{EXPLANATIONS[cause].meaning} ({cause.value}, {100 * confidence:.0f} % sure{transient})"
 
 
 def code_text(verdict: Verdict) -> str:

@@ -10,37 +10,25 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
 import threading
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror import session as mirror_session
 from supervisor.checkpoints.mirror.process import MirrorLink
-from supervisor.checkpoints.recording.reports import (
-    CheckpointAlert,
-    CheckpointCopied,
-    CheckpointFound,
-    CheckpointPruned,
-    CheckpointTrouble,
-    WatcherFailed,
-)
 from supervisor.config import plugins, signatures
 from supervisor.config.policy import evict_on, to_policy
 from supervisor.core import losses
-from supervisor.core.actions import Alert
 from supervisor.core.decide import initial
 from supervisor.core.events import (
-    CheckpointVerified,
     JournalDegraded,
     JournalRecovered,
     SupervisorStarted,
 )
 from supervisor.core.model import Cause, Launcher
 from supervisor.core.planning import DECLARED
-from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity, known_jobs, resume_proof
 from supervisor.job.clock import Clock
@@ -59,25 +47,24 @@ from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
 from supervisor.report.start_plan import handover_warning, opening_lines, resume_line
 from supervisor.report.terminal import TerminalWriter
-from supervisor.report.wording import position_text
 from supervisor.run import lock, previous_runs
+from supervisor.run.checkpoint_news import CheckpointNews
 from supervisor.run.executor import Executor
 from supervisor.run.factory import JobFactory
 from supervisor.run.loop import Loop
 from supervisor.run.stop_signals import StopSignals
 from supervisor.run.threads import attempted, reported_wait
+from supervisor.run.upkeep import Upkeep
 from supervisor.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
     from supervisor.classify.logs.rows import Problem
     from supervisor.config.settings import Settings
     from supervisor.core.actions import Action, Finish
     from supervisor.core.events import Event
-    from supervisor.core.model import UnusedCheckpoints
     from supervisor.core.state import JobState
     from supervisor.journal.past import Past
     from supervisor.run.lock import Lock
@@ -87,11 +74,6 @@ _UNDECLARED = (
     "without --checkpoints, {} is used only after a checkpoint that the script saved was found and verified:"
     " declare the location with --checkpoints 'DIR/*.pt'"
 )
-LEASE_REFRESH_S = 10.0
-#: How often the job's processes are recorded, in case supervisor and guardian are killed at the same instant.
-RECORD_S = 5.0
-#: And at least so long apart. A command may start its ranks itself: they are found soon while the attempt is young.
-RECORD_SOON_S = 1.0
 CLOSE_DEADLINE_S = 2.0
 #: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal, lock.
 END_DEADLINE_S = 7 * CLOSE_DEADLINE_S
@@ -154,11 +136,6 @@ def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Pro
     return signatures.configured(settings, warn)[1] if settings.classify.signatures else ()
 
 
-def record_pause_s(age_s: float) -> float:
-    """Return how long to wait until the processes of an attempt of this age are recorded again."""
-    return min(RECORD_S, max(RECORD_SOON_S, age_s / 4))
-
-
 class _Run:
     """The parts of one run, wired. Listens to the journal."""
 
@@ -188,7 +165,8 @@ class _Run:
         self.reporter = Reporter(job, self.clock, terminal, self.log, self.notifier)
         if self.continues:
             self.reporter.goes_on(self.past.state.run.incident)
-        self.factory = JobFactory(job, ignored, lambda text: terminal.message(text, "warning"), self._checkpoint_report)
+        news = CheckpointNews(self.loop, self.reporter, terminal, self.log, keep=settings.checkpoints.keep)
+        self.factory = JobFactory(job, ignored, lambda text: terminal.message(text, "warning"), news.took)
         self.sampler = ProgressSampler(self.loop.post, settings.instrument.start_ceiling_s, self.factory.checkpoints.belongs_to_job)
         self.executor = Executor(job, self.loop, self.reporter, self.sampler, self.factory)
         self.loop.perform = self.executor.perform
@@ -196,12 +174,21 @@ class _Run:
         self.mirror: MirrorLink | None = None
         self.mirror_news: MirrorReport | None = None
         if settings.checkpoints.mirror:
-            news = self.mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt.number, self._note)
-            self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
-        self.next_refresh = self.next_ping = self.next_record = 0.0
-        self.recorded_attempt, self.recorded_from = 0, 0.0
+            mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt.number, self._note)
+            self.mirror_news = mirror_news
+            self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: mirror_news.took(row)))
         self.alert_watch = AlertWatch(job, self.reporter, lambda: 0.0 if self.mirror is None else self.mirror.behind_s())
         self.signals = StopSignals(job, self.loop, self.executor.threads, ignored)
+        self.upkeep = Upkeep(
+            self.loop,
+            self.executor,
+            self.factory,
+            held=held,
+            signals=self.signals,
+            notifier=self.notifier,
+            alert_watch=self.alert_watch,
+            log=self.log,
+        )
 
     def go(self) -> int:
         """Run the loop between a tidy beginning and a tidy end."""
@@ -277,40 +264,8 @@ class _Run:
     def _has_rank_0(self) -> bool | None:
         return mirror_session.has_rank_0(self.loop.state.attempt.ranks, self.job.environ, is_torchrun=self.factory.torchrun is not None)
 
-    def _checkpoint_report(self, report: CheckpointReport) -> None:
-        """Pass on what is found of the checkpoints, from a worker thread to the loop's."""
-        match report:
-            case CheckpointFound(ref, attempt):
-                self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt.number, ref, attempt))
-            case CheckpointAlert(trouble, text, True):
-                self.loop.call_soon(lambda: self.reporter.alert_over(trouble.value, text))
-            case CheckpointAlert(trouble, text):
-                goes_on = "; the training goes on" if trouble is CheckpointTrouble.NOT_FINITE else ""
-                self.loop.call_soon(lambda: self.reporter.alerted(Alert(trouble.value, self.loop.state.attempt.number, f"{text}{goes_on}")))
-            case CheckpointCopied(unused, place):
-                self.loop.call_soon(lambda: self._checkpoint_copied(unused, place))
-            case CheckpointPruned(path, step, reason):
-                self.loop.call_soon(lambda: self._checkpoint_pruned(path, step, reason))
-            case WatcherFailed(text):
-                message = f"the checkpoint watcher failed and goes on: {text}"
-                self.loop.call_soon(lambda: self.terminal.message(message, "warning"))
-            case _:
-                assert_never(report)
-
     def _note(self, note: Note) -> None:
         self.journal.append(note, t=self.clock.now())
-
-    def _checkpoint_copied(self, unused: UnusedCheckpoints, place: str) -> None:
-        self.log.write(LogEvent.CHECKPOINT_COPIED, path=unused.newest, step=unused.step, copy=place)
-        position = position_text(unused.step, unused.epoch)
-        named = f"{unused.newest} of {position}" if position else unused.newest
-        text = f"the attempt was not seen to load {named}, and may overwrite it: a copy is kept at {place}; {unused.remedy}"
-        self.terminal.message(text, "warning")
-
-    def _checkpoint_pruned(self, path: str, step: int | None, reason: str) -> None:
-        self.log.write(LogEvent.CHECKPOINT_PRUNED, path=path, step=step, outcome=reason or "removed")
-        if not reason:
-            self.terminal.message(f"removed {path}: checkpoints.keep = {self.job.settings.checkpoints.keep}")
 
     # the journal's listener: from its thread
 
@@ -332,46 +287,11 @@ class _Run:
         return self.journal.record(event, actions, state, durable=durable)
 
     def tick(self) -> None:
-        """Do what recurs: heartbeats, the watchdog, the lease of the lock."""
+        """Do what recurs."""
         self.executor.tick()
-        now = self.clock.now()
         if self.mirror is not None and self.mirror_news is not None:
             self.mirror_news.waited(self.mirror.waits_s())
-        if ping := self.alert_watch.tick(self.loop.state, now):
-            self.executor.threads.recur("heartbeat", ping)
-        self._ping_systemd(now)
-        if now >= self.next_refresh:
-            self.next_refresh = now + LEASE_REFRESH_S
-            self.executor.threads.recur("lease", self._refresh_lock)
-        attempt = self.loop.state.attempt.number
-        is_new = self.loop.state.stage is Stage.RUNNING and self.recorded_attempt != attempt
-        if is_new:
-            self.recorded_attempt, self.recorded_from = attempt, now
-        if is_new or now >= self.next_record:
-            self.next_record = now + record_pause_s(now - self.recorded_from)
-            self.executor.threads.recur("processes", self._record_processes)
-
-    def _ping_systemd(self, now: float) -> None:
-        """Ping the watchdog; ask for more time while the ranks are waited for: what a start may take is for our own settings to limit."""
-        if now < self.next_ping:
-            return
-        interval_s = self.notifier.watchdog_interval_s() or LEASE_REFRESH_S
-        self.next_ping = now + interval_s
-        self.notifier.ping()
-        if not self.notifier.is_ready and self.loop.state.run.stop is None:
-            self.notifier.extend_timeout(3 * interval_s)
-
-    def _record_processes(self) -> None:
-        guardian = self.executor.guardian_pid
-        with contextlib.suppress(OSError):
-            if guardian is not None:
-                self.executor.watch.add_descendants(self.factory.record_descendants(guardian))
-
-    def _refresh_lock(self) -> None:
-        with contextlib.suppress(OSError):
-            if not self.lock.refresh():
-                self.log.write(LogEvent.LOCK_LOST, "error")
-                self.signals.request_stop(signal.SIGTERM)
+        self.upkeep.tick()
 
     # the beginning
 
@@ -419,7 +339,7 @@ class _Run:
         def ask() -> mirror_session.MirrorAnswer | None:
             return mirror_session.ask(checkpoints, lambda: restore_process.restore(self.job, self.terminal.message))
 
-        asked = mirror_session.run_beside(ask, self._stay_alive, self.signals.requested)
+        asked = mirror_session.run_beside(ask, self.upkeep.before_the_loop, self.signals.requested)
         if asked is None:
             return
         answer = asked.answer
@@ -429,14 +349,6 @@ class _Run:
         mirror_session.report(asked, self.terminal.message)
         if answer.kind == "restored":
             checkpoints.restored(answer.path, answer.began, answer.manifest)
-
-    def _stay_alive(self) -> None:
-        """Renew the lock's lease and ping systemd, before the loop runs and does it."""
-        now = self.clock.now()
-        self._ping_systemd(now)
-        if now >= self.next_refresh:
-            self.next_refresh = now + LEASE_REFRESH_S
-            self._refresh_lock()
 
     def _start_alerts(self) -> None:
         settings = self.job.settings
@@ -456,7 +368,7 @@ class _Run:
                 self.loop.call_soon(lambda: self.terminal.message(text, "warning"))
 
         if alerting.is_configured(settings):
-            self.reporter.alerts = alerting.start(settings, self.job.environ, self.job.state, log)
+            self.reporter.alerts.router = alerting.start(settings, self.job.environ, self.job.state, log)
         if settings.alerts.sinks:  # their messages name a command
             self.executor.threads.start("remember", self._remember_place, awaited=False)
         self.alert_watch.heartbeat = alerting.heartbeat(settings)

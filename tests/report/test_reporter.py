@@ -39,12 +39,12 @@ def reporter(tmp_path: Path) -> Reporter:
         incident_dir=lambda _number: tmp_path,
     )
     made = Reporter(job, Clock.start(), MagicMock(), MagicMock(), MagicMock())  # type: ignore[arg-type]  # no terminal
-    made.alerts = MagicMock()
+    made.alerts.router = MagicMock()
     return made
 
 
 def sent(reporter: Reporter) -> list[OutgoingAlert]:
-    alerts: Any = reporter.alerts
+    alerts: Any = reporter.alerts.router
     return [call.args[0] for call in alerts.enqueue.call_args_list]
 
 
@@ -276,7 +276,7 @@ def test_the_step_stands_once_in_the_line_of_a_restart(reporter: Reporter) -> No
 
 
 def cleared(reporter: Reporter) -> list[str]:
-    alerts: Any = reporter.alerts
+    alerts: Any = reporter.alerts.router
     return [call.args[0] for call in alerts.clear.call_args_list]
 
 

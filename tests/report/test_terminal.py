@@ -66,10 +66,11 @@ def test_an_unfinished_line_of_a_rank_is_ended_once_and_only_before_a_line_of_ou
     terminal.begin_line()
     terminal.message("dropped: nothing is shown, so nothing is ended")
     terminal.begin_line()
-    terminal.card("card")
+    page = FactPage("card", ())
+    terminal.card(page)
     terminal.message("careful", "warning")
     terminal.close()
-    assert os.read(pipe[0], 4096) == b"\ncard\nsupervise: warning: careful\n"
+    assert os.read(pipe[0], 4096).decode() == f"\n{render(page)}\nsupervise: warning: careful\n"
 
 
 def test_quiet_keeps_what_is_only_informative_to_itself(pipe: tuple[int, int]) -> None:

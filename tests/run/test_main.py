@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.journal.records import Ended, Record, RunBegan, scan
-from supervisor.run.main import record_pause_s
+from supervisor.run.upkeep import record_pause_s
 from tests.e2e.conftest import clean_environment
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, Verdict
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.observe.anchor_scanner import scanner
+from supervisor.report.layout import render, surface_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +109,7 @@ def classify_logs(settings: Settings, places: Sequence[str], *, as_json: bool) -
         if as_json:
             text = json.dumps(rendering.as_dict(answer))
         else:
-            text = rendering.page(answer) if len(logs) == 1 else rendering.row(answer, width)
+            text = render(rendering.page(answer), surface_of(sys.stdout)) if len(logs) == 1 else rendering.row(answer, width)
         try:
             stdio.write(sys.stdout, text)
         except BrokenPipeError:  # `| head` has read enough

@@ -1,6 +1,7 @@
-"""Renders the answer of `supervise classify`: a JSON object, a page of at most 15 lines, or a line of a table.
+"""Renders the answer of `supervise classify`: a JSON object, a page of labelled facts, or a line of a table.
 
-Pure. The text has no control characters, no escapes, and no values that look secret.
+Pure. The text has no control characters, no escapes, and no values that look secret. The page has the words of the card
+(report/wording.py): cause, where, code, evidence, next. A log says nothing of a decision.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ from typing import TYPE_CHECKING, Any
 from supervisor.classify import redact
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.core.model import Cause, Verdict
-from supervisor.report.text import WIDTH, clean, laid_out
+from supervisor.report import wording
+from supervisor.report.layout import Fact, FactPage, Tone
+from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from supervisor.core.model import Evidence
 
-MOST_LINES = 15
 MOST_EVIDENCE = 5
-_LABEL = 13
-#: More lines that a row may fold into while there is room.
-_FOLDED = {"cause": 1, "evidence": 1, "facts": 1, "to do": 2}
+#: Facts that the page shows under labels of their own.
+_SHOWN = frozenset({"file", "line", "function"})
 _KIB = 1024
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-_LONGEST_PATH = 48
+#: The table's column of paths is at most so wide; a longer path moves its own row.
+_WIDEST_PATH = 48
 _LONGEST_CAUSE = max(len(cause) for cause in Cause)
 
 
@@ -74,32 +76,50 @@ def as_dict(answer: Answer) -> dict[str, Any]:
     }
 
 
-def page(answer: Answer) -> str:
+def page(answer: Answer) -> FactPage:
     """Return what a person reads about one log."""
     verdict = answer.verdict
-    rows = [("cause", f"{verdict.cause.value}: {EXPLANATIONS[verdict.cause].meaning}"), ("sure", _sure(verdict))]
-    if culprit := _culprit(verdict):
-        rows.append(("culprit", culprit))
-    lines = [f"{_where(answer, fact)}{clean(text_of(fact))}" for fact in verdict.because[:MOST_EVIDENCE]]
+    failed = verdict.cause is not Cause.NONE
+    code, culprit = wording.code_text(verdict), _culprit(verdict)
+    values = ", ".join(f"{name} {_amount(clean(value), answer.kinds.get(name, ''))}" for name, value in verdict.facts if name not in _SHOWN)
+    facts = [
+        Fact(wording.CAUSE, wording.cause_text(verdict), Tone.BAD if failed else Tone.GOOD),
+        *([Fact("or", wording.cause_text_of(verdict.runner_up, verdict.runner_up_confidence))] if verdict.runner_up else []),
+        *([Fact("where", culprit)] if culprit else []),
+        *([Fact("code", code, Tone.STRONG)] if code else []),
+        *_evidence_facts(answer),
+        *([Fact("facts", values)] if values else []),
+        Fact(wording.NEXT, EXPLANATIONS[verdict.cause].remedy),
+        *([Fact("fingerprint", verdict.fingerprint, Tone.FAINT)] if failed else []),
+    ]
+    return FactPage(answer.path, tuple(facts), Tone.BAD if failed else Tone.GOOD)
+
+
+def _evidence_facts(answer: Answer) -> list[Fact]:
+    """Return the evidence with its places: first what the verdict stands on, then what merely follows from it."""
+    verdict = answer.verdict
+    own = [fact for fact in verdict.because if not wording.is_consequence(fact, verdict)]
+    follows = [fact for fact in verdict.because if fact not in own]
+    shown = (own[: MOST_EVIDENCE - bool(follows)] + follows)[:MOST_EVIDENCE]
+    lines = [
+        (f"{'a consequence: ' if fact in follows else ''}{_where(answer, fact)}{clean(text_of(fact))}", fact in follows) for fact in shown
+    ]
     if not lines and verdict.cause is not Cause.NONE:
-        lines = [clean(verdict.summary)]
-    rows += [("evidence" if i == 0 else "", line) for i, line in enumerate(lines)]
-    if verdict.facts:
-        rows.append(("facts", ", ".join(f"{name} {_amount(clean(value), answer.kinds.get(name, ''))}" for name, value in verdict.facts)))
-    rows.append(("to do", EXPLANATIONS[verdict.cause].remedy))
-    unmarked = [(label, "", text) for label, text in rows]
-    return laid_out(answer.path, unmarked, WIDTH, MOST_LINES, label_width=_LABEL, folds=lambda label: _FOLDED.get(label, 0))
+        lines = [(clean(verdict.summary), False)]
+    return [
+        Fact(wording.EVIDENCE if number == 0 else "", line, Tone.FAINT if is_faint else Tone.PLAIN)
+        for number, (line, is_faint) in enumerate(lines)
+    ]
 
 
 def row(answer: Answer, width: int) -> str:
     """Return the line of a table; `width` is that of the column of paths."""
     verdict = answer.verdict
     path = clean(answer.path)
-    path = path if len(path) <= _LONGEST_PATH else f"...{path[3 - _LONGEST_PATH :]}"
     rank = "" if verdict.rank is None else f"rank {verdict.rank}"
     summary = clean(verdict.summary).removeprefix(rank).lstrip(": ") if rank else clean(verdict.summary)
-    cause = f"{verdict.cause.value:<{_LONGEST_CAUSE}} {verdict.confidence:4.2f}"
-    return f"{path:<{min(width, _LONGEST_PATH)}}  {cause}  {rank:<9} {summary}".rstrip()
+    cause = f"{verdict.cause.value:<{_LONGEST_CAUSE}} {100 * verdict.confidence:3.0f} %"
+    return f"{path:<{min(width, _WIDEST_PATH)}}  {cause}  {rank:<9} {summary}".rstrip()
 
 
 def text_of(fact: Evidence) -> str:
@@ -129,12 +149,6 @@ def _where(answer: Answer, fact: Evidence) -> str:
     file = f"{name} " if name and len(answer.parts) > 1 else ""
     rank = "" if fact.rank is None or file else f"rank {fact.rank}: "
     return f"{file}line {line}: {rank}" if line else f"{fact.source}: {rank}"
-
-
-def _sure(verdict: Verdict) -> str:
-    kind = ", transient" if verdict.transient else ""
-    other = f"; else {verdict.runner_up.value}, {100 * verdict.runner_up_confidence:.0f} %" if verdict.runner_up else ""
-    return f"{100 * verdict.confidence:.0f} %{kind}{other}; fingerprint {clean(verdict.fingerprint)}"
 
 
 def _culprit(verdict: Verdict) -> str:

@@ -20,7 +20,7 @@ from supervisor.journal.file import earlier
 from supervisor.run import lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from supervisor.config.settings import Settings
     from supervisor.journal.reader import History
@@ -108,8 +108,19 @@ def history_of(place: JobFiles) -> tuple[History, bool | None]:
     """Return what the journal tells, and its supervisor's death, which nobody could record."""
     from supervisor.journal.reader import read_history  # noqa: PLC0415  loads msgspec: not for --help
 
+    return _read(place, read_history)
+
+
+def standing_of(place: JobFiles) -> tuple[History, bool | None]:
+    """Return the same for where the job stands: without the earlier incidents, for which a long journal must be read whole."""
+    from supervisor.journal.reader import read_standing  # noqa: PLC0415  loads msgspec: not for --help
+
+    return _read(place, read_standing)
+
+
+def _read(place: JobFiles, read: Callable[[Path], History]) -> tuple[History, bool | None]:
     try:
-        history = read_history(place.journal)
+        history = read(place.journal)
     except OSError as error:
         hint = "Read it as the user that runs the job, or name another place with --state-dir."
         raise SuperviseError(f"reading the journal: {place.journal}: {error.strerror}", hint=hint) from error
@@ -139,7 +150,7 @@ def _alive(place: JobFiles, history: History) -> bool | None:
 
 def goes_on(place: JobFiles) -> bool:
     """Whether the job may still write."""
-    history, alive = history_of(place)
+    history, alive = standing_of(place)
     return alive is not False and history.end is None
 
 

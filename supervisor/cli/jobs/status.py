@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
+import shutil
 import sys
 import time
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,11 +21,11 @@ from supervisor.cli.invocation import JOB, Invocation, json_option, setting_opti
 from supervisor.cli.jobs.job_files import (
     JobFiles,
     find_job,
-    history_of,
     live_beats,
     print_text,
     progress_of,
     show_problems,
+    standing_of,
     state_root,
 )
 from supervisor.core import budget
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
 #: A page is made this often by --watch, or in a tenth of the time where that takes long.
 WATCH_S = 2.0
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @click.command()
@@ -58,13 +63,28 @@ def status(settings: Settings, job: str | None, as_json: bool, *, watch: bool = 
             began = time.monotonic()
             seen = status_of(place)
             text = json.dumps(as_dict(seen), indent=None if watch else 1) if as_json else _page(seen, settings.address(place.job))
-            redraws = watch and not as_json and sys.stdout.isatty()
-            print_text(f"\x1b[H\x1b[2J{text}" if redraws else text)
+            if watch and not as_json and sys.stdout.isatty():
+                text = _screenful(text, whole=not seen.runs)
+            print_text(text)
             if not (watch and seen.runs):
                 return 0
             time.sleep(max(WATCH_S, 10 * (time.monotonic() - began)))
     except KeyboardInterrupt:  # how a watch ends
         return 0
+
+
+def _screenful(text: str, *, whole: bool) -> str:
+    """Return the text in the place of what the terminal shows, with as many of its lines as fit unless `whole`.
+
+    Each line is overwritten and the rest of the screen erased, so that nothing flickers, and the terminal's modes stay as they are.
+    """
+    size = shutil.get_terminal_size()
+    lines, rows = text.split("\n"), size.lines - 1  # the cursor's line stays free
+    ends = list(itertools.accumulate(max(1, -(-len(_COLOUR.sub("", line)) // size.columns)) for line in lines))
+    if not whole and ends[-1] > rows:
+        shown = max(1, bisect_right(ends, rows - 1))
+        lines = [*lines[:shown], f"({len(lines) - shown} more lines: `supervise status` shows all)"]
+    return "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines[:-1]) + f"{lines[-1]}\x1b[K\x1b[J"
 
 
 def _page(seen: Status, address: str) -> str:
@@ -73,13 +93,12 @@ def _page(seen: Status, address: str) -> str:
 
 def status_of(place: JobFiles) -> Status:
     """Return where the job stands: from its journal, its lock, and while it runs from its heartbeats."""
-    history, alive = history_of(place)
+    history, alive = standing_of(place)
     show_problems(history)
     run, end, now = history.run, history.end, time.time()
     beats = live_beats(history) if end is None else ()
     progress = progress_of(history, beats) if end is None else history.progress
-    decision = next((r.decision for i in reversed(history.incidents) for r in reversed(i.rounds) if r.decision is not None), None)
-    incident, runs = history.open_incident, alive is not False and end is None
+    incident, decision, runs = history.open_incident, history.last_decision, alive is not False and end is None
     step_t = _step_t(beats, now)
     return Status(
         job=place.job,

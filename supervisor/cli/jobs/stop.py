@@ -17,7 +17,7 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, setting_options
-from supervisor.cli.jobs.job_files import JobFiles, find_job, history_of, live_beats, places_in, print_text, progress_of, state_root
+from supervisor.cli.jobs.job_files import JobFiles, find_job, live_beats, places_in, print_text, progress_of, standing_of, state_root
 from supervisor.core.model import Phase
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
@@ -67,7 +67,7 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
         print_text(f"job {place.job} does not run: {_end(place)}")
         return 0
     pid = holder.process.pid
-    history, _ = history_of(place)
+    history, _ = standing_of(place)
     under_way = history.stage == Stage.STOPPING
     if not under_way:
         _refuse_service(place.job, pid)
@@ -77,10 +77,10 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
     stdio.say(f"job {place.job}: {'its stop is under way' if under_way else 'asked to stop'} (pid {pid}); waiting up to {wait_s:g} s")
     if not _wait_ended(place, holder, wait_s):
         hint = "The stop goes on: `supervise stop` waits again, `supervise stop --hurry` shortens it"
-        stdio.say(f"job {place.job}: not ended after {wait_s:g} s: {_position(history_of(place)[0])}. {hint}.")
+        stdio.say(f"job {place.job}: not ended after {wait_s:g} s: {_position(standing_of(place)[0])}. {hint}.")
         return _NOT_ENDED
     print_text(f"job {place.job}: {_end(place)}")
-    history, _ = history_of(place)
+    history, _ = standing_of(place)
     if history.end is not None and history.end.exit_code and command_line:
         print_text(f"start it again: {command_line}")
     for node in _other_nodes(root, place):
@@ -188,7 +188,7 @@ def _wait_ended(place: JobFiles, holder: LockRecord, wait_s: float) -> bool:
         while lock.is_alive(holder):
             if time.monotonic() >= until:
                 return False
-            line.show(f"{place.job}: {_position(history_of(place)[0])}")
+            line.show(f"{place.job}: {_position(standing_of(place)[0])}")
             never.wait(_POLL_S)
     return True
 
@@ -202,7 +202,7 @@ def _position(history: History) -> str:
 
 def _end(place: JobFiles) -> str:
     """Return what became of the job's last run: its own last line, and its exit code."""
-    history, _ = history_of(place)
+    history, _ = standing_of(place)
     end = history.end
     if history.run is None:
         return "it never began"
@@ -215,4 +215,4 @@ def _end(place: JobFiles) -> str:
 
 def _other_nodes(root: Path, place: JobFiles) -> Sequence[str]:
     others = (other for other in places_in(root) if other.job == place.job and other.node != place.node)
-    return [other.node for other in others if history_of(other)[0].end is None]
+    return [other.node for other in others if standing_of(other)[0].end is None]

@@ -1,0 +1,95 @@
+"""What `supervise status` takes on a journal of 100 MB: the whole command, with the start of Python.
+
+The journal is what the supervisor's own writer makes of a job that trains for weeks: a report of progress every ten seconds, a verified
+checkpoint every quarter of an hour, two failures. `python bench/bench.py --only status` measures it.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from classify import cpu_seconds
+from figures import at_most
+from runs import BenchError
+
+from supervisor.core.decide import decide
+from supervisor.core.events import AttemptEnded, AttemptStarted, CheckpointSelected, CheckpointVerified, ProgressObserved, SupervisorStarted
+from supervisor.core.model import CheckpointRef, Phase, Policy, RankInfo
+from supervisor.job import identity
+from supervisor.journal.records import RunBegan
+from supervisor.journal.writer import open_journal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from figures import Figure
+
+    from supervisor.core.events import Event
+
+JOURNAL_BYTES = 100_000_000
+LEAST_RUNS = 11
+_PENDING_BYTES = 4 << 20
+
+
+class _Listener:
+    """Who is notified of the journal's condition: nobody."""
+
+    def journal_synced(self, seq: int) -> None:
+        """Do nothing."""
+
+    def journal_degraded(self, text: str) -> None:
+        """Stop: a bench's disk has to work."""
+        raise BenchError(text)
+
+    def journal_recovered(self) -> None:
+        """Do nothing."""
+
+
+def write_journal(state_root: Path) -> int:
+    """Write the journal; return its bytes."""
+    path = state_root / "weeks" / "nodes" / identity.node_name() / "journal.jsonl"
+    journal, past = open_journal(path, job="weeks", node=identity.node_name(), listener=_Listener())
+    state, t, step = past.state, 1_790_000_000.0, 0
+    journal.append(RunBegan("run-1", ("train.py",), pid=1, start_ticks=1), t=t, durable=True)
+
+    def feed(event: Event) -> None:
+        nonlocal state
+        state, actions = decide(state, event)
+        journal.record(event, actions, state, durable=bool(actions))
+
+    feed(SupervisorStarted(t, "run-1", Policy(checkpoints_declared=True), False))  # noqa: FBT003  does not continue
+    feed(CheckpointSelected(t, state.attempt.number, None, 0))
+    feed(AttemptStarted(t, state.attempt.number, tuple(RankInfo(rank, rank, 100 + rank, 7) for rank in range(8)), 8))
+    while path.stat().st_size < JOURNAL_BYTES:
+        for _ in range(90):
+            t, step = t + 10, step + 23
+            feed(ProgressObserved(t, state.attempt.number, step, step, Phase.TRAIN))
+        reference = CheckpointRef(f"/data/checkpoints/step_{step:08d}.pt", step, "full")
+        feed(CheckpointVerified(t, state.attempt.number, reference, state.attempt.number))
+        while journal.health().pending_bytes > _PENDING_BYTES:
+            time.sleep(0.001)
+    feed(AttemptEnded(t, state.attempt.number, "succeeded"))
+    if not journal.close(60):
+        raise BenchError(f"{path} could not be written")
+    return path.stat().st_size
+
+
+def measure(place: Path, runs: int) -> list[Figure]:
+    """Run the command again and again."""
+    place.mkdir(parents=True)
+    size = write_journal(place)
+    command = [sys.executable, "-P", "-m", "supervisor", "status", "--job", "weeks", "--state-dir", str(place)]
+    environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)  # noqa: S603  ours; into the page cache
+    wall, cpu = [], []
+    for _ in range(max(runs, LEAST_RUNS)):
+        began = time.monotonic()
+        cpu.append(cpu_seconds(command, environment, (0,))[0])
+        wall.append(time.monotonic() - began)
+    detail = {"runs": len(wall), "journal_bytes": size, "cpu_s": round(statistics.median(cpu), 3)}
+    return [at_most("status of a journal of 100 MB", statistics.median(wall), 0.3, "s", **detail)]

@@ -1,0 +1,49 @@
+"""Sums up one attempt for its last line in the log. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from supervisor.core import events
+
+if TYPE_CHECKING:
+    from supervisor.core.events import Event
+
+
+@dataclass(slots=True)
+class AttemptSummary:
+    """The facts for the line that sums up an attempt. `first_dead` is the rank that failed first; None: unknown."""
+
+    attempt: int = 0
+    reason: str = ""
+    resume_from: str | None = None
+    resume_step: int | None = None
+    ranks: int = 0
+    world_size: int = 0
+    began_t: float | None = None
+    step: int | None = None
+    steps_seen: int | None = None
+    phase: str = "unknown"
+    first_dead: int | None = None
+    code: int | None = None
+    signal: int | None = None
+
+    def took(self, event: Event) -> None:
+        """Note what an event adds."""
+        if isinstance(event, events.AttemptStarted):
+            self.attempt, self.ranks, self.world_size, self.began_t = event.attempt, len(event.ranks), event.world_size, event.t
+        elif isinstance(event, events.RanksFound):
+            self.ranks, self.world_size = len(event.ranks), event.world_size
+        elif isinstance(event, events.ProgressObserved):
+            self.step, self.steps_seen, self.phase = event.step, event.steps_seen, event.phase.value
+        elif isinstance(event, events.RankExited):
+            found = event.exit
+            if found.failed and self.first_dead is None:
+                self.first_dead, self.code, self.signal = found.rank, found.code, found.signal
+
+    def fields(self, outcome: str, t: float) -> dict[str, object]:
+        """Return the fields of the line; an attempt whose ranks never were there ran for 0 s."""
+        fields = asdict(self)
+        del fields["began_t"]
+        return fields | {"outcome": outcome, "ran_s": 0.0 if self.began_t is None else round(t - self.began_t, 3)}

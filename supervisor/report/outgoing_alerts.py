@@ -1,0 +1,115 @@
+"""Makes the alert of each thing that the reporter reports, and gives it to the router, where a sink is configured.
+
+Loop's thread only. Nothing here blocks or fails (supervisor/alerts/router.py). The alerts' model is imported with the first alert: it costs
+memory that a job without a sink need not pay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core.model import Cause, PlanKind
+from supervisor.report import wording
+from supervisor.report.text import clean
+
+if TYPE_CHECKING:
+    from supervisor.alerts.router import AlertRouter
+    from supervisor.core.actions import ReportDecision
+    from supervisor.job.clock import Clock
+    from supervisor.job.job import Job
+
+#: Lines of evidence that an alert may carry, if its sink asks for them.
+MOST_LINES = 5
+
+
+class OutgoingAlerts:
+    """The alerts of one run. `router` is None where no sink is configured: then nothing is made."""
+
+    def __init__(self, job: Job, clock: Clock) -> None:
+        self.router: AlertRouter | None = None
+        self._job = job
+        self._clock = clock
+
+    def send(  # noqa: PLR0913 (what an event is made of)
+        self,
+        event_name: str,
+        *,
+        incident: int,
+        attempt: int,
+        step: int | None,
+        decision: ReportDecision | None,
+        began: str,
+        about: str = "",
+        subject: str = "",
+        exit_code: int | None = None,
+    ) -> None:
+        """Send one event. `decision`: the newest of the run. `began`: how its last restart began, in the alerts' words."""
+        if self.router is None:
+            return
+        from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, OutgoingAlert  # noqa: PLC0415 (only where a sink is configured)
+
+        event = AlertEvent(event_name)
+        stop = decision is not None and decision.plan.kind is PlanKind.STOP
+        is_beginning = event in {AlertEvent.RESOLVED, AlertEvent.STARTED_FROM_SCRATCH}
+        action = AlertAction(began) if is_beginning else AlertAction.STOP if stop else AlertAction.RESTART
+        self.router.enqueue(
+            OutgoingAlert(
+                run_id=self._job.run_id,
+                job=self._job.name,
+                event=event,
+                severity=SEVERITIES[event],
+                incident=incident,
+                attempt=attempt,
+                ts=self._clock.now(),
+                cause=Cause.NONE if decision is None else decision.verdict.cause,
+                action=action,
+                rank=None if decision is None else decision.verdict.rank,
+                step=step,
+                about=about,
+                node=self._job.settings.alerts.node or self._job.node.split(".", 1)[0],
+                confidence=None if decision is None or not decision.verdict.confidence else decision.verdict.confidence,
+                subject=subject,
+                exit_code=exit_code,
+                lines=_lines(decision if incident else None, about),
+                state_dir=str(self._job.state.parents[2]),
+            )
+        )
+
+    def clear(self, thread: str, now: float, subject: str = "") -> None:
+        """Note that a thread of alerts is calm (alerts/threads.py)."""
+        if self.router is not None:
+            self.router.clear(thread, now, subject)
+
+    def clear_thread_of(self, event_name: str) -> None:
+        """Note that what alerts of this event were raised for is over."""
+        if self.router is not None:
+            from supervisor.alerts.model import EVENTS, AlertEvent  # noqa: PLC0415 (only where a sink is configured)
+
+            self.clear(EVENTS[AlertEvent(event_name)].thread, self._clock.now())
+
+    def tick(self, now: float) -> None:
+        """Send what is due."""
+        if self.router is not None:
+            self.router.tick(now)
+
+    def close(self, deadline_s: float) -> list[str]:
+        """Try once more what waits to be sent. Return a line for each sink that did not get all."""
+        if self.router is None:
+            return []
+        self.router.close(self._clock.now(), deadline_s)
+        lines = []
+        for left in self.router.undelivered():
+            number = "1 alert was" if left.count == 1 else f"{left.count} alerts were"
+            place = self._job.state / ("outbox" if left.name == "webhook" else f"alerts/{left.name}")
+            kept = f"kept in {place}" if left.saved else "and could not be kept"
+            dropped = f"; {left.dropped} older ones were dropped, because too many waited" if left.dropped else ""
+            lines.append(f"{number} not delivered to {left.host}: {left.reason}; {kept}{dropped}")
+        return lines
+
+
+def _lines(decision: ReportDecision | None, about: str) -> tuple[str, ...]:
+    """Return what an alert's receiver may read if its sink asks for lines: the text of the event, and the evidence."""
+    found = [about]
+    if decision is not None:
+        found += [decision.verdict.summary, decision.plan.reason, *wording.evidence_lines(decision.verdict.because, MOST_LINES)]
+    return tuple(dict.fromkeys(clean(line) for line in found if line))

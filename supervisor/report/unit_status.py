@@ -1,0 +1,55 @@
+"""What systemd is shown of a run: the unit's status line, and when its start is over. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core import events
+from supervisor.core.model import PlanKind
+from supervisor.report.text import clean
+
+if TYPE_CHECKING:
+    from supervisor.config.settings import Settings
+    from supervisor.core.actions import ReportDecision
+    from supervisor.core.events import Event
+
+#: Of the summary in the last status line, which has the command behind it.
+MOST_SUMMARY = 100
+
+
+def status_line(event: Event) -> str:
+    """Return the unit's status line after an event, "" where it stays as it is."""
+    match event:
+        case events.AttemptStarted():
+            return f"attempt {event.attempt} runs on {len(event.ranks)} rank(s) here"
+        case events.ProgressObserved():
+            steps = f"step {event.step}" if event.step is not None else f"{event.steps_seen} steps" if event.steps_seen > 0 else ""
+            return f"attempt {event.attempt}: {event.phase}, {steps}" if steps else ""
+        case events.StartCeilingPassed():
+            return f"attempt {event.attempt} runs; its steps cannot be seen"
+        case events.AttemptEnded():
+            return f"attempt {event.attempt} {event.outcome}"
+        case _:
+            return ""
+
+
+def has_started(event: Event, settings: Settings) -> bool:
+    """Whether the event ends the start of a systemd unit. Ranks whose steps cannot be seen end it once that is known."""
+    match event:
+        case events.AttemptStarted():
+            return settings.systemd.ready == "ranks" or not settings.instrument.enabled
+        case events.ProgressObserved():
+            return event.steps_seen > 0
+        case events.AttemptEnded():
+            return event.outcome == "succeeded"
+        case _:
+            return isinstance(event, events.StartCeilingPassed)
+
+
+def end_line(job: str, exit_code: int, decision: ReportDecision | None) -> str:
+    """Return the unit's last status line: the exit code, and the cause if the run was given up."""
+    if exit_code == 0 or decision is None or decision.plan.kind is not PlanKind.STOP:
+        return f"{'done' if exit_code == 0 else 'stopped'}, exit code {exit_code}"
+    verdict = decision.verdict
+    look = f"supervise why {decision.incident} --job {job}"
+    return f"exit code {exit_code}: {verdict.cause.value}: {clean(verdict.summary)[:MOST_SUMMARY]}; {look}"

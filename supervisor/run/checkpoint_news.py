@@ -1,0 +1,73 @@
+"""Passes on what is found of the checkpoints while a job runs: to the core, to the alerts, to the terminal.
+
+The finders are worker threads; everything is passed to the loop's thread here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from supervisor.checkpoints.recording.reports import (
+    CheckpointAlert,
+    CheckpointCopied,
+    CheckpointFound,
+    CheckpointPruned,
+    CheckpointTrouble,
+    WatcherFailed,
+)
+from supervisor.core.actions import Alert
+from supervisor.core.events import CheckpointVerified
+from supervisor.report.log_events import LogEvent
+from supervisor.report.wording import position_text
+
+if TYPE_CHECKING:
+    from supervisor.checkpoints.recording.reports import CheckpointReport
+    from supervisor.core.model import UnusedCheckpoints
+    from supervisor.report.event_log import EventLog
+    from supervisor.report.reporter import Reporter
+    from supervisor.report.terminal import TerminalWriter
+    from supervisor.run.loop import Loop
+
+
+class CheckpointNews:
+    """The news of one run's checkpoints. keep: the setting `checkpoints.keep`, which a pruned one is explained by."""
+
+    def __init__(self, loop: Loop, reporter: Reporter, terminal: TerminalWriter, log: EventLog, *, keep: object) -> None:
+        self._loop = loop
+        self._reporter = reporter
+        self._terminal = terminal
+        self._log = log
+        self._keep = keep
+
+    def took(self, report: CheckpointReport) -> None:
+        """Pass a report on. From any thread."""
+        loop, reporter = self._loop, self._reporter
+        match report:
+            case CheckpointFound(ref, attempt):
+                loop.post(CheckpointVerified(loop.clock.now(), loop.state.attempt.number, ref, attempt))
+            case CheckpointAlert(trouble, text, True):
+                loop.call_soon(lambda: reporter.alert_over(trouble.value, text))
+            case CheckpointAlert(trouble, text):
+                goes_on = "; the training goes on" if trouble is CheckpointTrouble.NOT_FINITE else ""
+                loop.call_soon(lambda: reporter.alerted(Alert(trouble.value, loop.state.attempt.number, f"{text}{goes_on}")))
+            case CheckpointCopied(unused, place):
+                loop.call_soon(lambda: self._copied(unused, place))
+            case CheckpointPruned(path, step, reason):
+                loop.call_soon(lambda: self._pruned(path, step, reason))
+            case WatcherFailed(text):
+                message = f"the checkpoint watcher failed and goes on: {text}"
+                loop.call_soon(lambda: self._terminal.message(message, "warning"))
+            case _:
+                assert_never(report)
+
+    def _copied(self, unused: UnusedCheckpoints, place: str) -> None:
+        self._log.write(LogEvent.CHECKPOINT_COPIED, path=unused.newest, step=unused.step, copy=place)
+        position = position_text(unused.step, unused.epoch)
+        named = f"{unused.newest} of {position}" if position else unused.newest
+        text = f"the attempt was not seen to load {named}, and may overwrite it: a copy is kept at {place}; {unused.remedy}"
+        self._terminal.message(text, "warning")
+
+    def _pruned(self, path: str, step: int | None, reason: str) -> None:
+        self._log.write(LogEvent.CHECKPOINT_PRUNED, path=path, step=step, outcome=reason or "removed")
+        if not reason:
+            self._terminal.message(f"removed {path}: checkpoints.keep = {self._keep}")

@@ -1,0 +1,108 @@
+"""Does what recurs while a run lasts: the lease of the lock, systemd's watchdog, the record of the job's processes, the alerts' clock.
+
+Loop's thread only; what may block is done by a worker thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import TYPE_CHECKING
+
+from supervisor.core.state import Stage
+from supervisor.report.log_events import LogEvent
+
+if TYPE_CHECKING:
+    from supervisor.job.sd_notify import Notifier
+    from supervisor.report.alert_watch import AlertWatch
+    from supervisor.report.event_log import EventLog
+    from supervisor.run.executor import Executor
+    from supervisor.run.factory import JobFactory
+    from supervisor.run.lock import Lock
+    from supervisor.run.loop import Loop
+    from supervisor.run.stop_signals import StopSignals
+
+LEASE_REFRESH_S = 10.0
+#: How often the job's processes are recorded, in case supervisor and guardian are killed at the same instant.
+RECORD_S = 5.0
+#: And at least so long apart. A command may start its ranks itself: they are found soon while the attempt is young.
+RECORD_SOON_S = 1.0
+
+
+def record_pause_s(age_s: float) -> float:
+    """Return how long to wait until the processes of an attempt of this age are recorded again."""
+    return min(RECORD_S, max(RECORD_SOON_S, age_s / 4))
+
+
+class Upkeep:
+    """The recurring work of one run."""
+
+    def __init__(  # noqa: PLR0913 (the parts that it keeps up)
+        self,
+        loop: Loop,
+        executor: Executor,
+        factory: JobFactory,
+        *,
+        held: Lock,
+        signals: StopSignals,
+        notifier: Notifier,
+        alert_watch: AlertWatch,
+        log: EventLog,
+    ) -> None:
+        self._loop = loop
+        self._executor = executor
+        self._factory = factory
+        self._held = held
+        self._signals = signals
+        self._notifier = notifier
+        self._alert_watch = alert_watch
+        self._log = log
+        self._next_refresh = self._next_ping = self._next_record = 0.0
+        self._recorded_attempt, self._recorded_from = 0, 0.0
+
+    def tick(self) -> None:
+        """Do what is due, several times a second while the loop runs."""
+        now, threads, state = self._loop.clock.now(), self._executor.threads, self._loop.state
+        if ping := self._alert_watch.tick(state, now):
+            threads.recur("heartbeat", ping)
+        self._ping_systemd(now)
+        if now >= self._next_refresh:
+            self._next_refresh = now + LEASE_REFRESH_S
+            threads.recur("lease", self._refresh_lock)
+        attempt = state.attempt.number
+        is_new = state.stage is Stage.RUNNING and self._recorded_attempt != attempt
+        if is_new:
+            self._recorded_attempt, self._recorded_from = attempt, now
+        if is_new or now >= self._next_record:
+            self._next_record = now + record_pause_s(now - self._recorded_from)
+            threads.recur("processes", self._record_processes)
+
+    def before_the_loop(self) -> None:
+        """Renew the lock's lease and ping systemd, before the loop runs and does it."""
+        now = self._loop.clock.now()
+        self._ping_systemd(now)
+        if now >= self._next_refresh:
+            self._next_refresh = now + LEASE_REFRESH_S
+            self._refresh_lock()
+
+    def _ping_systemd(self, now: float) -> None:
+        """Ping the watchdog; ask for more time while the ranks are waited for: what a start may take is for our own settings to limit."""
+        if now < self._next_ping:
+            return
+        interval_s = self._notifier.watchdog_interval_s() or LEASE_REFRESH_S
+        self._next_ping = now + interval_s
+        self._notifier.ping()
+        if not self._notifier.is_ready and self._loop.state.run.stop is None:
+            self._notifier.extend_timeout(3 * interval_s)
+
+    def _record_processes(self) -> None:
+        guardian = self._executor.guardian_pid
+        with contextlib.suppress(OSError):
+            if guardian is not None:
+                self._executor.watch.add_descendants(self._factory.record_descendants(guardian))
+
+    def _refresh_lock(self) -> None:
+        with contextlib.suppress(OSError):
+            if not self._held.refresh():
+                self._log.write(LogEvent.LOCK_LOST, "error")
+                self._signals.request_stop(signal.SIGTERM)

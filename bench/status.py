@@ -65,7 +65,7 @@ def write_journal(state_root: Path) -> int:
     feed(SupervisorStarted(t, "run-1", Policy(checkpoints_declared=True), False))  # noqa: FBT003  does not continue
     feed(CheckpointSelected(t, state.attempt.number, None, 0))
     feed(AttemptStarted(t, state.attempt.number, tuple(RankInfo(rank, rank, 100 + rank, 7) for rank in range(8)), 8))
-    while path.stat().st_size < JOURNAL_BYTES:
+    while not path.exists() or path.stat().st_size < JOURNAL_BYTES:
         for _ in range(90):
             t, step = t + 10, step + 23
             feed(ProgressObserved(t, state.attempt.number, step, step, Phase.TRAIN))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class JobCheckpoints:
-    """The checkpoints of one job on this node. `began` and `ended` wait for no disk; all else is called in worker threads."""
+    """The checkpoints of one job on this node. Worker threads call it, but for what waits for no disk and says so."""
 
     def __init__(self, job: Job, report: Callable[[CheckpointReport], None], *, several_nodes: bool = False) -> None:
         """Read what earlier runs recorded. `report` is called in worker threads. `several_nodes`: ranks elsewhere write checkpoints too."""
@@ -119,7 +119,10 @@ class JobCheckpoints:
         records.restored = path
 
     def numbers(self) -> str:
-        """Return in one line whether what this run saved last holds numbers that turned to NaN or Inf; "" where it does not."""
+        """Return in one line whether what this run saved last holds numbers that turned to NaN or Inf; "" where it does not.
+
+        Nothing is read.
+        """
         return self.recorder.numbers()
 
     def last_recorded(self) -> CheckpointRef | None:

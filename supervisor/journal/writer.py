@@ -43,6 +43,7 @@ RETRY_CAP_S = 5.0
 PENDING_CAP_BYTES = 32 << 20
 #: One write, so that a disk with little room left still takes something.
 BATCH_BYTES = 1 << 20
+_NO_ROOM = "records had no room in memory while the disk did not answer"
 _FRESH = JobState()
 
 
@@ -79,7 +80,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JournalHealth:
-    """How the journal does. `lost` counts records that memory had no room for; `trouble` is empty where the disk answers."""
+    """How the journal does. `lost` counts records that memory had no room for; `trouble` is empty where all is well."""
 
     trouble: str
     synced_seq: int
@@ -165,7 +166,7 @@ class Journal:
             return JournalHealth(shared.trouble, shared.synced_seq, len(shared.waiting), shared.waiting_bytes, shared.lost)
 
     def close(self, deadline_s: float) -> bool:
-        """Bring everything to the disk, at most until the deadline. True: all that was ever taken is durable."""
+        """Bring everything to the disk, at most until the deadline. True: all that was ever taken is durable. Else `health` says why."""
         until = time.monotonic() + deadline_s
         with self._changed:
             self._shared.closing = True
@@ -173,8 +174,13 @@ class Journal:
         self._hurry.set()
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+        shared = self._shared
         with self._changed:
-            return self._shared.through and not self._shared.lost
+            if not shared.through:
+                shared.trouble = shared.trouble or f"{self.path}: no answer for {deadline_s:g} s"
+            elif shared.lost:
+                shared.trouble = f"{self.path}: {shared.lost} {_NO_ROOM}"
+            return shared.through and not shared.lost
 
     def _note_landmarks(self, state_seq: int, t: float) -> None:
         self._landmarks.state = state_seq
@@ -249,7 +255,7 @@ class Journal:
             if shared.waiting:
                 return
             if shared.lost_unreported:
-                text = f"{shared.lost_unreported} records had no room in memory while the disk did not answer"
+                text = f"{shared.lost_unreported} {_NO_ROOM}"
                 shared.lost_unreported = 0
                 self._take(Note("records_lost", text, {"lost": shared.lost}), time.time(), durable=True)
             elif shared.trouble and sync:

@@ -75,8 +75,8 @@ _UNDECLARED = (
     " declare the location with --checkpoints 'DIR/*.pt'"
 )
 CLOSE_DEADLINE_S = 2.0
-#: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal, lock.
-END_DEADLINE_S = 7 * CLOSE_DEADLINE_S
+#: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal, scratch, lock.
+END_DEADLINE_S = 8 * CLOSE_DEADLINE_S
 
 
 def run(settings: Settings, command: Sequence[str]) -> int:
@@ -429,9 +429,8 @@ class _Run:
         cost = losses.total(state)
         self.log.write(LogEvent.RUN_FINISHED, exit_code=code, incidents=cost.incidents, lost_s=round(cost.lost_s, 3))
         self.reporter.run_finished(code, state.attempt.number)
-        durable = self.journal.close(CLOSE_DEADLINE_S)
-        if not durable:
-            self.terminal.message("the journal's last records did not reach the disk", "warning")
+        if not self.journal.close(CLOSE_DEADLINE_S):
+            self.terminal.message(f"the journal's last records did not reach the disk: {self.journal.health().trouble}", "warning")
         if not self.executor.node.wait_written(CLOSE_DEADLINE_S):
             self.terminal.message(f"the ledger of GPUs does not answer: {self.factory.ledger.path}", "warning")
         self.reporter.close(CLOSE_DEADLINE_S)
@@ -440,5 +439,5 @@ class _Run:
         if code != 0 and self.reporter.last_card is not None:
             self.terminal.card(self.reporter.last_card)
         self.terminal.close()
-        shutil.rmtree(self.job.scratch, ignore_errors=True)
+        attempted(lambda: shutil.rmtree(self.job.scratch, ignore_errors=True), CLOSE_DEADLINE_S)  # on a disk where /dev/shm has no room
         self.signals.ignore()

@@ -6,12 +6,15 @@ import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +74,22 @@ def served(place: Path, behind: Path, *options: str) -> Iterator[subprocess.Pope
         finally:
             server.kill()  # stopped or not: who waits for it gets an error
             _ran("umount", "-l", place)
+
+
+def hang(server: subprocess.Popen[str]) -> None:
+    """Have what `served` serves hang, while the server has taken no request: no signal ends the wait for one that it took."""
+    threads = list(Path(f"/proc/{server.pid}/task").iterdir())
+
+    def is_idle() -> bool:
+        server.send_signal(signal.SIGSTOP)
+        wait_for(lambda: all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in threads), "it to stop", 10)
+        calls = [(thread / "syscall").read_text().split()[:2] for thread in threads if thread.name != str(server.pid)]
+        if all(call == calls[0] for call in calls):  # each of them waits for a request
+            return True
+        server.send_signal(signal.SIGCONT)
+        return False
+
+    wait_for(is_idle, "a moment without a request", 30)
 
 
 @contextlib.contextmanager

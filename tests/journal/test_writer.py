@@ -303,6 +303,7 @@ def test_a_hung_fsync_delays_nobody_and_is_reported_once(tmp_path: Path, ear: An
     health = journal.health()
     assert (health.pending_records, health.lost, health.synced_seq) == (300, 0, 1)
     assert not journal.close(0.1)
+    assert journal.health().trouble == text
     disk.free.set()
     ear.await_synced(last)
     ear.await_word("recovered")
@@ -392,6 +393,7 @@ def test_memory_is_bounded_and_what_is_lost_is_counted(tmp_path: Path, ear: Any,
     disk.write_error = 0
     ear.await_word("recovered")
     assert not journal.close(10)
+    assert journal.health().trouble == f"{path}: {full.lost} records had no room in memory while the disk did not answer"
     kept = notes(path)
     assert len(kept) == full.pending_records + 1
     assert kept[-1] == "records_lost"

@@ -85,9 +85,15 @@ class Provenance:
             return CheckpointOrigin(self._unlogged(path, identity), lineage, None, is_cut=False)
         writes = self._discovery.writes(path)
         writer = CheckpointWriter.RANKS if writes or self._discovery.wrote_earlier(path) else self._unlogged(path, identity)
+        return CheckpointOrigin(writer, lineage, self.logged_attempt(path, identity), any(write.cut for write in writes))
+
+    def logged_attempt(self, path: str, identity: Identity) -> int | None:
+        """Return the attempt whose logged save left this content; see CheckpointOrigin. Nothing is read."""
+        if self._discovery is None:
+            return None
+        writes = self._discovery.writes(path)
         in_directory = max((write.attempt for write in writes if write.path != path or write.is_directory), default=None)
-        attempt = self._discovery.attempt_of(path, identity) if in_directory is None else in_directory
-        return CheckpointOrigin(writer, lineage, attempt, any(write.cut for write in writes))
+        return self._discovery.attempt_of(path, identity) if in_directory is None else in_directory
 
     def _is_logged(self, path: str) -> bool:
         return self._discovery is not None and (bool(self._discovery.writes(path)) or self._discovery.wrote_earlier(path))

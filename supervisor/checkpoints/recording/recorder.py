@@ -95,11 +95,14 @@ class CheckpointRecorder:
         return min(logged or own, key=lambda made: order.of_manifest(made, ordering.HERE, made.path), default=None)
 
     def _is_logged(self, made: Manifest) -> bool:
-        return self._records.provenance.of(made.path, made.identity, made.saved_ns).logged_attempt is not None
+        return self._records.provenance.logged_attempt(made.path, made.identity) is not None
 
     def numbers(self) -> str:
-        """Return in one line whether what this run saved last holds numbers that turned to NaN or Inf; "" where it does not."""
-        newest = numerics.newest_of_run(self._records.manifests.all(), self._records.job.run_id)
+        """Return in one line whether what this run saved last holds numbers that turned to NaN or Inf; "" where it does not.
+
+        Nothing is read.
+        """
+        newest = numerics.newest_of_run(list(self.newest.values()), self._records.job.run_id)
         return "" if newest is None else numerics.report(newest)
 
     def _with_lineage(self, made: Manifest) -> Manifest:

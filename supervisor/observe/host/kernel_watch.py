@@ -169,4 +169,4 @@ class KernelWatch:
             for text, t, sure in records:
                 self._judge(KernelRecord(text, t, sure))
             return
-        self._add(Evidence("kernel", "not_observed", f"its kills are unknown, no log to read: {'; '.join(reasons)}"))
+        self._add(Evidence("kernel", "not_observed", f"none to read, so the kernel's kills are unknown: {'; '.join(reasons)}"))

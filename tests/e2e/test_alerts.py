@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.server
 import json
 import re
+import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.conftest import clean_environment
 from tests.support.canaries import CANARY
 from tests.support.waiting import wait_for
 
@@ -110,7 +113,33 @@ def test_an_incident_is_one_thread_and_the_switch_is_pinged_while_the_job_is_hea
     assert "supervise restarts it as attempt 2." in fires
     assert any("The training runs again after" in text and "no load of its checkpoint was seen" in text for text in room.texts)
     assert not (tmp_path / "paged").exists(), "nothing critical happened"
-    assert (tmp_path / "home" / "supervise" / "jobs" / "e2e").read_text() == str(run.state)
+    (pasted,) = {
+        body["attachments"][0]["blocks"][-1]["text"]["text"].strip("`") for _, body in room.got if "killed_unknown" in body["text"]
+    }
+    assert pasted == "supervise why 1 --job e2e"
+    environ = clean_environment(XDG_STATE_HOME=str(tmp_path / "home"))
+    done = subprocess.run(pasted.split(), cwd="/", env=environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  as a person pastes it
+    assert (done.returncode, "SIGKILL" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [503], indirect=True)
+def test_the_next_supervisor_delivers_what_waited_when_the_last_one_was_killed(
+    start: Callable[..., Supervised], room: ChatRoom, tmp_path: Path
+) -> None:
+    run = start("--steps=20", *SAVING, *HELD, options=RESUMING)
+    wait_for(lambda: room.texts, "a try", alive=run.alive)
+    run.signal(signal.SIGKILL)
+    assert run.exit_code() == 128 + signal.SIGKILL
+    assert room.texts[0].startswith("INFO e2e on gpu-7: run started")
+    room.got.clear()
+    room.status = 200
+    (tmp_path / "go-on").touch()
+    assert start("--steps=20", *SAVING, *HELD, options=RESUMING).exit_code() == 0
+    titles = [text.split(".")[0] for text in room.texts]
+    assert titles[0] == "INFO e2e on gpu-7: run started"
+    assert titles[-1] == "INFO e2e on gpu-7: run finished"
+    assert len(titles) == len(set(titles)), "each once"
 
 
 @pytest.mark.slow

@@ -159,13 +159,14 @@ def test_how_long_a_checkpoint_waits_is_known_from_the_asking_until_bytes_move(j
         wait_for(lambda: any(row["ev"] == "ready" for row in events), "the process")
         process = link._process  # noqa: SLF001 -- whom to stop
         assert process is not None
-        assert link.waits_s() == 0
+        assert (link.waits_s(), link.behind_s()) == (0, 0)
         os.kill(process.pid, signal.SIGSTOP)
         link.send(str(path), 1, str(described))
         wait_for(lambda: link.waits_s() > 0.2, "the time that it waits")
+        assert link.behind_s() > 0.2
         os.kill(process.pid, signal.SIGCONT)
         wait_for(lambda: any(row["ev"] == "uploaded" for row in events), "the upload")
-        wait_for(lambda: link.waits_s() == 0, "nothing that waits")
+        wait_for(lambda: link.waits_s() == link.behind_s() == 0, "nothing that waits")
         link.send(str(path), 1, str(tmp_path / "gone.json"))
         wait_for(lambda: any(row.get("what") == "refused" for row in events), "the refusal")
         assert link.waits_s() == 0, "nobody waits for what was refused"

@@ -19,6 +19,7 @@ from supervisor.core.actions import (
 )
 from supervisor.core.model import (
     BEFORE_FIRST_STEP,
+    Beginning,
     Cause,
     Change,
     Claim,
@@ -226,7 +227,7 @@ def judge_if_ready(state: JobState, t: float) -> Step:
     step = _step(state, verdict)
     before = before_first_step(state, t, verdict, facts)
     phase = Phase(facts["phase"]) if "phase" in facts else Phase.UNKNOWN
-    situation = planning.situation(state, t, verdict, planning.Place(step, before, phase), failed_gpus)
+    situation = planning.situation(state, t, verdict, planning.Place(step, before, phase, _counted(state, verdict)), failed_gpus)
     plan = propose(situation)
     if plan.kind is PlanKind.RESTART:
         plan = start.scratch_refused(state, t) or plan  # now, so that no restart is announced that is not made
@@ -263,6 +264,12 @@ def _step(state: JobState, verdict: Verdict) -> int | None:
     if base is not None and counted and min(counted) > 0:
         return base + min(counted)
     return None if state.attempt.progress.relative else state.attempt.progress.step
+
+
+def _counted(state: JobState, verdict: Verdict) -> int | None:
+    """The steps that were counted until it failed, if the attempt was reported to begin from scratch; None where that is not known."""
+    counted = _beats(state, verdict, "steps") if state.attempt.began_as is Beginning.FROM_SCRATCH else []
+    return min(counted, default=None)
 
 
 def _beats(state: JobState, verdict: Verdict, name: str) -> list[int]:

@@ -345,7 +345,7 @@ class Failure:
     attempt was given, "" for none. loading: it failed while that was being read. progressed_since: after this failure the run set a new
     highest step, or a checkpoint of one was verified. passed_since: after it the run trained more than `same_place_steps` past the failed
     step, or such a checkpoint was verified; the same failure there is then no repetition. changed: the plan that answered it changed the
-    job.
+    job. counted: its steps since the attempt began from scratch, None where it is not known to have.
     """
 
     attempt: int
@@ -362,6 +362,7 @@ class Failure:
     loading: bool = False
     passed_since: bool = False
     changed: bool = False
+    counted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,15 @@ ENDED_FROM_OUTSIDE = frozenset({129, 143})
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the training it failed: the absolute step, None if unknown; whether that is proven to be before the first; doing what."""
+    """Where in the training it failed: the absolute step, None if unknown; whether that is proven to be before the first; doing what.
+
+    counted: how many steps after a beginning from scratch, None where it is not known to be one.
+    """
 
     step: int | None
     before_first_step: bool
     phase: Phase
+    counted: int | None = None
 
 
 def _culprits_end(deaths: tuple[RankExit, ...], rank: int | None) -> RankExit | None:
@@ -80,6 +84,7 @@ def situation(
         resume=state.attempt.resume,
         loading=place.phase is Phase.LOAD,
         phase=place.phase,
+        counted=place.counted,
         recurrences=dict(state.run.recurrences).get(verdict.fingerprint, 0),
         programs=state.run.programs,
         batchnorm=state.run.batchnorm,

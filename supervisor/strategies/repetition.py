@@ -7,6 +7,7 @@ with full jitter: a hundred jobs that share a file server must not return to it 
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from supervisor.core import budget
@@ -83,26 +84,29 @@ def _consumers(situation: Situation) -> tuple[str, ...]:
 def same_place(situation: Situation) -> Plan | None:
     """Stop if the run already failed like this, here, without progress since: it is deterministic (65; 124 where it hangs).
 
-    *Same place*: same fingerprint, and absolute steps within `same_place_steps`, or both proven to be before the first step. An unknown
-    step on either side proves nothing, and the budget decides. Forty equal restarts in a night are what this rule is for
-    (NVIDIA/Megatron-LM #5281). A failure while a checkpoint is read is a failure at that checkpoint: with another one it is another place.
+    *Same place*: same fingerprint, and absolute steps within `same_place_steps`, or both proven to be before the first step. Of attempts
+    that began from scratch the counted steps do as well. An unknown step on either side proves nothing, and the budget decides. Forty
+    equal restarts in a night are what this rule is for (NVIDIA/Megatron-LM #5281). A failure while a checkpoint is read is a failure at
+    that checkpoint: with another one it is another place.
     """
-    twin = next((f for f in reversed(situation.failures) if _same_place(situation, f)), None)
+    since = takewhile(lambda f: (_steps_further(situation, f) or 0) <= situation.policy.same_place_steps, reversed(situation.failures))
+    twin = next((f for f in since if _same_place(situation, f)), None)
     if twin is None:
         return None
-    where = "before the first step" if situation.before_first_step else f"at step {situation.step}"
     return Plan(
         kind=PlanKind.STOP,
-        reason=f"attempt {twin.attempt} failed in the same way {_place_text(twin)}, and this one {where}, with no progress in between: "
-        "it is deterministic",
+        reason=f"attempt {twin.attempt} failed in the same way {_place_text(twin)}, and this one {_place_text(situation)}, "
+        "with no progress in between: it is deterministic",
         next_rung=cause_remedy(situation),
         strategy="same_place",
         exit_code=124 if situation.verdict.cause in HANGS else 65,
     )
 
 
-def _place_text(past: Failure) -> str:
-    return "before its first step" if past.before_first_step else f"at step {past.step}"
+def _place_text(failed: Situation | Failure) -> str:
+    if failed.before_first_step:
+        return "before its first step"
+    return f"at step {failed.step}" if failed.step is not None else f"{failed.counted} steps after it began from scratch"
 
 
 def _same_place(situation: Situation, past: Failure) -> bool:
@@ -110,9 +114,15 @@ def _same_place(situation: Situation, past: Failure) -> bool:
         return False
     if situation.before_first_step and past.before_first_step:
         return not _read_another_checkpoint(situation, past)
-    if situation.step is None or past.step is None:
-        return False
-    return abs(situation.step - past.step) <= situation.policy.same_place_steps
+    further = _steps_further(situation, past)
+    return further is not None and abs(further) <= situation.policy.same_place_steps
+
+
+def _steps_further(situation: Situation, past: Failure) -> int | None:
+    """Return by how many steps an earlier attempt came further than this one: by absolute steps, else from scratch; None if unknown."""
+    if situation.step is not None and past.step is not None:
+        return past.step - situation.step
+    return past.counted - situation.counted if situation.counted is not None and past.counted is not None else None
 
 
 def _read_another_checkpoint(situation: Situation, past: Failure) -> bool:

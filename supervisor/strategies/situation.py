@@ -24,8 +24,8 @@ class Situation:
     """A failure and its history.
 
     failures: the newest earlier ones of this run, oldest first; failed: how many there were in all. attempts: started in this run, for
-    whatever reason, this one included. step: absolute step at the failure, None if unknown. before_first_step: proven,
-    never assumed. jitter: uniform in [0, 1).
+    whatever reason, this one included. step: absolute step at the failure, None if unknown. counted: steps since
+    the attempt began from scratch, None where it is not known to have. before_first_step: proven, never assumed. jitter: uniform in [0, 1).
 
     knobs: all that were found, with their current values; `enabled` returns those that a plan may set. ranks: of this node (0: unknown), of
     world_size in all. gpus: of this node, in CUDA's order; gpu: UUID of the culprit's, "" if unknown. verified: checkpoints that are good
@@ -60,6 +60,7 @@ class Situation:
     resume: CheckpointRef | None = None
     loading: bool = False
     phase: Phase = Phase.UNKNOWN
+    counted: int | None = None
     recurrences: int = 0
     programs: tuple[str, ...] = ()
     batchnorm: bool = False
@@ -107,6 +108,7 @@ class Situation:
             resumed=self.resume.path if self.resume else "",
             loading=self.loading,
             changed=changes(plan),
+            counted=self.counted,
         )
 
     def again(self, plan: Plan) -> Situation:

@@ -149,6 +149,8 @@ class World:
             facts += [Evidence("heartbeat", "phase", row["phase"], rank=rank), Evidence("heartbeat", "torch", "loaded", rank=rank)]
         if "step" in row:
             facts.append(Evidence("heartbeat", "step", str(row["step"]), rank=rank))
+        if "counted" in row:
+            facts.append(Evidence("heartbeat", "steps", str(row["counted"]), rank=rank))
         return tuple(facts)
 
     def of(self, kind: type[Any]) -> list[Any]:

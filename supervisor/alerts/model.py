@@ -11,11 +11,11 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
 from supervisor.core.model import Cause
+from supervisor.core.time_text import timestamp
 
 #: The payload's version: it grows when a field changes its meaning or goes, not when one is added.
 VERSION = 1
@@ -217,7 +217,7 @@ def payload(alert: OutgoingAlert) -> dict[str, str | int | None]:
         "incident": alert.incident,
         "action": alert.action.value,
         "command": alert.command,
-        "ts": datetime.fromtimestamp(alert.ts, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "ts": timestamp(alert.ts),
     }
 
 

@@ -10,7 +10,6 @@ Only `lines` may hold anything that the job printed, or a path.
 from __future__ import annotations
 
 import shlex
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +17,8 @@ from supervisor.alerts.model import INCIDENT, AlertAction, AlertEvent, ThreadEff
 from supervisor.alerts.threads import NotificationState
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.core.model import Cause
+from supervisor.core.time_text import span_text, timestamp
+from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:
     from supervisor.alerts.model import OutgoingAlert
@@ -32,7 +33,6 @@ _BEGAN = {
     AlertAction.STARTED_FROM_SCRATCH: "FROM SCRATCH, not from a checkpoint",
     AlertAction.RESUME_NOT_CONFIRMED: "no load of its checkpoint was seen",
 }
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 class AlertDetail(StrEnum):
@@ -132,19 +132,6 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
     }
 
 
-def timestamp(t: float) -> str:
-    """Return Unix seconds as RFC 3339, UTC, with milliseconds."""
-    return datetime.fromtimestamp(t, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def span(seconds: float) -> str:
-    """Return a time as a person would say it: `45 s`, `12 min`, `3 h`, `2 days`."""
-    for unit, name in ((_DAY, "days"), (_HOUR, "h"), (_MINUTE, "min")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{max(0.0, seconds):.0f} s"
-
-
 def _is_incident(alert: OutgoingAlert) -> bool:
     return alert.event.row.thread == INCIDENT and alert.event.row.effect is not ThreadEffect.NOTE
 
@@ -162,20 +149,21 @@ def _subject(sent: Notification) -> str:
 def _happened(sent: Notification) -> str:
     alert = sent.alert
     if sent.state is NotificationState.RESOLVED:
-        after = f" after {span(alert.ts - sent.since_t)}" if sent.since_t else ""
+        after = f" after {span_text(alert.ts - sent.since_t)}" if sent.since_t else ""
         if not _is_incident(alert):
             return f"This is over{after}: {alert.event.row.sentence}"
         began = _BEGAN.get(alert.action)
         times = f" It failed {sent.failures} times." if sent.failures > 1 else ""
         return f"The training runs again{after}{f', {began}' if began else ''}.{times}"
     if alert.event is AlertEvent.RUN_FINISHED:
-        return f"The run ended with exit code {alert.exit_code}."
+        goes_on = ": the next start continues it" if alert.exit_code == ExitCode.REQUEUE else ""
+        return f"The run ended with exit code {alert.exit_code}{goes_on}."
     if not _is_incident(alert):
         return alert.event.row.sentence
     where = [f"rank {alert.rank}" if alert.rank is not None else "", f"step {alert.step}" if alert.step is not None else ""]
     sure = f"{100 * alert.confidence:.0f} % sure" if alert.confidence is not None else ""
     known = ", ".join(filter(None, (*where, sure)))
-    times = f"{sent.failures} failures in {span(alert.ts - sent.since_t)}, the last: " if sent.failures > 1 else ""
+    times = f"{sent.failures} failures in {span_text(alert.ts - sent.since_t)}, the last: " if sent.failures > 1 else ""
     meaning = EXPLANATIONS[alert.cause].meaning if alert.cause is not Cause.NONE else "The job failed"
     return f"{times}{meaning}{f' ({known})' if known else ''}."
 

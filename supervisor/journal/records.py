@@ -13,7 +13,6 @@ import re
 import zlib
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from dataclasses import fields as fields_of
-from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from types import UnionType
@@ -23,6 +22,7 @@ import msgspec
 
 from checkpointing.io import durable
 from supervisor.core import actions, events
+from supervisor.core.time_text import timestamp
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -168,11 +168,6 @@ def to_json(value: object) -> bytes:
         return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode("ascii")
 
 
-def wall_text(wall_s: float) -> str:
-    """Return seconds since 1970 as 2026-09-21T14:13:20.250Z."""
-    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def event_taken(  # noqa: PLR0913 (a record's fields)
     event: Event, taken: Iterable[Action], *, attempt: int, stage: str, state: dict[str, Any] | None = None, whole: bool = False
 ) -> EventTaken:
@@ -246,7 +241,7 @@ def kinds_of(cls: Any) -> dict[str, Any]:  # noqa: ANN401 (any dataclass)
 def encode(seq: int, t: float, wall_s: float, body: Body) -> bytes:
     """Return the framed line of a record, with its line feed."""
     kind = _KIND_OF[type(body)]
-    head = f'{{"seq":{seq},"t":{t!r},"wall":"{wall_text(wall_s)}","kind":"{kind}","body":'
+    head = f'{{"seq":{seq},"t":{t!r},"wall":"{timestamp(wall_s)}","kind":"{kind}","body":'
     return frame(head.encode("ascii") + to_json(body) + b"}")
 
 

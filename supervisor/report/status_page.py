@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Finding, Gpu
+from supervisor.core.time_text import span_text
 from supervisor.report import wording
 from supervisor.report.card import outcome_text
 from supervisor.report.layout import Fact, FactPage, Tone
-from supervisor.report.wording import span_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

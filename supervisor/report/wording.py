@@ -215,18 +215,6 @@ def position_text(step: int | None, epoch: int | None) -> str:
     return f"step {step}" if step is not None else "" if epoch is None else f"epoch {epoch}"
 
 
-def span_text(seconds: float) -> str:
-    """Return a time as a person would say it: `0.4 s`, `45 s`, `12 min`, `3 h 20 min`, `2 days 3 h`."""
-    seconds = max(0.0, seconds)
-    if seconds < 10:  # noqa: PLR2004 (tenths of a second tell something)
-        return f"{seconds:.1f} s"
-    for unit, name, less, part in ((86400, "days", 3600, "h"), (3600, "h", 60, "min")):
-        if seconds >= (2 * unit if name == "days" else unit):
-            rest = int(seconds % unit // less)
-            return f"{int(seconds // unit)} {name}" + (f" {rest} {part}" if rest else "")
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"  # noqa: PLR2004 (two minutes)
-
-
 def _consequence_text(facts: Sequence[Evidence]) -> str:
     """Return the consequences in one line: the one that tells most, and which other ranks had some."""
     (line,) = evidence_lines(facts, 1)

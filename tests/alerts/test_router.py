@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -266,9 +268,18 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     sink = program('sleep 300 & echo $! > "$0"; wait', pid, until=lambda _: pid.exists() and pid.read_text().endswith("\n"))
     assert sink.deliver("ab" * 16, b"{}", 0.2) == DeliveryDeferred("it did not end within 0.2 s")
     wait_for(lambda: not is_running(int(pid.read_text())), "its child's end")
-    assert isinstance(
-        sinks.make(SinkOptions("exec", argv=("/nonexistent",), start=start_program)).deliver("ab" * 16, b"{}", 1), DeliveryRefused
-    )
+
+
+def test_a_program_that_is_not_there_is_refused_and_one_that_cannot_be_started_now_is_not() -> None:
+    absent = sinks.make(SinkOptions("exec", argv=("/nonexistent",), start=start_program))
+    assert absent.deliver("ab" * 16, b"{}", 1) == DeliveryRefused("No such file or directory")
+
+    def start(argv: tuple[str, ...], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+        del argv, environ
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    busy = sinks.make(SinkOptions("exec", argv=("/bin/true",), start=start))
+    assert busy.deliver("ab" * 16, b"{}", 1) == DeliveryDeferred("Resource temporarily unavailable")
 
 
 def test_a_program_that_writes_without_end_and_reads_nothing_takes_no_memory() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,10 @@ import pytest
 from supervisor.alerts import sinks
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
 from supervisor.alerts.sinks import SINKS, SinkOptions, kind_of
-from supervisor.alerts.text import AlertDetail, timestamp
+from supervisor.alerts.text import AlertDetail
 from supervisor.alerts.threads import Notification, NotificationState
 from supervisor.core.model import Cause
+from supervisor.core.time_text import timestamp
 from supervisor.errors import SuperviseError
 from supervisor.run.alerting import start_program
 
@@ -179,6 +181,8 @@ def test_limits_that_are_of_whole_messages(notification: Callable[..., Notificat
     assert len(header["text"]["text"]) <= 150
     assert len(attached["blocks"]) <= 50
     assert all(len(section.get("fields", [])) <= 10 for section in sections)
+    (lines,) = (text for section in sections if (text := section.get("text", {}).get("text", "")).startswith("```"))
+    assert lines.endswith("```"), "what stands behind the lines is not of them"
 
 
 @pytest.mark.parametrize("kind", [*FIELDS, "exec"])
@@ -211,6 +215,8 @@ def test_pagerduty_is_acknowledged_while_we_restart_and_pages_anew_when_we_give_
     assert actions(pager.requests(notification(AlertEvent.RESOLVED, "resolved", severity=critical))) == [("resolve", "-critical")]
     assert actions(pager.requests(notification(AlertEvent.RESOLVED, "resolved", severity=AlertSeverity.WARNING))) == [("resolve", "")]
     assert actions(pager.requests(notification(AlertEvent.RUN_STARTED, "note"))) == [("trigger", ""), ("resolve", "")]
+    failed = notification(AlertEvent.UNIT_FAILED, "note", severity=critical)
+    assert actions(pager.requests(failed)) == [("trigger", "-critical")], "it stays open until a person resolves it"
     ids = [request.event_id for request in pager.requests(notification())]
     assert len(set(ids)) == 2
 
@@ -232,6 +238,18 @@ def test_alertmanagers_own_api_gets_a_list_and_equal_labels_until_it_is_resolved
     assert fires["labels"] == over["labels"]
     assert all(re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) for name in {*fires["labels"], *fires["annotations"]})
     assert fires["endsAt"] > over["endsAt"] >= over["startsAt"]
+
+
+@pytest.mark.parametrize(("event", "days"), [(AlertEvent.TEST, 0), (AlertEvent.RUN_STARTED, 0), (AlertEvent.UNIT_FAILED, 7)])
+def test_alertmanager_ends_a_message_that_has_no_thread_soon_unless_it_is_critical(
+    event: AlertEvent, days: int, notification: Callable[..., Notification]
+) -> None:
+    manager = sinks.make(SinkOptions("alertmanager", "http://127.0.0.1:9093/api/v2/alerts"))
+    (request,) = manager.requests(notification(event, "note", severity=event.row.severity))
+    (body,) = json.loads(request.body)
+    lasts = datetime.fromisoformat(body["endsAt"]) - datetime.fromisoformat(body["startsAt"])
+    assert lasts.days == days
+    assert lasts.total_seconds() > 0
 
 
 def test_a_thread_that_becomes_critical_is_another_alert_there_and_the_first_one_ends(notification: Callable[..., Notification]) -> None:
@@ -305,6 +323,9 @@ def test_the_sentences_of_a_slack_message_say_what_happened_and_what_is_done(not
     stopped = notification(AlertEvent.GIVEN_UP, severity=AlertSeverity.CRITICAL)
     stopped = dataclasses.replace(stopped, alert=dataclasses.replace(stopped.alert, action=AlertAction.RESTART))
     assert text(stopped).endswith("The run was stopped before it trained again."), "a person stopped it while an incident was open"
+    finished = notification(AlertEvent.RUN_FINISHED, "note")
+    requeued = dataclasses.replace(finished, alert=dataclasses.replace(finished.alert, exit_code=75))
+    assert text(requeued).endswith("The run ended with exit code 75: the next start continues it.")
     scratch = text(notification(AlertEvent.STARTED_FROM_SCRATCH))
     assert "STARTED FROM SCRATCH" in scratch
     assert "resumed" not in scratch

@@ -3,8 +3,9 @@
 Fields: prometheus.io/docs/alerting/latest/configuration/#webhook_config and api/v2/openapi.yaml of Alertmanager 0.28 (November 2026).
 Tried with Alertmanager 0.25.
 Labels name the alert, so they are equal from firing to resolved; all that changes is in the annotations. The severity is a label, because
-people route by it: a thread that becomes critical is another alert, and the one of before is resolved with it. A receiver of the API ends
-an alert by itself after its resolve_timeout unless `endsAt` is far away.
+people route by it: a thread that becomes critical is another alert, and the one of before is resolved with it. Alertmanager itself ends an
+alert at its `endsAt`: one of a thread gets a late one, because nothing is sent while it fires; a message without a thread an early one,
+unless it is critical.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from supervisor.alerts import text
 from supervisor.alerts.model import AlertSeverity, plain_name
 from supervisor.alerts.sinks.chat import ChatSink
 from supervisor.alerts.threads import NotificationState
+from supervisor.core.time_text import timestamp
 
 if TYPE_CHECKING:
     from supervisor.alerts.sinks import SinkOptions
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 #: Alertmanager's way to write that an alert has no end yet.
 _NO_END: Final = "0001-01-01T00:00:00Z"
-_FOR_LONG_S: Final = 7 * 86400.0
+#: How long Alertmanager itself shows an alert at most: one that fires, and a message without a thread.
+_THREAD_S: Final = 7 * 86400.0
+_MESSAGE_S: Final = 300.0
 
 
 def webhook(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
@@ -53,7 +57,8 @@ def webhook(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
 
 def api(sent: Notification, detail: AlertDetail) -> list[list[dict[str, Any]]]:
     """Return what Alertmanager's own API takes: a list of alerts."""
-    return [[one for one, _ in _alerts(sent, detail, text.timestamp(sent.alert.ts + _FOR_LONG_S))]]
+    is_brief = sent.state is NotificationState.NOTE and sent.severity is not AlertSeverity.CRITICAL
+    return [[one for one, _ in _alerts(sent, detail, timestamp(sent.alert.ts + (_MESSAGE_S if is_brief else _THREAD_S)))]]
 
 
 def make(options: SinkOptions) -> ChatSink:
@@ -64,10 +69,10 @@ def make(options: SinkOptions) -> ChatSink:
 def _alerts(sent: Notification, detail: AlertDetail, no_end: str) -> list[tuple[dict[str, Any], bool]]:
     """Return the alert, and the one that it replaces; of each whether it is over."""
     over = sent.state is NotificationState.RESOLVED
-    one = _alert(sent, detail, text.timestamp(sent.alert.ts) if over else no_end)
+    one = _alert(sent, detail, timestamp(sent.alert.ts) if over else no_end)
     if not sent.raised:
         return [(one, over)]
-    before = {**one, "labels": {**one["labels"], "severity": AlertSeverity.WARNING.value}, "endsAt": text.timestamp(sent.alert.ts)}
+    before = {**one, "labels": {**one["labels"], "severity": AlertSeverity.WARNING.value}, "endsAt": timestamp(sent.alert.ts)}
     return [(one, over), (before, True)]
 
 
@@ -94,7 +99,7 @@ def _alert(sent: Notification, detail: AlertDetail, ends_at: str) -> dict[str, A
     return {
         "labels": labels,
         "annotations": annotations,
-        "startsAt": text.timestamp(sent.since_t or alert.ts),
+        "startsAt": timestamp(sent.since_t or alert.ts),
         "endsAt": ends_at,
         "generatorURL": "",
     }

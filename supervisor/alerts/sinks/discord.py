@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.alerts import text
 from supervisor.alerts.sinks.chat import ChatSink, colour, cut
+from supervisor.core.time_text import timestamp
 
 if TYPE_CHECKING:
     from supervisor.alerts.sinks import SinkOptions
@@ -25,7 +26,7 @@ def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
         "title": cut(text.title(sent, detail), 256),
         "description": cut(description, 4000),
         "color": colour(sent),
-        "timestamp": text.timestamp(sent.alert.ts),
+        "timestamp": timestamp(sent.alert.ts),
         "fields": [
             *({"name": name, "value": cut(value, 200), "inline": True} for name, value in text.facts(sent, detail)),
             {"name": "command", "value": f"`{cut(text.command(sent, detail), 1000)}`", "inline": False},

@@ -2,8 +2,9 @@
 
 Fields: developer.pagerduty.com/docs/events-api-v2 (November 2026): summary at most 1024 characters, dedup_key 255, 202 for what is taken.
 
-While supervise restarts the job, the PagerDuty incident is acknowledged: nobody is woken. An event for an acknowledged incident pages
-nobody, so what becomes critical triggers a key of its own, and the first one is resolved.
+While supervise restarts the job, the PagerDuty incident is acknowledged: it does not escalate. An event for an acknowledged incident
+pages nobody, so what becomes critical triggers a key of its own, and the first one is resolved. A message without a thread is resolved at
+once, because no later one would do it; if it is critical, it stays open until a person resolves it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from supervisor.alerts import text
 from supervisor.alerts.model import INCIDENT, AlertAction, AlertSeverity, plain_name
 from supervisor.alerts.sinks.chat import ChatSink, cut
 from supervisor.alerts.threads import NotificationState
+from supervisor.core.time_text import timestamp
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ URL: Final = "https://events.pagerduty.com/v2/enqueue"
 
 
 def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
-    """Return one event, or two: what becomes critical, or is acknowledged."""
+    """Return the events of a notification, in their order: one, or two."""
     critical = sent.severity is AlertSeverity.CRITICAL
     key = sent.thread + ("-critical" if critical else "")
 
@@ -35,12 +37,12 @@ def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
     if sent.state is NotificationState.RESOLVED:
         return [event("resolve", key)]
     trigger = event("trigger", key) | {"client": "supervise", "payload": _payload(sent, detail)}
+    if critical:
+        return [trigger, event("resolve", sent.thread)] if sent.raised else [trigger]
     if sent.state is NotificationState.NOTE:
-        return [trigger, event("resolve", key)]  # it has no end that could be reported
+        return [trigger, event("resolve", key)]
     restarts = sent.alert.event.row.thread == INCIDENT and sent.alert.action is AlertAction.RESTART
-    if restarts and not critical:
-        return [trigger, event("acknowledge", key)]
-    return [trigger, event("resolve", sent.thread)] if sent.raised else [trigger]
+    return [trigger, event("acknowledge", key)] if restarts else [trigger]
 
 
 def make(options: SinkOptions) -> ChatSink:
@@ -58,7 +60,7 @@ def _payload(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
         "summary": cut(f"{text.title(sent, detail)}. {text.sentences(sent, detail)}", 1024),
         "source": facts.get("node") or plain_name(alert.job),
         "severity": sent.severity.value,
-        "timestamp": text.timestamp(alert.ts),
+        "timestamp": timestamp(alert.ts),
         "component": plain_name(alert.job),
         "class": alert.event.value if "cause" not in facts else alert.cause.value,
         "custom_details": facts | {"command": text.command(sent, detail)} | ({"lines": lines} if lines else {}),

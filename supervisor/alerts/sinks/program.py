@@ -1,12 +1,14 @@
 """A program of the user's (kind `exec`): the notification as JSON on its standard input.
 
-Exit code 0: delivered. 75 (EX_TEMPFAIL), a signal, or the deadline: another time. Any other: refused, with its last line of stderr. It runs
-without a shell, in a process group of its own, which is killed at the deadline. Its environment is PATH, HOME and LANG.
+Exit code 0: delivered. 75 (EX_TEMPFAIL), a signal, or the deadline: another time. Any other: refused, with its last line of stderr. A
+program that is not there or cannot be executed is refused too. Where no process can be started now, as without memory, another time.
+It runs without a shell, in a process group of its own, which is killed at the deadline. Its environment is PATH, HOME and LANG.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from supervisor.alerts.threads import Notification
 
 TEMPORARY: Final = 75
+#: Another try of the same command would be answered alike.
+_ITS_OWN_FAULT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.E2BIG, errno.ELOOP, errno.ENAMETOOLONG})
 _PASSED_ON: Final = ("PATH", "HOME", "LANG")
 _ANSWER: Final = 200
 #: Of its stderr: what one read takes, what is kept; and how often its end is checked.
@@ -54,7 +58,8 @@ class ProgramSink:
         try:
             process = self._start(self._options.argv, environ)
         except OSError as error:
-            return DeliveryRefused(error.strerror or type(error).__name__)
+            reason = error.strerror or type(error).__name__
+            return DeliveryRefused(reason) if error.errno in _ITS_OWN_FAULT else DeliveryDeferred(reason)
         with process:
             answer = _last_line(_read_until_end(process, body, time.monotonic() + deadline_s))
             if process.poll() is None:

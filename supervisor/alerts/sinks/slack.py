@@ -6,7 +6,7 @@ An answer other than 200 `ok` names the fault, such as `no_text`, `invalid_block
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.alerts import text
 from supervisor.alerts.sinks.chat import ChatSink, colour, cut
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from supervisor.alerts.sinks import SinkOptions
     from supervisor.alerts.text import AlertDetail
     from supervisor.alerts.threads import Notification
+
+_MOST_TEXT: Final = 2000
+#: Of the lines, so that the sign that ends them is not cut off.
+_MOST_LINES: Final = 1900
 
 
 def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
@@ -26,7 +30,7 @@ def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
         {"type": "header", "text": {"type": "plain_text", "text": cut(title, 150), "emoji": False}},
         {"type": "section", "text": _mrkdwn(_plain(sentences))},
         {"type": "section", "fields": fields[:10]},
-        *([{"type": "section", "text": _mrkdwn(f"```{_plain(chr(10).join(lines))[:2900]}```")}] if lines else []),
+        *([{"type": "section", "text": _mrkdwn(f"```{cut(_plain(chr(10).join(lines)), _MOST_LINES)}```")}] if lines else []),
         {"type": "section", "text": _mrkdwn(f"`{_plain(text.command(sent, detail))}`")},
     ]
     return [{"text": cut(f"{title}. {sentences}", 2900), "attachments": [{"color": f"#{colour(sent):06x}", "blocks": blocks}]}]
@@ -38,7 +42,7 @@ def make(options: SinkOptions) -> ChatSink:
 
 
 def _mrkdwn(written: str) -> dict[str, str]:
-    return {"type": "mrkdwn", "text": cut(written, 2000)}
+    return {"type": "mrkdwn", "text": cut(written, _MOST_TEXT)}
 
 
 def _plain(written: str) -> str:

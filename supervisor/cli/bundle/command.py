@@ -13,7 +13,7 @@ import click
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.cli.jobs.job_files import find_job, history_of, show_problems, state_root
-from supervisor.journal.records import wall_text
+from supervisor.core.time_text import timestamp
 
 if TYPE_CHECKING:
     from health.doctor import Diagnosis
@@ -77,7 +77,7 @@ def collect(
         "incident": subject.incident.number if subject.incident is not None else None,
         "run_id": subject.incident.run_id if subject.incident is not None else history.run.run_id if history.run else None,
         "attempt": subject.attempt,
-        "made": wall_text(made),
+        "made": timestamp(made),
     }
     return contents, about
 

@@ -14,9 +14,10 @@ from supervisor.cli import stdio
 from supervisor.cli.invocation import STATE_DIR, Invocation, json_option, setting_options
 from supervisor.cli.jobs import status
 from supervisor.cli.jobs.job_files import JobFiles, changed_at, places_in, state_root
+from supervisor.core.time_text import span_text
 from supervisor.errors import SuperviseError
 from supervisor.report.status_page import Status
-from supervisor.report.wording import span_text, step_text
+from supervisor.report.wording import step_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

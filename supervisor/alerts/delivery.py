@@ -125,10 +125,11 @@ class _AlertDelivery:
             while not self.loaded and (left_s := min(patience, self.closing_at or patience) - time.monotonic()) > 0:
                 self.changed.wait(left_s)
         while entry := self.next():
+            closes = self.closing_at is not None  # before the try: one that was under way then is not the last
             is_done = self.send(entry)
             self.in_flight = ""
             self.log_drops()
-            if not is_done and self.closing_at is not None:
+            if closes and not is_done:
                 return
 
     def next(self) -> QueuedAlert | None:

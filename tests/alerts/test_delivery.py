@@ -198,6 +198,20 @@ def test_a_process_that_closes_at_once_sends_what_was_left(
     assert [request.event_id for request in endpoint.received] == [alert().event_id]
 
 
+def test_a_try_that_was_under_way_at_the_end_is_not_the_last_one(
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
+) -> None:
+    endpoint.script = [(0, {}), (200, {})]
+    sender = begin(endpoint.url, deadline_s=30.0)
+    for number in range(3):
+        sender.enqueue(alert(number))
+    wait_until(lambda: endpoint.received)
+    sender.begin_close(time.monotonic() + 20)
+    endpoint.stop.set()  # no answer to the first
+    assert sender.finish_close(time.monotonic() + 20) == 0
+    assert [request.event_id for request in endpoint.received] == [alert(number).event_id for number in (0, 0, 1, 2)]
+
+
 @pytest.mark.bench
 def test_close_keeps_its_deadline_against_an_endpoint_that_never_answers(
     begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]

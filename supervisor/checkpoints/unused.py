@@ -15,7 +15,7 @@ from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verification import verify
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointCopied, CheckpointTrouble
 from supervisor.core.model import UnusedCheckpoints
-from supervisor.observe.ranks.path_patterns import pattern_of, without_dates
+from supervisor.observe.ranks.path_patterns import pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def unused_checkpoints(records: CheckpointRecords) -> tuple[UnusedCheckpoints, .
     for candidate in _saved(records):
         seen = records.cache.get(candidate.path, candidate.identity)
         if seen is not None and seen.verdict is Verdict.VERIFIED:
-            found.setdefault(_to_declare(records, pattern_of(candidate.path)), []).append((candidate, seen))
+            found.setdefault(pattern_of(candidate.path), []).append((candidate, seen))
     newest = {pattern: max(rows, key=lambda row: _written_ns(row[0]))[1] for pattern, rows in found.items()}
     return tuple(UnusedCheckpoints(pattern, len(found[pattern]), one.path, one.step, one.epoch) for pattern, one in sorted(newest.items()))
 
@@ -98,8 +98,7 @@ class UnusedCopies:
                 self._records.copies.release(one)
             else:  # neither is known to be farther
                 self._hold_for_this_run(one)
-        unused = UnusedCheckpoints(_to_declare(self._records, pattern), 1, made.path, made.step, made.epoch)
-        self._report(CheckpointCopied(unused, copy.place))
+        self._report(CheckpointCopied(UnusedCheckpoints(pattern, 1, made.path, made.step, made.epoch), copy.place))
 
     def _hold_for_this_run(self, copy: Copy) -> None:
         """Hold a copy that an earlier run may have held."""
@@ -138,18 +137,6 @@ class UnusedCopies:
             if (is_earlier or is_held) and not copy.manifest.has_lost_weights:
                 found.setdefault(pattern_of(copy.manifest.path), []).append(copy)
         return found
-
-
-def _to_declare(records: CheckpointRecords, pattern: str) -> str:
-    """Return the pattern that finds the checkpoints of a location, and those of later attempts.
-
-    If the job saved the same in a directory of another date, each start makes its own. One alone may be the user's choice: beside it
-    may lie other trainings.
-    """
-    undated = without_dates(pattern)
-    places = () if records.discovery is None else records.discovery.locations()
-    others = (one.pattern for one in places if one.saved and one.pattern != pattern)
-    return undated if undated in map(without_dates, others) else pattern
 
 
 def _saved(records: CheckpointRecords) -> list[Candidate]:

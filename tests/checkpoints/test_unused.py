@@ -52,18 +52,6 @@ def test_the_newest_directory_is_copied_before_the_attempt_reaches_it(tmp_path: 
     assert verify(kept.place).verdict is Verdict.VERIFIED
 
 
-def test_directories_that_each_start_dates_are_declared_as_one(tmp_path: Path) -> None:
-    disk = JobOnDisk(tmp_path)
-    patterns = []
-    for attempt, began in enumerate(("20261123-120913", "20261123-131502", "20261124-000001"), 1):
-        (disk.here / f"out/gloo_{began}").mkdir(parents=True)
-        disk.rank.saves(f"out/gloo_{began}/model_{attempt}0.pt", attempt * 10)
-        begin(disk, attempt + 1)
-        disk.checkpoints.keep_unused(attempt + 1)
-        patterns.append(disk.reports[-1].unused.pattern)
-    assert patterns == [f"{disk.here}/out/{name}/model_[0-9]*.pt" for name in ("gloo_20261123-120913", "gloo_[0-9]*", "gloo_[0-9]*")]
-
-
 def test_a_file_server_s_clock_that_is_ahead_makes_no_earlier_save_one_of_this_attempt(tmp_path: Path) -> None:
     disk = JobOnDisk(tmp_path)
     hf(disk, 10)

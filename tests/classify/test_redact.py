@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import textwrap
 from urllib.parse import quote
 
 import pytest
@@ -73,8 +74,40 @@ def test_no_planted_secret_is_left(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_no_planted_secret_is_left_in_base64(name: str) -> None:
-    encoded = base64.b64encode(PLANTED[name].replace("\n", " ").replace("│", "|").encode()).decode()
+    encoded = base64.b64encode(PLANTED[name].encode()).decode()
     assert encoded not in redact.text(f"payload {encoded} of 1")
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_no_planted_secret_is_left_in_a_line_of_json(name: str) -> None:
+    shown = redact.text(json.dumps({"event": "x", "message": PLANTED[name]}))
+    assert CANARY not in shown
+    assert json.loads(shown)["event"] == "x"
+
+
+def test_base64_is_recognised_in_lines() -> None:
+    lines = textwrap.wrap(base64.b64encode(("x" * 60 + PLANTED["json_pretty_object"]).encode()).decode(), 76)
+    assert len(lines) > 1
+    assert redact.text("\n".join(["begin", *lines, "end"])).split("\n")[1:-1] == [redact.digest("\n".join(lines))]
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "glsa_Xy7PqLm3RtBv9KdWz2NcQ8sFhJ4gT6aE_3f5a9c01",
+        "hvs.CAESIJ8k2Xw5Qn7Rz3Lp9Tb4Vc6Md1Hs0Gf",
+        "dG9r/ZW4gb2Yg+YSBrZXk3Nz8x9Qw7Lm2Zk5Rt8==",
+        "ATATT3xFfGF0Xy7PqLm3RtBv9KdWz2NcQ8sF-kJ5=1A2B3C4D",
+    ],
+)
+def test_a_word_by_chance_is_a_token_of_an_issuer_that_nobody_knows(token: str) -> None:
+    assert token[8:30] not in redact.text(f"got {token}, retrying")
+
+
+def test_a_line_of_a_private_key_alone_is_hidden() -> None:
+    """Evidence holds lines: the head of the key is in another one."""
+    line = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj"
+    assert redact.document(["-----BEGIN PRIVATE KEY-----", line]) == ["-----BEGIN PRIVATE KEY-----", redact.digest(line)]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +149,22 @@ def test_a_token_is_known_by_its_issuer_s_form(token: str) -> None:
         "authentication failed: no route to host",
         "Token indices sequence length is longer than the specified maximum (1024 > 512)",
         "hidden_size: int = 4096, n_token: 12, pad_token_id=0",
+        "pass: remove_noop_ops, backward_pass=AllReduce, forward_pass: 12.5ms/iter, first_pass=True",
+        '  "pwd": "/home/user1/run22", use_auth_token=False, hub_token=None, hub_token=<HUB_TOKEN>, token ****, --token $HF_TOKEN',
+        "  tokens_per_step ............................... 4096",
+        "Loading token... done in 3 s",
+        "autograd MaxPool2DWithIndicesBackward0, nn.AdaptiveAvgPool2d, Qwen2VLForConditionalGeneration2, SmoothL1LossBackward0",
+        "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_",
+        "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0_APM1_ABV0_ACED0_AF0EM1",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
+        "GPU-5f3c0a92-893a-7cbb-c4cf-81472F89A462 at 0x7FfE1950A86A20F9469CFC6C",
+        "models--meta-llama--Llama-3.1-8B-Instruct/snapshots/0e9e39f249a16976918f6564b8830bc894c89659",
+        "flash_attn-2.5.8+cu122torch2.3cxx11abiFALSE-cp310-cp310-linux_x86_64.whl",
+        "/runs/Xy7PqLm3RtBv9KdWz2NcQ8sF/step_100.pt and ckpt/Xy7PqLm3RtBv9KdWz2NcQ8sF/step_100.pt",
+        "mount 10.0.0.1@tcp:/fs: scratch-OST0001-osc-ffff8a1b2c3d4e5f was lost",
+        "nvcr.io/nvidia/pytorch:24.05-py3@sha256:0a1b and myimage:24.05-py3@sha256:0a1b, train.py:12:DEBUG:root:loaded",
+        "c = Client(address, authkey=process.current_process().authkey)",
+        "RuntimeError: AuthenticationError('no route to host node17')",
     ],
 )
 def test_ordinary_lines_stay_as_they_are(line: str) -> None:
@@ -151,7 +200,9 @@ def test_a_document_keeps_its_form() -> None:
             "mixed": [1, {"log": f"token={CANARY}"}],
             "lr": 0.1,
             "none": None,
-            "env": [{"name": "API_KEY", "value": CANARY}, {"name": "LANG", "value": "C"}],
+            "env": [{"name": "API_KEY", "value": CANARY}, {"name": "LANG", "value": "C"}, {"key": "dbPwd", "value": CANARY}],
+            "made": {"kind": "Secret", "metadata": {"name": "hf"}, "data": {"hf": CANARY}},
+            "shell": ["mysql", "-ubob", f"-p{CANARY}", "runs"],
         }
     )
     assert CANARY not in json.dumps(found)
@@ -159,6 +210,8 @@ def test_a_document_keeps_its_form() -> None:
     assert found["argv"][0:2] == ["train.py", "--hf-token"]
     assert found["auth"]["user"][1] == 5
     assert found["env"][1]["value"] == "C"
+    assert found["made"]["metadata"] == {"name": "hf"}
+    assert (found["shell"][0], found["shell"][3]) == ("mysql", "runs")
 
 
 @pytest.mark.bench

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from supervisor.classify import redact
+from supervisor.classify import redact, secret_forms
 from supervisor.classify.redact import KnownSecrets
 from supervisor.config.loading import show, sink_address, sink_key, webhook_secret
 from supervisor.config.settings import ROWS, SINK_ROWS
@@ -54,7 +54,7 @@ def _of_settings(settings: Settings, environ: Mapping[str, str]) -> Iterator[str
 
 def _of_environment(environ: Mapping[str, str]) -> Iterator[str]:
     for name, value in environ.items():
-        if redact.is_secret_name(name):
+        if secret_forms.is_secret(name, value):
             yield value
         yield from redact.secrets_in(value)
 

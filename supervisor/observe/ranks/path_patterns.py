@@ -34,10 +34,6 @@ _NAMES_CHECKPOINT: Final = re.compile(r"ckpt|chkpt|checkpoint|snapshot|save|step
 _MOST_NUMBERS: Final = 3
 _ANY: Final = "[0-9]*"
 _MAGIC: Final = re.compile(r"[*?[]")
-#: The second at which a run began, in the names of its directories: 20261123-120913, 2026-11-23_12-09-13; hydra's 2026-11-23/12-09-13.
-_BEGAN: Final = re.compile(
-    r"(?<!\d)20\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])(?:[-_+T. ]?|(/))(?:[01]\d|2[0-3])([-_:.]?)[0-5]\d\3[0-5]\d(?!\d)"
-)
 
 
 def checkpoint_path(path: str) -> str:
@@ -67,12 +63,6 @@ def pattern_of(path: str) -> str:
 def matches(pattern: str, path: str) -> bool:
     """Return whether `path` is a checkpoint of the location: a pattern also matches `step_100_ema.pt`, which is another one's."""
     return pattern_of(path) == pattern
-
-
-def without_dates(pattern: str) -> str:
-    """Return the pattern that also matches where the same script saves if it begins at another time, by its directories' names."""
-    directory, slash, name = pattern.rpartition("/")
-    return _BEGAN.sub(lambda match: f"{_ANY}/{_ANY}" if match[2] else _ANY, directory) + slash + name
 
 
 def is_within(directory: str, path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.observe.ranks.path_patterns import checkpoint_path, matches, pattern_of, without_dates
+from supervisor.observe.ranks.path_patterns import checkpoint_path, matches, pattern_of
 
 UNITS = {
     "/j/ckpt.pt": "/j/ckpt.pt",
@@ -55,20 +55,3 @@ def test_the_place_of_a_checkpoint(path: str, pattern: str) -> None:
 )
 def test_an_export_beside_a_checkpoint_is_of_another_place(first: str, second: str, same: bool) -> None:  # noqa: FBT001  a column
     assert matches(pattern_of(f"/j/{first}"), f"/j/{second}") is same
-
-
-@pytest.mark.parametrize(
-    ("pattern", "undated"),
-    [
-        ("/j/out/gloo-2_20261123-120913/model_[0-9]*.pt", "/j/out/gloo-2_[0-9]*/model_[0-9]*.pt"),
-        ("/j/20261123T120913/last.pt", "/j/[0-9]*/last.pt"),
-        ("/j/2026-11-23_12-09-13/ckpt/last.pt", "/j/[0-9]*/ckpt/last.pt"),
-        ("/j/outputs/2026-11-23/12-09-13/last.pt", "/j/outputs/[0-9]*/[0-9]*/last.pt"),
-        ("/j/save/CKPT+2026-11-23+12-39-43+00/optimizer.ckpt", "/j/save/CKPT+[0-9]*+00/optimizer.ckpt"),
-        ("/j/2026-11-23/last.pt", "/j/2026-11-23/last.pt"),
-        ("/j/run_20261323-120913/last.pt", "/j/run_20261323-120913/last.pt"),
-        ("/j/120261123-120913/last_20261123-120913.pt", "/j/120261123-120913/last_20261123-120913.pt"),
-    ],
-)
-def test_a_date_with_its_time_in_a_directory_s_name_may_be_any(pattern: str, undated: str) -> None:
-    assert without_dates(pattern) == undated

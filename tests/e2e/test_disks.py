@@ -212,7 +212,9 @@ def test_a_state_directory_that_is_deleted_under_us_harms_nobody(supervise: Run,
     os.kill(pid, signal.SIGKILL)
     assert run.exit_code() == 0
     assert int(run.wait_for_line(HANDED_OVER)[1]) >= 9
-    assert run.stderr.count("journal.jsonl: it was deleted while it was written") == 1
+    cause = "journal.jsonl: it was deleted while it was written"
+    assert run.stderr.count(f"{cause}; decisions are kept in memory") == 1
+    assert run.stderr.count(f"{cause}\n") == 1, "once more at the end, with the records that are lost"
     assert len((tmp_path / "pids").read_text().splitlines()) == 2
     assert sorted(set(steps_of(run))) == list(range(1, 61))
     run.wait_for_nothing_left()

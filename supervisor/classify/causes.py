@@ -160,7 +160,7 @@ _ROWS = {
     Cause.USER_CODE: Explanation(
         "The training program raised an exception of its own",
         "an exception that no other cause explains, or an exit code that the program chose",
-        "Correct it at the file and line that are named",
+        "Correct it at the file and line that the traceback names",
     ),
     Cause.DEPENDENCY: Explanation(
         "A library is missing, or libraries do not match each other",

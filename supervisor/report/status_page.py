@@ -153,7 +153,7 @@ def _since(status: Status) -> str:
 
 def _progress(status: Status) -> str:
     total = f" of {status.total_steps}" if status.total_steps and status.step is not None and not status.step_relative else ""
-    parts = [wording.step_text(status.step) + total + (" (counted from where it began)" if status.step_relative else "")]
+    parts = [wording.step_text(status.step, relative=status.step_relative) + total]
     parts.append(f"phase {status.phase}")
     if status.runs and status.steps_per_s:
         pace = status.steps_per_s
@@ -221,9 +221,15 @@ def _node(status: Status) -> list[Fact]:
     if status.examined_t is not None:
         bad = [finding for finding in status.findings if finding.result != "ok"]
         at = time.strftime("%H:%M:%S", time.localtime(status.examined_t))
-        text = "; ".join(f"{finding.result}: {finding.subject}: {finding.reason}" for finding in bad) or "nothing wrong was found"
+        text = "; ".join(map(_finding, bad)) or "nothing wrong was found"
         facts.append(Fact("health", f"{text} (examined at {at})", Tone.WARNING if bad else Tone.PLAIN))
     return facts
+
+
+def _finding(found: Finding) -> str:
+    """Return a finding as a sentence: what it is about stands once."""
+    subject = found.subject.removeprefix("path:")
+    return f"{found.result}: {found.reason if subject in found.reason else f'{subject}: {found.reason}'}"
 
 
 def _numbers(found: Sequence[int]) -> str:

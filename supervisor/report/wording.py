@@ -41,7 +41,8 @@ _OBSERVERS = {
     "observer": "not examined",
 }
 _PLAIN_EXIT = " exited with code 1"
-#: A line of evidence is foreign text: the beginning shows the kind, and the end of it which one.
+_NO_EVIDENCE = "none was found"
+#: Evidence beside what the verdict stands on is no longer than this: the beginning shows the kind, and the end of it which one.
 _LONGEST_EVIDENCE = 400
 
 
@@ -71,13 +72,13 @@ def evidence_facts(verdict: Verdict, facts: Sequence[Evidence], most: int) -> li
     consequences = [fact for fact in facts if is_consequence(fact, verdict)]
     own = [fact for fact in facts if fact not in consequences]
     first = [fact for fact in verdict.because[:1] if fact in own]
-    lines = evidence_lines(own, len(own) + 1, first=first) if own else []
+    lines = _whole_lines(own, first)
     if verdict.cause is not Cause.NONE:
         lines = [_in_full(verdict.summary, lines[:1]), *lines]
-    lines = _distinct(lines)
+    lines = _distinct(lines) or [_NO_EVIDENCE for _ in own[:1]]
     if len(lines) > 1:
         lines = [line for line in lines if not line.endswith(_PLAIN_EXIT)]  # an exception says more
-    found = [Fact(EVIDENCE if number == 0 else "", line) for number, line in enumerate(lines[:most])]
+    found = [Fact("" if number else EVIDENCE, cut(line, _LONGEST_EVIDENCE) if number else line) for number, line in enumerate(lines[:most])]
     if consequences:
         found.append(Fact("" if found else EVIDENCE, _consequence_text(consequences), Tone.FAINT))
     return found
@@ -88,10 +89,15 @@ def evidence_lines(facts: Iterable[Evidence], most: int, *, first: Sequence[Evid
 
     `first`: the evidence that a verdict stands on; it comes before all else.
     """
+    lines = [cut(line, _LONGEST_EVIDENCE) for line in _whole_lines(facts, first)]
+    return lines[:most] or [_NO_EVIDENCE]
+
+
+def _whole_lines(facts: Iterable[Evidence], first: Sequence[Evidence]) -> list[str]:
+    """Return all evidence, the best first, a line each, as long as it is."""
     order = {name: i for i, name in enumerate(_TELLING)}
     readable = sorted((f for f in facts if f.name in order or f.source != "heartbeat"), key=lambda f: order.get(f.name, len(order)))
-    lines = list(dict.fromkeys(cut(clean(evidence_line(fact)), _LONGEST_EVIDENCE) for fact in (*first, *readable)))
-    return lines[:most] or ["none was found"]
+    return list(dict.fromkeys(clean(evidence_line(fact)) for fact in (*first, *readable)))
 
 
 def evidence_line(fact: Evidence) -> str:
@@ -100,12 +106,17 @@ def evidence_line(fact: Evidence) -> str:
     if fact.source in _ENDS and fact.name in {"signal", "exit_code"}:
         how = f"was killed by {exits.signal_name(fact.text)}" if fact.name == "signal" else f"exited with code {fact.text}"
         return f"{rank or 'the command'} {how}"
-    if fact.source in {"error_file", "launcher"} and fact.name == "exception":
+    if _is_raised(fact):
         return f"{rank or 'the command'} raised {_telling_line(fact)}"
     if fact.source in _ENDS:
         return f"{rank or 'the command'}: {_telling_line(fact)}"
     observer = _OBSERVERS.get(fact.source, fact.source)
     return f"{observer}{f' of {rank}' if rank else ''}: {_telling_line(fact)}"
+
+
+def _is_raised(fact: Evidence) -> bool:
+    """Whether a fact is what a rank raised, as it wrote it down itself: the exception, or the signature that matches it."""
+    return fact.source in {"error_file", "launcher"} and (fact.name == "exception" or fact.claim is not None)
 
 
 def is_consequence(fact: Evidence, verdict: Verdict) -> bool:
@@ -123,7 +134,8 @@ def is_consequence(fact: Evidence, verdict: Verdict) -> bool:
 
 def victims(verdict: Verdict) -> list[int]:
     """Return the ranks whose exceptions merely follow from this failure: what they printed explains nothing."""
-    return sorted({f.rank for f in verdict.because if f.rank is not None and f.name in _EXCEPTIONS and is_consequence(f, verdict)})
+    raised = (f for f in verdict.because if f.name in _EXCEPTIONS or _is_raised(f))
+    return sorted({f.rank for f in raised if f.rank is not None and is_consequence(f, verdict)})
 
 
 def decision_text(plan: Plan, attempt: int) -> str:
@@ -207,7 +219,7 @@ def step_text(step: int | None, *, relative: bool = False, at_least: bool = Fals
     """Return a step as a person would write it."""
     if step is None:
         return "step unknown"
-    return f"step {step}" + (" or later" if at_least else "") + (" (counted from where it began)" if relative else "")
+    return f"step {step}" + (" or later" if at_least else "") + (" (counted by supervise)" if relative else "")
 
 
 def position_text(step: int | None, epoch: int | None) -> str:

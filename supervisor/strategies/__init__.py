@@ -96,5 +96,5 @@ def _distinct(notes: list[str]) -> tuple[str, ...]:
 
 def _next_text(plan: Plan) -> str:
     """Return what the same failure would meet next time."""
-    answer = f"stop with exit code {plan.exit_code}" if plan.kind is PlanKind.STOP else "restart"
-    return f"if it fails so again: {answer}: {plan.reason}"
+    answer = f"stop with exit code {plan.exit_code}: " if plan.kind is PlanKind.STOP else "" if "restart" in plan.reason else "restart: "
+    return f"if it fails so again: {answer}{plan.reason}"

@@ -166,8 +166,8 @@ def exit_code_after(situation: Situation, failures: Iterable[Failure]) -> tuple[
     if family(situation.verdict.cause) == "infrastructure":
         return 75, "the infrastructure may recover: requeue"
     if recent and all(f.fingerprint == situation.verdict.fingerprint for f in recent):
-        return 65, "and they were equal"
-    return 1, "and they differ" if recent else ""
+        return 65, "each time in the same way"
+    return 1, "not always in the same way" if recent else ""
 
 
 def cause_remedy(situation: Situation) -> str:

@@ -105,6 +105,6 @@ def test_a_save_that_was_not_verified_in_time_is_named_with_the_command_that_che
 
 def test_a_step_that_is_counted_from_the_beginning_of_the_attempt_says_so() -> None:
     state = JobState(attempt=Attempt(1, progress=Progress(9, relative=True), steps_seen=9), run=Run(exit_code=0))
-    assert last_line(state, 0, None) == "done at step 9 (counted from where it began), no incident"
+    assert last_line(state, 0, None) == "done at step 9 (counted by supervise), no incident"
     state = replace(state, run=replace(state.run, losses=Losses(1, 29.0)))
-    assert last_line(state, 0, None) == "done at step 9 (counted from where it began), 1 incident, at least 29 s lost"
+    assert last_line(state, 0, None) == "done at step 9 (counted by supervise), 1 incident, at least 29 s lost"

@@ -13,7 +13,7 @@ from supervisor.config.settings import Instrument, Settings, Systemd
 from supervisor.core import actions as act
 from supervisor.core.actions import BeginAttempt, CloseIncident, ReportDecision, ReportResume
 from supervisor.core.events import AttemptEnded, AttemptStarted, CheckpointSelected, ProgressObserved, StartCeilingPassed
-from supervisor.core.model import Cause, Change, Evidence, Gpu, Phase, Plan, PlanKind, Verdict
+from supervisor.core.model import Cause, Change, Claim, Evidence, Gpu, Phase, Plan, PlanKind, Verdict
 from supervisor.core.state import Incident
 from supervisor.job.clock import Clock
 from supervisor.report.layout import render
@@ -267,6 +267,15 @@ def test_the_line_of_a_restart_says_whose_traceback_is_a_consequence(reporter: R
     verdict = Verdict(Cause.KILLED_UNKNOWN, 0.6, "rank 3 was killed by SIGKILL", "f", 3, because=(killed, gone))
     reporter.decided(ReportDecision(7, 2, verdict, PLAN, 12))
     assert said(reporter)[0].endswith("at step 12; restarting as attempt 3; the traceback of rank 0 is a consequence")
+
+
+def test_an_exception_that_a_signature_knows_as_a_consequence_is_named_so_too(reporter: Reporter) -> None:
+    claim = Claim(Cause.GLOO_ERROR, 0.75, transient=True, consequence_of=("*",))
+    gone = Evidence("error_file", "gloo_error.closed", "RuntimeError: Connection closed by peer", 0, claim=claim)
+    verdict = Verdict(Cause.KILLED_UNKNOWN, 0.6, "rank 3 was killed by SIGKILL", "f", 3, because=(Evidence("exit", "signal", "9", 3), gone))
+    reporter.decided(ReportDecision(7, 2, verdict, PLAN, 12))
+    assert said(reporter)[0].endswith("; the traceback of rank 0 is a consequence")
+    assert "a consequence: rank 0 raised RuntimeError: Connection closed by peer" in shown(reporter)
 
 
 def test_the_step_stands_once_in_the_line_of_a_restart(reporter: Reporter) -> None:

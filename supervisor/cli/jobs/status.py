@@ -126,7 +126,7 @@ def status_of(place: JobFiles) -> Status:
         since_t=history.run_t or None,
         ended_t=history.end_t or None,
         attempt_t=history.attempt_t,
-        steps_per_s=_pace(history, beats, step_t) if runs else None,
+        steps_per_s=_pace(history, beats, step_t) if runs and history.ranks else None,
         total_steps=max((beat.total for beat in beats if beat.total), default=None),
         step_t=step_t if runs else None,
         verified=_verified(history),

@@ -110,7 +110,10 @@ def test_the_page_of_a_job_that_runs() -> None:
         mirrored=StoredCheckpoint("/data/ckpt/step_01300.pt", 1300, now - 250, "s3://backup/bert"),
         restarts_left=2,
         gpus=(Gpu(0, "GPU-0"), Gpu(1, "GPU-1"), Gpu(2, "GPU-2", quarantined="xid 79")),
-        findings=(Finding("clock", "host", "degraded", "the clock is not synchronised"), Finding("disk", "path:/data", "ok", "")),
+        findings=(
+            Finding("clock", "host", "degraded", "the clock is not synchronised"),
+            Finding("disk", "path:/data", "degraded", "/data has 2 GiB free"),
+        ),
         examined_t=now - 3705,
         alerts="slack refused 1, the last at 15:01:02: status 400: no_text",
     )

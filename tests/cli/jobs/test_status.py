@@ -172,6 +172,29 @@ def test_progress_beyond_the_failure_refills_the_budget(
     assert found["attempt_since"] == written.T0 + 21
 
 
+def test_between_two_attempts_there_is_no_pace(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    alive(written)
+    written.start(1)
+    for n in range(3):
+        written.progress(5 + n, n, step=n)
+    written.fail(10)
+    written.journal.close(10)
+    found = shown(written, capsys)
+    assert (found["ranks"], found["steps_per_s"], found["eta_s"]) == ([], None, None)
+
+
+def test_a_requeued_run_that_goes_on_has_not_ended(written: Any, make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    written.end(75)
+    again = make_job(root)
+    alive(again, continues=True)
+    again.close()
+    assert shown(again, capsys)["exit_code"] is None
+    assert status(again.settings, "train", as_json=False) == 0
+    assert "until it ended" not in capsys.readouterr().out
+
+
 def test_a_job_whose_supervisor_died(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)

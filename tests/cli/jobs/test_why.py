@@ -243,7 +243,7 @@ def test_no_checkpoint_is_named_where_none_is_declared(written: Any, capsys: pyt
     written.close()
     text = explained(written, capsys)
     assert re.search(r"decision +\S+ restart as attempt 2: the same command again; no checkpoint is declared\n", text)
-    assert "step 1 (counted from where it began)" in text
+    assert "step 1 (counted by supervise)" in text
 
 
 def test_a_refused_beginning_has_no_evidence_but_what_it_says(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -363,6 +363,15 @@ def test_each_fact_stands_once() -> None:
     text = shown(card("train", decision(), None, address="--job train"))
     assert text.count("oops") == 1
     assert "exited with code 1" not in text, "the exception says more"
+
+
+def test_the_evidence_of_an_out_of_memory_is_whole_and_stands_once_for_all_ranks() -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. " + " ".join(f"Process {pid} has {pid}.5 GiB memory in use." for pid in range(20))
+    own = Evidence("error_file", "exception", text, 1)
+    verdict = Verdict(Cause.CUDA_OOM, 0.97, f"rank 1 raised {text[:80]}…", "f", 1, because=(own, Evidence("tail", "err", text, 0)))
+    page = " ".join(shown(card("train", replace(decision(), verdict=verdict), None, address="--job train")).split())
+    assert page.count("Process 19 has") == 1
+    assert f"evidence rank 1 raised {text} decision" in page
 
 
 GONE = Evidence("error_file", "exception", "RuntimeError: Connection closed by peer [10.0.0.5]:31107", 0, t=2.0)

@@ -7,6 +7,7 @@ import os
 import pwd
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ import pytest
 from supervisor.cli.main import main
 from supervisor.cli.systemd import command, installation
 from supervisor.job import identity, known_jobs
+from tests.cli.jobs import stories
+from tests.cli.jobs.conftest import Written
+from tests.cli.jobs.stories import Story
 
 USER = next(row.pw_name for row in pwd.getpwall() if row.pw_uid != 0)
 
@@ -124,6 +128,28 @@ def test_alert_says_which_unit_failed_and_how(configured: Path, monkeypatch: pyt
     assert (alert["event"], alert["severity"], alert["job"]) == ("unit_failed", "critical", "bert")
     assert alert["command"].startswith("systemctl status supervise@bert.service")
     assert alert["lines"] == ["supervise@bert.service failed: exit-code, exited 78"]
+
+
+@pytest.mark.process
+def test_a_run_that_ended_for_another_reason_than_its_last_incident_is_alerted(configured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SERVICE_RESULT", "exit-code"), ("EXIT_CODE", "exited"), ("EXIT_STATUS", "65")):
+        monkeypatch.setenv(f"MONITOR_{name}", value)
+    alert = configured / "alert"
+    for give_up in (True, False):
+        root = configured / ("given up" if give_up else "resolved")
+        monkeypatch.setenv("SUPERVISE_STATE_DIR", str(root))
+        job = Written(root, "bert")
+        if give_up:
+            stories.bug(partial(Story, job))
+        else:
+            job.begin()
+            job.start(1)
+            job.progress(2, 3, step=3)
+            job.fail(5)
+            job.restart(9)
+            job.end(65)
+        assert main(["systemd", "alert", "bert"]) == 0
+        assert alert.exists() is not give_up, root
 
 
 def test_a_job_without_a_configuration_is_named(configured: Path, capfd: pytest.CaptureFixture[str]) -> None:

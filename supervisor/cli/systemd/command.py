@@ -106,13 +106,13 @@ def _of_job(invocation: Invocation, job: str) -> Invocation:
 
 
 def _what_failed(unit: str) -> str:
-    """Return systemd's word on the failed unit. It passes these variables to what OnFailure= starts from version 251 on."""
+    """Return what systemd reports of the failed unit. From version 251 on it passes these variables to what OnFailure= starts."""
     result, code, status = (os.environ.get(f"MONITOR_{name}", "") for name in ("SERVICE_RESULT", "EXIT_CODE", "EXIT_STATUS"))
     return f"{unit} failed" + (f": {result}, {code} {status}".rstrip() if result else "")
 
 
 def _is_reported(settings: Settings, job: str) -> bool:
-    """Whether the unit's run ended with a code that supervise itself alerts of, and each sink took its alerts."""
+    """Whether supervise itself gave the unit's run up, and each sink took its alerts. One too many is better than none."""
     from supervisor.cli import alerts  # noqa: PLC0415  not for --help
     from supervisor.cli.jobs.job_files import find_job, history_of, state_root  # noqa: PLC0415
 
@@ -124,8 +124,10 @@ def _is_reported(settings: Settings, job: str) -> bool:
         history, _ = history_of(place)
     except SuperviseError:
         return False
-    given_up = history.end is not None and str(history.end.exit_code) == status and bool(history.incidents)
-    return given_up and history.run is not None and not alerts.summary(place.directory, history.run.run_id)
+    if history.run is None or history.end is None or str(history.end.exit_code) != status:
+        return False
+    given_up = bool(history.incidents) and history.incidents[-1].outcome == "given_up"
+    return given_up and not alerts.summary(place.directory, history.run.run_id)
 
 
 def _reload_systemd() -> None:

@@ -13,6 +13,7 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from tenacity import RetryCallState, Retrying, retry_if_result, wait_random_exponential
@@ -23,7 +24,6 @@ from supervisor.alerts.sinks import AlertSink, Delivered, DeliveryDeferred, Deli
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from supervisor.alerts.model import OutgoingAlert
     from supervisor.alerts.threads import Notification
@@ -48,7 +48,7 @@ class RetryPace:
 class Undelivered:
     """What did not reach `host`: the alerts that wait for the next start and those that were refused, and why the last of them did not.
 
-    name: of the sink. dropped: how many more there was no room for.
+    name: of the sink. outbox: where they are kept, if they are saved. dropped: how many more there was no room for.
     """
 
     count: int
@@ -56,6 +56,7 @@ class Undelivered:
     host: str
     reason: str
     saved: bool
+    outbox: Path
     dropped: int = 0
 
 
@@ -279,7 +280,8 @@ class AlertSender:
         count = len(courier.waiting) + courier.refused
         if not count and not courier.drops:
             return None
-        return Undelivered(count, courier.name, courier.sink.host, courier.trouble, not courier.disk.in_trouble, courier.drops)
+        is_saved, directory = not courier.disk.in_trouble, courier.outbox.directory
+        return Undelivered(count, courier.name, courier.sink.host, courier.trouble, is_saved, directory, courier.drops)
 
 
 def _last_outcome(state: RetryCallState) -> Outcome:

@@ -134,8 +134,9 @@ EVENTS: Final = {
 }  # fmt: skip
 #: Sent only where the sink's `runs` asks for them.
 OF_RUNS: Final = frozenset({AlertEvent.RUN_STARTED, AlertEvent.RUN_FINISHED})
-#: The threads of failures: a cause belongs to them.
+#: The threads of failures, to which a cause belongs, and all those that an incident explains.
 _OF_FAILURES: Final = frozenset({INCIDENT, "gpu"})
+_OF_INCIDENTS: Final = _OF_FAILURES | {"scratch", "resume", "change"}
 SEVERITIES: Final = {event: row.severity for event, row in EVENTS.items()}
 
 
@@ -187,6 +188,11 @@ class OutgoingAlert:
     def own_cause(self) -> Cause:
         """The cause, where the event is about a failure; `cause` is that of the last incident otherwise."""
         return self.cause if self.event.row.thread in _OF_FAILURES else Cause.NONE
+
+    @property
+    def own_incident(self) -> int:
+        """The incident, where it explains the event, else 0; `incident` is the last one otherwise."""
+        return self.incident if self.event.row.thread in _OF_INCIDENTS else 0
 
     @property
     def command(self) -> str:

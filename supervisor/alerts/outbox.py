@@ -53,7 +53,7 @@ class Outbox:
 
     def __init__(self, directory: Path, cap: int = CAP) -> None:
         """Touch nothing yet: `load` comes first."""
-        self._directory = directory
+        self.directory = directory
         self._cap = cap
         self._last_ns = 0
         self._names: dict[str, str] = {}  # event_id -> file name, of those waiting
@@ -62,14 +62,14 @@ class Outbox:
     def load(self) -> list[KeptAlert]:
         """Give each alert that an earlier process left unsent, oldest first; what cannot be read goes to `dead/`."""
         found: list[KeptAlert] = []
-        for directory in (self._directory, self._sent, self._dead):
+        for directory in (self.directory, self._sent, self._dead):
             directory.mkdir(parents=True, mode=0o700, exist_ok=True)
             staging.sweep(str(directory))
-        for name, event_id in _entries(self._directory):
+        for name, event_id in _entries(self.directory):
             self._last_ns = max(self._last_ns, int(name[:20]))
-            kept = _read(self._directory / name)
+            kept = _read(self.directory / name)
             if kept is None:
-                (self._directory / name).rename(self._dead / name)
+                (self.directory / name).rename(self._dead / name)
             else:
                 self._names[event_id] = name
                 found.append(kept)
@@ -84,19 +84,19 @@ class Outbox:
         """Make the alert durable."""
         self._last_ns = max(time.time_ns(), self._last_ns + 1)
         name = f"{self._last_ns:020d}-{event_id}.json"
-        self._write(self._directory, name, {"event_id": event_id, "body": body.decode("ascii"), "title": title})
+        self._write(self.directory, name, {"event_id": event_id, "body": body.decode("ascii"), "title": title})
         self._names[event_id] = name
 
     def drop(self, event_ids: Sequence[str], number: int) -> None:
         """Remove the alerts that there is no room for, and record the number of all that were dropped, with or without a file."""
         try:
-            descriptor = os.open(self._directory / DROPPED, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self.directory / DROPPED, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "ab") as file:
                 file.write(b"." * number)
         finally:
             for event_id in event_ids:
                 if name := self._names.pop(event_id, None):
-                    (self._directory / name).unlink(missing_ok=True)
+                    (self.directory / name).unlink(missing_ok=True)
 
     def sent(self, event_id: str) -> None:
         """Take the alert out: its receiver has it."""
@@ -104,7 +104,7 @@ class Outbox:
         name = self._names.pop(event_id, None)
         if name is not None:
             with contextlib.suppress(FileNotFoundError):
-                (self._directory / name).rename(self._sent / name)
+                (self.directory / name).rename(self._sent / name)
             self._trim(self._sent)
 
     def refuse(self, event_id: str, body: bytes, reason: str, title: str = "") -> None:
@@ -115,22 +115,22 @@ class Outbox:
             self._write(self._dead, name, {"event_id": event_id, "body": body.decode("ascii"), "title": title, "reason": reason})
         except OSError:
             with contextlib.suppress(FileNotFoundError):
-                (self._directory / name).rename(self._dead / name)
+                (self.directory / name).rename(self._dead / name)
             raise
-        (self._directory / name).unlink(missing_ok=True)
+        (self.directory / name).unlink(missing_ok=True)
         self._trim(self._dead)
 
     def save_threads(self, content: bytes) -> None:
         """Replace the threads that the receiver knows."""
-        staging.write(str(self._directory / THREADS), content)
+        staging.write(str(self.directory / THREADS), content)
 
     @property
     def _sent(self) -> Path:
-        return self._directory / "sent"
+        return self.directory / "sent"
 
     @property
     def _dead(self) -> Path:
-        return self._directory / "dead"
+        return self.directory / "dead"
 
     def _write(self, directory: Path, name: str, record: dict[str, str]) -> None:
         staging.write(str(directory / name), json.dumps(record, separators=(",", ":")).encode("ascii"))

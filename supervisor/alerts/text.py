@@ -10,6 +10,7 @@ Only `lines` may hold anything that the job printed, or a path.
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,8 +64,8 @@ def facts(sent: Notification, detail: AlertDetail) -> list[tuple[str, str]]:
     """Return (name, value) for the fields of a message."""
     alert = sent.alert
     rows = [("job", plain_name(alert.job)), ("severity", sent.severity.value)]
-    if alert.incident and alert.event.row.thread == INCIDENT:
-        rows.append(("incident", str(alert.incident)))
+    if alert.own_incident:
+        rows.append(("incident", str(alert.own_incident)))
     if detail is AlertDetail.NONE:
         return rows
     if alert.node:
@@ -72,8 +73,7 @@ def facts(sent: Notification, detail: AlertDetail) -> list[tuple[str, str]]:
     rows.append(("run", plain_name(alert.run_id)))
     if alert.own_cause is not Cause.NONE:
         rows.append(("cause", alert.cause.value + ("" if alert.confidence is None else f", {100 * alert.confidence:.0f} % sure")))
-    rank = alert.rank if alert.own_cause is not Cause.NONE else None
-    rows += [(name, str(value)) for name, value in (("rank", rank), ("step", alert.step)) if value is not None]
+    rows += [(name, str(value)) for name, value in (("rank", _rank(alert)), ("step", alert.step)) if value is not None]
     rows.append(("attempt", str(alert.attempt)))
     return rows
 
@@ -94,7 +94,7 @@ def command(sent: Notification, detail: AlertDetail) -> str:
     if alert.event is AlertEvent.UNIT_FAILED:
         return f"systemctl status {alert.subject}"
     place = f" --state-dir {shlex.quote(alert.state_dir)}" if detail is AlertDetail.LINES and alert.state_dir else ""
-    return alert.command + place
+    return replace(alert, incident=alert.own_incident).command + place
 
 
 def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
         "severity": sent.severity.value,
         "event": alert.event.value,
         "job": plain_name(alert.job),
-        "incident": alert.incident,
+        "incident": alert.own_incident,
         "title": title(sent, detail),
         "text": sentences(sent, detail),
         "command": command(sent, detail),
@@ -121,7 +121,7 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
         "run_id": plain_name(alert.run_id),
         "cause": alert.own_cause.value,
         "confidence": alert.confidence,
-        "rank": alert.rank,
+        "rank": _rank(alert),
         "step": alert.step,
         "attempt": alert.attempt,
         "action": alert.action.value,
@@ -134,6 +134,11 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
 
 def _is_incident(alert: OutgoingAlert) -> bool:
     return alert.event.row.thread == INCIDENT and alert.event.row.effect is not ThreadEffect.NOTE
+
+
+def _rank(alert: OutgoingAlert) -> int | None:
+    """Return the rank that failed, where the event is about a failure."""
+    return None if alert.own_cause is Cause.NONE else alert.rank
 
 
 def _subject(sent: Notification) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -38,7 +37,7 @@ _STATES = {"sent": "sent", "dead": "refused", "": "waiting"}
 @setting_options(*JOB)
 @click.argument("sink", metavar="[SINK]", required=False)
 def test_command(invocation: Invocation, *, sink: str | None) -> int:
-    """It prints what each service answered. No job need exist. The exit code is 1 if a service refused it or did not answer."""
+    """No job need exist. The exit code is 1 if a service refused it or did not answer."""
     settings = invocation.settings()
     return send_test(settings, invocation.job(settings) or "test", sink)
 
@@ -56,7 +55,7 @@ def list_command(invocation: Invocation, *, as_json: bool) -> int:
 @setting_options(*JOB)
 @click.argument("sink", metavar="[SINK]", required=False)
 def replay_command(invocation: Invocation, *, sink: str | None) -> int:
-    """They go in their order, with the ids that they had, after the address or the kind was corrected. 1: one was refused again."""
+    """They go in their order, with the ids that they had. Correct the address or the kind first. 1: one was not taken."""
     settings = invocation.settings()
     return replay(settings, invocation.job(settings), sink)
 
@@ -84,10 +83,8 @@ def send_unit_failed(settings: Settings, job: str, unit: str, what: str) -> int:
 def _alert(settings: Settings, job: str, event: AlertEvent) -> OutgoingAlert:
     from supervisor.alerts.model import AlertAction, OutgoingAlert  # noqa: PLC0415  not for --help
 
-    node = settings.alerts.node or identity.node_name().split(".", 1)[0]
-    return OutgoingAlert(
-        identity.new_run_id(), job, event, event.row.severity, 0, 0, time.time(), AlertAction.RESTART, node=node
-    )  # fmt: skip
+    run, node = identity.new_run_id(), settings.alerts.alias_of(identity.node_name())
+    return OutgoingAlert(run, job, event, event.row.severity, 0, 0, time.time(), AlertAction.RESTART, node=node)
 
 
 def _send(alert: OutgoingAlert, sinks: Sequence[ConfiguredSink]) -> int:
@@ -142,9 +139,7 @@ def replay(settings: Settings, job: str | None, name: str | None) -> int:
 
 def summary(state: Path, run_id: str) -> str:
     """Return what `status` shows: per sink how many alerts of this run were refused, with the last answer, wait, or were dropped."""
-    since = 0.0
-    with contextlib.suppress(ValueError):  # a run is named for the second in which it began
-        since = float(time.mktime(time.strptime(run_id[:15], "%Y%m%dT%H%M%S")) - time.timezone)
+    since = identity.run_began_t(run_id)
     parts = []
     for name, directory in outbox.places(state):
         refused = [kept for kept in outbox.listed(directory, "dead") if kept.t >= since]

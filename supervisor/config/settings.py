@@ -509,6 +509,10 @@ class Alerts:
     sinks: tuple[AlertSinkSection, ...] = ()
     webhook: Webhook = Webhook()
 
+    def alias_of(self, node: str) -> str:
+        """Return what alerts call this node. node: its host name."""
+        return self.node or node.split(".", 1)[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

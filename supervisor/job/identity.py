@@ -8,6 +8,7 @@ An error about a name or directory names the option that helps.
 
 from __future__ import annotations
 
+import calendar
 import hashlib
 import json
 import os
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 SHM = Path("/dev/shm")  # noqa: S108  checked below: a directory of ours, and no symbolic link
 #: Heartbeats and stacks of a large node need about as much; a full /dev/shm is no place for them.
 _SHM_NEEDED_BYTES = 1 << 20
+#: A run is named for the second in which it began, in UTC.
+_RUN_TIME = "%Y%m%dT%H%M%S"
 #: After these exit codes only a person starts the job again: it was done, must be changed, or must go to another node.
 _FINAL = frozenset({ExitCode.DONE, ExitCode.DETERMINISTIC, ExitCode.BAD_NODE, ExitCode.CONFIG})
 #: The exit codes of `systemctl stop`, Ctrl-C and a closed terminal: a person ended the run, so the next start is a new run.
@@ -119,7 +122,15 @@ def decide_run(last_exit: int | None, environ: Mapping[str, str], *, ended: bool
 
 def new_run_id() -> str:
     """Return a name for a run: UTC time to the second, and four digits against two starts within one."""
-    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    return f"{time.strftime(_RUN_TIME, time.gmtime())}-{secrets.token_hex(2)}"
+
+
+def run_began_t(run_id: str) -> float:
+    """Return the second for which `new_run_id` named a run, in Unix seconds; 0 for another name."""
+    try:
+        return float(calendar.timegm(time.strptime(run_id.partition("-")[0], _RUN_TIME)))
+    except ValueError:
+        return 0.0
 
 
 def working_directory() -> Path:

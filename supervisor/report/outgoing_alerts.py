@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause, PlanKind
+from supervisor.job import identity
 from supervisor.report import wording
 from supervisor.report.text import clean
 
@@ -66,26 +67,21 @@ class OutgoingAlerts:
                 rank=None if decision is None else decision.verdict.rank,
                 step=step,
                 about=about,
-                node=self._job.settings.alerts.node or self._job.node.split(".", 1)[0],
+                node=self._job.settings.alerts.alias_of(self._job.node),
                 confidence=None if decision is None or not decision.verdict.confidence else decision.verdict.confidence,
                 subject=subject,
                 exit_code=exit_code,
                 lines=_lines(decision if incident else None, about),
-                state_dir=str(self._job.state.parents[2]),
+                state_dir=str(identity.state_root(self._job.state)),
             )
         )
 
-    def clear(self, thread: str, now: float, subject: str = "") -> None:
-        """Note that a thread of alerts is calm (alerts/threads.py)."""
+    def clear(self, event_name: str, subject: str = "") -> None:
+        """Note that what alerts of this event were raised for is over (alerts/threads.py). subject: of which GPU, if it is of one."""
         if self.router is not None:
-            self.router.clear(thread, now, subject)
+            from supervisor.alerts.model import AlertEvent  # noqa: PLC0415 (only where a sink is configured)
 
-    def clear_thread_of(self, event_name: str) -> None:
-        """Note that what alerts of this event were raised for is over."""
-        if self.router is not None:
-            from supervisor.alerts.model import EVENTS, AlertEvent  # noqa: PLC0415 (only where a sink is configured)
-
-            self.clear(EVENTS[AlertEvent(event_name)].thread, self._clock.now())
+            self.router.clear(AlertEvent(event_name).row.thread, self._clock.now(), subject)
 
     def tick(self, now: float) -> None:
         """Send what is due."""
@@ -100,8 +96,7 @@ class OutgoingAlerts:
         lines = []
         for left in self.router.undelivered():
             number = "1 alert was" if left.count == 1 else f"{left.count} alerts were"
-            place = self._job.state / ("outbox" if left.name == "webhook" else f"alerts/{left.name}")
-            kept = f"kept in {place}" if left.saved else "and could not be kept"
+            kept = f"kept in {left.outbox}" if left.saved else "and could not be kept"
             dropped = f"; {left.dropped} older ones were dropped, because too many waited" if left.dropped else ""
             lines.append(f"{number} not delivered to {left.host}: {left.reason}; {kept}{dropped}")
         return lines

@@ -168,11 +168,11 @@ class Reporter:
     def _clear_alerts(self, event: Event) -> None:
         """Note for the alerts what an event ends: a new run that trains ends what an earlier one gave up."""
         if isinstance(event, events.CheckpointVerified):
-            self.alerts.clear("checkpoint", event.t)
+            self.alerts.clear("no_checkpoint")
         elif isinstance(event, events.HealthChanged) and all(finding.result == "ok" for finding in event.findings):
-            self.alerts.clear("health", event.t)
+            self.alerts.clear("node_health")
         elif isinstance(event, events.ProgressObserved) and event.steps_seen > 0 and self._decision is None:
-            self.alerts.clear("incident", event.t)
+            self.alerts.clear("opened")
 
     def print_message(self, action: act.PrintMessage) -> None:
         """Print one line at the terminal."""
@@ -280,8 +280,8 @@ class Reporter:
         if self._decision is not None:
             self._write_file(action.incident, "card.txt", self._card(self._decision, action))
         if action.began is Beginning.RESUMED:
-            for kind in ("scratch", "resume"):
-                self.alerts.clear(kind, self._clock.now())
+            for kind in (FROM_SCRATCH, "resume_suspect"):
+                self.alerts.clear(kind)
         elif action.began is Beginning.UNCONFIRMED and action.resume_from:
             self.alerted(act.Alert("resume_suspect", action.attempt, wording.beginning(action)))
 
@@ -339,7 +339,7 @@ class Reporter:
     def released(self, entry: QuarantinedGpu) -> None:
         """Report that a GPU is back in use, because it was reset and is well."""
         self._log.write(LogEvent.GPU_RELEASED, uuid=entry.uuid, pci=entry.pci, reason=clean(entry.reason))
-        self.alerts.clear("gpu", self._clock.now(), entry.uuid)
+        self.alerts.clear("gpu_quarantined", entry.uuid)
         self._terminal.message(f"GPU {entry.name} is back in use: it was reset since ({clean(entry.reason)}), and NVML finds it well")
 
     def saving(self, action: act.RequestSave) -> None:
@@ -421,7 +421,7 @@ class Reporter:
     def alert_over(self, kind: str, text: str) -> None:
         """Report that what an alert of this kind was raised for is over."""
         self._terminal.message(clean(text))
-        self.alerts.clear_thread_of(kind)
+        self.alerts.clear(kind)
 
     def _alert(self, event: str, incident: int, attempt: int, step: int | None, **more: Any) -> None:  # noqa: ANN401 (as OutgoingAlerts.send has them)
         self.alerts.send(event, incident=incident, attempt=attempt, step=step, decision=self._last, began=self._began, **more)

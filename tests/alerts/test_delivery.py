@@ -113,8 +113,9 @@ def test_an_alert_that_cannot_be_written_is_logged_and_costs_no_other(
 
 
 def test_what_reached_nobody_is_counted_after_the_end(
-    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], closed_port: int
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], closed_port: int, tmp_path: Path
 ) -> None:
+    outbox = tmp_path / "outbox"
     reached = begin(endpoint.url)
     reached.enqueue(alert(1))
     reached.close(10)
@@ -123,12 +124,12 @@ def test_what_reached_nobody_is_counted_after_the_end(
     refused = begin(endpoint.url)
     refused.enqueue(alert(2))
     refused.close(10)
-    assert refused.undelivered() == Undelivered(1, "webhook", "127.0.0.1", "status 404: no_service", saved=True)
+    assert refused.undelivered() == Undelivered(1, "webhook", "127.0.0.1", "status 404: no_service", saved=True, outbox=outbox)
     dead = begin(f"http://127.0.0.1:{closed_port}/x")
     dead.enqueue(alert(3))
     dead.enqueue(alert(4))
     dead.close(2)
-    assert dead.undelivered() == Undelivered(2, "webhook", "127.0.0.1", "Connection refused", saved=True)
+    assert dead.undelivered() == Undelivered(2, "webhook", "127.0.0.1", "Connection refused", saved=True, outbox=outbox)
 
 
 def test_429_waits_as_long_as_it_was_asked_to(

@@ -201,6 +201,18 @@ def test_the_command_of_lines_works_in_any_directory(notification: Callable[...,
     assert json.loads(request.body)["command"] == "supervise why 1 --job bert --state-dir /home/alice/secret-project/.supervise"
 
 
+def test_what_no_incident_explains_is_looked_up_by_the_jobs_status(notification: Callable[..., Notification]) -> None:
+    for event, command in (
+        (AlertEvent.DISK_FILLING, "supervise status --job bert"),
+        (AlertEvent.STARTED_FROM_SCRATCH, "supervise why 1 --job bert"),
+        (AlertEvent.RECURRING_FAILURE, "supervise why 1 --job bert"),
+    ):
+        (request,) = sink("exec").requests(notification(event))
+        document = json.loads(request.body)
+        assert (document["command"], document["incident"]) == (command, int("why" in command)), event
+        assert (document["rank"] is None) == (document["cause"] == "none")
+
+
 def actions(requests: Any) -> list[tuple[str, str]]:  # noqa: ANN401
     return [(body["event_action"], body["dedup_key"][32:]) for request in requests for body in [json.loads(request.body)]]
 

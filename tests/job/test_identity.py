@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,17 @@ def test_run_ids_sort_by_time_and_do_not_repeat() -> None:
     ids = [identity.new_run_id() for _ in range(50)]
     assert len(set(ids)) > 45  # two bytes against starts within one second
     assert ids[0][:15] <= ids[-1][:15]
+
+
+def test_a_run_id_names_the_second_in_which_the_run_began_wherever_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for zone in ("UTC", "Europe/Berlin"):  # in July its clocks are an hour ahead of what time.timezone says
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        assert identity.run_began_t("20260701T120000-4ba6") == 1782907200
+        assert abs(identity.run_began_t(identity.new_run_id()) - time.time()) < 3600
+    monkeypatch.undo()
+    time.tzset()
+    assert identity.run_began_t("run-1") == 0
 
 
 def test_the_state_directory_is_made_for_us_alone(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ class Discovery:
             if number > self._numbers.get(file, 0):
                 self._numbers[file] = number
                 checkpoint = checkpoint_path(path)
-                is_counted = under_way or path in self._counted
+                is_counted = under_way or path in self._counted or row.get("goes_on")
                 if not is_counted and (
                     checkpoint == path or not self.writes(checkpoint)
                 ):  # one save of all ranks, one directory of many files

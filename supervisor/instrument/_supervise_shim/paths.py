@@ -27,14 +27,19 @@ def path_of(target: Any) -> str | None:  # noqa: ANN401 - whatever the script ga
 
     Of an open member of a zip archive (stable-baselines3 saves so) it is the archive's.
     """
-    if type(target).__module__.partition(".")[0] == "zipfile":
-        opened = getattr(target, "_fileobj", None)  # the archive's file, and for a reader what shares it
-        target = getattr(opened, "_file", opened)
-    path = target if isinstance(target, (str, bytes, os.PathLike)) else getattr(target, "name", None)
+    path = target if isinstance(target, (str, bytes, os.PathLike)) else getattr(archive_of(target) or target, "name", None)
     if not isinstance(path, (str, bytes, os.PathLike)):
         return None
     path = os.fsdecode(path)
     return None if not path or "://" in path else os.path.abspath(path)  # noqa: PTH100 - pathlib costs 5 ms of start-up
+
+
+def archive_of(target: Any) -> Any:  # noqa: ANN401 - as above
+    """Return the open file of the zip archive of which `target` is an open member; None for anything else."""
+    if type(target).__module__.partition(".")[0] != "zipfile":
+        return None
+    opened = getattr(target, "_fileobj", None)
+    return getattr(opened, "_file", opened)  # a reader has what shares it
 
 
 def stat_of(path: str) -> list[int] | None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 from _thread import RLock
+from _weakref import ref
 from itertools import count
 from time import time
 
 from .layout import quiet
-from .paths import as_good_as, path_of, stat_of
+from .paths import archive_of, as_good_as, path_of, stat_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class SaveLog:
         self._bytes = 0
         self._newest: dict[str, dict[str, str]] = {}  # path → what → line, in the order of their last change
         self._made: dict[str, tuple[int, int]] = {}  # directory → device and inode, of the newest that were made here
+        self._archive: Callable[[], Any] = lambda: None  # the open file of the archive into which the last save went
         self._rename: Callable[..., None] = os.replace  # for our own file, unhooked
 
     @quiet
@@ -55,10 +57,13 @@ class SaveLog:
             return None
         was, file = stat_of(path), not isinstance(target, (str, bytes, os.PathLike))
         number = next(self._number)
+        archive = archive_of(target)
+        more = {"goes_on": True} if archive is not None and self._archive() is archive else {}  # another member: the same save
+        self._archive = (lambda: None) if archive is None else ref(archive)
 
         def note() -> None:
             self._renew(path)
-            self._note(path, "began", n=number, via=via, was=was, file=file, **self._context(path))
+            self._note(path, "began", n=number, via=via, was=was, file=file, **more, **self._context(path))
 
         self._in_turn(note)
         return number, path

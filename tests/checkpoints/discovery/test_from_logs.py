@@ -63,6 +63,14 @@ def kinds(known: Discovery) -> dict[str, str]:
     return {place.pattern: place.kind for place in known.locations()}
 
 
+def test_a_save_that_goes_on_in_the_same_archive_is_one(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/model_100_steps.zip", file=True, steps=5)
+    rank.saves("/j/model_100_steps.zip", file=True, steps=5, goes_on=True, was=[1, 1, 10, 5], ends=False)
+    known = knows(tmp_path, rank)
+    assert [(one.saved, one.in_training) for one in known.locations()] == [(1, 1)]
+    assert [write.cut for write in known.writes("/j/model_100_steps.zip")] == [True]
+
+
 def test_first_weights_that_one_rank_saves_for_the_others_are_no_resume(tmp_path: Path, rank: Rank) -> None:
     rank.saves("/j/model.pt", steps=0)
     rank.loads("/j/model.pt")

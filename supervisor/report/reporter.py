@@ -359,8 +359,12 @@ class Reporter:
     # what the guardian reports
 
     def survivors(self, processes: Sequence[SurvivingProcess]) -> None:
-        """List once what outlives a finished job; nothing is killed after exit 0. A resource tracker ends by itself."""
-        listed = [{**process, "cmd": clean(process["cmd"])} for process in processes if RESOURCE_TRACKER not in process["cmd"]]
+        """List once what outlives a finished job; nothing is killed after exit 0.
+
+        A resource tracker ends by itself, and a process that has only a name (`[python]`) ended while it was listed.
+        """
+        stay = [process for process in processes if RESOURCE_TRACKER not in process["cmd"] and not process["cmd"].startswith("[")]
+        listed = [{**process, "cmd": clean(process["cmd"])} for process in stay]
         if listed:
             names = ", ".join(f"{p['pid']} ({p['cmd']})" for p in listed[:5])
             more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""  # noqa: PLR2004 (as many as fit a line)

@@ -72,8 +72,9 @@ def test_what_outlives_the_job_is_listed_without_its_secrets(reporter: Reporter)
     assert "SECRETVALUE123" not in said
 
 
-def test_the_resource_tracker_of_multiprocessing_is_not_listed(reporter: Reporter) -> None:
-    tracker: SurvivingProcess = {"pid": 41, "cmd": "python -c from multiprocessing.resource_tracker import main;main(9)"}
+@pytest.mark.parametrize("cmd", ["python -c from multiprocessing.resource_tracker import main;main(9)", "[python]"])
+def test_what_ends_by_itself_is_not_listed(reporter: Reporter, cmd: str) -> None:
+    tracker: SurvivingProcess = {"pid": 41, "cmd": cmd}
     reporter.survivors([tracker])
     assert (said(reporter), logged(reporter, LogEvent.SURVIVORS_LISTED)) == ([], [])
     reporter.survivors([tracker, {"pid": 42, "cmd": "tmux"}])

@@ -22,7 +22,7 @@ FRAMES = 3
 MOST_CHARACTERS = 120
 
 #: Paths of code that is not the user's.
-_LIBRARY = re.compile(r"(?:/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/torch/|/pyenv/versions/)")
+_LIBRARY = re.compile(r"(?:/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/torch/|/_supervise_shim/|/pyenv/versions/)")
 _PATH = re.compile(r"(?<![\w.])(?:~|\.{1,2})?(?:/[^\s'\"/:,;()\[\]<>]+)*/(?P<name>[^\s'\"/:,;()\[\]<>]*)")
 _HEX = re.compile(r"\b0x[0-9a-fA-F]+\b|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b(?=[0-9a-fA-F]*\d)[0-9a-fA-F]{7,}\b")
 _NUMBER = re.compile(

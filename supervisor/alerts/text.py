@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 MOST_LINES: Final = 10
 _LINE: Final = 300
+#: Where each restart only waits until somebody has acted.
+_WAITS_FOR_A_PERSON: Final = frozenset({Cause.DISK_FULL})
 _BEGAN = {
     AlertAction.RESUMED: "resumed from a checkpoint",
     AlertAction.STARTED_FROM_SCRATCH: "FROM SCRATCH, not from a checkpoint",
@@ -189,5 +191,7 @@ def _doing(sent: Notification) -> str:
 
 
 def _to_do(sent: Notification) -> str:
-    stops = sent.alert.action is AlertAction.STOP and sent.state is not NotificationState.RESOLVED and _is_incident(sent.alert)
-    return f"To do: {EXPLANATIONS[sent.alert.cause].remedy}." if stops and sent.alert.cause is not Cause.NONE else ""
+    alert = sent.alert
+    needs_a_person = alert.action is AlertAction.STOP or alert.cause in _WAITS_FOR_A_PERSON
+    is_open = sent.state is not NotificationState.RESOLVED and _is_incident(alert)
+    return f"To do: {EXPLANATIONS[alert.cause].remedy}." if needs_a_person and is_open and alert.cause is not Cause.NONE else ""

@@ -272,6 +272,9 @@ class _Reading:
             history.restored = note.text
         elif note.name == SUMMARY:
             history.summary = note.text
+            path, step = note.data.get("path"), note.data.get("step")
+            if isinstance(path, str) and (history.verified is None or history.verified[1].path != path):
+                history.verified = t, CheckpointRef(path, step if isinstance(step, int) else None, "")  # once no rank was left
         elif note.name == MIRRORED:
             history.mirrored = t, note
 

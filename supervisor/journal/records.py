@@ -114,7 +114,7 @@ class Note:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-#: The name of the note with the last line of a run (report/last_line.py).
+#: The name of the note with the last line of a run (report/last_line.py): `data` has path and step of its newest verified checkpoint.
 SUMMARY = "summary"
 
 Body = Header | RunBegan | EventTaken | Ended | Note

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import PlanKind
+from supervisor.core.model import Phase, PlanKind
 from supervisor.observe.processes import core_dumps
 from supervisor.report import wording
 from supervisor.report.layout import Fact, FactPage, Tone
@@ -44,8 +44,10 @@ def card(  # noqa: PLR0913 (all that the card names)
     """
     verdict, plan = decision.verdict, decision.plan
     at, step = f" on {node}" if node else "", step_text(decision.step, at_least=decision.at_least)
-    whose = "no single rank" if verdict.rank is None else f"rank {verdict.rank}"
-    where = f"{whose}{at}, attempt {decision.attempt}, {step}, phase {wording.phase_of(verdict.because)}"
+    whose = f"{'' if verdict.rank is None else f'rank {verdict.rank}'}{at}".strip()
+    phase = wording.phase_of(verdict.because)
+    known = [whose, f"attempt {decision.attempt}", step, "" if phase == Phase.UNKNOWN else f"phase {phase}"]
+    where = ", ".join(filter(None, known))
     core = wording.core_text(dumped, verdict)
     stops = plan.kind is PlanKind.STOP
     facts = [

@@ -424,7 +424,8 @@ class _Run:
         self.notifier.stopping(self.reporter.end_status(code))
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.factory.close()
-        self.journal.append(Note(SUMMARY, summary), t=self.clock.now(), durable=False)
+        known = {} if newest is None else {"path": newest.path, "step": newest.step}
+        self.journal.append(Note(SUMMARY, summary, known), t=self.clock.now(), durable=False)
         self.journal.append(Ended(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)
         cost = losses.total(state)
         self.log.write(LogEvent.RUN_FINISHED, exit_code=code, incidents=cost.incidents, lost_s=round(cost.lost_s, 3))

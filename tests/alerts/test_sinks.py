@@ -329,6 +329,9 @@ def test_the_sentences_of_a_slack_message_say_what_happened_and_what_is_done(not
     assert text(notification(AlertEvent.RESOLVED, "resolved")) == (
         "RESOLVED bert on gpu-7: it trains again. The training runs again after 90 s, resumed from a checkpoint. It failed 3 times."
     )
+    full = notification()
+    full = dataclasses.replace(full, alert=dataclasses.replace(full.alert, cause=Cause.DISK_FULL))
+    assert "supervise restarts it as attempt 4. To do: Make room" in text(full), "each restart waits until somebody has made room"
     given_up = text(notification(AlertEvent.GIVEN_UP, severity=AlertSeverity.CRITICAL))
     assert "given up, segfault" in given_up
     assert "a person has to look. To do: " in given_up

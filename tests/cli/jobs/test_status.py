@@ -15,9 +15,11 @@ import pytest
 
 from supervisor.cli.jobs.job_files import find_job, state_root
 from supervisor.cli.jobs.status import status
-from supervisor.core.events import AttemptEnded
+from supervisor.core.events import AttemptEnded, CheckpointVerified
+from supervisor.core.model import CheckpointRef
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
+from supervisor.journal.records import SUMMARY, Note
 from supervisor.run import lock
 from tests.support.figures import costs_at_most
 
@@ -122,8 +124,6 @@ def test_it_speaks_of_what_the_fold_knows(written: Any, capsys: pytest.CaptureFi
 
 
 def note() -> Any:
-    from supervisor.journal.records import Note  # noqa: PLC0415 (used here only)
-
     return Note("mark")
 
 
@@ -170,6 +170,17 @@ def test_progress_beyond_the_failure_refills_the_budget(
     found = shown(written, capsys)
     assert (found["restarts"], found["restarts_left"], found["steps_per_s"]) == (1, 3, 1.0)
     assert found["attempt_since"] == written.T0 + 21
+
+
+def test_the_last_checkpoint_is_the_one_that_the_last_line_names(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    written.feed(CheckpointVerified(written.T0 + 5, 1, CheckpointRef("ckpt/5.pt", 5, "digest"), 1))
+    written.feed(AttemptEnded(written.T0 + 9, 1, "succeeded"))
+    written.journal.append(Note(SUMMARY, "done", {"path": "ckpt/9.pt", "step": 9}), t=written.T0 + 10)
+    written.end(0)
+    verified = shown(written, capsys)["verified"]
+    assert (verified["path"], verified["step"]) == ("ckpt/9.pt", 9)
 
 
 def test_between_two_attempts_there_is_no_pace(written: Any, capsys: pytest.CaptureFixture[str]) -> None:

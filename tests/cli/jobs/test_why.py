@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import replace
@@ -74,6 +75,29 @@ def test_each_incident_by_its_number(written: Any, capsys: pytest.CaptureFixture
         why(written.settings, "train", 7)
     assert caught.value.exit_code == 64
     assert "1, 2" in caught.value.hint
+
+
+def test_all_explains_every_incident_the_oldest_first_and_json_has_the_words_of_the_pages(
+    written: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written.begin()
+    written.start(1)
+    for at in (10, 100):
+        written.fail(at)
+        written.restart(at + 10)
+    written.succeed(200)
+    assert why(written.settings, "train", None, show_all=True) == 0
+    text = capsys.readouterr().out
+    assert [int(number) for number in re.findall(r"-- incident (\d) of job train: resolved", text)] == [1, 2]
+    assert why(written.settings, "train", None, show_all=True, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["number"], one["outcome"]) for one in found["incidents"]] == [(1, "resolved"), (2, "resolved")]
+    words = found["incidents"][0]["words"]
+    assert " ".join(text.split()).count(words["decision"]) == 1
+    assert words["cause"] == "A process was killed, and no evidence shows by whom (killed_unknown, 60 % sure, transient)"
+    with pytest.raises(SuperviseError, match="--all explains every incident: 2") as caught:
+        why(written.settings, "train", 2, show_all=True)
+    assert caught.value.exit_code == 64
 
 
 def test_a_second_failure_within_an_incident_is_the_one_explained(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,6 +396,13 @@ def test_the_evidence_of_an_out_of_memory_is_whole_and_stands_once_for_all_ranks
     page = " ".join(shown(card("train", replace(decision(), verdict=verdict), None, address="--job train")).split())
     assert page.count("Process 19 has") == 1
     assert f"evidence rank 1 raised {text} decision" in page
+
+
+def test_where_names_what_is_known_and_no_more() -> None:
+    one = decision()
+    verdict = replace(one.verdict, rank=None, because=())
+    page = shown(card("train", replace(one, verdict=verdict), None, address="--job train", node="gpu-7"))
+    assert re.search(r"  where +on gpu-7, attempt \d, step \d+$", page, re.MULTILINE), page
 
 
 GONE = Evidence("error_file", "exception", "RuntimeError: Connection closed by peer [10.0.0.5]:31107", 0, t=2.0)

@@ -110,12 +110,14 @@ def list_alerts(settings: Settings, job: str | None, *, as_json: bool) -> int:
         for kept in outbox.listed(directory, where)
     ]
     rows.sort(key=lambda row: row["t"])
+    dropped = {name: number for name, directory in outbox.places(place.directory) if (number := outbox.dropped(directory)[0])}
     if as_json:
-        stdio.write(sys.stdout, json.dumps({"job": place.job, "node": place.node, "alerts": rows}, indent=1))
+        stdio.write(sys.stdout, json.dumps({"job": place.job, "node": place.node, "alerts": rows, "dropped": dropped}, indent=1))
         return 0
     lines = [_line(row) for row in rows[-MOST_LISTED:]]
     if len(rows) > MOST_LISTED:
         lines.insert(0, f"{len(rows) - MOST_LISTED} older ones: --json lists all")
+    lines += [f"{number} for {name} were dropped: too many waited" for name, number in dropped.items()]
     stdio.write(sys.stdout, "\n".join(lines or [f"job {place.job}: no alert so far; `supervise alerts test` sends one"]))
     return 0
 

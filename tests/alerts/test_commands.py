@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.alerts.delivery import start
+from supervisor.alerts.outbox import Outbox
 from supervisor.alerts.sinks import SinkOptions, make
 from supervisor.alerts.threads import single
 from supervisor.cli import alerts
@@ -91,6 +92,16 @@ def test_list_shows_what_was_sent_refused_and_waits(refused: Path, capfd: pytest
         ("slack", "sent", None),
         ("ops", "waiting", None),
     ]
+
+
+def test_what_was_dropped_is_counted_in_the_list_and_in_status(refused: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Outbox(refused / "alerts" / "slack").drop([], 7)
+    assert main(["alerts", "list", "--job", "bert"]) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == "7 for slack were dropped: too many waited"
+    assert main(["alerts", "list", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["dropped"] == {"slack": 7}
+    ago = time.strftime("%Y%m%dT%H%M%S", time.gmtime(time.time() - 600))
+    assert "; 7 for slack were dropped, the last at " in alerts.summary(refused, f"{ago}-abcd")
 
 
 def test_replay_sends_the_refused_ones_again_in_their_order(refused: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,7 @@ def test_a_state_directory_that_hangs_costs_no_step_and_a_restart_waits_for_it(s
         run.journal_is_damaged = True  # where nothing fails its last records never get there
         wait_for(lambda: 7 in steps(run) and '"CheckpointVerified"' in run.journal(), "a verified save", 60, alive=run.alive)
         degraded = run.stderr.count(DEGRADED)  # before it hung, on a machine under load
-        mounts.hang(server)
+        mounts.hang(server, tmp_path / "state")
         (tmp_path / "go-on").touch()
         if fails:
             wait_for(lambda: 11 in steps(run) and run.stderr.count(DEGRADED) > degraded, "the restart to wait", 60, alive=run.alive)

@@ -1,4 +1,4 @@
-"""One POST to one address under one deadline, and what its answer means. delivery.py retries it.
+"""One request to one address under one deadline, and what its answer means. delivery.py retries it.
 
 A request runs in its own thread, because a resolver cannot be interrupted, and a peer that sends one byte a second never trips a socket's
 timeout. At the deadline its socket is shut; a thread that still hangs (in the resolver) is left behind, and while `MAX_HANGING` of them
@@ -43,7 +43,6 @@ _ANSWER_SHOWN = 200
 _ANSWER_S = 0.5
 #: Parts of a URL that are this long may be its secret.
 _SECRET_PART = 6
-_METHOD = "POST"
 
 
 @dataclass(slots=True)
@@ -60,10 +59,10 @@ class _Request:
 class HttpEndpoint:
     """The address. Raises SuperviseError (exit 78) for a URL that cannot be one."""
 
-    def __init__(self, url: str, secret: bytes | None, *, hide: Sequence[str] = (), method: str = _METHOD) -> None:
+    def __init__(self, url: str, secret: bytes | None, *, hide: Sequence[str] = (), method: str = "POST") -> None:
         """Take the URL apart and load the certificates that TLS needs: nothing is read from a disk later.
 
-        secret: signs each body. hide: other secrets that no report of an answer may show.
+        secret: signs each body, if there is one. hide: other secrets that no report of an answer may show. method: GET for a ping.
         """
         parts = _split(url)
         self.host = str(parts.hostname)
@@ -83,8 +82,8 @@ class HttpEndpoint:
         )
         self._hanging: list[threading.Thread] = []
 
-    def post(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
-        """Try once, in at most `deadline_s` from name look-up to status line."""
+    def send(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
+        """Try once. From the name look-up to the status line it takes `deadline_s` at most, and for the body `_ANSWER_S` more."""
         self._hanging = [thread for thread in self._hanging if thread.is_alive()]
         if len(self._hanging) >= MAX_HANGING:
             return DeliveryDeferred(f"{len(self._hanging)} earlier requests still hang")
@@ -157,22 +156,23 @@ def sign(secret: bytes, now: int, body: bytes) -> str:
 
 
 def _split(url: str) -> SplitResult:
-    """Take the URL apart; what it complains of names the host at most, and never the text of urllib's error, which quotes the URL."""
+    """Take the URL apart. Its error names the host at most, and never the text of urllib's error, which quotes the URL."""
     try:
         parts = urlsplit(url)
         fault = _fault(url, parts.scheme, parts.hostname, parts.port)
     except ValueError:
         fault = "it cannot be read as a url"
     if fault is not None:
-        message = f"alerts: webhook url: {fault}"
-        hint = "Set url (alerts.webhook.url, or below [[alerts.sink]]) to https://HOST/PATH or http://, in a file that only you can read."
+        message = f"alerts: wrong address: {fault}"
+        keys = "url below [[alerts.sink]], alerts.webhook.url or alerts.heartbeat_url"
+        hint = f"Set it ({keys}) to https://HOST/PATH or http://HOST/PATH, in a file that only you can read."
         raise SuperviseError(message, hint=hint)
     return parts
 
 
 def _fault(url: str, scheme: str, host: str | None, port: int | None) -> str | None:
     if scheme not in ("http", "https"):
-        return "only http and https are spoken"
+        return "it begins with neither http:// nor https://"
     if not host or port == 0:
         return "it names no host"
     if not url.isascii() or any(ord(char) <= ord(" ") for char in url):

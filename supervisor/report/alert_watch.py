@@ -23,7 +23,7 @@ _MINUTE = 60.0
 
 
 class AlertWatch:
-    """Watches one run. `behind_s` returns for how long the mirrors have not caught up."""
+    """Watches one run. `behind_s` returns for how many seconds the mirrors have not caught up, 0 if they have."""
 
     def __init__(self, job: Job, reporter: Reporter, behind_s: Callable[[], float]) -> None:
         self._settings = job.settings.alerts
@@ -31,31 +31,31 @@ class AlertWatch:
         self._behind_s = behind_s
         self.heartbeat: HttpEndpoint | None = None
         self._next_ping_t = 0.0
-        self._raised: dict[str, bool] = {}
+        self._without_checkpoint = self._mirror_is_behind = False
 
     def tick(self, state: JobState, now: float) -> Callable[[], None] | None:
-        """Return the ping to make now, if one is due."""
-        settings, attempt = self._settings, state.attempt.number
-        without_s = self._reporter.vitals.without_checkpoint_s(state, now)
-        since = time.strftime("%H:%M:%S", time.localtime(now - without_s))
-        text = (
-            f"no checkpoint was saved for {without_s / _MINUTE:.0f} minutes, since {since}; the training goes on (alerts.no_checkpoint_s)"
-        )
-        self._raise("no_checkpoint", 0 < settings.no_checkpoint_s <= without_s, Alert("no_checkpoint", attempt, text))
-        behind_s = self._behind_s()
-        since = time.strftime("%H:%M:%S", time.localtime(now - behind_s))
-        text = f"the mirror is behind: since {since} it never held all checkpoints (alerts.mirror_behind_s)"
-        was_behind = self._raised.get("mirror_behind", False)
-        self._raise("mirror_behind", 0 < settings.mirror_behind_s <= behind_s, Alert("mirror_behind", attempt, text))
-        if was_behind and not self._raised["mirror_behind"]:
-            self._reporter.alert_over("mirror_behind", "the mirror holds all checkpoints again")
+        """Alert what has become so, and return the ping to make now, if one is due."""
+        self._watch_checkpoints(state, now)
+        self._watch_mirror(state, now)
         self._reporter.alerts.tick(now)
         return self._ping(state, now)
 
-    def _raise(self, kind: str, is_so: bool, alert: Alert) -> None:  # noqa: FBT001 (a fact, not a mode)
-        if is_so and not self._raised.get(kind, False):
-            self._reporter.alerted(alert)
-        self._raised[kind] = is_so
+    def _watch_checkpoints(self, state: JobState, now: float) -> None:
+        without_s, limit_s = self._reporter.vitals.without_checkpoint_s(state, now), self._settings.no_checkpoint_s
+        was_without, self._without_checkpoint = self._without_checkpoint, 0 < limit_s <= without_s
+        if self._without_checkpoint and not was_without:
+            since = f"for {without_s / _MINUTE:.0f} minutes, since {_clock(now - without_s)}"
+            text = f"no checkpoint was verified {since}; the training goes on (alerts.no_checkpoint_s)"
+            self._reporter.alerted(Alert("no_checkpoint", state.attempt.number, text))
+
+    def _watch_mirror(self, state: JobState, now: float) -> None:
+        behind_s, limit_s = self._behind_s(), self._settings.mirror_behind_s
+        was_behind, self._mirror_is_behind = self._mirror_is_behind, 0 < limit_s <= behind_s
+        if self._mirror_is_behind and not was_behind:
+            text = f"the mirror is behind: since {_clock(now - behind_s)} it never held all checkpoints (alerts.mirror_behind_s)"
+            self._reporter.alerted(Alert("mirror_behind", state.attempt.number, text))
+        elif was_behind and not self._mirror_is_behind:
+            self._reporter.alert_over("mirror_behind", "the mirror holds all checkpoints again")
 
     def _ping(self, state: JobState, now: float) -> Callable[[], None] | None:
         endpoint, settings = self.heartbeat, self._settings
@@ -66,6 +66,10 @@ class AlertWatch:
         self._next_ping_t = now + settings.heartbeat_s
 
         def ping() -> None:
-            endpoint.post("", b"", PING_DEADLINE_S)
+            endpoint.send("", b"", PING_DEADLINE_S)
 
         return ping
+
+
+def _clock(t: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(t))

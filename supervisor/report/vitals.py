@@ -1,4 +1,4 @@
-"""Watches what no event announces: no checkpoint for long, a mirror that does not catch up, and whether the training is healthy. Pure.
+"""Knows from the events for how long a run has had no checkpoint, and whether its training is healthy. Without IO.
 
 Every method takes the time of the job's clock, and the state of the core where it needs it.
 """

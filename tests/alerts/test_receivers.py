@@ -101,7 +101,7 @@ def test_a_bad_receiver_gets_its_alert_or_is_reported_and_costs_no_other(  # noq
 def test_a_try_leaves_no_thread_behind(endpoint: Endpoint, status: int, outcome: object) -> None:
     endpoint.script = [(status, {})]
     before = set(threading.enumerate())
-    assert HttpEndpoint(endpoint.url, None).post("x", b"{}", 20.0 if status else 0.5) == outcome
+    assert HttpEndpoint(endpoint.url, None).send("x", b"{}", 20.0 if status else 0.5) == outcome
     for thread in [one for one in threading.enumerate() if one not in before and one.name == "alert-request"]:
         thread.join(5)
         assert not thread.is_alive()
@@ -126,7 +126,7 @@ def test_a_certificate_decides_who_gets_an_alert(  # noqa: PLR0913, PLR0917 - a 
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", f"{certificate(trusted)}.crt")
     endpoint = serve(certificate(subject))
-    outcome = HttpEndpoint(endpoint.url, None).post("x", b"{}", 5.0)
+    outcome = HttpEndpoint(endpoint.url, None).send("x", b"{}", 5.0)
     assert len(endpoint.received) == (not reason)
     assert isinstance(outcome, DeliveryDeferred if reason else Delivered)
     if isinstance(outcome, DeliveryDeferred):
@@ -135,7 +135,7 @@ def test_a_certificate_decides_who_gets_an_alert(  # noqa: PLR0913, PLR0917 - a 
 
 
 def test_https_to_what_speaks_none_is_another_time(endpoint: Endpoint) -> None:
-    outcome = HttpEndpoint(endpoint.url.replace("http:", "https:"), None).post("x", b"{}", 2.0)
+    outcome = HttpEndpoint(endpoint.url.replace("http:", "https:"), None).send("x", b"{}", 2.0)
     assert isinstance(outcome, DeliveryDeferred)
     assert not isinstance(outcome, DeliveryRefused)
     assert endpoint.received == []

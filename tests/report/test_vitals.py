@@ -118,6 +118,6 @@ def test_the_heartbeat_is_sent_at_its_interval_and_stops_with_the_training() -> 
     watch.heartbeat = endpoint
     pings = [now for now in range(20, 200, 10) if (ping := watch.tick(state(), float(now))) is not None and ping() is None]
     assert pings == [20, 50, 80]
-    assert endpoint.post.call_count == 3
+    assert endpoint.send.call_count == 3
     seen.took(step(195, 2))
     assert watch.tick(state(), 200.0) is not None

@@ -40,7 +40,7 @@ class ChatSink:
 
     def deliver(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
         """Try once, in at most `deadline_s` from name look-up to status line."""
-        return self._endpoint.post(event_id, self._key + body[1:] if self._key else body, deadline_s)
+        return self._endpoint.send(event_id, self._key + body[1:] if self._key else body, deadline_s)
 
 
 def colour(sent: Notification) -> int:

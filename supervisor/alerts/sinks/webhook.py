@@ -31,7 +31,7 @@ class WebhookSink:
 
     def deliver(self, event_id: str, body: bytes, deadline_s: float) -> Outcome:
         """Try once, in at most `deadline_s` from name look-up to status line."""
-        return self._endpoint.post(event_id, body, deadline_s)
+        return self._endpoint.send(event_id, body, deadline_s)
 
 
 def make(options: SinkOptions) -> WebhookSink:

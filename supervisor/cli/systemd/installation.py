@@ -3,6 +3,7 @@
     etc/systemd/system/*                                       the units
     etc/systemd/system/supervise@JOB.service.d/job.conf        User= and WorkingDirectory=
     etc/systemd/system/supervise-alert@JOB.service.d/job.conf  a link to it: the alert has the job's user and credentials
+    etc/systemd/system/supervise-doctor.service.d/user.conf    User= of the first job, and for supervise-alert@doctor the same
     etc/supervise/JOB.env, doctor.env                          PATH: where supervise and the job's programs are
 
 A unit that differs is replaced, and the old one is kept beside it with `.old`. A drop-in or environment file that is there stays.
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 UNITS: Final = Path(__file__).parent / "units"
 SYSTEM: Final = Path("etc/systemd/system")
 CONFIGURATION: Final = Path("etc/supervise")
-#: The units that run as nobody until a drop-in names their user.
-_OF_DOCTOR: Final = "supervise-doctor.service"
+#: They check a node, not a job, and run as nobody until a drop-in names their user.
+_OF_DOCTOR: Final = ("supervise-doctor.service", "supervise-alert@doctor.service")
 _MODE: Final = 0o644  # systemctl cat works for everybody
 
 
@@ -98,7 +99,7 @@ def install(root: Path, unit: JobUnit | None, bin_directory: Path) -> Iterator[W
     # systemd ignores a link to a directory of drop-ins
     yield _linked(root / SYSTEM / f"supervise-alert@{unit.job}.service.d" / "job.conf", f"../{drop_ins.name}/job.conf")
     yield _kept(root / CONFIGURATION / "doctor.env", path)
-    for name in (_OF_DOCTOR, "supervise-alert@doctor.service"):
+    for name in _OF_DOCTOR:
         yield _kept(root / SYSTEM / f"{name}.d" / "user.conf", user)
 
 

@@ -346,10 +346,6 @@ NEWEST = RightOutcome(
     (KILLED, _one("checkpoint_corrupt")),
     (65, 0),
 )
-NO_STEPS = RightOutcome(
-    "SGD counts no steps, so it is not known that the place is the same: the fourth failure within an hour ends the run",
-    (_one("data_error", "user_code"),) * 4,
-)
 MET_ONCE = RightOutcome("one attempt fails on the torn one; then it is moved away", (KILLED, _one("checkpoint_corrupt")), (0,), names=False)
 #: (program, fault) → why another outcome is right.
 OUTCOMES = {
@@ -357,7 +353,6 @@ OUTCOMES = {
     **{(name, "torn"): LINKED for name in ("plain", "lightning")},
     **{(name, "torn"): NEWEST for name in ("hf-auto", "hf-auto-accelerate", "mpirun", "fabric")},
     **{(name, "torn"): MET_ONCE for name in ("fsdp", "fsdp-async")},
-    **{(name, "sample"): NO_STEPS for name in ("elastic", "lightning")},
     ("numpy", "torn"): RightOutcome(
         "the script takes the newest file by itself, and numpy's files are of no known format: it ends with numpy's own error",
         (KILLED, _one("data_error", "checkpoint_corrupt")),
@@ -377,7 +372,7 @@ WRONG: dict[tuple[str, str], str] = {}
 #: Program → its faults that were not run yet.
 UNSEEN: dict[str, str] = {
     "hf-auto-accelerate": "torn",
-    "lightning": "sample two",
+    "lightning": "two",
 }
 #: Programs without a row, and why.
 NOT_RUN = {

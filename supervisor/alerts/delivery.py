@@ -233,28 +233,28 @@ class _AlertDelivery:
 class AlertSender:
     """What the supervisor calls; the two threads work behind it. Made by `start`."""
 
-    def __init__(self, courier: _AlertDelivery) -> None:
+    def __init__(self, delivery: _AlertDelivery) -> None:
         """Start both threads."""
-        self._courier = courier
-        self._thread = threading.Thread(target=courier.run, name="alert-sender", daemon=True)
-        courier.disk.thread.start()
+        self._delivery = delivery
+        self._thread = threading.Thread(target=delivery.run, name="alert-sender", daemon=True)
+        delivery.disk.thread.start()
         self._thread.start()
 
     def enqueue(self, alert: OutgoingAlert | Notification) -> None:
         """Hand an alert over: microseconds, whatever disk and network do; never raises."""
         try:
-            for request in self._courier.sink.requests(alert):
-                self._courier.add(QueuedAlert(request.event_id, request.body, request.title))
+            for request in self._delivery.sink.requests(alert):
+                self._delivery.add(QueuedAlert(request.event_id, request.body, request.title))
         except Exception as error:  # noqa: BLE001 - a sink's bug must not end the loop that the job needs
             self.log_unmade(error)
 
     def log_unmade(self, error: Exception) -> None:
         """Log that a bug of ours cost an alert, before there was anything to keep."""
-        self._courier.log_event("alert.failed", outcome="unmade", reason=f"{type(error).__name__}: {error}")
+        self._delivery.log_event("alert.failed", outcome="unmade", reason=f"{type(error).__name__}: {error}")
 
     def save_threads(self, content: bytes) -> None:
         """Have the threads of this sink kept beside its outbox (threads.py): of several calls the last one counts."""
-        self._courier.disk.save_threads(content)
+        self._delivery.disk.save_threads(content)
 
     def close(self, deadline_s: float) -> int:
         """Try once more what waits, for at most `deadline_s`, and give how many alerts are left to the next start."""
@@ -264,24 +264,24 @@ class AlertSender:
 
     def begin_close(self, until: float) -> None:
         """Have what waits tried once more, until `until` (monotonic seconds)."""
-        self._courier.begin_close(until)
+        self._delivery.begin_close(until)
 
     def finish_close(self, until: float) -> int:
         """Wait for that, and give how many alerts are left to the next start."""
         self._thread.join(max(0.0, until - time.monotonic()))
-        self._courier.disk.stop()
-        self._courier.disk.thread.join(max(0.0, until - time.monotonic()))
-        self._courier.log_drops()
-        return len(self._courier.waiting)
+        self._delivery.disk.stop()
+        self._delivery.disk.thread.join(max(0.0, until - time.monotonic()))
+        self._delivery.log_drops()
+        return len(self._delivery.waiting)
 
     def undelivered(self) -> Undelivered | None:
         """Return what did not get out, after `close`; None where all did."""
-        courier = self._courier
-        count = len(courier.waiting) + courier.refused
-        if not count and not courier.drops:
+        delivery = self._delivery
+        count = len(delivery.waiting) + delivery.refused
+        if not count and not delivery.drops:
             return None
-        is_saved, directory = not courier.disk.in_trouble, courier.outbox.directory
-        return Undelivered(count, courier.name, courier.sink.host, courier.trouble, is_saved, directory, courier.drops)
+        is_saved, directory = not delivery.disk.in_trouble, delivery.outbox.directory
+        return Undelivered(count, delivery.name, delivery.sink.host, delivery.trouble, is_saved, directory, delivery.drops)
 
 
 def _last_outcome(state: RetryCallState) -> Outcome:

@@ -137,7 +137,6 @@ OF_RUNS: Final = frozenset({AlertEvent.RUN_STARTED, AlertEvent.RUN_FINISHED})
 #: The threads of failures, to which a cause belongs, and all those that an incident explains.
 _OF_FAILURES: Final = frozenset({INCIDENT, "gpu"})
 _OF_INCIDENTS: Final = _OF_FAILURES | {"scratch", "resume", "change"}
-SEVERITIES: Final = {event: row.severity for event, row in EVENTS.items()}
 
 
 class AlertAction(StrEnum):

@@ -159,7 +159,7 @@ def read_threads(directory: Path) -> bytes:
         return b""
 
 
-def places(state: Path) -> list[tuple[str, Path]]:
+def outboxes(state: Path) -> list[tuple[str, Path]]:
     """Return the name and the outbox of each sink that a job has had, in its directory of kept files."""
     found = [("webhook", state / "outbox")] if (state / "outbox").is_dir() else []
     try:
@@ -168,7 +168,7 @@ def places(state: Path) -> list[tuple[str, Path]]:
         return found
 
 
-def listed(directory: Path, state: str = "") -> list[KeptAlert]:
+def read_alerts(directory: Path, state: str = "") -> list[KeptAlert]:
     """Return the alerts that wait ("") or those in `sent` or `dead`, oldest first, while another process may use the outbox."""
     place = directory / state
     try:
@@ -178,7 +178,7 @@ def listed(directory: Path, state: str = "") -> list[KeptAlert]:
     return [kept for name in names if (kept := _read(place / name)) is not None]
 
 
-def dropped(directory: Path) -> tuple[int, float]:
+def count_dropped(directory: Path) -> tuple[int, float]:
     """Return how many alerts were ever dropped, and when the last one was (Unix seconds)."""
     try:
         found = (directory / DROPPED).stat()
@@ -187,7 +187,7 @@ def dropped(directory: Path) -> tuple[int, float]:
     return found.st_size, found.st_mtime
 
 
-def redelivered(directory: Path, event_id: str) -> None:
+def move_to_sent(directory: Path, event_id: str) -> None:
     """Move a refused alert to those that were sent: its receiver has it now. Raises OSError."""
     for name, found in list(_entries(directory / "dead")):
         if found == event_id:

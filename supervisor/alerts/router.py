@@ -72,7 +72,7 @@ class AlertRouter:
             try:
                 # a run that ends well ends all threads, whether or not the sink wants runs reported
                 if route.threads is not None and (alert.exit_code == 0 or route.wanted.wants(alert)):
-                    self._keep(route, threads.taken(route.threads, alert, show=route.wanted.wants(alert)))
+                    self._keep(route, threads.add_event(route.threads, alert, show=route.wanted.wants(alert)))
                 elif route.threads is None and route.wanted.wants(alert):
                     route.sender.enqueue(alert)
             except Exception as error:  # noqa: BLE001 - an alert must not end the loop
@@ -82,7 +82,7 @@ class AlertRouter:
         """Note that what the threads of this kind fired for is over."""
         for route in self.routes:
             if route.threads is not None:
-                self._keep(route, threads.calm(route.threads, kind, now, subject))
+                self._keep(route, threads.calm_thread(route.threads, kind, now, subject))
 
     def tick(self, now: float, *, closing: bool = False) -> None:
         """Send what is due."""

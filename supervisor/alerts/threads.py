@@ -87,17 +87,17 @@ class Notification:
 Threads = dict[str, AlertThread]
 
 
-def taken(threads: Threads, alert: OutgoingAlert, *, show: bool = True) -> Threads:
-    """Return the threads that know of an event. show: whether people want it by itself."""
+def add_event(threads: Threads, alert: OutgoingAlert, *, show: bool = True) -> Threads:
+    """Return the threads after an event. show: whether people want the event itself; the end of a run calms the threads in any case."""
     row = alert.event.row
     if alert.event is AlertEvent.RUN_FINISHED and alert.exit_code == 0:
-        threads = {key: calmed(thread, alert.ts) for key, thread in threads.items()}
+        threads = {key: _calmed(thread, alert.ts) for key, thread in threads.items()}
     if not show:
         return threads
     key = thread_key(row.thread, alert.subject)
     thread = threads.get(key, AlertThread())
     if row.effect is ThreadEffect.CLOSE:
-        return {**threads, key: replace(calmed(thread, alert.ts), ending=alert)} if thread.fires else threads
+        return {**threads, key: replace(_calmed(thread, alert.ts), ending=alert)} if thread.fires else threads
     if row.effect is ThreadEffect.OPEN:
         failures = thread.failures + (alert.event is not AlertEvent.GIVEN_UP)
         thread = replace(thread, calm_t=None, ending=None, failures=failures, since_t=thread.since_t or alert.ts)
@@ -105,16 +105,11 @@ def taken(threads: Threads, alert: OutgoingAlert, *, show: bool = True) -> Threa
     return threads if len(threads) <= MOST_THREADS else dict(list(threads.items())[-MOST_THREADS:])
 
 
-def calm(threads: Threads, kind: str, t: float, subject: str = "") -> Threads:
+def calm_thread(threads: Threads, kind: str, t: float, subject: str = "") -> Threads:
     """Return the threads when what `kind` fired for is over, as far as is known. The same threads where it does not fire."""
     key = thread_key(kind, subject)
     thread = threads.get(key)
-    return threads if thread is None or thread.calm_t is not None else {**threads, key: calmed(thread, t)}
-
-
-def calmed(thread: AlertThread, t: float) -> AlertThread:
-    """Return the thread, calm since `t` unless it was before."""
-    return replace(thread, calm_t=t if thread.calm_t is None else thread.calm_t)
+    return threads if thread is None or thread.calm_t is not None else {**threads, key: _calmed(thread, t)}
 
 
 def due(threads: Threads, now: float, settle_s: float, *, closing: bool = False) -> tuple[Threads, list[Notification]]:
@@ -149,6 +144,11 @@ def thread_id(alert: OutgoingAlert) -> str:
     """Return the thread's name among all jobs and nodes, in which nothing can be read."""
     name = "\0".join((alert.node, alert.state_dir, alert.job, thread_key(alert.event.row.thread, alert.subject)))
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _calmed(thread: AlertThread, t: float) -> AlertThread:
+    """Return the thread, calm since `t` unless it was before."""
+    return replace(thread, calm_t=t if thread.calm_t is None else thread.calm_t)
 
 
 def _sent(before: AlertThread) -> tuple[AlertThread, list[Notification]]:

@@ -105,12 +105,12 @@ def list_alerts(settings: Settings, job: str | None, *, as_json: bool) -> int:
     place = find_job(state_root(settings), job)
     rows: list[dict[str, Any]] = [
         {"t": kept.t, "sink": name, "state": state, "title": kept.title, "answer": kept.reason or None, "event_id": kept.event_id}
-        for name, directory in outbox.places(place.directory)
+        for name, directory in outbox.outboxes(place.directory)
         for where, state in _STATES.items()
-        for kept in outbox.listed(directory, where)
+        for kept in outbox.read_alerts(directory, where)
     ]
     rows.sort(key=lambda row: row["t"])
-    dropped = {name: number for name, directory in outbox.places(place.directory) if (number := outbox.dropped(directory)[0])}
+    dropped = {name: number for name, directory in outbox.outboxes(place.directory) if (number := outbox.count_dropped(directory)[0])}
     if as_json:
         stdio.write(sys.stdout, json.dumps({"job": place.job, "node": place.node, "alerts": rows, "dropped": dropped}, indent=1))
         return 0
@@ -128,7 +128,7 @@ def replay(settings: Settings, job: str | None, name: str | None) -> int:
     code = count = 0
     for one in _sinks(settings, name):
         directory = place.directory / one.outbox
-        for kept in outbox.listed(directory, "dead"):
+        for kept in outbox.read_alerts(directory, "dead"):
             count += 1
             outcome = one.sink.deliver(kept.event_id, kept.body, one.deadline_s)
             code |= _print_outcome(one, outcome, clean(kept.title))
@@ -143,16 +143,16 @@ def summary(state: Path, run_id: str) -> str:
     """Return what `status` shows: per sink how many alerts of this run were refused, with the last answer, wait, or were dropped."""
     since = identity.run_began_t(run_id)
     parts = []
-    for name, directory in outbox.places(state):
-        refused = [kept for kept in outbox.listed(directory, "dead") if kept.t >= since]
+    for name, directory in outbox.outboxes(state):
+        refused = [kept for kept in outbox.read_alerts(directory, "dead") if kept.t >= since]
         if refused:
             last = refused[-1]
             parts.append(
                 f"{name} refused {len(refused)}, the last at {time.strftime('%H:%M:%S', time.localtime(last.t))}: {clean(last.reason)}"
             )
-        if waiting := len(outbox.listed(directory)):
+        if waiting := len(outbox.read_alerts(directory)):
             parts.append(f"{waiting} wait for {name}")
-        number, last_t = outbox.dropped(directory)
+        number, last_t = outbox.count_dropped(directory)
         if number and last_t >= since:
             parts.append(
                 f"{number} for {name} were dropped, the last at {time.strftime('%H:%M:%S', time.localtime(last_t))}: too many waited"
@@ -203,6 +203,6 @@ def _line(row: dict[str, Any]) -> str:
 
 def _move(directory: Path, event_id: str) -> None:
     try:
-        outbox.redelivered(directory, event_id)
+        outbox.move_to_sent(directory, event_id)
     except OSError as error:
         stdio.say(f"warning: delivered, and still listed as refused: {directory / 'dead'}: {error.strerror}")

@@ -509,6 +509,16 @@ class Alerts:
     sinks: tuple[AlertSinkSection, ...] = ()
     webhook: Webhook = Webhook()
 
+    @property
+    def has_sinks(self) -> bool:
+        """Whether any alert is sent."""
+        return bool(self.webhook.url or self.sinks)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether an alert or a heartbeat is sent: what sends them is imported only then."""
+        return self.has_sinks or bool(self.heartbeat_url)
+
     def alias_of(self, node: str) -> str:
         """Return what alerts call this node. node: its host name."""
         return self.node or node.split(".", 1)[0]

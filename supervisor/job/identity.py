@@ -183,6 +183,16 @@ def state_root(node_state: Path) -> Path:
     return node_state.parents[2]
 
 
+def attempt_dir(scratch: str | Path, attempt: int) -> Path:
+    """Return where an attempt's ranks write what we read: heartbeats, error files, stacks. scratch: the run's."""
+    return Path(scratch) / f"attempt-{attempt:04d}"
+
+
+def incident_dir(node_state: Path, number: int) -> Path:
+    """Return where an incident's card and evidence are kept, whether they exist or not."""
+    return node_state / "incidents" / f"{number:04d}"
+
+
 def make_node_state(state_dir: str, cwd: Path, job: str, node: str) -> Path:
     """Make the directories of node_state, 0700, and return the last. Raises SuperviseError (78) naming the part that cannot be made."""
     root = cwd / state_dir

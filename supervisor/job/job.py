@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor.config.settings import Settings
+from supervisor.job import identity
 from supervisor.knobs.knob_set import KnobSet
 
 
@@ -32,7 +33,7 @@ class Job:
 
     def attempt_dir(self, attempt: int) -> Path:
         """Return where the attempt's ranks write what we read: heartbeat, error files, stacks."""
-        return self.scratch / f"attempt-{attempt:04d}"
+        return identity.attempt_dir(self.scratch, attempt)
 
     def log_dir(self, attempt: int) -> str:
         """Return where the attempt's output is kept. The guardian makes it, and goes on without it if the disk fails."""
@@ -40,6 +41,6 @@ class Job:
 
     def incident_dir(self, number: int) -> Path:
         """Return (and make) where an incident's card and evidence are kept. Raises OSError."""
-        path = self.state / "incidents" / f"{number:04d}"
+        path = identity.incident_dir(self.state, number)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path

@@ -65,10 +65,10 @@ def card(  # noqa: PLR0913 (all that the card names)
     return FactPage(f"incident {decision.incident} of job {job}: {end}", tuple(facts), tone)
 
 
-def why_page(job: str, node: str, incident: RecordedIncident, address: str, *, since: str = "") -> FactPage:
+def why_page(job: str, node: str, incident: RecordedIncident, address: str, *, last_run: str = "") -> FactPage:
     """Return the page of a recorded incident, from the failure to the resume.
 
-    `since`: the job's last run. It is named if the incident belongs to another run.
+    `last_run`: of the job. It is named if the incident belongs to another run.
     """
     last = incident.rounds[-1]
     decision = last.decision
@@ -79,8 +79,8 @@ def why_page(job: str, node: str, incident: RecordedIncident, address: str, *, s
     else:
         facts += _what(decision.verdict, where)
     facts.append(Fact("when", _when(last, _failed_t(incident, last))))
-    if since and incident.run_id != since:
-        facts.append(Fact("run", f"{incident.run_id}, an earlier one; the last is {since}"))
+    if last_run and incident.run_id != last_run:
+        facts.append(Fact("run", f"{incident.run_id}, an earlier one; the last is {last_run}"))
         address = f"{address} --run {incident.run_id}"
     if len(incident.rounds) > 1:
         tries = "; ".join(f"attempt {r.attempt}: {r.decision.verdict.summary if r.decision else 'undecided'}" for r in incident.rounds[:-1])

@@ -47,7 +47,7 @@ class OutgoingAlerts:
         """Send one event. `decision`: the newest of the run. `began`: how its last restart began, in the alerts' words."""
         if self.router is None:
             return
-        from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, OutgoingAlert  # noqa: PLC0415 (only where a sink is configured)
+        from supervisor.alerts.model import AlertAction, AlertEvent, OutgoingAlert  # noqa: PLC0415 (only where a sink is configured)
 
         event = AlertEvent(event_name)
         stop = decision is not None and decision.plan.kind is PlanKind.STOP
@@ -58,7 +58,7 @@ class OutgoingAlerts:
                 run_id=self._job.run_id,
                 job=self._job.name,
                 event=event,
-                severity=SEVERITIES[event],
+                severity=event.row.severity,
                 incident=incident,
                 attempt=attempt,
                 ts=self._clock.now(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from supervisor.core import actions as act
 from supervisor.core import events
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from supervisor.job.sd_notify import Notifier
     from supervisor.node.gpu_quarantine import QuarantinedGpu
     from supervisor.report.event_log import EventLog
+    from supervisor.report.journald import Level
     from supervisor.report.layout import FactPage
     from supervisor.report.log_events import LogLevel
     from supervisor.report.terminal import TerminalWriter
@@ -473,5 +474,5 @@ def _gpu(action: act.Quarantine) -> dict[str, object]:
     return {"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci, **texts}
 
 
-def _level(level: str) -> Any:  # noqa: ANN401 (voice.Level, a Literal)
-    return level if level in {"info", "warning", "error"} else "info"
+def _level(level: str) -> Level:
+    return cast("Level", level) if level in {"info", "warning", "error"} else "info"

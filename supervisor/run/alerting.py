@@ -34,7 +34,7 @@ WEBHOOK = "webhook"
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredSink:
-    """One sink of the settings. `kind_seen`: what its address looks like, if that is another kind."""
+    """One sink of the settings. outbox: where it is below the job's directory. kind_seen: what its address looks like instead."""
 
     name: str
     kind: str
@@ -56,11 +56,6 @@ class ConfiguredSink:
             return ""
         remedy = f'write [[alerts.sink]] with kind = "{self.kind_seen}"'
         return f"alerts: {self.sink.host} looks like {self.kind_seen}, which refuses what a {self.kind} gets: {remedy}"
-
-
-def is_configured(settings: Settings) -> bool:
-    """Whether there is any sink."""
-    return bool(settings.alerts.webhook.url or settings.alerts.sinks)
 
 
 def configured(settings: Settings, environ: Mapping[str, str]) -> list[ConfiguredSink]:

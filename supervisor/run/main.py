@@ -126,7 +126,7 @@ def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Pro
     """Raise SuperviseError for a wrong setting before anything starts; return the problems that only leave a signature out."""
     plugins.ladders(settings)
     evict_on(settings)
-    if settings.alerts.webhook.url or settings.alerts.sinks or settings.alerts.heartbeat_url:
+    if settings.alerts.is_used:
         from supervisor.run import alerting  # noqa: PLC0415 (ssl costs memory that a job without a sink need not pay)
 
         alerting.heartbeat(settings)
@@ -352,7 +352,7 @@ class _Run:
 
     def _start_alerts(self) -> None:
         settings = self.job.settings
-        if not (settings.alerts.webhook.url or settings.alerts.sinks or settings.alerts.heartbeat_url):
+        if not settings.alerts.is_used:
             return
         from supervisor.run import alerting  # noqa: PLC0415 (tenacity and ssl cost memory that a job without a sink need not pay)
 
@@ -367,7 +367,7 @@ class _Run:
                 text = f"alert refused by {fields['sink']} ({fields['host']}): {fields['reason']}; `supervise alerts list` shows all"
                 self.loop.call_soon(lambda: self.terminal.message(text, "warning"))
 
-        if alerting.is_configured(settings):
+        if settings.alerts.has_sinks:
             self.reporter.alerts.router = alerting.start(settings, self.job.environ, self.job.state, log)
         if settings.alerts.sinks:  # their messages name a command
             self.executor.threads.start("remember", self._remember_place, awaited=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.alerts.delivery import AlertSender, RetryPace, Undelivered, start
-from supervisor.alerts.outbox import CAP, Outbox, dropped
+from supervisor.alerts.outbox import CAP, Outbox, count_dropped
 from supervisor.alerts.outbox_thread import OutboxThread, QueuedAlert
 from supervisor.alerts.sinks import SINKS
 from supervisor.alerts.sinks.webhook import WebhookSink
@@ -339,7 +339,7 @@ def test_over_the_cap_the_oldest_that_nobody_has_seen_are_dropped_and_counted(  
     wait_until(lambda: log.count("alert.sent") == 4 and not files(tmp_path / "outbox"))
     assert [request.event_id for request in endpoint.received] == [alert(number).event_id for number in (0, 0, 4, 5, 6)]
     assert log.last("alert.dropped")["total"] == 3
-    assert dropped(tmp_path / "outbox")[0] == 3
+    assert count_dropped(tmp_path / "outbox")[0] == 3
     assert sender.close(5) == 0
     left = sender.undelivered()
     assert left is not None
@@ -361,7 +361,7 @@ def test_a_flood_while_the_disk_hangs_keeps_the_newest_and_counts_the_others(  #
     for number in range(1, 3000):
         sender.enqueue(alert(number))
     hung_disk.release()
-    wait_until(lambda: len(files(tmp_path / "outbox")) == CAP and dropped(tmp_path / "outbox")[0] == 3000 - CAP)
+    wait_until(lambda: len(files(tmp_path / "outbox")) == CAP and count_dropped(tmp_path / "outbox")[0] == 3000 - CAP)
     newest = {alert(number).event_id for number in range(3000 - CAP + 1, 3000)}
     assert newest <= set(files(tmp_path / "outbox")), "at most one older one, which was being tried"
 

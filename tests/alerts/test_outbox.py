@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from checkpointing.io import staging
-from supervisor.alerts.outbox import DROPPED, Outbox, dropped
+from supervisor.alerts.outbox import DROPPED, Outbox, count_dropped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,11 +56,11 @@ def test_what_is_dropped_goes_and_is_counted_for_good(tmp_path: Path) -> None:
     outbox = opened(tmp_path)
     for number in range(5):
         outbox.put(identifier(number), b"{}")
-    assert dropped(tmp_path) == (0, 0.0)
+    assert count_dropped(tmp_path) == (0, 0.0)
     outbox.drop([identifier(0), identifier(1)], 3)  # one of them had no file yet
     outbox.drop([], 1)
     assert waiting(tmp_path) == [identifier(number) for number in (2, 3, 4)]
-    assert dropped(tmp_path)[0] == 4
+    assert count_dropped(tmp_path)[0] == 4
     assert stat.S_IMODE((tmp_path / DROPPED).stat().st_mode) == 0o600
 
 

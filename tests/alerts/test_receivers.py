@@ -80,7 +80,7 @@ def test_a_bad_receiver_gets_its_alert_or_is_reported_and_costs_no_other(  # noq
     began = time.monotonic()
     router.close(time.time(), 5.0)
     assert within(2.0, since=began)
-    assert [kept.reason for kept in outbox.listed(tmp_path / "slack", "dead")] == ([reason] if outcome == "refused" else [])
+    assert [kept.reason for kept in outbox.read_alerts(tmp_path / "slack", "dead")] == ([reason] if outcome == "refused" else [])
     assert [left.reason for left in router.undelivered()] == ([reason] if outcome == "refused" else [])
     assert len({request.body for request in endpoint.received}) == 1
     assert not [request for request in endpoint.received if request.target.startswith("GET")], "a redirect was followed"

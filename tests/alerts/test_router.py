@@ -70,7 +70,7 @@ def bodies(endpoint: Endpoint) -> list[Any]:
 
 
 def dead(tmp_path: Path, kind: str) -> list[outbox.KeptAlert]:
-    return outbox.listed(tmp_path / "alerts" / kind, "dead")
+    return outbox.read_alerts(tmp_path / "alerts" / kind, "dead")
 
 
 def test_every_kind_takes_what_it_is_sent_and_the_webhook_every_event(
@@ -155,7 +155,7 @@ import pathlib, signal, sys, time
 from supervisor.alerts import sinks
 from supervisor.alerts.delivery import RetryPace
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
-from supervisor.alerts.outbox import CAP, dropped, listed
+from supervisor.alerts.outbox import CAP, count_dropped, read_alerts
 from supervisor.alerts.router import AlertFilter, AlertRouter
 router, place, pace = AlertRouter(60.0), pathlib.Path(sys.argv[1]), RetryPace(0.05, 0.1)
 for kind in ("webhook", "slack"):
@@ -166,7 +166,7 @@ now = time.time()
 if sys.argv[3] == "raise":
     for n in range(600):
         router.enqueue(OutgoingAlert("run", "bert", AlertEvent.OPENED, AlertSeverity.WARNING, n, n, now, AlertAction.RESTART))
-    while dropped(place / "webhook")[0] < 600 - CAP or len(listed(place / "webhook")) < CAP:
+    while count_dropped(place / "webhook")[0] < 600 - CAP or len(read_alerts(place / "webhook")) < CAP:
         time.sleep(0.01)
     while not (place / "slack" / "threads.json").exists():
         time.sleep(0.01)
@@ -188,7 +188,7 @@ def test_after_kill_9_with_a_full_outbox_each_alert_is_delivered_or_counted(tmp_
             assert line, "it ended"
         first.send_signal(signal.SIGKILL)
         assert first.wait(10) == -signal.SIGKILL
-    kept = [letter.event_id for letter in outbox.listed(place / "webhook")]
+    kept = [letter.event_id for letter in outbox.read_alerts(place / "webhook")]
     assert len(kept) == outbox.CAP
     assert f"; {600 - outbox.CAP} for webhook were dropped, the last at " in summary(tmp_path, "")
     done = subprocess.run([*command, endpoint.url, "next"], cwd=ROOT, timeout=60, check=False, capture_output=True)  # noqa: S603  our own program
@@ -219,7 +219,7 @@ def test_ten_thousand_events_take_bounded_memory_delay_nobody_and_are_all_accoun
     one.close(time.time(), 60)
     sent = [fields for name, fields in log.events if name == "alert.sent" and fields["sink"] == "webhook"]
     assert len(sent) + log.last("alert.dropped")["total"] == 10_000
-    assert outbox.dropped(tmp_path / "alerts/webhook")[0] == 10_000 - len(sent)
+    assert outbox.count_dropped(tmp_path / "alerts/webhook")[0] == 10_000 - len(sent)
     assert [left.dropped for left in one.undelivered()] == [10_000 - len(sent)]
     assert len({body["text"] for body in bodies(endpoint) if "text" in body}) == 1
 

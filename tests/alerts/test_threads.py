@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from supervisor.alerts import threads
-from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
-from supervisor.alerts.threads import MOST_THREADS, Notification, NotificationState, Threads, calm, due, taken
+from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
+from supervisor.alerts.threads import MOST_THREADS, Notification, NotificationState, Threads, add_event, calm_thread, due
 from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ E = AlertEvent
 
 def event(kind: AlertEvent, t: float, incident: int = 1, **changes: object) -> OutgoingAlert:
     stop = AlertAction.STOP if kind is E.GIVEN_UP else AlertAction.RESTART
-    made = OutgoingAlert("run", "bert", kind, SEVERITIES[kind], incident, incident, t, stop, Cause.KILLED_UNKNOWN, node="gpu-7")
+    made = OutgoingAlert("run", "bert", kind, kind.row.severity, incident, incident, t, stop, Cause.KILLED_UNKNOWN, node="gpu-7")
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]  # its own fields
 
 
@@ -31,7 +31,7 @@ def played(events: Iterable[OutgoingAlert], until: float, known: Threads | None 
     state, sent, waiting, tick = known or {}, [], sorted(events, key=lambda one: one.ts), 0
     while (now := tick / 5) <= until:
         while waiting and waiting[0].ts <= now:
-            state = taken(state, waiting.pop(0))
+            state = add_event(state, waiting.pop(0))
         state, more = due(state, now, SETTLE_S)
         sent += more
         tick += 1
@@ -86,7 +86,7 @@ def test_another_cause_is_news_and_a_repetition_is_not() -> None:
 
 def test_what_was_given_up_is_resolved_by_a_later_run_that_trains() -> None:
     state, _ = played([event(E.GIVEN_UP, 1)], 10)
-    state, sent = played([], 100, calm(state, "incident", 20))
+    state, sent = played([], 100, calm_thread(state, "incident", 20))
     assert shown(sent) == [("resolved", "given_up", 0)]
     assert state == {}
 
@@ -100,7 +100,7 @@ def test_a_run_that_is_done_ends_all_threads_and_one_that_stops_ends_none() -> N
     events = [event(E.OPENED, 1), event(E.DISK_FILLING, 1), event(E.GPU_QUARANTINED, 1, subject="GPU-a")]
     for code, ended in ((0, {"incident", "disk", "gpu"}), (75, set())):
         state, _ = played(events, 5)
-        state = taken(state, event(E.RUN_FINISHED, 6, exit_code=code), show=False)
+        state = add_event(state, event(E.RUN_FINISHED, 6, exit_code=code), show=False)
         _, sent = due(state, 6, SETTLE_S, closing=True)
         assert {one.alert.event.row.thread for one in sent if one.state is NotificationState.RESOLVED} == ended
 
@@ -111,15 +111,15 @@ def test_two_gpus_are_two_threads() -> None:
 
 
 def test_the_end_of_the_process_sends_what_waits() -> None:
-    state = taken({}, event(E.OPENED, 1))
-    state = taken(state, event(E.RESOLVED, 1.5))
+    state = add_event({}, event(E.OPENED, 1))
+    state = add_event(state, event(E.RESOLVED, 1.5))
     left, sent = due(state, 1.6, SETTLE_S, closing=True)
     assert [one.state.value for one in sent] == ["firing", "resolved"]
     assert left == {}
 
 
 def test_the_state_survives_as_json_and_the_same_news_has_the_same_id() -> None:
-    state = taken({}, event(E.OPENED, 1))
+    state = add_event({}, event(E.OPENED, 1))
     again = msgspec.json.decode(msgspec.json.encode(state), type=threads.Threads)
     assert again == state
     assert [one.event_id for one in due(state, 5, SETTLE_S)[1]] == [one.event_id for one in due(again, 9, SETTLE_S)[1]]
@@ -130,7 +130,7 @@ def test_the_state_survives_as_json_and_the_same_news_has_the_same_id() -> None:
 
 @pytest.mark.parametrize("now", [1e12, 0.0, -5.0])
 def test_a_clock_that_jumps_holds_nothing_back_for_long(now: float) -> None:
-    assert len(due(taken({}, event(E.OPENED, 100)), now, SETTLE_S)[1]) == 1
+    assert len(due(add_event({}, event(E.OPENED, 100)), now, SETTLE_S)[1]) == 1
 
 
 def test_ten_thousand_events_are_a_handful_of_messages_and_a_bounded_state() -> None:
@@ -138,6 +138,6 @@ def test_ten_thousand_events_are_a_handful_of_messages_and_a_bounded_state() -> 
     state, sent = played(loop, 200)
     assert len(sent) <= 16
     for n in range(1000):
-        state = taken(state, event(E.GPU_QUARANTINED, 300, subject=f"GPU-{n}"))
+        state = add_event(state, event(E.GPU_QUARANTINED, 300, subject=f"GPU-{n}"))
     assert len(state) == MOST_THREADS
     assert len(msgspec.json.encode(state)) < 1 << 20

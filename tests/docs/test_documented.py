@@ -14,7 +14,7 @@ import click
 import pytest
 
 from checkpointing.formats import FORMATS, TREE_FORMATS
-from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, AlertSeverity
+from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity
 from supervisor.cli.main import root
 from supervisor.config.settings import ROWS, SINK_ROWS, SINKS_KEY
 from supervisor.core.model import Cause
@@ -115,8 +115,8 @@ def test_an_exit_code_is_called_reserved_exactly_as_long_as_nothing_ends_with_it
 
 def test_every_alert_is_documented_with_its_state_severity_and_action() -> None:
     documented = {row[0].strip("`"): (row[1].strip("`"), row[2].strip("`")) for row in table("alerts.md") if len(row) == 4}
-    assert documented == {event.value: (event.state, SEVERITIES[event].value) for event in AlertEvent}
-    assert set(SEVERITIES.values()) == set(AlertSeverity)
+    assert documented == {event.value: (event.state, event.row.severity.value) for event in AlertEvent}
+    assert {event.row.severity for event in AlertEvent} == set(AlertSeverity)
     (actions,) = [row[1] for row in table("alerts.md") if row[0] == "`action`"]
     assert set(re.findall(r"`(\w+)`", actions)) == {action.value for action in AlertAction}
 

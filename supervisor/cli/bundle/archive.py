@@ -1,6 +1,7 @@
 """The members of a bundle. Whatever goes in is redacted here, held below the cap, and listed in the manifest.
 
-Members come in the order of their importance: from the one that reaches the cap on, a text keeps its end, and all else is left out.
+Members come in the order of their importance. Of a text that is larger than the room left below the cap the end goes in; any other member
+that is larger is left out.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def records(value: Any, known: KnownSecrets) -> bytes:  # noqa: ANN401
 
 @dataclass(frozen=True, slots=True)
 class BundleMember:
-    """One file of the bundle. source: where its content comes from. hidden: how many digests stand in it. is_cut: only its end is here."""
+    """One file of the bundle. source: where its content comes from. is_cut: only its end is here."""
 
     name: str
     content: bytes

@@ -22,6 +22,7 @@ from supervisor.cli.jobs import log_files, status
 from supervisor.cli.jobs.job_files import MOST_LISTED, JobFiles
 from supervisor.config.loading import show
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity
 from supervisor.journal.file import earlier
 from supervisor.journal.reader import History, RecordedIncident, read_earlier
 from supervisor.journal.records import frames
@@ -92,7 +93,7 @@ def fill(
     """Add every part. diagnose: examines this node. asks_stacks: signal the ranks that live to write their stacks."""
     directory, incident = subject.place.directory, subject.incident
     if incident is not None:
-        kept = directory / "incidents" / f"{incident.number:04d}"
+        kept = identity.incident_dir(directory, incident.number)
         contents.add("card.txt", str(kept / "card.txt"), partial(_end, kept / "card.txt", _LOG_BYTES))
         contents.add(
             "evidence.json", str(kept / "evidence.json"), lambda: json.loads((kept / "evidence.json").read_bytes()), archive.document
@@ -117,7 +118,7 @@ def _add_stacks(contents: BundleContents, subject: BundleSubject, *, asks: bool)
     run = subject.history.run
     if run is None or not run.scratch or subject.run:
         return
-    now = Path(run.scratch) / f"attempt-{subject.history.attempt:04d}"
+    now = identity.attempt_dir(run.scratch, subject.history.attempt)
     for rank in subject.history.ranks if asks else ():
         name = f"stacks/rank-{rank.rank}-now.txt"
         contents.add(name, f"process {rank.pid}", partial(stack_dumps.request, rank.pid, rank.start_ticks, now))
@@ -131,8 +132,7 @@ def _add_stacks(contents: BundleContents, subject: BundleSubject, *, asks: bool)
 def _add_output(contents: BundleContents, subject: BundleSubject) -> None:
     """Add the end of each rank's output: of the rank that failed first, then of the launcher, then of the others."""
     first = subject.incident.rank if subject.incident is not None else None
-    attempts = subject.place.directory / ("runs" if subject.run else "attempts") / subject.run
-    streams = log_files.streams(attempts / f"{subject.attempt:04d}", None)
+    streams = log_files.streams(log_files.of_run(subject.place.directory, subject.run) / f"{subject.attempt:04d}", None)
     count: dict[int | None, int] = {}
     for current, _ in streams:
         rank = log_files.rank_of(current)

@@ -160,7 +160,7 @@ def live_beats(history: History) -> tuple[RankHeartbeat, ...]:
         return ()
     from supervisor.observe.ranks import heartbeats  # noqa: PLC0415 (only while the job runs)
 
-    return heartbeats.read(Path(history.run.scratch) / f"attempt-{history.attempt:04d}" / "heartbeat")
+    return heartbeats.read(identity.attempt_dir(history.run.scratch, history.attempt) / "heartbeat")
 
 
 def progress_of(history: History, beats: Sequence[RankHeartbeat]) -> Progress:

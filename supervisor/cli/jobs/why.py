@@ -20,6 +20,7 @@ from supervisor.cli.jobs.job_files import (
     state_root,
 )
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity
 from supervisor.report import card, wording
 from supervisor.report.layout import render, surface_of
 from supervisor.report.text import clean
@@ -67,8 +68,8 @@ def why(settings: Settings, job: str | None, incident: int | None, *, show_all: 
     address = settings.address(place.job)
     if not chosen:
         print_text(f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
-    surface, since = surface_of(sys.stdout), history.run.run_id if history.run else ""
-    pages = [render(card.why_page(place.job, place.node, one, address, since=since), surface) for one in chosen]
+    surface, last_run = surface_of(sys.stdout), history.run.run_id if history.run else ""
+    pages = [render(card.why_page(place.job, place.node, one, address, last_run=last_run), surface) for one in chosen]
     if pages:
         print_text("\n\n".join(pages))
     if history.restored:
@@ -100,7 +101,7 @@ def _incidents(place: JobFiles, history: History) -> Iterator[RecordedIncident]:
 
 
 def _no_incident(place: JobFiles, number: int, numbers: Sequence[int]) -> SuperviseError:
-    path = place.directory / "incidents" / f"{number:04d}" / "card.txt"
+    path = identity.incident_dir(place.directory, number) / "card.txt"
     hint = f"Name one of these: {', '.join(str(n) for n in reversed(numbers[:MOST_LISTED]))}." if numbers else "Leave the number out."
     if path.exists():
         hint = f"Its journal is not kept any more; read its card: {path}."

@@ -14,13 +14,12 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, setting_options
+from supervisor.cli.systemd import CONFIGURATION
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
     from supervisor.config.settings import Settings
 
-#: Where the units find a job's configuration.
-CONFIGURATION: Final = Path("/etc/supervise")
 #: With these supervise ends a run that it gave up, and alerts itself.
 _GIVEN_UP: Final = frozenset({ExitCode.DETERMINISTIC, ExitCode.BAD_NODE})
 
@@ -62,7 +61,7 @@ def install_command(_invocation: Invocation, *, job: str | None, user: str | Non
         raise SuperviseError(what, hint=f"Run it as root: sudo {words}") from error
     if root == "/":
         _reload_systemd()
-    for line in _next_steps(job, Path(root) / installation.CONFIGURATION):
+    for line in _next_steps(job, Path(root, *CONFIGURATION.parts[1:])):
         stdio.write(sys.stdout, line)
     return 0
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io import staging
+from supervisor.cli.systemd import CONFIGURATION
 from supervisor.config.settings import JOB_NAME_FORM, is_job_name
 from supervisor.errors import ExitCode, SuperviseError
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 UNITS: Final = Path(__file__).parent / "units"
 SYSTEM: Final = Path("etc/systemd/system")
-CONFIGURATION: Final = Path("etc/supervise")
+_CONFIGURATION: Final = CONFIGURATION.relative_to("/")
 #: They check a node, not a job, and run as nobody until a drop-in names their user.
 _OF_DOCTOR: Final = ("supervise-doctor.service", "supervise-alert@doctor.service")
 _MODE: Final = 0o644  # systemctl cat works for everybody
@@ -94,11 +95,11 @@ def install(root: Path, unit: JobUnit | None, bin_directory: Path) -> Iterator[W
     path = f"PATH={bin_directory}:/usr/local/bin:/usr/bin:/bin\n"
     user = f"[Service]\nUser={unit.user}\n"
     drop_ins = root / SYSTEM / f"supervise@{unit.job}.service.d"
-    yield _kept(root / CONFIGURATION / f"{unit.job}.env", path)
+    yield _kept(root / _CONFIGURATION / f"{unit.job}.env", path)
     yield _kept(drop_ins / "job.conf", f"{user}WorkingDirectory={_escaped(unit.directory)}\n")
     # systemd ignores a link to a directory of drop-ins
     yield _linked(root / SYSTEM / f"supervise-alert@{unit.job}.service.d" / "job.conf", f"../{drop_ins.name}/job.conf")
-    yield _kept(root / CONFIGURATION / "doctor.env", path)
+    yield _kept(root / _CONFIGURATION / "doctor.env", path)
     for name in _OF_DOCTOR:
         yield _kept(root / SYSTEM / f"{name}.d" / "user.conf", user)
 

@@ -293,7 +293,7 @@ class _ResumeDrill:
         if kill is None and status in {ExitCode.USAGE, ExitCode.CONFIG}:
             return int(status)  # it has reported why
         if kill is None:
-            before = "a checkpoint was saved" if self._order.rank in self._ranks else f"a rank {self._order.rank} was seen to train"
+            before = "a checkpoint was saved" if self._order.rank in self._ranks else f"rank {self._order.rank} was seen to train"
             if self._seen_saved:
                 before = "every rank had recorded a step after the save"
             advice = "let it save sooner, and train on after it, or give --deadline-s; --checkpoints 'DIR/*.pt' declares what no hook sees"

@@ -46,7 +46,7 @@ def _named(found: CheckpointRef) -> str:
 
 def _reached(state: JobState) -> str:
     progress = state.attempt.progress
-    if progress.step is None:
+    if progress.step is None or (progress.relative and state.attempt.steps_seen < 1):  # then it is where the attempt began
         return " at step unknown" if state.run.stop is not None and state.run.exit_code else ""
     return f" at {step_text(progress.step, relative=progress.relative)}"
 

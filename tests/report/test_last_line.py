@@ -108,3 +108,8 @@ def test_a_step_that_is_counted_from_the_beginning_of_the_attempt_says_so() -> N
     assert last_line(state, 0, None) == "done at step 9 (counted by supervise), no incident"
     state = replace(state, run=replace(state.run, losses=Losses(1, 29.0)))
     assert last_line(state, 0, None) == "done at step 9 (counted by supervise), 1 incident, at least 29 s lost"
+
+
+def test_where_an_attempt_began_is_no_step_that_it_reached() -> None:
+    state = JobState(attempt=Attempt(2, progress=Progress(5, relative=True), steps_seen=0), run=Run(exit_code=0))
+    assert last_line(state, 0, SAVED).startswith("done, no incident; the newest checkpoint is verified: /d/400.pt (step 400)")

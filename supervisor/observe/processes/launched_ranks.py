@@ -49,7 +49,7 @@ class LaunchedRanks:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._open = threading.Lock()
         self._stopped = False
-        self._seen: set[tuple[int, int]] = set()
+        self._judged: dict[tuple[int, int], dict[str, str]] = {}  # by process: its environment when it was last looked at
         self._alive: dict[int, RankInfo] = {}  # by pidfd
         self._newest: dict[int, RankInfo] = {}  # the newest process of each rank; replaced, never changed: the loop reads it
         self.world_size = 0  # by the newest one's environment
@@ -113,12 +113,15 @@ class LaunchedRanks:
             os.close(fd)
 
     def _new(self, found: Sequence[ProcessStat]) -> Iterable[int]:
-        """Yield a pidfd of each process that is a rank and was not seen before."""
+        """Yield a pidfd of each process that is a rank and was none before.
+
+        A process that was forked and has not executed its program yet has its parent's environment: it is judged again once that changes.
+        """
         for process in found:
-            if process.key in self._seen:
-                continue
-            self._seen.add(process.key)
             own = _environment(process.pid)
+            if own == self._judged.get(process.key):
+                continue
+            self._judged[process.key] = own
             found_rank = _rank_of(own)
             if found_rank is None or own == _environment(process.ppid):
                 continue

@@ -35,6 +35,18 @@ sys.exit(int(sys.stdin.readline()))
 """
 
 
+#: Forks a child that executes a rank only when it is told to, as one that a busy machine holds up does.
+SLOW_EXEC = """
+import os, sys
+child = os.fork()
+if child == 0:
+    sys.stdin.readline()
+    os.execve(sys.executable, [sys.executable, "-c", "import sys; sys.stdin.readline()"], {"LOCAL_RANK": "0", "WORLD_SIZE": "1"})
+print(child, flush=True)
+os.waitpid(child, 0)
+"""
+
+
 @pytest.fixture
 def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     children = []
@@ -154,3 +166,18 @@ def test_the_command_is_a_rank_until_another_process_has_its_local_rank(
     known: tuple[RankInfo, ...], found: tuple[RankInfo, ...], ranks: tuple[RankInfo, ...]
 ) -> None:
     assert with_found(known, found) == ranks
+
+
+def test_a_rank_that_was_first_seen_before_it_executed_its_program_is_found(seen: LaunchedRanks) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", SLOW_EXEC], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    assert launcher.stdin is not None
+    assert launcher.stdout is not None
+    try:
+        rank = int(launcher.stdout.readline())
+        add(seen)
+        print(file=launcher.stdin, flush=True)
+        wait_for(lambda: b"LOCAL_RANK=0" in process_tree.environment(rank), "it executed its program", 10)
+        add(seen, rank)
+        assert seen.pids == {0: rank}
+    finally:
+        launcher.communicate("\n")

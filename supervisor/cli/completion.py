@@ -1,7 +1,7 @@
 """Completion for bash, zsh and fish: `supervise completion`, and the answers that the shell then asks for.
 
-click makes both from the commands themselves. What it cannot know is here: the names of jobs, and that everything behind `--` is
-the job's own command, which the shell completes by itself.
+click makes both from the commands themselves. What it cannot know is here: that everything behind `--` is the job's own command, which the
+shell completes by itself.
 """
 
 from __future__ import annotations
@@ -9,20 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 from click import shell_completion
 from click.shell_completion import CompletionItem
 
 from supervisor.cli import stdio
-from supervisor.cli.invocation import COMPLETE_VARIABLE, Invocation
+from supervisor.cli.invocation import COMPLETE_VARIABLE
 from supervisor.errors import ExitCode, SuperviseError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from supervisor.config.settings import Settings
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -59,17 +54,3 @@ def _completion_of(shell: str, root: click.Command) -> shell_completion.ShellCom
     found = shell_completion.get_completion_class(shell)
     assert found is not None  # noqa: S101  SHELLS are click's own
     return found(root, {}, "supervise", COMPLETE_VARIABLE)
-
-
-def job_names(context: click.Context, _param: click.Parameter, incomplete: str) -> Sequence[str]:
-    """Return the jobs of the state directory that is meant: --state-dir, else that of the settings."""
-    from supervisor.cli.jobs.job_files import places_in, state_root  # noqa: PLC0415  to complete this option only
-
-    given = [of.params.get("job__state_dir") for of in (context, context.find_root())]
-    flags = {"job.state_dir": named} if (named := next(filter(None, given), None)) else {}
-    names = dict.fromkeys(place.job for place in places_in(state_root(_settings(flags))))
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def _settings(flags: dict[str, str]) -> Settings:
-    return Invocation(flags, None, None).settings(warn=lambda _: None)

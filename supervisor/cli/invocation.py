@@ -167,9 +167,14 @@ def _completed(row: SettingRow) -> Callable[[click.Context, click.Parameter, str
     def choices(_context: click.Context, _param: click.Parameter, incomplete: str) -> Sequence[str]:
         return [choice for choice in row.choices if choice.startswith(incomplete)]
 
-    def jobs(context: click.Context, param: click.Parameter, incomplete: str) -> Sequence[str]:
-        from supervisor.cli import completion  # noqa: PLC0415  not needed for --help
+    def jobs(context: click.Context, _param: click.Parameter, incomplete: str) -> Sequence[str]:
+        """Return those of the state directory that is meant: --state-dir, else that of the settings."""
+        from supervisor.cli.jobs.job_files import places_in, state_root  # noqa: PLC0415  not needed for --help
 
-        return completion.job_names(context, param, incomplete)
+        given = [of.params.get("job__state_dir") for of in (context, context.find_root())]
+        flags = {"job.state_dir": named} if (named := next(filter(None, given), None)) else {}
+        settings = Invocation(flags, None, None).settings(warn=lambda _: None)
+        names = dict.fromkeys(place.job for place in places_in(state_root(settings)))
+        return [name for name in names if name.startswith(incomplete)]
 
     return choices if row.choices else jobs if row.key == "job.name" else None

@@ -141,14 +141,14 @@ def test_a_place_in_the_command_is_a_declaration_too(tmp_path: Path) -> None:
 def test_declared_checkpoints_that_the_script_does_not_take_are_warned_of(
     tmp_path: Path, script: str, declared: dict[str, str | bool], *, warned: bool
 ) -> None:
-    found, settings, command = ways_of(tmp_path, script, "", **{"checkpoints__paths": ("out/*",), **declared})
-    warning = handover_warning(settings, found, command, {})
+    found, settings = ways_of(tmp_path, script, "", **{"checkpoints__paths": ("out/*",), **declared})
+    warning = handover_warning(settings, found, ["python", str(tmp_path / "t.py")], {})
     assert bool(warning) is warned
     assert ("nothing shows that t.py takes a checkpoint" in warning) is warned
 
 
 def test_a_checkpoint_in_the_command_or_a_script_that_cannot_be_read(tmp_path: Path) -> None:
-    found, settings, _ = ways_of(tmp_path, "print(1)\n", "", checkpoints__paths=("out/*",))
+    found, settings = ways_of(tmp_path, "print(1)\n", "", checkpoints__paths=("out/*",))
     assert not handover_warning(settings, found, ["python", "t.py", "--from={resume}"], {})
     assert "nothing shows that the command takes" in handover_warning(settings, found, ["sh", "-c", "python t.py"], {})
 

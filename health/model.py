@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -303,11 +302,6 @@ def elapsed_s(now: Readings, before: Readings | None, name: str, subject: str) -
     """Return the seconds between the two readings of a counter."""
     new, old = now.one(name, subject), before.one(name, subject) if before is not None else None
     return new.t - old.t if new is not None and old is not None and new.t > old.t else None
-
-
-def stamped(t: float | None) -> str:
-    """Return wall seconds as the beginning of a line: "2026-11-23 11:40:03+00:00  ", in local time; "" where the time is not known."""
-    return "" if t is None else f"{datetime.fromtimestamp(t, UTC).astimezone().isoformat(' ', 'seconds')}  "
 
 
 def worst(results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:

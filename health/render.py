@@ -9,7 +9,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TextIO
 
-from health.model import WORST_FIRST, CheckResult, Repair, Result, stamped
+from health.local_time import stamped
+from health.model import WORST_FIRST, CheckResult, Repair, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

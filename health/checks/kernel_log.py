@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from health.model import KERNEL, PERMISSION, CheckResult, Repair, Result, stamped
+from health.local_time import stamped
+from health.model import KERNEL, PERMISSION, CheckResult, Repair, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -275,7 +275,7 @@ def test_the_reading_commands_get_what_they_were_asked(read: list[tuple[Any, ...
     ):  # fmt: skip
         assert main.main(arguments) == 0
     assert read == [
-        ("status", None, False, False), ("status", "j", True, False), ("why", None, None), ("why", "j", 2),
+        ("status", None, False, False), ("status", "j", True, False), ("why", None, None, False, False), ("why", "j", 2, False, False),
         ("logs", None, None, LogSelection(), False, None),
         ("logs", None, 2, LogSelection(rank=3, lines=5, times=True, follow=True), False, None),
         ("logs", None, None, LogSelection(), True, "r"),

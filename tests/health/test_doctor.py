@@ -19,7 +19,8 @@ import pytest
 from health import render
 from health.checks import kernel_log
 from health.doctor import Diagnosis
-from health.model import CheckResult, Reading, Readings, Result, stamped
+from health.local_time import stamped
+from health.model import CheckResult, Reading, Readings, Result
 from health.thresholds import Thresholds
 from supervisor.job import identity
 

@@ -142,7 +142,7 @@ def test_declared_checkpoints_that_the_script_does_not_take_are_warned_of(
     tmp_path: Path, script: str, declared: dict[str, str | bool], *, warned: bool
 ) -> None:
     found, settings = ways_of(tmp_path, script, "", **{"checkpoints__paths": ("out/*",), **declared})
-    warning = handover_warning(settings, found, ["python", str(tmp_path / "t.py")], {})
+    warning = handover_warning(settings, found, ["python", "t.py"], {})
     assert bool(warning) is warned
     assert ("nothing shows that t.py takes a checkpoint" in warning) is warned
 

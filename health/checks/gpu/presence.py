@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpu import gpus
-from health.model import HOST, KERNEL, Check, CheckResult, Repair, Result, Severity, stamped
+from health.local_time import stamped
+from health.model import HOST, KERNEL, Check, CheckResult, Repair, Result, Severity
 from health.nvidia import recovery_actions, xid_policy
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ class Instrumentation:
         self._programs = ProgramRecognition(identity)
         self._save_requests = SaveRequests(self._beat)
         self._reporter = ExceptionReporter(identity, self._beat, self._programs)
-        self._spawned = SpawnedRanks(identity, self._beat, self._reporter, self._claim)
+        self._spawned = SpawnedRanks(identity, self._beat, self._claim, self._reporter.follow_claim, self._reporter.report)
 
     def install(self) -> None:
         """Claim if this is known to be a rank, and set every hook but the one for exceptions."""

@@ -20,17 +20,25 @@ if TYPE_CHECKING:
 
     from .claim import ProcessIdentity
     from .heartbeat import HeartbeatWriter
-    from .report import ExceptionReporter
 
 
 class SpawnedRanks:
-    """Both sides: the process that starts others, and one that was started. `claim` claims the slot of this process."""
+    """Both sides: the process that starts others, and one that was started."""
 
-    def __init__(self, identity: ProcessIdentity, beat: HeartbeatWriter, reporter: ExceptionReporter, claim: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        identity: ProcessIdentity,
+        beat: HeartbeatWriter,
+        claim: Callable[[], None],
+        follow_claim: Callable[[str], None],
+        report: Callable[[BaseException], None],
+    ) -> None:
+        """`claim` claims the slot of this process, `follow_claim` and `report` are those of ExceptionReporter."""
         self._identity = identity
         self._beat = beat
-        self._reporter = reporter
         self._claim = claim
+        self._follow_claim = follow_claim
+        self._report = report
 
     def watch(self, module: Any) -> None:  # noqa: ANN401 - torch is not imported here
         """Hook torch.multiprocessing.spawn: what starts the processes, and what runs in each of them."""
@@ -61,7 +69,7 @@ class SpawnedRanks:
             return
         before = who.path("stacks")
         release(who, beat)
-        self._reporter.follow_claim(before)
+        self._follow_claim(before)
         beat.wants_slot = self._claim
         join_environment(who.folder)
 
@@ -85,7 +93,7 @@ class SpawnedRanks:
             try:
                 return fn(*args, **kwargs)
             except Exception as error:
-                self._reporter.report(error)
+                self._report(error)
                 raise
 
         return reported

@@ -49,7 +49,7 @@ class LaunchedRanks:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._open = threading.Lock()
         self._stopped = False
-        self._judged: dict[tuple[int, int], dict[str, str]] = {}  # by process: its environment when it was last looked at
+        self._judged: dict[tuple[int, int], dict[str, str]] = {}  # by process: its environment when it was last read
         self._alive: dict[int, RankInfo] = {}  # by pidfd
         self._newest: dict[int, RankInfo] = {}  # the newest process of each rank; replaced, never changed: the loop reads it
         self.world_size = 0  # by the newest one's environment

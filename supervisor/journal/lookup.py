@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = 2048
 #: How far from the end the newest record of a kind is searched for.
-SEARCH_BYTES: Final = 8 << 20
+SEARCH_BYTES: Final = 4 << 20
 _STEP_BYTES: Final = 256 << 10
 #: No record is longer: the evidence of a failure is bounded.
 _LONGEST_LINE: Final = 16 << 20
@@ -35,12 +35,12 @@ class JournalLookup:
 
     def newest(self, mark: bytes) -> Record | None:
         """Return the last record near the end whose line holds `mark`; None if there is none, or it does not check."""
-        end = self.size
+        end, at = self.size, -1
         text = b""
         while end > max(0, self.size - SEARCH_BYTES):
             begin = max(0, end - _STEP_BYTES)
             text = os.pread(self._fd, end - begin, begin) + text
-            at = text.rfind(mark)
+            at = at + end - begin if at >= 0 else text.rfind(mark, 0, end - begin + len(mark))  # the rest was searched before
             line_start = text.rfind(b"\n", 0, at) + 1 if at >= 0 else 0
             if at >= 0 and (line_start or not begin):
                 line_end = text.find(b"\n", at) + 1

@@ -9,9 +9,9 @@ import pytest
 
 from supervisor.core.events import CheckpointVerified, GpusListed, HealthChanged, HealthChecked
 from supervisor.core.model import CheckpointRef, Finding, Gpu, Progress
-from supervisor.journal import landmarks, reader
+from supervisor.journal import landmarks, lookup, reader
 from supervisor.journal.reader import History, read_history, read_standing
-from supervisor.journal.records import MIRRORED, Note
+from supervisor.journal.records import MIRRORED, Note, Record, scan
 from tests.cli.jobs.conftest import Written
 
 
@@ -95,6 +95,19 @@ def test_a_journal_whose_records_are_not_found_is_read_whole(journal: Path, dama
         del lines[0]
     journal.write_bytes(b"".join(lines))
     assert standing(read_standing(journal)) == standing(read_history(journal))
+
+
+@pytest.mark.parametrize("step_bytes", [16, 100, 1000])
+def test_the_newest_record_of_a_kind_is_found_wherever_the_blocks_begin(
+    journal: Path, monkeypatch: pytest.MonkeyPatch, step_bytes: int
+) -> None:
+    monkeypatch.setattr(lookup, "_STEP_BYTES", step_bytes)
+    notes = [(record.body.name, record) for record in scan(journal) if isinstance(record, Record) and isinstance(record.body, Note)]
+    with journal.open("rb") as file:
+        found = lookup.JournalLookup(file.fileno())
+        assert found.newest(b'"name":"landmarks"') == [record for name, record in notes if name == landmarks.LANDMARKS][-1]
+        assert found.newest(b'"name":"checkpoint_mirrored"') == [record for name, record in notes if name == MIRRORED][-1]
+        assert found.newest(b'"name":"nothing"') is None
 
 
 def read_bytes() -> int:

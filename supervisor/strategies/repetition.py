@@ -89,7 +89,7 @@ def same_place(situation: Situation) -> Plan | None:
     equal restarts in a night are what this rule is for (NVIDIA/Megatron-LM #5281). A failure while a checkpoint is read is a failure at
     that checkpoint: with another one it is another place.
     """
-    since = takewhile(lambda f: (_steps_further(situation, f) or 0) <= situation.policy.same_place_steps, reversed(situation.failures))
+    since = takewhile(lambda f: not _counted_past(situation, f), reversed(situation.failures))
     twin = next((f for f in since if _same_place(situation, f)), None)
     if twin is None:
         return None
@@ -116,6 +116,11 @@ def _same_place(situation: Situation, past: Failure) -> bool:
         return not _read_another_checkpoint(situation, past)
     further = _steps_further(situation, past)
     return further is not None and abs(further) <= situation.policy.same_place_steps
+
+
+def _counted_past(situation: Situation, past: Failure) -> bool:
+    """Whether an earlier attempt got past this place by counted steps: they are progress only once it fails (absolute: `passed_since`)."""
+    return situation.step is None and (_steps_further(situation, past) or 0) > situation.policy.same_place_steps
 
 
 def _steps_further(situation: Situation, past: Failure) -> int | None:

@@ -218,17 +218,17 @@ def test_a_document_keeps_its_form() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "x" * 2_000_000,
-        "a-" * 1_000_000,
-        "token" * 400_000,
-        " " * 2_000_000,
-        "a://" * 500_000,
-        "x=" * 1_000_000,
-        'token="' * 300_000,
-        "token=|" + "\n" * 2_000_000,
-        "Cookie: " * 250_000,
+        "x" * 500_000,
+        "a-" * 250_000,
+        "token" * 100_000,
+        " " * 500_000,
+        "a://" * 125_000,
+        "x=" * 250_000,
+        'token="' * 75_000,
+        "token=|" + "\n" * 500_000,
+        "Cookie: " * 62_000,
     ],
 )
-def test_a_line_of_megabytes_costs_no_more_than_it_must(line: str) -> None:
-    with costs_at_most(5):
+def test_a_long_line_costs_no_more_than_its_length(line: str) -> None:
+    with costs_at_most(2):
         redact.text(line)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -85,15 +88,89 @@ def test_each_shell_gets_its_script(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "no completion for this shell: $SHELL is tcsh" in capsys.readouterr().err
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(("words", "expected"), [("supervise checkpoints ve", ["verify"]), ("supervise config ", ["show"])])
-def test_a_real_bash_completes(tmp_path: Path, words: str, expected: list[str]) -> None:
-    bash = shutil.which("bash")
-    assert bash is not None
+#: At the end of a command line that is typed, what its shell makes of it.
+TYPED = {
+    "supervise checkpoints ve": "supervise checkpoints verify",
+    "supervise config ": "supervise config show",
+    "supervise checkpoints verify trai": "supervise checkpoints verify train.py",
+    "supervise --job x -- python trai": "supervise --job x -- python train.py",
+}
+
+
+@pytest.fixture
+def shell_environ(tmp_path: Path) -> dict[str, str]:
+    """A directory with a `supervise` and a file in it, and an environment that finds them and no settings of a person."""
     (tmp_path / "supervise").write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m supervisor "$@"\n')
     (tmp_path / "supervise").chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    (tmp_path / "train.py").touch()
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "TERM": "dumb", "LC_ALL": "C.UTF-8"}
+
+
+def found_shell(name: str) -> str:
+    return shutil.which(name) or pytest.skip(f"{name} is not installed")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("words", "expected"), [("supervise checkpoints ve", ["verify"]), ("supervise config ", ["show"])])
+def test_a_real_bash_completes(tmp_path: Path, shell_environ: dict[str, str], words: str, expected: list[str]) -> None:
     done = subprocess.run(  # noqa: S603  our own script
-        [bash, "--norc", "-c", _OURS, "bash", words], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False
+        [found_shell("bash"), "--norc", "-c", _OURS, "bash", words],
+        cwd=tmp_path,
+        env=shell_environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.stdout.split(), done.stderr) == (expected, "")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("words", TYPED)
+def test_a_real_fish_completes(tmp_path: Path, shell_environ: dict[str, str], words: str) -> None:
+    script = 'supervise completion fish | source; complete -C "$argv"'
+    done = subprocess.run(  # noqa: S603  our own script
+        [found_shell("fish"), "-c", script, words], cwd=tmp_path, env=shell_environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    found = [line.partition("\t")[0] for line in done.stdout.splitlines()]  # with a description behind
+    assert (found, done.stderr) == (TYPED[words].split()[-1:], "")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("words", TYPED)
+def test_a_real_zsh_completes(tmp_path: Path, shell_environ: dict[str, str], words: str) -> None:
+    """Its completion runs in an editor at a terminal: the line is typed, and printed by what is typed before it afterwards."""
+    typed = [
+        'autoload -U compinit && compinit -D -u && setopt no_beep && PROMPT= && eval "$(supervise completion zsh)" && print ready >&2',
+        f"{words}\t\x01print -r -- 'typed:' ",
+        "exit",
+    ]
+    master, slave = pty.openpty()
+    with subprocess.Popen(  # noqa: S603  our own script
+        [found_shell("zsh"), "-f", "-i"], cwd=tmp_path, env=shell_environ, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    ) as shell:
+        os.close(slave)
+        try:
+            shown = b""
+            for line, awaited in zip(typed, (b"\nready", b"\ntyped: ", b""), strict=True):
+                os.write(master, line.encode() + b"\r")
+                shown += read_until(master, awaited)
+            assert shell.wait(30) == 0
+        finally:
+            shell.kill()
+            os.close(master)
+    answers = [line.strip() for line in shown.decode().splitlines() if line.startswith("typed: ")]
+    assert answers == [f"typed: {TYPED[words]}"], shown
+
+
+def read_until(terminal: int, awaited: bytes) -> bytes:
+    """Return what a terminal shows until this and the end of its line are there; with nothing awaited until its shell ends."""
+    shown, until = b"", time.monotonic() + 60
+    while not awaited or b"\n" not in shown.partition(awaited)[2]:
+        assert time.monotonic() < until, shown
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                shown += os.read(terminal, 4096)
+            except OSError:  # EIO: nobody holds the other end
+                break
+    return shown

@@ -105,6 +105,55 @@ def test_a_node_that_is_missing_does_not_fail_the_start(machine: Machine, wait_f
     assert "timed out" not in machine.journal(unit)
 
 
+def test_a_unit_that_is_ready_with_its_first_step_waits_for_it(machine: Machine, wait_for: Callable[..., None]) -> None:
+    script = "import os, time\nfrom supervisor import worker\nprint('waits', flush=True)\n"
+    script += "while not os.path.exists('/run/train'):\n    time.sleep(0.1)\n"
+    script += "for step in range(1, 10**6):\n    worker.heartbeat(step)\n    time.sleep(0.1)\n"
+    machine.write("/opt/step/train.py", script)
+    unit = machine.unit("step", [sys.executable, "/opt/step/train.py"], OURS, drop_in="User=trainer\nTimeoutStartSec=20\nWatchdogSec=10")
+    machine.write("/etc/supervise/step.toml", machine.run("cat", "/etc/supervise/step.toml").stdout + '[systemd]\nready = "step"\n')
+    machine.run("systemctl", "start", "--no-block", unit)
+    wait_for(lambda: "waits" in machine.journal(unit), 120, lambda: machine.journal(unit))
+    machine.run("sleep", "22")  # TimeoutStartSec=20 would have passed
+    shown = machine.show(unit)
+    assert (shown["ActiveState"], shown["SubState"]) == ("activating", "start"), machine.journal(unit)
+    assert "attempt 1 runs on 1 rank(s) here" in shown["StatusText"]
+    machine.write("/run/train", "")
+    wait_for(lambda: machine.show(unit)["ActiveState"] == "active", 20, lambda: machine.show(unit)["StatusText"] + machine.journal(unit))
+    wait_for(lambda: "train, step " in machine.show(unit)["StatusText"], what=lambda: machine.show(unit)["StatusText"])
+    assert machine.run("systemctl", "stop", unit, timeout=120).returncode == 0
+    assert "Deactivated successfully" in machine.journal(unit)
+
+
+def test_the_timer_examines_the_node_and_one_that_is_not_fit_alerts(machine: Machine, wait_for: Callable[..., None]) -> None:
+    machine.installed("timed", '[job]\ncommand = ["true"]\n', OURS, "/")
+    unit, alert = "supervise-doctor.service", "/var/lib/supervise/doctor/alert"
+    machine.write("/etc/supervise/doctor.toml", f'[[alerts.sink]]\nkind = "exec"\ndetail = "lines"\ncommand = ["tee", "{alert}"]\n')
+    machine.write("/etc/supervise/doctor.env", f"PATH={OURS}:/usr/bin:/bin\nSUPERVISE_HEALTH_THRESHOLDS=disk_full_share=0.0001\n")
+    machine.write("/etc/systemd/system/supervise-doctor.timer.d/now.conf", "[Timer]\nRandomizedDelaySec=0\nOnActiveSec=1\n")
+    assert machine.run("systemctl", "daemon-reload").returncode == 0
+    started = machine.run("systemctl", "enable", "--now", "supervise-doctor.timer")
+    assert started.returncode == 0, started.stderr
+    wait_for(lambda: machine.show(unit)["ActiveState"] == "failed", 120, lambda: machine.journal(unit))
+    assert machine.show(unit)["ExecMainStatus"] == "69"
+    assert "this node is not fit for a job" in machine.journal(unit)
+    calendar = machine.show("supervise-doctor.timer")
+    assert (calendar["ActiveState"], calendar["UnitFileState"]) == ("active", "enabled")
+    assert calendar["NextElapseUSecRealtime"].endswith("00:00:00 UTC") or "00:" in calendar["NextElapseUSecRealtime"]
+    sender = "supervise-alert@doctor.service"
+    wait_for(lambda: machine.run("test", "-s", alert).returncode == 0, 120, lambda: machine.journal(sender))
+    sent = json.loads(machine.run("cat", alert).stdout)
+    assert (sent["event"], sent["job"]) == ("unit_failed", "doctor")
+    assert f"{unit} failed" in sent["lines"][0]
+    assert "systemctl status supervise-doctor" in sent["command"]
+    machine.write("/etc/supervise/doctor.env", f"PATH={OURS}:/usr/bin:/bin\n")
+    machine.run("systemctl", "start", unit, timeout=120)
+    wait_for(lambda: machine.show(unit)["ActiveState"] in {"failed", "inactive"}, 120)
+    fit = machine.show(unit)["ActiveState"] == "inactive"
+    (verdict,) = [line for line in machine.journal(unit).splitlines() if line.startswith("this node is ")][1:]
+    assert verdict.startswith("this node is fit for a job") == fit
+
+
 def test_a_unit_that_failed_for_good_alerts(machine: Machine, wait_for: Callable[..., None]) -> None:
     sink = '[[alerts.sink]]\nkind = "exec"\ndetail = "lines"\ncommand = ["tee", "/var/lib/supervise/wrong/alert"]\n'
     unit = machine.installed("wrong", f'[job]\ncommand = ["true"]\nnonsense = 1\n{sink}', OURS, "/")

@@ -272,6 +272,11 @@ class ProgressObserved:
     read: str | None = None
     first_step: int | None = None
 
+    @property
+    def trains(self) -> bool:
+        """Whether it shows a training step: a hook counted one, or the script's own step went on from its first."""
+        return self.steps_seen > 0 or (self.first_step is not None and self.step is not None and self.step > self.first_step)
+
 
 @dataclass(frozen=True, slots=True)
 class StartCeilingPassed:

@@ -172,7 +172,7 @@ class Reporter:
             self.alerts.clear("no_checkpoint")
         elif isinstance(event, events.HealthChanged) and all(finding.result == "ok" for finding in event.findings):
             self.alerts.clear("node_health")
-        elif isinstance(event, events.ProgressObserved) and event.steps_seen > 0 and self._decision is None:
+        elif isinstance(event, events.ProgressObserved) and event.trains and self._decision is None:
             self.alerts.clear("opened")
 
     def print_message(self, action: act.PrintMessage) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
     from supervisor.core.actions import ReportDecision
     from supervisor.core.events import Event
+    from supervisor.core.state import Attempt
 
 #: Of the summary in the last status line, which has the command behind it.
 MOST_SUMMARY = 100
@@ -26,11 +27,16 @@ def status_line(event: Event) -> str:
             steps = f"step {event.step}" if event.step is not None else f"{event.steps_seen} steps" if event.steps_seen > 0 else ""
             return f"attempt {event.attempt}: {event.phase}, {steps}" if steps else ""
         case events.StartCeilingPassed():
-            return f"attempt {event.attempt} runs; its steps cannot be seen"
+            return unseen_line(event.attempt)
         case events.AttemptEnded():
             return f"attempt {event.attempt} {event.outcome}"
         case _:
             return ""
+
+
+def unseen_line(attempt: int) -> str:
+    """Return the status line of an attempt whose steps cannot be seen."""
+    return f"attempt {attempt} runs; its steps cannot be seen"
 
 
 def has_started(event: Event, settings: Settings) -> bool:
@@ -39,11 +45,16 @@ def has_started(event: Event, settings: Settings) -> bool:
         case events.AttemptStarted():
             return settings.systemd.ready == "ranks" or not settings.instrument.enabled
         case events.ProgressObserved():
-            return event.steps_seen > 0
+            return event.trains
         case events.AttemptEnded():
             return event.outcome == "succeeded"
         case _:
             return isinstance(event, events.StartCeilingPassed)
+
+
+def is_overdue(attempt: Attempt, now: float, settings: Settings) -> bool:
+    """Whether ranks that run have shown no step for so long that the unit's start no longer waits for one."""
+    return attempt.started_t is not None and not attempt.ended and now - attempt.started_t >= settings.instrument.start_ceiling_s
 
 
 def end_line(job: str, exit_code: int, decision: ReportDecision | None) -> str:

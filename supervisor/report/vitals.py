@@ -42,7 +42,7 @@ class Vitals:
 
     def _progressed(self, event: events.ProgressObserved) -> None:
         self.instrumented = event.steps_seen >= 0
-        self.training = event.steps_seen > 0
+        self.training = self.training or event.trains
         at = event.attempt, event.step, event.steps_seen
         if at != self.steps or event.phase is not Phase.TRAIN:  # a save or an evaluation takes as long as it takes
             self.steps, self.step_t = at, event.t

@@ -188,6 +188,7 @@ class _Run:
             notifier=self.notifier,
             alert_watch=self.alert_watch,
             log=self.log,
+            settings=job.settings,
         )
 
     def go(self) -> int:

@@ -10,9 +10,11 @@ import signal
 from typing import TYPE_CHECKING
 
 from supervisor.core.state import Stage
+from supervisor.report import unit_status
 from supervisor.report.log_events import LogEvent
 
 if TYPE_CHECKING:
+    from supervisor.config.settings import Settings
     from supervisor.job.sd_notify import Notifier
     from supervisor.report.alert_watch import AlertWatch
     from supervisor.report.event_log import EventLog
@@ -48,6 +50,7 @@ class Upkeep:
         notifier: Notifier,
         alert_watch: AlertWatch,
         log: EventLog,
+        settings: Settings,
     ) -> None:
         self._loop = loop
         self._executor = executor
@@ -57,6 +60,7 @@ class Upkeep:
         self._notifier = notifier
         self._alert_watch = alert_watch
         self._log = log
+        self._settings = settings
         self._next_refresh = self._next_ping = self._next_record = 0.0
         self._recorded_attempt, self._recorded_from = 0, 0.0
 
@@ -92,6 +96,9 @@ class Upkeep:
         interval_s = self._notifier.watchdog_interval_s() or LEASE_REFRESH_S
         self._next_ping = now + interval_s
         self._notifier.ping()
+        attempt = self._loop.state.attempt
+        if not self._notifier.is_ready and unit_status.is_overdue(attempt, now, self._settings):
+            self._notifier.ready(unit_status.unseen_line(attempt.number))
         if not self._notifier.is_ready and self._loop.state.run.stop is None:
             self._notifier.extend_timeout(3 * interval_s)
 

@@ -43,11 +43,20 @@ def vitals(*events: Event, declared: bool = True) -> Vitals:
         (vitals(), 0.0),
         (vitals(step(50, 1)), 950.0),
         (vitals(step(50, 1), declared=False), 0.0),
+        (vitals(ProgressObserved(40, 1, 7, 0, Phase.TRAIN, first_step=7), ProgressObserved(50, 1, 8, 0, Phase.TRAIN, first_step=7)), 950.0),
         (vitals(step(50, 1), saved(400), step(500, 2), declared=False), 600.0),
         (vitals(step(50, 1), saved(400), step(500, 2), AttemptStarted(600, 2, (), 1)), 0.0),
         (vitals(step(50, 1), saved(400), AttemptStarted(600, 2, (), 1), step(700, 3)), 600.0),
     ],
-    ids=["nothing trains yet", "none since the start", "none expected", "none since the last", "it restarts", "a restart makes none"],
+    ids=[
+        "nothing trains yet",
+        "none since the start",
+        "none expected",
+        "none by the script's own steps",
+        "none since the last",
+        "it restarts",
+        "a restart makes none",
+    ],
 )
 def test_how_long_the_training_ran_without_a_checkpoint(seen: Vitals, without_s: float) -> None:
     assert seen.without_checkpoint_s(state(), 1000.0) == without_s

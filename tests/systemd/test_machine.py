@@ -125,6 +125,15 @@ def test_a_unit_that_is_ready_with_its_first_step_waits_for_it(machine: Machine,
     assert "Deactivated successfully" in machine.journal(unit)
 
 
+def test_ranks_whose_steps_cannot_be_seen_are_not_waited_for_without_end(machine: Machine) -> None:
+    unit = machine.unit("unseen", [sys.executable, "-c", "import time; time.sleep(1000)"], OURS, drop_in="User=trainer\nWatchdogSec=4")
+    more = '[systemd]\nready = "step"\n[instrument]\nstart_ceiling_s = 3\n'
+    machine.write("/etc/supervise/unseen.toml", machine.run("cat", "/etc/supervise/unseen.toml").stdout + more)
+    assert machine.run("systemctl", "start", unit).returncode == 0, machine.journal(unit)
+    assert "its steps cannot be seen" in machine.show(unit)["StatusText"]
+    assert machine.run("systemctl", "stop", unit, timeout=90).returncode == 0
+
+
 def test_the_timer_examines_the_node_and_one_that_is_not_fit_alerts(machine: Machine, wait_for: Callable[..., None]) -> None:
     machine.installed("timed", '[job]\ncommand = ["true"]\n', OURS, "/")
     unit, alert = "supervise-doctor.service", "/var/lib/supervise/doctor/alert"

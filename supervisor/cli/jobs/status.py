@@ -147,9 +147,10 @@ def _ranks(history: History, beats: Sequence[RankHeartbeat]) -> tuple[RankStatus
     for rank in history.ranks:
         beat, step = by_rank.get(rank.rank), steps.get(rank.rank)
         lag = None if step is None or furthest is None else furthest - step
-        pid, ticks = (beat.pid, beat.start_ticks) if beat is not None else (rank.pid, rank.start_ticks)
+        # a wrapper's child (numactl python ...) began after it; a launcher that reports in its rank's place began before
+        one = beat if beat is not None and beat.start_ticks >= rank.start_ticks else rank
         phase = beat.phase.value if beat is not None else "unknown"
-        found.append(RankStatus(rank.rank, rank.local_rank, pid, step, phase, lag, _memory_bytes(pid, ticks)))
+        found.append(RankStatus(rank.rank, rank.local_rank, one.pid, step, phase, lag, _memory_bytes(one.pid, one.start_ticks)))
     return tuple(found)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -178,13 +177,3 @@ def show_problems(history: History) -> None:
     """Show, on stderr, what is wrong with the journal."""
     for problem in history.problems[:MOST_LISTED]:
         stdio.say(f"journal: {problem}")
-
-
-def print_text(text: str) -> None:
-    """Print at once; where the reader of a pipe has gone, print nothing more."""
-    try:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # `| head` has read enough; without this the interpreter complains again when it flushes at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -115,7 +115,7 @@ def show(  # noqa: PLR0913 (where, what, and how)
 ) -> int:
     """Print the files of an attempt, of an earlier `run` where one is named. `goes_on` returns whether more can come.
 
-    Returns 0; raises SuperviseError (64).
+    Returns 0; raises SuperviseError (64), and OSError of stdout.
     """
     place = of_run(directory, run) / f"{attempt:04d}"
     rank = selection.rank
@@ -124,14 +124,11 @@ def show(  # noqa: PLR0913 (where, what, and how)
         stdio.say(f"rank {rank} wrote nothing in attempt {attempt}")
     elif not found and not (selection.follow and goes_on()):
         raise _no_output(directory, job, attempt, rank, run)
-    try:
-        _show(place, found, selection, goes_on)
-        while selection.later_attempts and (later := _after(directory, attempt)):
-            attempt, place = later, of_run(directory, run) / f"{later:04d}"
-            sys.stdout.buffer.write(f"==> attempt {attempt} <==\n".encode())
-            _show(place, streams(place, rank), replace(selection, lines=None, since=None), goes_on)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has read enough
+    _show(place, found, selection, goes_on)
+    while selection.later_attempts and (later := _after(directory, attempt)):
+        attempt, place = later, of_run(directory, run) / f"{later:04d}"
+        sys.stdout.buffer.write(f"==> attempt {attempt} <==\n".encode())
+        _show(place, streams(place, rank), replace(selection, lines=None, since=None), goes_on)
     return 0
 
 

@@ -16,13 +16,12 @@ import click
 
 from checkpointing.manifest.documents import Manifests
 from supervisor.checkpoints.recording import numerics
-from supervisor.cli import alerts
+from supervisor.cli import alerts, stdio
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.jobs.job_files import (
     JobFiles,
     find_job,
     live_beats,
-    print_text,
     progress_of,
     show_problems,
     standing_of,
@@ -65,7 +64,7 @@ def status(settings: Settings, job: str | None, as_json: bool, *, watch: bool = 
             text = json.dumps(as_dict(seen), indent=None if watch else 1) if as_json else _page(seen, settings.address(place.job))
             if watch and not as_json and sys.stdout.isatty():
                 text = _screenful(text, whole=not seen.runs)
-            print_text(text)
+            stdio.write(sys.stdout, text)
             if not (watch and seen.runs):
                 return 0
             time.sleep(max(WATCH_S, 10 * (time.monotonic() - began)))

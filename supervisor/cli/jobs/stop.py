@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,7 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, setting_options
-from supervisor.cli.jobs.job_files import JobFiles, find_job, live_beats, places_in, print_text, progress_of, standing_of, state_root
+from supervisor.cli.jobs.job_files import JobFiles, find_job, live_beats, places_in, progress_of, standing_of, state_root
 from supervisor.core.model import Phase
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
@@ -61,10 +62,10 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
     root = state_root(settings)
     place, holder = _found(root, job)
     if place is None:
-        print_text(f"no job runs here: {root}")
+        stdio.write(sys.stdout, f"no job runs here: {root}")
         return 0
     if holder is None:
-        print_text(f"job {place.job} does not run: {_end(place)}")
+        stdio.write(sys.stdout, f"job {place.job} does not run: {_end(place)}")
         return 0
     pid = holder.process.pid
     history, _ = standing_of(place)
@@ -79,10 +80,10 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
         hint = "The stop goes on: `supervise stop` waits again, `supervise stop --hurry` shortens it"
         stdio.say(f"job {place.job}: not ended after {wait_s:g} s: {_position(standing_of(place)[0])}. {hint}.")
         return _NOT_ENDED
-    print_text(f"job {place.job}: {_end(place)}")
+    stdio.write(sys.stdout, f"job {place.job}: {_end(place)}")
     history, _ = standing_of(place)
     if history.end is not None and history.end.exit_code and command_line:
-        print_text(f"start it again: {command_line}")
+        stdio.write(sys.stdout, f"start it again: {command_line}")
     for node in _other_nodes(root, place):
         stdio.say(f"job {place.job} may run on {node} too; stop it there")
     return 0

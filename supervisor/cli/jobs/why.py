@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.jobs.job_files import (
     MOST_LISTED,
@@ -15,7 +16,6 @@ from supervisor.cli.jobs.job_files import (
     earlier_histories,
     find_job,
     history_of,
-    print_text,
     show_problems,
     state_root,
 )
@@ -63,17 +63,17 @@ def why(settings: Settings, job: str | None, incident: int | None, *, show_all: 
     if as_json:
         rows = [incident_json(one) for one in chosen]
         document = {"job": place.job, "node": place.node, "incidents": rows, "restored": history.restored or None}
-        print_text(json.dumps(document, indent=1))
+        stdio.write(sys.stdout, json.dumps(document, indent=1))
         return 0
     address = settings.address(place.job)
     if not chosen:
-        print_text(f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
+        stdio.write(sys.stdout, f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
     surface, last_run = surface_of(sys.stdout), history.run.run_id if history.run else ""
     pages = [render(card.why_page(place.job, place.node, one, address, last_run=last_run), surface) for one in chosen]
     if pages:
-        print_text("\n\n".join(pages))
+        stdio.write(sys.stdout, "\n\n".join(pages))
     if history.restored:
-        print_text(f"from the mirror, before the first attempt: {clean(history.restored)}")
+        stdio.write(sys.stdout, f"from the mirror, before the first attempt: {clean(history.restored)}")
     return 0
 
 

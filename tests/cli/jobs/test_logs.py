@@ -287,7 +287,7 @@ def test_following_goes_on_with_the_next_attempt(written: Any) -> None:
 def test_a_reader_that_has_enough_is_no_error(written: Any) -> None:
     finished(written)
     written.log(2, "rank-0.out", b"y\n" * 1_000_000)
-    command = [sys.executable, "-c", _FOLLOW, str(state_root(written.settings))]
+    command = [sys.executable, "-m", "supervisor", "logs", "--state-dir", str(state_root(written.settings))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY) as process:  # noqa: S603
         assert process.stdout is not None
         assert process.stderr is not None

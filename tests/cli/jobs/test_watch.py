@@ -111,3 +111,18 @@ def test_in_a_pipe_the_pages_follow_one_another_and_the_last_one_ends_it(written
     assert done.returncode == 0
     assert done.stdout.startswith("-- job train")
     assert "\x1b" not in done.stdout
+
+
+def test_it_ends_once_nobody_reads_its_pages_any_more(written: Any) -> None:
+    run(written)
+    command = [sys.executable, "-P", "-m", "supervisor", "status", "--watch", "--state-dir", str(state_root(written.settings))]
+    with subprocess.Popen(command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:  # noqa: S603
+        try:
+            assert watch.stdout is not None
+            assert watch.stderr is not None
+            assert watch.stdout.readline().startswith(b"-- job train")
+            watch.stdout.close()
+            assert watch.wait(60) == 0
+            assert b"Error" not in watch.stderr.read()
+        finally:
+            watch.kill()

@@ -253,7 +253,7 @@ class AlertSender:
         self._delivery.log_event("alert.failed", outcome="unmade", reason=f"{type(error).__name__}: {error}")
 
     def save_threads(self, content: bytes) -> None:
-        """Have the threads of this sink kept beside its outbox (threads.py): of several calls the last one counts."""
+        """Have the threads of this sink kept in its outbox (threads.py): of several calls the last one counts."""
         self._delivery.disk.save_threads(content)
 
     def close(self, deadline_s: float) -> int:

@@ -80,7 +80,7 @@ class ThreadEffect(StrEnum):
     """What an event does to its thread (threads.py)."""
 
     OPEN = "open"  # the thread fires, or goes on firing
-    NOTE = "note"  # goes with a thread that fires; else it is a message by itself
+    JOIN = "join"  # goes with a thread that fires; else it is a message by itself
     CLOSE = "close"  # the thread is calm
     ONCE = "once"  # a message by itself
 
@@ -96,16 +96,16 @@ class AlertEventRow:
 
 
 _INFO, _WARNING, _CRITICAL = AlertSeverity
-_OPEN, _NOTE, _CLOSE, _ONCE = ThreadEffect
+_OPEN, _JOIN, _CLOSE, _ONCE = ThreadEffect
 #: The thread of all incidents of a job: a loop of restarts is one alert that updates.
 INCIDENT = "incident"
 EVENTS: Final = {
     AlertEvent.OPENED: AlertEventRow(_WARNING, INCIDENT, _OPEN),
     AlertEvent.RESOLVED: AlertEventRow(_INFO, INCIDENT, _CLOSE),
     AlertEvent.GIVEN_UP: AlertEventRow(_CRITICAL, INCIDENT, _OPEN),
-    AlertEvent.RECURRING_FAILURE: AlertEventRow(_WARNING, INCIDENT, _NOTE, "The same failure happened again and again."),
-    AlertEvent.MEMORY_HELD: AlertEventRow(_WARNING, INCIDENT, _NOTE, "A process outside the job holds the memory that the job needs."),
-    AlertEvent.BATCH_CHANGED: AlertEventRow(_INFO, INCIDENT, _NOTE, "The job goes on with another batch size or number of GPUs."),
+    AlertEvent.RECURRING_FAILURE: AlertEventRow(_WARNING, INCIDENT, _JOIN, "The same failure happened again and again."),
+    AlertEvent.MEMORY_HELD: AlertEventRow(_WARNING, INCIDENT, _JOIN, "A process outside the job holds the memory that the job needs."),
+    AlertEvent.BATCH_CHANGED: AlertEventRow(_INFO, INCIDENT, _JOIN, "The job goes on with another batch size or number of GPUs."),
     AlertEvent.GPU_QUARANTINED: AlertEventRow(_WARNING, "gpu", _OPEN, "A GPU failed and was taken out of use on this node."),
     AlertEvent.CHANGE_IGNORED: AlertEventRow(_WARNING, "change", _OPEN, "A rank trains with another value than the recovery gave it."),
     AlertEvent.STARTED_FROM_SCRATCH: AlertEventRow(

@@ -49,7 +49,7 @@ class AlertDetail(StrEnum):
 def title(sent: Notification, detail: AlertDetail) -> str:
     """Return one line: what it is, which job, where."""
     alert = sent.alert
-    state = {NotificationState.NOTE: sent.severity.value}.get(sent.state, sent.state.value).upper()
+    state = {NotificationState.MESSAGE: sent.severity.value}.get(sent.state, sent.state.value).upper()
     node = f" on {alert.node}" if alert.node and detail is not AlertDetail.NONE else ""
     what = "" if detail is AlertDetail.NONE else f": {_subject(sent)}"
     return f"{state} {plain_name(alert.job)}{node}{what}"
@@ -59,7 +59,7 @@ def sentences(sent: Notification, detail: AlertDetail) -> str:
     """Return what happened, what is done about it, and what a person does, in sentences."""
     if detail is AlertDetail.NONE:
         return "supervise reports a change of this job."
-    return " ".join(filter(None, (_happened(sent), *_notes(sent), _doing(sent), _to_do(sent))))
+    return " ".join(filter(None, (_happened(sent), *_joined(sent), _doing(sent), _to_do(sent))))
 
 
 def facts(sent: Notification, detail: AlertDetail) -> list[tuple[str, str]]:
@@ -135,7 +135,7 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
 
 
 def _is_incident(alert: OutgoingAlert) -> bool:
-    return alert.event.row.thread == INCIDENT and alert.event.row.effect is not ThreadEffect.NOTE
+    return alert.event.row.thread == INCIDENT and alert.event.row.effect is not ThreadEffect.JOIN
 
 
 def _rank(alert: OutgoingAlert) -> int | None:
@@ -175,7 +175,7 @@ def _happened(sent: Notification) -> str:
     return f"{times}{meaning}{f' ({known})' if known else ''}."
 
 
-def _notes(sent: Notification) -> list[str]:
+def _joined(sent: Notification) -> list[str]:
     return list(dict.fromkeys(one.event.row.sentence for one in sent.also if one.event.row.sentence))
 
 

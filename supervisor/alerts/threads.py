@@ -4,13 +4,13 @@ Rules:
 
 1. All incidents of a job are one thread, so a loop of restarts is one alert that updates. A GPU, a mirror, the disk have their own.
 2. What happens to a thread within `GATHER_S` is one notification: `opened` and `given_up` of one instant are one.
-3. A thread that fires is updated when the cause, the action or the severity changes, when there is a note (such as a changed batch), and
-   at its 2nd, 4th, 8th … failure. Other repetitions count and are not sent.
-4. A thread is resolved once it was calm for `settle_s`, at once when the run ends. A new failure before that is an update.
+3. A thread that fires is updated when the cause or the action changes, when it becomes critical, when an event joins it (such as a changed
+   batch), and at its 2nd, 4th, 8th … failure. Other repetitions count and are not sent.
+4. A thread is resolved once it was calm for `settle_s`; at the end of the run each that is calm. A new failure before that is an update.
 5. A run that ends with 0 calms all threads. One that was given up leaves its thread firing, until a later run trains.
 
 Each sink has threads of its own, because its filter decides what its receiver knows to be firing. The state is the mapping of threads: what
-receivers know, and what is still to be sent. delivery.py keeps it beside the outbox, so that a restarted supervisor goes on with it.
+receivers know, and what is still to be sent. delivery.py keeps it in the outbox, so that a restarted supervisor goes on with it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NotificationState(StrEnum):
     FIRING = "firing"
     UPDATED = "updated"
     RESOLVED = "resolved"
-    NOTE = "note"  # of no thread
+    MESSAGE = "message"  # of no thread: it has no end
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class AlertThread:
 
     @property
     def fires(self) -> bool:
-        """Whether it fires or will: only notes do not make it fire."""
+        """Whether it fires or will: an event that only joins does not make it fire."""
         return self.sent is not None or any(one.event.row.effect is ThreadEffect.OPEN for one in self.waiting)
 
 
@@ -132,7 +132,7 @@ def due(threads: Threads, now: float, settle_s: float, *, closing: bool = False)
 
 def single(alert: OutgoingAlert) -> Notification:
     """Return a message that stands alone."""
-    return Notification(thread_id(alert), NotificationState.NOTE, alert, alert.severity, since_t=alert.ts)
+    return Notification(thread_id(alert), NotificationState.MESSAGE, alert, alert.severity, since_t=alert.ts)
 
 
 def thread_key(kind: str, subject: str) -> str:
@@ -169,7 +169,7 @@ def _sent(before: AlertThread) -> tuple[AlertThread, list[Notification]]:
 
 
 def _is_news(sent: OutgoingAlert, waiting: tuple[OutgoingAlert, ...]) -> bool:
-    return any(one.event.row.effect is ThreadEffect.NOTE or (one.own_cause, one.action) != (sent.own_cause, sent.action) for one in waiting)
+    return any(one.event.row.effect is ThreadEffect.JOIN or (one.own_cause, one.action) != (sent.own_cause, sent.action) for one in waiting)
 
 
 def _is_power_of_two(number: int) -> bool:

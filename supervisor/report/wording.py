@@ -204,7 +204,7 @@ def core_text(facts: Sequence[Evidence], verdict: Verdict | None) -> str:
 
 
 def first_of(repairs: Sequence[tuple[str, str]]) -> str:
-    """Return the first path with what is to say of it, and how many more there are."""
+    """Return the first (path, what was done or found there) as a text, and how many more there are."""
     path, what = repairs[0]
     more = f", and {len(repairs) - 1} more" if len(repairs) > 1 else ""
     return f"{path}: {what}{more}"

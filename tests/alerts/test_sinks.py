@@ -155,7 +155,7 @@ def test_each_body_has_the_fields_of_the_services_own_page_and_no_other(
     kind: str, detail: AlertDetail, notification: Callable[..., Notification]
 ) -> None:
     for event in AlertEvent:
-        for state in ("note",) if event.row.effect == "once" else ("firing", "updated", "resolved"):
+        for state in ("message",) if event.row.effect == "once" else ("firing", "updated", "resolved"):
             for request in sink(kind, detail).requests(notification(event, state)):
                 body = json.loads(request.body)
                 found = list(leaves(body))
@@ -226,8 +226,8 @@ def test_pagerduty_is_acknowledged_while_we_restart_and_pages_anew_when_we_give_
     assert actions(pager.requests(notification(AlertEvent.GIVEN_UP, severity=critical))) == [("trigger", "-critical")]
     assert actions(pager.requests(notification(AlertEvent.RESOLVED, "resolved", severity=critical))) == [("resolve", "-critical")]
     assert actions(pager.requests(notification(AlertEvent.RESOLVED, "resolved", severity=AlertSeverity.WARNING))) == [("resolve", "")]
-    assert actions(pager.requests(notification(AlertEvent.RUN_STARTED, "note"))) == [("trigger", ""), ("resolve", "")]
-    failed = notification(AlertEvent.UNIT_FAILED, "note", severity=critical)
+    assert actions(pager.requests(notification(AlertEvent.RUN_STARTED, "message"))) == [("trigger", ""), ("resolve", "")]
+    failed = notification(AlertEvent.UNIT_FAILED, "message", severity=critical)
     assert actions(pager.requests(failed)) == [("trigger", "-critical")], "it stays open until a person resolves it"
     ids = [request.event_id for request in pager.requests(notification())]
     assert len(set(ids)) == 2
@@ -257,7 +257,7 @@ def test_alertmanager_ends_a_message_that_has_no_thread_soon_unless_it_is_critic
     event: AlertEvent, days: int, notification: Callable[..., Notification]
 ) -> None:
     manager = sinks.make(SinkOptions("alertmanager", "http://127.0.0.1:9093/api/v2/alerts"))
-    (request,) = manager.requests(notification(event, "note", severity=event.row.severity))
+    (request,) = manager.requests(notification(event, "message", severity=event.row.severity))
     (body,) = json.loads(request.body)
     lasts = datetime.fromisoformat(body["endsAt"]) - datetime.fromisoformat(body["startsAt"])
     assert lasts.days == days
@@ -338,7 +338,7 @@ def test_the_sentences_of_a_slack_message_say_what_happened_and_what_is_done(not
     stopped = notification(AlertEvent.GIVEN_UP, severity=AlertSeverity.CRITICAL)
     stopped = dataclasses.replace(stopped, alert=dataclasses.replace(stopped.alert, action=AlertAction.RESTART))
     assert text(stopped).endswith("The run was stopped before it trained again."), "a person stopped it while an incident was open"
-    finished = notification(AlertEvent.RUN_FINISHED, "note")
+    finished = notification(AlertEvent.RUN_FINISHED, "message")
     requeued = dataclasses.replace(finished, alert=dataclasses.replace(finished.alert, exit_code=75))
     assert text(requeued).endswith("The run ended with exit code 75: the next start continues it.")
     scratch = text(notification(AlertEvent.STARTED_FROM_SCRATCH))

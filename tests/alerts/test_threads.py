@@ -93,7 +93,7 @@ def test_what_was_given_up_is_resolved_by_a_later_run_that_trains() -> None:
 
 def test_a_note_without_its_thread_is_a_message_and_an_end_without_its_beginning_is_none() -> None:
     _, sent = played([event(E.BATCH_CHANGED, 1), event(E.MIRROR_RECOVERED, 2), event(E.RUN_STARTED, 3)], 10)
-    assert shown(sent) == [("note", "batch_changed", 0), ("note", "run_started", 0)]
+    assert shown(sent) == [("message", "batch_changed", 0), ("message", "run_started", 0)]
 
 
 def test_a_run_that_is_done_ends_all_threads_and_one_that_stops_ends_none() -> None:

@@ -57,7 +57,7 @@ def webhook(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
 
 def api(sent: Notification, detail: AlertDetail) -> list[list[dict[str, Any]]]:
     """Return what Alertmanager's own API takes: a list of alerts."""
-    is_brief = sent.state is NotificationState.NOTE and sent.severity is not AlertSeverity.CRITICAL
+    is_brief = sent.state is NotificationState.MESSAGE and sent.severity is not AlertSeverity.CRITICAL
     return [[one for one, _ in _alerts(sent, detail, timestamp(sent.alert.ts + (_MESSAGE_S if is_brief else _THREAD_S)))]]
 
 

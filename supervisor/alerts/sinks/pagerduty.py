@@ -39,7 +39,7 @@ def bodies(sent: Notification, detail: AlertDetail) -> list[dict[str, Any]]:
     trigger = event("trigger", key) | {"client": "supervise", "payload": _payload(sent, detail)}
     if critical:
         return [trigger, event("resolve", sent.thread)] if sent.raised else [trigger]
-    if sent.state is NotificationState.NOTE:
+    if sent.state is NotificationState.MESSAGE:
         return [trigger, event("resolve", key)]
     restarts = sent.alert.event.row.thread == INCIDENT and sent.alert.action is AlertAction.RESTART
     return [trigger, event("acknowledge", key)] if restarts else [trigger]

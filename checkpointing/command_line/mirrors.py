@@ -36,7 +36,7 @@ def push(  # noqa: PLR0913 -- source, destinations and options of a copy
         for path in (os.path.realpath(path) for path in paths):
             bar = ProgressBar(out.clean(path_name(path)), wanted=out.bars)
             try:
-                for done in client.push(path, backends, held, job=job, control=control, part_bytes=part_bytes, progress=bar.shown):
+                for done in client.push(path, backends, held, job=job, control=control, part_bytes=part_bytes, progress=bar.set):
                     bar.clear()
                     row = {"path": path, "step": done.step, "mirror": done.mirror, "key": done.key, "bytes": done.n_bytes}
                     out.row(row, f"{path} -> {done.mirror}/{done.key}")
@@ -70,7 +70,7 @@ def restore_newest(  # noqa: PLR0913 -- source, destination and options of a res
             into=into and os.path.abspath(into),  # noqa: PTH100 -- plain strings, as the package takes them
             workers=workers,
             refusal=refusal,
-            progress=RestoreProgress(out.warn, bar.shown),
+            progress=RestoreProgress(out.warn, bar.set),
         )
     finally:
         bar.clear()

@@ -28,7 +28,10 @@ def _warn(line: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """`write` prints a line, `warn` a line for people on stderr. `bars`: progress bars may be shown there (progress.py)."""
+    """`write` prints a line, `warn` a line for people on stderr. `bars`: progress bars may be shown there (progress.py).
+
+    `clean`: makes foreign text, such as a path, fit to be printed.
+    """
 
     as_json: bool = False
     write: Callable[[str], None] = _write

@@ -53,8 +53,8 @@ class ProgressBar:
                 self._done = done if self._total is None else min(done, self._total)
                 self._draw()
 
-    def shown(self, done: int, total: int) -> None:
-        """Show how many bytes are done, and of how many."""
+    def set(self, done: int, total: int) -> None:
+        """Set how many bytes are done, and of how many."""
         if self._is_on:
             with self._lock:
                 self._done, self._total = done, total
@@ -78,12 +78,12 @@ class ProgressBar:
         if self._drawn is None:
             if time.monotonic() < self._shows_from:
                 return
-            self._drawn = _begun(self._name)
+            self._drawn = _new_display(self._name)
         progress, task = self._drawn
         progress.update(task, description=self._name, completed=self._done, total=self._total)
 
 
-def _begun(name: str) -> tuple[Progress, TaskID]:
+def _new_display(name: str) -> tuple[Progress, TaskID]:
     from rich.console import Console  # noqa: PLC0415  heavy, and for long work on a terminal only
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn  # noqa: PLC0415
     from rich.table import Column  # noqa: PLC0415

@@ -1,8 +1,9 @@
 """Lays labelled facts out for a person: at a terminal of 40 to 200 columns, in a pipe, in a file. Rich wraps and colours.
 
 A page is data (`FactPage`); the modules that make one are pure. This module alone knows widths and colours. Rich is imported only when a
-page is rendered: it costs 3 MiB and 30 ms. Nothing is cut here: a fact that is too long for its line goes on in the next one. A fact that
-is there to be copied (a command, a path) is one line whatever its length, so that the terminal itself wraps it.
+page is rendered: it costs 3 MiB and 30 ms. Nothing is cut here but foreign text of more than 1000 characters (`clean`): a fact that is too
+long for its line goes on in the next one. A fact that is there to be copied (a command, a path) is one line whatever its length, so that
+the terminal itself wraps it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class FactPage:
-    """What a card, `why` or `status` shows. Texts may hold anything: they are cleaned here, each into one line."""
+    """What a card, `why`, `status` or `classify` shows. Texts may hold anything: they are cleaned here, each into one line."""
 
     title: str
     facts: tuple[Fact, ...]

@@ -94,7 +94,10 @@ def start_program(argv: tuple[str, ...], environ: dict[str, str]) -> subprocess.
 
 
 def start(settings: Settings, environ: Mapping[str, str], state: Path, log: Log) -> AlertRouter:
-    """Return the router of a run, whose sinks send at once what an earlier run left."""
+    """Return the router of a run, whose sinks send at once what an earlier run left. Raises SuperviseError for a sink that cannot be used.
+
+    state: the directory of the job's files on this node. log: takes the name and the fields of a log event, from any thread.
+    """
     router = AlertRouter(settings.alerts.resolve_after_s)
     for one in configured(settings, environ):
         router.add(

@@ -170,7 +170,7 @@ def _fetch(settings: Settings, same: Sequence[MirroredCheckpoint], into: str, ou
         bar = ProgressBar(out.clean(one.manifest.name), wanted=out.bars)
         try:
             return restore.fetch(
-                one, into=_absolute(into), workers=settings.checkpoints.concurrency, progress=RestoreProgress(out.warn, bar.shown)
+                one, into=_absolute(into), workers=settings.checkpoints.concurrency, progress=RestoreProgress(out.warn, bar.set)
             )
         finally:
             bar.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ def test_a_job_is_ready_with_its_rank_outlives_its_death_and_stops(machine: Mach
     (rank,) = ranks()  # at once: READY comes when it runs
     adjusted = [int(machine.run("cat", f"/proc/{pid}/oom_score_adj").stdout) for pid in (rank, shown["MainPID"])]
     assert adjusted[0] == adjusted[1] + 100
+    limits = machine.run("cat", f"/proc/{rank}/limits").stdout
+    assert re.search(r"^Max core file size +0 +unlimited", limits, re.MULTILINE), limits
     machine.run("kill", "-KILL", rank)
     wait_for(lambda: "attempt 2 runs" in machine.show(unit)["StatusText"], what=lambda: machine.show(unit)["StatusText"])
     assert ranks() != [rank]

@@ -105,6 +105,29 @@ def test_a_node_that_is_missing_does_not_fail_the_start(machine: Machine, wait_f
     assert "timed out" not in machine.journal(unit)
 
 
+def test_a_mirror_that_is_waited_for_does_not_fail_the_start(machine: Machine, wait_for: Callable[..., None]) -> None:
+    """Its address is one of this machine's that takes connections and never answers: the booted one has the same network."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(100)
+        more = (
+            f'[checkpoints]\npaths = ["ckpt/*.pt"]\nmirror = ["s3://bucket/jobs"]\n[checkpoints.s3]\nregion = "x"\npath_style = "always"\n\
+endpoint = "http://127.0.0.1:{silent.getsockname()[1]}"\n'
+        )
+        unit = machine.unit("mirrored", ["true"], OURS, drop_in="User=trainer\nTimeoutStartSec=15\nWatchdogSec=8\nRestart=no")
+        machine.write("/etc/supervise/mirrored.toml", machine.run("cat", "/etc/supervise/mirrored.toml").stdout + more)
+        keys = "AWS_ACCESS_KEY_ID=a\nAWS_SECRET_ACCESS_KEY=b\nAWS_EC2_METADATA_DISABLED=true\n"
+        machine.write("/etc/supervise/mirrored.env", f"PATH={OURS}:/usr/bin:/bin\n{keys}")
+        machine.run("systemctl", "start", "--no-block", unit)
+        awaited = "looks for the newest checkpoint in the mirror"
+        wait_for(lambda: awaited in machine.show(unit).get("StatusText", ""), 120, lambda: machine.journal(unit))
+        machine.run("sleep", "18")  # TimeoutStartSec=15 would have passed
+        shown = machine.show(unit)
+        assert (shown["ActiveState"], shown["SubState"], shown["StatusText"]) == ("activating", "start", awaited), machine.journal(unit)
+        assert machine.run("systemctl", "stop", unit, timeout=120).returncode == 0
+    assert "timed out" not in machine.journal(unit)
+
+
 def test_a_unit_that_is_ready_with_its_first_step_waits_for_it(machine: Machine, wait_for: Callable[..., None]) -> None:
     script = "import os, time\nfrom supervisor import worker\nprint('waits', flush=True)\n"
     script += "while not os.path.exists('/run/train'):\n    time.sleep(0.1)\n"

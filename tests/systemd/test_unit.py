@@ -76,6 +76,14 @@ def test_readme_explains_each_directive_and_no_other() -> None:
     assert explained == {key for unit in EVERY for key, _ in settings(unit)}
 
 
+@pytest.mark.parametrize("name", ["supervise@.service", "supervise-doctor.service"])
+def test_it_starts_after_what_gpus_and_links_need_and_may_read_the_kernel_s_log(name: str) -> None:
+    given = settings(UNITS / name)
+    after = {unit for key, value in given if key == "After" for unit in value.split()}
+    assert {f"{unit}.service" for unit in ("nvidia-persistenced", "nvidia-fabricmanager", "nvidia-imex", "openibd")} <= after
+    assert ("SupplementaryGroups", "systemd-journal") in given
+
+
 def test_what_is_left_out_is_left_out() -> None:
     table = README.split("## What is left out")[1].split("## ")[0]
     left_out = {name for row in table.splitlines() if row.startswith("| ") for name in re.findall(r"[A-Z]\w+(?!=)", row.split(" | ")[0])}

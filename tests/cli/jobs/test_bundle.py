@@ -94,6 +94,15 @@ def test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold(wri
     assert {"name": "supervise.log", "why": "No such file or directory"} in manifest["left_out"]
 
 
+@pytest.mark.process
+def test_it_holds_what_nvidia_smi_answers(written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "asked: $*"\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    failed(written)
+    assert content(packed(written), "nvidia-smi.txt") == b"asked: -q\n"
+
+
 def test_its_journal_is_a_journal_of_the_time_around_the_incident(written: Any, tmp_path: Path) -> None:
     failed(written, Evidence("log", "exception", f"RuntimeError: token={CANARY}", 1))
     found = content(packed(written), "journal.jsonl")

@@ -126,6 +126,7 @@ endpoint = "http://127.0.0.1:{silent.getsockname()[1]}"\n'
         assert (shown["ActiveState"], shown["SubState"], shown["StatusText"]) == ("activating", "start", awaited), machine.journal(unit)
         assert machine.run("systemctl", "stop", unit, timeout=120).returncode == 0
     assert "timed out" not in machine.journal(unit)
+    assert "nothing shows that the command takes a checkpoint" in machine.journal(unit, "-p", "warning")
 
 
 def test_a_unit_that_is_ready_with_its_first_step_waits_for_it(machine: Machine, wait_for: Callable[..., None]) -> None:

@@ -14,11 +14,11 @@ from __future__ import annotations
 import fnmatch
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
-from checkpointing.formats import tree_format_of
+from checkpointing.formats import TORCH_SUFFIXES, tree_format_of
 from checkpointing.io.tree import Tree
 from checkpointing.model import Candidate, Identity
 
@@ -120,19 +120,22 @@ def _scan(directory: str) -> list[os.DirEntry[str]]:
         return list(entries)
 
 
-def find(patterns: str | Iterable[str], cwd: str | None = None, cache: ListingCache | None = None) -> Listing:
+def find(patterns: str | Iterable[str], cwd: str | None = None, cache: ListingCache | None = None, *, declared: bool = False) -> Listing:
     """List what matches the patterns, relative to `cwd` (None: the working directory).
 
     `**` stands for any directories, none included, and does not follow links to directories.
-    With `cache`, a path that has not changed for long is not read at each listing.
+    With `cache`, a path that has not changed for long is not read at each listing. `declared`: all
+    that has a suffix of the patterns is a checkpoint.
     """
     walk, cwd = _Walk(cache), os.getcwd() if cwd is None else cwd  # noqa: PTH109 -- strings as the script gets them
     best: dict[tuple[int, int], tuple[tuple[bool, bool, str], Candidate]] = {}
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         expanded = os.path.expanduser(pattern)  # noqa: PTH111 -- strings as the script gets them
+        is_declared = declared and step_names.suffix_of(expanded) not in ("", *TORCH_SUFFIXES)
         # the working directory is no pattern, whatever characters it holds
         for path, inode in walk.matches("/" if expanded.startswith("/") else cwd, _segments(expanded)):
-            for candidate in walk.candidates(path, inode):
+            for known in walk.candidates(path, inode):
+                candidate = replace(known, is_declared=True) if is_declared and not known.is_directory else known
                 # of a file's several names the one that says a step is the most useful, and the same one wins each time
                 preference = (candidate.named is None, candidate.path != path, candidate.path)
                 key = (candidate.identity.dev, candidate.identity.ino)

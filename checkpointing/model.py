@@ -95,7 +95,8 @@ class NamedStep:
 class Candidate:
     """A file or directory that a pattern matched: its real path (symbolic links resolved), what it is now, and the step of its name.
 
-    `mtime_ns` is the newest modification in it, nanoseconds of wall time: a directory's identity does not contain it.
+    `mtime_ns` is the newest modification in it, nanoseconds of wall time: a directory's identity does not contain it. `is_declared`: a
+    declared pattern gives its suffix (`ckpt/*.npz`), so it is a checkpoint, even if its format is not known.
     """
 
     path: str
@@ -103,6 +104,7 @@ class Candidate:
     named: NamedStep | None
     mtime_ns: int = 0
     is_directory: bool = False
+    is_declared: bool = False
 
 
 #: What a training keeps beside its weights, by any part of a tensor's name ("optimizer.state.0.exp_avg", "best_loss").

@@ -241,7 +241,7 @@ def _gather(
             continue
         glanced = glance(candidate, reader.cache, reader.at_limit, own=reader.own)
         if glanced is not None and glanced.verdict is not Verdict.VERIFIED and not reader.may_prove(candidate, glanced):
-            tally.refuse(glanced)
+            tally.refuse(glanced, is_declared=candidate.is_declared)
         else:
             queue.append((reader.order.of_candidate(candidate, glanced), candidate, None))
     return queue
@@ -292,7 +292,7 @@ def _take(queue: list[_Row], reader: _CandidateReader, tally: _Tally) -> _Taken:
                 continue
             if found.verdict is Verdict.VERIFIED:
                 return true_key, found, None
-        tally.refuse(found)
+        tally.refuse(found, is_declared=isinstance(candidate, Candidate) and candidate.is_declared)
     return None, None, None
 
 
@@ -354,13 +354,16 @@ class _Tally:
         self.not_finite: list[tuple[str, str]] = []
         self.foreign: list[tuple[str, str]] = []
 
-    def refuse(self, found: Verification) -> None:
+    def refuse(self, found: Verification, *, is_declared: bool) -> None:
+        """Tally one. What is declared to be a checkpoint counts as one, though no format claims it."""
         why = (found.path, found.reason)
         if found.verdict in _KINDS:
             self.to_reject.append(((found.path, found.identity, found.reason), _KINDS[found.verdict]))
             (self.dangerous if found.verdict is Verdict.DANGEROUS else self.torn).append(why)
         elif found.verdict is Verdict.UNVERIFIABLE:
             self.unverifiable.append(why)
+        elif found.verdict is Verdict.FOREIGN and is_declared:
+            self.unverifiable.append((found.path, f"{found.reason}, so nothing proves it whole"))
         elif found.verdict is Verdict.FOREIGN:
             self.foreign.append(why)
         else:

@@ -126,6 +126,8 @@ def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, P
         knob, notes = planning.resume_knob(state), _put_back(event, *(path for path, _ in event.torn))
         again = f"start again with --program {knob.by}" if knob is not None and not knob.seen else "start again"
         hint = f"{PUT_BACK_HINT}, then {again}" if notes else f"name a good one, or move the bad ones away, and {again}"
+        if event.refused and not event.torn:
+            hint += "; where no format can be verified, let the script find its checkpoint by itself (--resumes-itself)"
     return verdict, Plan(PlanKind.STOP, "starting from scratch would throw the training away", hint, "beginning", 65, notes=notes)
 
 

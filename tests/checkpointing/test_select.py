@@ -302,3 +302,17 @@ def test_a_fence_of_an_earlier_version_for_its_numbers_no_longer_holds(tmp_path:
     (candidate,) = find(["*.pt"], str(tmp_path)).candidates
     Rejections(tmp_path / ".state").add([(str(path), candidate.identity, "record step_100/data/0: not finite: NaN at element 1")])
     assert chosen_name(choose(tmp_path)) == "step_100.pt"
+
+
+@pytest.mark.parametrize("name", ["step_5.npz", "step_5.pkl", "state.json"])
+def test_a_file_of_no_known_format_counts_where_a_declared_pattern_gives_its_suffix(tmp_path: Path, name: str) -> None:
+    """Else the next attempt would begin from scratch, and write over it."""
+    (tmp_path / name).write_bytes(b"numbers of a format that nothing here knows")
+
+    def found(pattern: str, *, declared: bool) -> tuple[int, int]:
+        selection = newest(find(pattern, str(tmp_path), declared=declared))
+        return selection.found, len(selection.unverifiable)
+
+    assert found(f"*{os.path.splitext(name)[1]}", declared=True) == (1, 1)  # noqa: PTH122  text
+    assert found("*", declared=True) == (0, 0)  # other files may lie there
+    assert found(f"*{os.path.splitext(name)[1]}", declared=False) == (0, 0)  # noqa: PTH122  as above

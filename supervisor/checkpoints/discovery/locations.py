@@ -25,10 +25,13 @@ class CheckpointLocations:
         self._patterns = job.settings.checkpoints.paths
         self._cwd = str(job.cwd)
         self._discovery = discovery
+        by_option = job.settings.knobs.resume.kind is not None or any("{resume}" in word for word in job.command)
+        # without its option such a script begins from scratch, and overwrites what is there, also what nobody can verify
+        self._by_option = by_option and not job.settings.job.resumes_itself
 
     def declared(self, cache: ListingCache | None = None) -> Listing:
         """List the checkpoints at the declared patterns."""
-        return find(self._patterns, self._cwd, cache)
+        return find(self._patterns, self._cwd, cache, declared=self._by_option)
 
     def listing(self, *, candidates: bool = False, cache: ListingCache | None = None) -> Listing:
         """List the checkpoints that are declared or discovered, and with `candidates` those of candidates too."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _WORD = (
     r"(?:secret|token|passw(?:or)?d|passphrase|passcode|credentials?|creds(?![a-z])|auth(?:orization)?|bearer|cookie|webhook[_-]?ur[il]"
     r"|(?:api|access|private|account|encryption|integration|license|master|routing|session|shared|signing|ssh|storage)[ _-]?key"
-    r"|(?-i:[A-Z0-9_]KEY|_(?:PASS|PWD|PAT|PSK|OTP|JWT|SAS|DSN|HEADERS))(?![\w.-]))"
+    r"|(?-i:[A-Z0-9_]KEY|(?<!BY)PASS|_(?:PWD|PAT|PSK|OTP|JWT|SAS|DSN|HEADERS))(?![\w.-]))"
 )
 #: These only count or name tokens: --max-tokens 512, --tokenizer gpt2, --num-token, --token-file.
 _INNOCENT = (
@@ -46,7 +46,7 @@ _VALUE = (
     r"""|(?:[A-Za-z_][\w.]*(?=[\[(][^\n]*[\])]))?[\[({](?P<nested>(?:[^\])}\n]|\n(?=[ \t]*["'\]}]))*+)"""
     r"""|(?![|│])(?P<value>(?:(?!</)[^\s"',;&]|["'](?=\w)|[,;](?!\s|$|["']|[\w.-]+[=:]))+))"""
 )
-_SCHEME = r"(?:(?:bearer|basic|token|digest|negotiate|apikey)\s+)?"
+_SCHEME = r"(?:[&!][\w!]+[ \t]+)?(?:(?:bearer|basic|token|digest|negotiate|apikey)\s+)?"
 #: Between a name and its value; in a table it is a bar or a row of dots.
 _SIGN = (
     r"""(?::[ \t]*(?:str|bytes|SecretStr|Optional\[str\]|str \| None)[ \t]*=|[=:]+>?|->|<-|(?<=[\w"'])>(?=[^\s<"'])|%3[ad]|\\+u003[ad]"""
@@ -120,7 +120,7 @@ NAMED: Final = tuple(
         rf"""\b(?:name|key)["']?\s*[:=]\s*["']?(?P<name>{_NAMED}["']?\s*,?\s*["']?value["']?\s*[:=]\s*){_VALUE}""",
         rf"(?P<name>{_NAMED}{_BETWEEN}){_VALUE}",
         rf"""(?P<name>(?=--?\w){_NAMED}(?:\\*["'])?[\s,]+)(?!["']?-){_VALUE}""",
-        rf"""(?P<name>{_NAMED}(?:\\*["'])?(?:\s+(?:is\s+)?|\s*[(\[]\s*|,\s*)\\*["']?){_LIKELY}""",
+        rf"""(?P<name>{_NAMED}(?:\\*["'])?(?:\s+(?:(?:is|was)\s+|for\s[^\n]{{1,100}}?:\s+)?|\s*[(\[]\s*|,\s*)\\*["']?){_LIKELY}""",
         rf"""(?P<name>{_NAMED}\([^()\n]{{0,200}}?["']){_LIKELY}(?=["'])""",  # BasicAuth("bob", "c4f09aa17b")
         rf"(?P<name>{_SHORT_NAME}(?:{_BETWEEN}|\\*[\"']?[ \t,]+)(?:{_QUOTE})?){_LIKELY}",
     )

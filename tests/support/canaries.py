@@ -108,4 +108,8 @@ PLANTED = {
     "r_arrow": f'db_password <- "{CANARY}"',
     "hash": f"bob:$6$abcdefgh${CANARY}:19000:0:99999:7:::",
     "passphrase": f"passphrase: correct horse {CANARY}",
+    "yaml_tag": f"api_key: !!str {CANARY}",
+    "variable_that_ends_in_pass": f"SSHPASS={CANARY} sshpass -e ssh bob@host",
+    "prose_of_the_past": f"# password was {CANARY} before",
+    "prompt": f"Password for 'https://bob@host': {CANARY}",
 }

@@ -8,6 +8,7 @@ control), and an ignored signal is handed down to everything that a test starts.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections import Counter
@@ -53,6 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """In each process that runs tests, before the first."""
+    for name in ("COLUMNS", "LINES"):  # xdist gives them to its workers: pages are laid out as for a pipe
+        os.environ.pop(name, None)
     Figures.asserted = config.getoption("--figures")
     for signum, handler in _ORDINARY.items():
         if signal.getsignal(signum) is signal.SIG_IGN:

@@ -69,7 +69,7 @@ def test_the_pages_of_a_failure(name: str, root: Path, make_job: Any) -> None:
     text = laid_out(
         {
             "card": card("bert", decision, last.resumed, address=ADDRESS, node="gpu-7", state_dir="/jobs/bert/nodes/gpu-7"),
-            "why": why_page("bert", "gpu-7", last, ADDRESS, since=seen.run),
+            "why": why_page("bert", "gpu-7", last, ADDRESS, last_run=history.run.run_id if history.run else ""),
             "status": status_page(seen, ADDRESS),
         },
         str(written.directory),

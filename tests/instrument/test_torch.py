@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.observe.ranks.progress_sampler import loads
+
 if TYPE_CHECKING:
     from conftest import Attempt
 
@@ -224,3 +226,18 @@ def test_the_one_process_of_a_launcher_that_names_no_rank_claims_when_it_trains(
     scan = attempt.errors()
     assert [error.message for error in scan.errors] == ["rank one"]
     assert ["CalledProcessError" in error.exc_type for error in scan.unclaimed] == [True] * len(scan.unclaimed)
+
+
+def test_a_rank_without_a_number_that_dies_of_a_load_names_the_file(attempt: Attempt, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import subprocess, sys, torch\n"
+        "if len(sys.argv) == 1:\n    sys.exit(subprocess.call([sys.executable, __file__, 'rank']))\n"
+        "torch.save({}, 'whole.pt')\ntorch.load('whole.pt')\n"
+        "open('torn.pt', 'wb').write(open('whole.pt', 'rb').read()[:200])\ntorch.load('torn.pt')\n"
+    )
+    assert attempt.run(str(script), env=attempt.env("launcher"), cwd=tmp_path).returncode == 1
+    (log,) = attempt.directory.glob("loads-*.jsonl")
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(row["path"], row["complete"]) for row in rows] == [(str(tmp_path / "torn.pt"), False)]
+    assert loads(attempt.directory, complete=False) == [str(tmp_path / "torn.pt")]

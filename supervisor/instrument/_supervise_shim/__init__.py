@@ -41,7 +41,7 @@ class Instrumentation:
         self._save_log = SaveLog(identity, self._beat)
         self._programs = ProgramRecognition(identity)
         self._save_requests = SaveRequests(self._beat)
-        self._reporter = ExceptionReporter(identity, self._beat, self._programs)
+        self._reporter = ExceptionReporter(identity, self._beat, self._programs, self._load_log)
         self._spawned = SpawnedRanks(identity, self._beat, self._claim, self._reporter.follow_claim, self._reporter.report)
 
     def install(self) -> None:

@@ -1,7 +1,8 @@
 """Logs what this process loaded, or tried to load, so that the supervisor knows whether the script resumes, and from where.
 
-One line of JSON per file goes to `loads-<local rank>.jsonl`; a process without a slot keeps its lines until it has one. Bounded per folder,
-because a data set may be a million .pt files. Inode, size and time of an absent file are null: the script tried to load a checkpoint there.
+One line of JSON per file goes to `loads-<local rank>.jsonl`; a process without a slot keeps its lines until it has one. If it dies of a load
+before (a rank that its launcher gave no number), the line of that load goes to `loads-p<pid>.jsonl`. Bounded per folder, because a data set
+may be a million .pt files. Inode, size and time of an absent file are null: the script tried to load a checkpoint there.
 """
 
 from __future__ import annotations
@@ -52,9 +53,18 @@ class LoadLog:
     @quiet
     def write(self) -> None:
         """Write the lines, if this process has a slot by now."""
-        if not (self._identity.claimed and self._lines):
-            return
-        name = os.path.join(self._identity.directory, f"loads-{self._identity.local_rank}.jsonl")  # noqa: PTH118 - see above
+        if self._identity.claimed and self._lines:
+            self._append(str(self._identity.local_rank))
+
+    @quiet
+    def write_fatal(self) -> None:
+        """Write the last line, of the load that this process dies of, if it has no slot."""
+        if not self._identity.claimed and self._lines:
+            del self._lines[:-1]
+            self._append(f"p{self._identity.pid}")
+
+    def _append(self, whose: str) -> None:
+        name = os.path.join(self._identity.directory, f"loads-{whose}.jsonl")  # noqa: PTH118 - see above
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, "".join(self._lines).encode())

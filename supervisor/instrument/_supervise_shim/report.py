@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .claim import ProcessIdentity
     from .heartbeat import HeartbeatWriter
+    from .load_log import LoadLog
     from .programs import ProgramRecognition
 
 MESSAGE_CHARS = 2048
@@ -33,10 +34,11 @@ LOW_FDS = 100  # our descriptor is kept above, so that the script gets the numbe
 class ExceptionReporter:
     """Holds the stacks file's descriptor, and the exception hook from `catch_exceptions` on."""
 
-    def __init__(self, identity: ProcessIdentity, beat: HeartbeatWriter, programs: ProgramRecognition) -> None:
+    def __init__(self, identity: ProcessIdentity, beat: HeartbeatWriter, programs: ProgramRecognition, load_log: LoadLog) -> None:
         self._identity = identity
         self._beat = beat
         self._programs = programs
+        self._load_log = load_log
         self._main_thread = get_ident()
         self._next_hook = sys.excepthook
         self._reported = False
@@ -118,6 +120,7 @@ class ExceptionReporter:
 
         if torchhooks.died_loading(trace):
             self._beat.enter(layout.LOAD)
+            self._load_log.write_fatal()
         kind = type(value)
         record = {
             "v": 1,

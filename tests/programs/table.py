@@ -370,10 +370,7 @@ FAST = (("plain", "kill"), ("numpy", "kill"))
 #: (program, fault) → why it does not work today.
 WRONG: dict[tuple[str, str], str] = {}
 #: Program → its faults that were not run yet.
-UNSEEN: dict[str, str] = {
-    "hf-auto-accelerate": "torn",
-    "lightning": "two",
-}
+UNSEEN: dict[str, str] = {}
 #: Programs without a row, and why.
 NOT_RUN = {
     "DeepSpeed ZeRO-2 and ZeRO-3": "on a CPU its start compiles an operator for shared memory and waits for a lock file; not tried again",

@@ -1,8 +1,8 @@
 """Logs what this process loaded, or tried to load, so that the supervisor knows whether the script resumes, and from where.
 
-One line of JSON per file goes to `loads-<local rank>.jsonl`; a process without a slot keeps its lines until it has one. If it dies of a load
-before (a rank that its launcher gave no number), the line of that load goes to `loads-p<pid>.jsonl`. Bounded per folder, because a data set
-may be a million .pt files. Inode, size and time of an absent file are null: the script tried to load a checkpoint there.
+One line of JSON per file goes to `loads-<local rank>.jsonl`; a process without a slot keeps its lines until it has one. If it dies of a
+load before (a rank that its launcher gave no number), the line of that load goes to `loads-p<pid>.jsonl`. Bounded per folder, because a
+data set may be a million .pt files. Inode, size and time of an absent file are null: the script tried to load a checkpoint there.
 """
 
 from __future__ import annotations

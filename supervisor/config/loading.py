@@ -171,14 +171,8 @@ def webhook_secret(settings: Settings) -> str:
     webhook = settings.alerts.webhook
     if webhook.secret or not webhook.secret_file:
         return webhook.secret
-    try:
-        return Path(webhook.secret_file).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise SuperviseError(
-            f"cannot read the webhook's key: {webhook.secret_file}: {cause}",
-            hint="Name a readable file in alerts.webhook.secret_file, or set SUPERVISE_WEBHOOK_SECRET.",
-        ) from error
+    hint = "Name a readable file in alerts.webhook.secret_file, or set SUPERVISE_WEBHOOK_SECRET."
+    return _text_of(Path(webhook.secret_file), "the webhook's key", hint)
 
 
 def sink_address(sink: AlertSinkSection, environ: Mapping[str, str]) -> str:
@@ -196,13 +190,18 @@ def _of_file(name: str, environ: Mapping[str, str], what: str, setting: str) -> 
         return ""
     credentials = environ.get("CREDENTIALS_DIRECTORY", "")
     path = Path(credentials, name) if credentials and "/" not in name else Path(name)
+    return _text_of(path, what, f"Name a readable file in {setting} below [[{SINKS_KEY}]].")
+
+
+def _text_of(path: Path, what: str, hint: str) -> str:
+    """Return the text of a secret's file. An empty one is an error: without a key, alerts would leave unsigned and without a word."""
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise SuperviseError(
-            f"cannot read {what}: {path}: {cause}", hint=f"Name a readable file in {setting} below [[{SINKS_KEY}]]."
-        ) from error
+        if text := path.read_text(encoding="utf-8").strip():
+            return text
+        cause, error = "it is empty", None
+    except (OSError, ValueError) as found:
+        cause, error = (found.strerror or "unknown error") if isinstance(found, OSError) else "it is not UTF-8 text", found
+    raise SuperviseError(f"cannot read {what}: {path}: {cause}", hint=hint) from error
 
 
 def show(settings: Settings, *, as_json: bool) -> str:
@@ -395,7 +394,7 @@ def _refuse_secret(row: SettingRow, source: _Source, where: str) -> None:
         raise SuperviseError(
             f"{_NEVER_FROM_FOUND_FILE[row.key]} by a file found in the working directory: {row.key} in {where}:"
             " it may have come with the code",
-            hint=f"Set {row.env}, or give the file with --config.",
+            hint=f"Set {row.env}, or give the file with --config." if row.env else "Give the file with --config.",
         )
 
 

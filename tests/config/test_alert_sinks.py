@@ -97,8 +97,9 @@ def test_a_fault_is_named_with_its_line(load: Callable[..., Settings], text: str
 
 @pytest.mark.parametrize("line", ["command = ['/bin/sh']", "url_file = '/etc/passwd'", "secret_file = '/etc/passwd'"])
 def test_a_file_found_in_the_working_directory_runs_no_program_and_reads_no_file(load: Callable[..., Settings], line: str) -> None:
-    with pytest.raises(SuperviseError, match="by a file found in the working directory"):
+    with pytest.raises(SuperviseError, match="by a file found in the working directory") as caught:
         load(f"[[alerts.sink]]\nkind = 'exec'\n{line}\n", named=False)
+    assert caught.value.hint == "Give the file with --config."
     load(f"[[alerts.sink]]\nkind = 'exec'\n{line}\n")
 
 
@@ -113,6 +114,16 @@ def test_address_and_key_come_from_files_and_from_systemd(load: Callable[..., Se
     (tmp_path / "key").write_text("k" * 32)
     assert [one.sink.host for one in alerting.configured(settings, environ)] == ["hooks.slack.com", "events.pagerduty.com"]
     assert loading.sink_key(pager, environ) == "k" * 32
+
+
+def test_an_empty_key_is_an_error(load: Callable[..., Settings], tmp_path: Path) -> None:
+    """Else alerts would leave without the signature that was asked for."""
+    (tmp_path / "key").write_text("\n")
+    sink = load(f"[[alerts.sink]]\nkind = 'webhook'\nurl = 'http://127.0.0.1'\nsecret_file = '{tmp_path}/key'\n")
+    old = load(f"[alerts.webhook]\nurl = 'http://127.0.0.1'\nsecret_file = '{tmp_path}/key'\n")
+    for settings in (sink, old):
+        with pytest.raises(SuperviseError, match=r"cannot read the .*key.*: it is empty"):
+            alerting.configured(settings, {})
 
 
 def test_the_wrong_kind_is_reported_at_start(load: Callable[..., Settings]) -> None:

@@ -294,9 +294,11 @@ class _ResumeDrill:
             return int(status)  # it has reported why
         if kill is None:
             before = "a checkpoint was saved" if self._order.rank in self._ranks else f"rank {self._order.rank} was seen to train"
-            if self._seen_saved:
-                before = "every rank had recorded a step after the save"
             advice = "let it save sooner, and train on after it, or give --deadline-s; --checkpoints 'DIR/*.pt' declares what no hook sees"
+            if self._seen_saved or (self._settings.checkpoints.paths and self._verified):
+                before = "every rank had recorded a step after the save"
+                if not self._rows():
+                    advice = "no step was seen: only what an optimizer of torch steps can be compared"
             ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{self._order.deadline_s:.0f} s were over"
             if self._end.failure:
                 ended = f"the job failed ({self._end.failure})"

@@ -108,6 +108,20 @@ def test_a_job_that_ended_with_its_only_save_is_not_reported_to_have_saved_nothi
     assert "the job ended (0) before every rank had recorded a step after the save; nothing is proven" in capsys.readouterr().out
 
 
+def test_a_job_without_an_optimizer_of_torch_is_not_reported_to_have_saved_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drill = made(tmp_path, "ckpt/*.pt")
+    drill._verified = True  # noqa: SLF001  a declared checkpoint was seen to be whole
+    drill._ranks.add(0)  # noqa: SLF001
+    drill._until = math.inf  # noqa: SLF001
+    drill._job.status = 0  # noqa: SLF001
+    assert drill.report(compare({}, {})) == 1
+    printed = capsys.readouterr().out
+    assert "the job ended (0) before every rank had recorded a step after the save; nothing is proven" in printed
+    assert "only what an optimizer of torch steps can be compared" in printed
+
+
 def test_a_declared_checkpoint_counts_when_it_is_whole(tmp_path: Path) -> None:
     drill = made(tmp_path, "ckpt/*.pt")
     (tmp_path / "work" / "ckpt").mkdir(parents=True)

@@ -106,6 +106,7 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
     ),
     "knobs.resume.switch": (
         ("words as a shell would read them (a quotation is not closed)", _splits),
+        ("words, not blanks", lambda text: not text or bool(text.strip())),
         ("words without a path (--resume-args takes {resume})", lambda text: "{resume}" not in text and "{step}" not in text),
     ),
     "knobs.resume.env": (("the name of a variable", lambda text: bool(re.fullmatch(r"(?!SUPERVISE_)[A-Za-z_]\w*", text))),),

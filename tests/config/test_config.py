@@ -257,6 +257,7 @@ def test_a_wrong_flag_is_a_usage_error(load: Callable[..., Settings]) -> None:
         ("knobs.resume.args", "--resume {ckpt}", "expected no placeholder but {resume}"),
         ("knobs.resume.args", "--resume", "it has no {resume} and no {step}"),
         ("knobs.resume.switch", "--resume {resume}", "expected words without a path"),
+        ("knobs.resume.switch", "  ", "expected words, not blanks"),
     ],
 )
 def test_a_flag_that_says_nothing_or_would_not_work_is_a_usage_error(

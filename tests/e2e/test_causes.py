@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.journal.records import Damage, scan
+from tests.support.figures import is_within
 from tests.support.memory_group import memory_group
 from tests.support.waiting import wait_for
 
@@ -71,7 +72,7 @@ def test_a_traceback_alone_names_the_users_file_and_line(supervise: Callable[...
     line = next(number for number, text in enumerate(JOB.read_text().splitlines(), 1) if "raise ValueError" in text)
     assert (found["cause"], found["rank"]) == ("user_code", 1)
     assert (facts["file"], facts["line"], facts["function"]) == (str(JOB), str(line), "shapes_differ")
-    assert found["after_s"] < VERDICT_S
+    assert is_within(found["after_s"], VERDICT_S)
     assert "ValueError: batch of 7 items, 8 expected" in run.stderr
 
 
@@ -79,14 +80,14 @@ def test_failures_that_a_rank_prints_as_data_do_not_explain_its_kill(supervise: 
     run = supervise(*command("quoted"), options=ONCE)
     found = verdict(run)
     assert (found["cause"], found["rank"]) == ("killed_unknown", 1)
-    assert found["after_s"] < VERDICT_S
+    assert is_within(found["after_s"], VERDICT_S)
 
 
 def test_a_loader_that_was_killed_is_named(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("loader", ranks=1), options=ONCE)
     found = verdict(run)
     assert (found["cause"], found["rank"]) == ("dataloader_worker", 0)
-    assert found["after_s"] < VERDICT_S
+    assert is_within(found["after_s"], VERDICT_S)
 
 
 def test_ranks_that_call_different_collectives_are_unsynced(supervise: Callable[..., Supervised]) -> None:
@@ -123,7 +124,7 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory(
     assert (found["cause"], found["rank"]) == ("host_oom", 1)
     assert found["confidence"] >= 0.9
     assert any(not fact["free_text"] and fact["source"] in {"kernel", "cgroup"} for fact in found["because"])
-    assert found["after_s"] < VERDICT_S
+    assert is_within(found["after_s"], VERDICT_S)
 
 
 def test_a_rank_that_touches_shared_memory_which_is_not_there(

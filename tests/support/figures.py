@@ -31,9 +31,14 @@ def spent_s() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
+def is_within(took_s: float, limit_s: float) -> bool:
+    """Return whether it took less than that; ten times as much is allowed but under `make bench`."""
+    return took_s < limit_s * (1 if Figures.asserted else BUSY)
+
+
 def within(limit_s: float, *, since: float) -> bool:
-    """Return whether that much time, or less, passed since an instant of `time.monotonic`; ten times as much but under `make bench`."""
-    return time.monotonic() - since < limit_s * (1 if Figures.asserted else BUSY)
+    """Return whether less than that passed since an instant of `time.monotonic`, as is_within."""
+    return is_within(time.monotonic() - since, limit_s)
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ assert "torch" not in sys.modules and "supervisor" not in sys.modules
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_the_page_runs_from_top_to_bottom_and_so_do_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     blocks = PAGE.read_text().split("```python\n")[1:]

@@ -51,6 +51,7 @@ def test_a_torn_checkpoint_of_its_own_is_out_of_the_way_of_a_script_that_resumes
     assert_untouched(run, before)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_written_in_place_is_put_back_as_it_was(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     options = ["--config", str(fast(tmp_path))]
     (tmp_path / "best.pt").write_bytes(b"PK\x03\x04 torn long ago, by somebody else")

@@ -180,6 +180,7 @@ def fill(path: Path) -> None:
             file.write(bytes(4096))
 
 
+@pytest.mark.slow
 def test_200_mib_of_output_on_a_disk_of_32_mib_that_a_stranger_then_fills_costs_no_step(
     supervise: Run, surroundings: type[Surroundings], small_state: Path
 ) -> None:

@@ -150,6 +150,7 @@ def identity(path: Path) -> list[int]:
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
 
 
+@pytest.mark.slow
 def test_a_save_to_a_member_of_an_archive_is_one_of_the_archive(done: Done) -> None:
     archive = str(done.place / "members" / "a.zip")
     assert [(row["what"], row["path"], row.get("file"), row.get("goes_on")) for row in done.rows("members")] == [

@@ -48,6 +48,7 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_ranks_that_the_command_starts_by_torch_multiprocessing_are_ranks(attempt: Attempt, script: str, tmp_path: Path) -> None:
     done = attempt.run(script, "mp.spawn(train, (5,), nprocs=2)\nprint(ours())", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "[None, None]\n"), done.stderr

@@ -255,6 +255,7 @@ raise RuntimeError("cannot log in to https://user:" + bare + "@host/x?X-Amz-Sign
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_planted_secrets_are_nowhere_in_the_bundle_of_a_real_job(tmp_path: Path) -> None:
     """In the rank's output, its traceback, its argv and environment, the settings and their file, in plain text, JSON and base64."""
     others = {"DEPLOY_TOKEN": "d3pl0y-7f9Kx2", "HTTPS_PROXY": "http://me:pr0xy-8h3Jd1@p:3128", "DB_PASSWORD": "db p4ss w0rd"}

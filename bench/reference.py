@@ -20,8 +20,9 @@ from man_page import man_page
 from page_tables import replace_table
 
 from supervisor.cli.commands import COMMANDS, load_command
+from supervisor.config.alert_settings import SINK_ROWS
 from supervisor.config.setting_columns import MOST, MOST_SECONDS
-from supervisor.config.settings import ROWS, SINK_ROWS
+from supervisor.config.settings import ROWS
 from supervisor.errors import ExitCode
 from supervisor.report.log_events import LogEvent
 from supervisor.strategies import GUARDS, LADDERS, RUNGS

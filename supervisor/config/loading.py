@@ -22,17 +22,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from checkpointing.mirror.backends import KEYS_HINT, URL_FORM, has_keys, is_mirror_url
 from supervisor.classify import redact
-from supervisor.config.settings import (
-    JOB_NAME_FORM,
-    ROWS,
-    SINK_ROWS,
-    SINKS_KEY,
-    AlertSinkSection,
-    Origin,
-    Settings,
-    is_job_name,
-    with_values,
-)
+from supervisor.config.alert_settings import SINK_ROWS, SINKS_KEY, AlertSinkSection
+from supervisor.config.settings import JOB_NAME_FORM, ROWS, Origin, Settings, is_job_name, with_values
 from supervisor.config.trust import read_trusted
 from supervisor.core.model import Cause, ResumeKind
 from supervisor.errors import SuperviseError, nearest
@@ -165,44 +156,6 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
     with checked():
         _require_placeholder(settings)
     return settings
-
-
-def webhook_secret(settings: Settings) -> str:
-    """Return the key that signs webhook requests, "" where none is configured. Raises SuperviseError if its file cannot be read."""
-    webhook = settings.alerts.webhook
-    if webhook.secret or not webhook.secret_file:
-        return webhook.secret
-    hint = "Name a readable file in alerts.webhook.secret_file, or set SUPERVISE_WEBHOOK_SECRET."
-    return _text_of(Path(webhook.secret_file), "the webhook's key", hint)
-
-
-def sink_address(sink: AlertSinkSection, environ: Mapping[str, str]) -> str:
-    """Return the address of an alert sink, "" for none. Raises SuperviseError if its file cannot be read."""
-    return sink.url or _of_file(sink.url_file, environ, f"the address of the alert sink {sink.called}", "url_file")
-
-
-def sink_key(sink: AlertSinkSection, environ: Mapping[str, str]) -> str:
-    """Return the key of an alert sink, "" for none. Raises SuperviseError if its file cannot be read."""
-    return _of_file(sink.secret_file, environ, f"the key of the alert sink {sink.called}", "secret_file")
-
-
-def _of_file(name: str, environ: Mapping[str, str], what: str, setting: str) -> str:
-    if not name:
-        return ""
-    credentials = environ.get("CREDENTIALS_DIRECTORY", "")
-    path = Path(credentials, name) if credentials and "/" not in name else Path(name)
-    return _text_of(path, what, f"Name a readable file in {setting} below [[{SINKS_KEY}]].")
-
-
-def _text_of(path: Path, what: str, hint: str) -> str:
-    """Return the text of a secret's file. An empty one is an error: without a key, alerts would leave unsigned and without a word."""
-    try:
-        if text := path.read_text(encoding="utf-8").strip():
-            return text
-        cause, error = "it is empty", None
-    except (OSError, ValueError) as found:
-        cause, error = (found.strerror or "unknown error") if isinstance(found, OSError) else "it is not UTF-8 text", found
-    raise SuperviseError(f"cannot read {what}: {path}: {cause}", hint=hint) from error
 
 
 def show(settings: Settings, *, as_json: bool) -> str:

@@ -13,6 +13,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from supervisor.config.alert_settings import Alerts
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
 from supervisor.errors import ExitCode
 
@@ -410,121 +411,6 @@ class Systemd:
 
 
 @dataclass(frozen=True, slots=True)
-class Webhook:
-    """[alerts.webhook]: where incidents are sent as JSON."""
-
-    url: str = setting(
-        "",
-        "http or https address that gets a POST for each incident.",
-        "It is shown as its host and a digest: such addresses often hold a token.",
-        env="SUPERVISE_WEBHOOK_URL",
-        secret=True,
-    )
-    secret: str = setting(
-        "", "Key that signs each request (HMAC-SHA256); from the environment only.", env="SUPERVISE_WEBHOOK_SECRET", secret=True
-    )
-    secret_file: str = setting(
-        "",
-        "File that holds the key; $CREDENTIALS_DIRECTORY/webhook-secret (systemd) comes before the default.",
-        "In a unit write `LoadCredential=webhook-secret:PATH`.",
-        env="SUPERVISE_WEBHOOK_SECRET_FILE",
-    )
-    deadline_s: float = setting(5.0, "How long one delivery may take.", env="SUPERVISE_WEBHOOK_DEADLINE_S", minimum=0.1, maximum=3600)
-
-
-@dataclass(frozen=True, slots=True)
-class AlertSinkSection:
-    """[[alerts.sink]]: one place that alerts go to. No variable and no flag: there may be several."""
-
-    kind: Literal["webhook", "slack", "pagerduty", "discord", "teams", "alertmanager", "exec"] = setting(
-        "webhook", "The service, which decides the form of the request. Required.", env=""
-    )
-    name: str = setting(
-        "",
-        "Name in `supervise alerts`, in the log and in the job's files; default: the kind.",
-        "Small letters, digits, `-` and `_`. Two sinks of one kind need one.",
-        env="",
-    )
-    url: str = setting(
-        "",
-        "http or https address of the service.",
-        "It is shown as its host and a digest. `pagerduty` has a default, `exec` has none.",
-        env="",
-        secret=True,
-    )
-    url_file: str = setting(
-        "",
-        "File that holds the address, instead of `url`.",
-        "A name without a slash is taken from $CREDENTIALS_DIRECTORY (systemd's `LoadCredential=`).",
-        env="",
-    )
-    secret_file: str = setting(
-        "",
-        "File that holds the key: of `webhook` the one that signs, of `pagerduty` the integration key.",
-        "Found like `url_file`.",
-        env="",
-    )
-    command: tuple[str, ...] = setting((), "Program of `exec` and its arguments; it gets the alert as JSON on its standard input.", env="")
-    severity: Literal["info", "warning", "critical"] = setting("info", "The least severity that is sent.", env="")
-    causes: tuple[str, ...] = setting(
-        (), "Send only alerts with one of these [causes](causes.md), and those without a cause; empty: all.", env=""
-    )
-    detail: Literal["none", "summary", "lines"] = setting(
-        "summary", "How much leaves the machine ([what](alerts.md#how-much-leaves-the-machine)); `webhook` has a form of its own.", env=""
-    )
-    runs: bool = setting(default=False, text="Report the start and the end of each run, too.", env="")
-    deadline_s: float = setting(5.0, "How long one delivery may take.", env="", minimum=0.1, maximum=3600)
-
-    @property
-    def called(self) -> str:
-        """The sink's name."""
-        return self.name or self.kind
-
-
-@dataclass(frozen=True, slots=True)
-class Alerts:
-    """[alerts]: where a person hears of incidents. `sinks` is [[alerts.sink]], which SINK_ROWS describes."""
-
-    node: str = setting("", "Name of this node in alerts; default: the host name up to its first dot.")
-    resolve_after_s: float = setting(
-        60.0,
-        "An alert is resolved after it was calm for this long; a failure before that updates it.",
-        "Webhooks of version 1 get each event at once.",
-        minimum=0,
-    )
-    no_checkpoint_s: float = setting(
-        7200.0,
-        "Alert if a job with checkpoints trained for this long without a new one; 0: never.",
-        minimum=0,
-    )
-    mirror_behind_s: float = setting(3600.0, "Alert if the mirrors have not caught up for this long; 0: never.", minimum=0)
-    heartbeat_url: str = setting(
-        "",
-        "http or https address that gets a GET while the training is healthy: a dead man's switch.",
-        "Such a service alerts when the pings stop ([when](alerts.md#the-dead-mans-switch)). It is shown as its host and a digest.",
-        secret=True,
-    )
-    heartbeat_s: float = setting(60.0, "How often the heartbeat address is pinged.", minimum=1)
-    heartbeat_stall_s: float = setting(1800.0, "Without a training step for this long the heartbeat stops.", minimum=1)
-    sinks: tuple[AlertSinkSection, ...] = ()
-    webhook: Webhook = Webhook()
-
-    @property
-    def has_sinks(self) -> bool:
-        """Whether any alert is sent."""
-        return bool(self.webhook.url or self.sinks)
-
-    @property
-    def is_used(self) -> bool:
-        """Whether an alert or a heartbeat is sent: what sends them is imported only then."""
-        return self.has_sinks or bool(self.heartbeat_url)
-
-    def alias_of(self, node: str) -> str:
-        """Return what alerts call this node. node: its host name."""
-        return self.node or node.split(".", 1)[0]
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
     """The whole tree. `origins` maps each key that is not a default to where its value came from; `cwd` is what paths are relative to."""
 
@@ -540,7 +426,7 @@ class Settings:
     classify: Classify = Classify()
     terminal: Terminal = Terminal()
     systemd: Systemd = Systemd()
-    alerts: Alerts = Alerts()
+    alerts: Alerts = Alerts()  # noqa: RUF009  frozen, and as every section here
     origins: tuple[tuple[str, Origin], ...] = ()
     cwd: str = ""
 
@@ -599,6 +485,3 @@ def with_values(settings: Settings, values: dict[str, Value], origins: dict[str,
 
 #: Every setting, in the order of the tree.
 ROWS: tuple[SettingRow, ...] = tuple(rows_of(Settings()))
-#: The key that is a list of tables, and every setting of one of them.
-SINKS_KEY = "alerts.sink"
-SINK_ROWS: tuple[SettingRow, ...] = tuple(rows_of(AlertSinkSection(), f"{SINKS_KEY}."))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.config import loading
+from supervisor.config import alert_secrets, loading
 from supervisor.config.policy import to_policy
 from supervisor.config.settings import ROWS, Origin, Settings
 from supervisor.core.model import Knob, Launcher, Policy
@@ -330,15 +330,15 @@ def test_a_key_is_refused_from_every_file_and_its_file_from_one_found_in_the_wor
 
 
 def test_the_webhooks_key_comes_from_the_environment_a_file_or_systemd(home: Path, load: Callable[..., Settings]) -> None:
-    assert loading.webhook_secret(load()) == ""
-    assert loading.webhook_secret(load(environ={"SUPERVISE_WEBHOOK_SECRET": KEY})) == KEY
+    assert alert_secrets.webhook_secret(load()) == ""
+    assert alert_secrets.webhook_secret(load(environ={"SUPERVISE_WEBHOOK_SECRET": KEY})) == KEY
     (home / "webhook-secret").write_text(f"{KEY}\n", encoding="utf-8")
     from_systemd = load(environ={"CREDENTIALS_DIRECTORY": str(home)})
-    assert loading.webhook_secret(from_systemd) == KEY
+    assert alert_secrets.webhook_secret(from_systemd) == KEY
     assert str(from_systemd.origin("alerts.webhook.secret_file")) == "environment CREDENTIALS_DIRECTORY"
     missing = load(environ={"SUPERVISE_WEBHOOK_SECRET_FILE": str(home / "missing")})
     with pytest.raises(SuperviseError, match=r"cannot read the webhook's key: .*missing: No such file"):
-        loading.webhook_secret(missing)
+        alert_secrets.webhook_secret(missing)
 
 
 def test_systemds_state_directory_is_weaker_than_all_that_a_person_wrote(home: Path, load: Callable[..., Settings]) -> None:

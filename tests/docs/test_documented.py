@@ -16,7 +16,8 @@ import pytest
 from checkpointing.formats import FORMATS, TREE_FORMATS
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity
 from supervisor.cli.main import root
-from supervisor.config.settings import ROWS, SINK_ROWS, SINKS_KEY
+from supervisor.config.alert_settings import SINK_ROWS, SINKS_KEY
+from supervisor.config.settings import ROWS
 from supervisor.core.model import Cause
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode

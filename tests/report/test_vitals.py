@@ -8,7 +8,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from supervisor.config.settings import Alerts, Settings
+from supervisor.config.alert_settings import Alerts
+from supervisor.config.settings import Settings
 from supervisor.core.events import AttemptStarted, CheckpointVerified, Event, ProgressObserved
 from supervisor.core.model import CheckpointRef, Phase
 from supervisor.core.state import Stage

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from supervisor.classify import redact, secret_forms
 from supervisor.classify.redact import KnownSecrets
-from supervisor.config.loading import show, sink_address, sink_key, webhook_secret
-from supervisor.config.settings import ROWS, SINK_ROWS
+from supervisor.config.alert_secrets import sink_address, sink_key, webhook_secret
+from supervisor.config.alert_settings import SINK_ROWS
+from supervisor.config.loading import show
+from supervisor.config.settings import ROWS
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from supervisor.cli import stdio
 from supervisor.cli.drill import scratch_copy
 from supervisor.cli.drill.comparison import StateComparison, StateRow, compare, rows_of
 from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, steps_made
-from supervisor.config.settings import Alerts
+from supervisor.config.alert_settings import Alerts
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity, resume_proof
 from supervisor.journal.records import EventTaken

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.figures import within
+from tests.support.waiting import wait_for
 
 from .conftest import Side, alive, read_pid, until
 
@@ -296,7 +297,8 @@ def test_the_kernel_takes_the_command_before_the_supervisor_where_memory_runs_ou
     ours = int(Path(f"/proc/{one.hello['pid']}/oom_score_adj").read_text())
     one.run(["sh", "-c", "cat /proc/self/oom_score_adj"])
     one.wait("exited")
-    assert int((one.logs() / "rank-0.out").read_text()) == min(1000, ours + 100)
+    printed = wait_for((one.logs() / "rank-0.out").read_text, "its output is in the log, maybe after its end")
+    assert int(printed) == min(1000, ours + 100)
 
 
 def test_exits_are_told_as_they_were(side: Callable[..., Side]) -> None:

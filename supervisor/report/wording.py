@@ -6,6 +6,7 @@ person calls them.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from supervisor.core.model import Change, Evidence, Plan, Verdict
 
 CAUSE, EVIDENCE, DECISION, NEXT = "cause", "evidence", "decision", "next"
+#: A note that ends with a command.
+_COMMAND = re.compile(r"(.*?:) ((?:cp -p|mv) .+)")
 #: Evidence that reads well by itself, best first. Heartbeats show where it happened, and that has a line of its own.
 _TELLING = ("exception", "traceback", "last_exception", "signal", "exit_code", "err", "both", "out")
 _EXCEPTIONS = frozenset({"exception", "last_exception"})
@@ -154,9 +157,19 @@ def plan_facts(decision: ReportDecision, *, at: str = "") -> list[Fact]:
     return [
         Fact(DECISION, at + decision_text(plan, decision.attempt), Tone.STRONG),
         *([Fact("changed", changed)] if changed else []),
-        *(Fact("note" if number == 0 else "", note) for number, note in enumerate(plan.notes)),
+        *note_facts(plan.notes),
         Fact(NEXT, plan.next_rung, Tone.WARNING if stops else Tone.PLAIN),
     ]
+
+
+def note_facts(notes: Sequence[str]) -> list[Fact]:
+    """Return the notes of a plan. A command at the end of one has a line of its own, because it is there to be copied."""
+    facts: list[Fact] = []
+    for note in notes:
+        found = _COMMAND.fullmatch(note)
+        text, command = found.groups() if found else (note, "")
+        facts += [Fact("" if facts else "note", text), *([Fact("", command, copied=True)] if command else [])]
+    return facts
 
 
 def change(of: Change) -> str:

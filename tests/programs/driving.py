@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tests.e2e.conftest import Supervised, Surroundings
 from tests.programs.table import OUTCOMES
 from tests.support import frameworks
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for, words_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def lay_out(program: TrainingProgram, place: Path) -> Path:
 
 def environment(program: TrainingProgram) -> dict[str, str]:
     """Return the program's variables; its frameworks are installed where they are missing."""
-    return {**SOON, **dict(program.environment), **frameworks.variables(*program.families)}
+    port = {"MASTER_PORT": str(free_port())} if program.folder == "mpirun" else {}  # torchrun chooses one by itself
+    return {**SOON, **port, **dict(program.environment), **frameworks.variables(*program.families)}
 
 
 def outcome(place: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 from rich.cells import cell_len
 
 from supervisor.report.layout import Fact, FactPage, Surface, Tone, plain, render, surface_of
+from supervisor.report.wording import note_facts
 
 LOOK = "supervise why 1 --job train --state-dir '/mnt/a directory/whose name is longer than any of the pages'"
 PAGE = FactPage(
@@ -98,3 +99,13 @@ def test_a_page_is_printed_even_if_rich_is_gone(monkeypatch: pytest.MonkeyPatch)
     text = render(PAGE, Surface(40))
     for fact in PAGE.facts:
         assert fact.text.strip() in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_the_command_of_a_note_is_one_line_however_long_its_paths_are(width: int) -> None:
+    command = f"cp -p /state/{'a-long-name/' * 12}ckpt.pt /work/out/ckpt.pt"
+    notes = ("the training stands still", f"a copy of ckpt.pt is kept: {command}", "make room there: old checkpoints fill it most often")
+    text = render(FactPage("incident 1", tuple(note_facts(notes))), Surface(width))
+    assert any(line.strip() == command for line in text.splitlines())
+    assert "a copy of ckpt.pt is kept:" in text
+    assert "make room there: old" in " ".join(text.split())

@@ -276,6 +276,7 @@ def test_the_guardian_is_deaf(side: Callable[..., Side], signum: int) -> None:
 def test_what_nohup_ignored_stays_ignored_for_the_command(side: Callable[..., Side]) -> None:
     one = side(wrap=("sh", "-c", 'trap "" HUP; exec "$@"', "sh"))
     pid = one.run(["sleep", "600"])["pid"]
+    until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")  # until then it has what the guardian ignores
     ignored = int(Path(f"/proc/{pid}/status").read_text().partition("SigIgn:")[2].split()[0], 16)
     ordinary = (1 << 31) - 1  # 32 and 33 are the C library's own, which its posix_spawn leaves ignored
     assert ignored & ordinary == 1 << (signal.SIGHUP - 1)

@@ -103,7 +103,7 @@ def test_a_page_is_printed_even_if_rich_is_gone(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("width", [40, 80, 100])
 def test_the_command_of_a_note_is_one_line_however_long_its_paths_are(width: int) -> None:
-    command = f"cp -p /state/{'a-long-name/' * 12}ckpt.pt /work/out/ckpt.pt"
+    command = f"cp -p /state/{'a-long-name/' * 12}ckpt.pt /data/out/ckpt.pt"
     notes = ("the training stands still", f"a copy of ckpt.pt is kept: {command}", "make room there: old checkpoints fill it most often")
     text = render(FactPage("incident 1", tuple(note_facts(notes))), Surface(width))
     assert any(line.strip() == command for line in text.splitlines())

@@ -19,6 +19,7 @@ from supervisor.core.model import (
     Finding,
     FirstCause,
     Gpu,
+    Hang,
     Launcher,
     Phase,
     Policy,
@@ -285,6 +286,36 @@ class StartCeilingPassed:
     t: float
     attempt: int
     uninstrumented: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HangSuspected:
+    """No rank made progress for `still_s` seconds, longer than the limit of the phase that the ranks are in."""
+
+    t: float
+    attempt: int
+    still_s: float
+    limit_s: float
+    phase: Phase = Phase.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class HangConfirmed:
+    """Two looks at the ranks showed the same, and nothing moved between them. Again when the group's own timeout has passed."""
+
+    t: float
+    attempt: int
+    hang: Hang
+
+
+@dataclass(frozen=True, slots=True)
+class HangCleared:
+    """A suspected or confirmed hang is over: a rank made progress, or moved between two looks. `text`: what showed it."""
+
+    t: float
+    attempt: int
+    still_s: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class Phase(StrEnum):
     TRAIN = "train"
     CHECKPOINT = "checkpoint"
     EVAL = "eval"
+    DATA = "data"
 
 
 #: Phases that prove that no training step was made. UNKNOWN is not one of them.
@@ -181,6 +182,40 @@ class Evidence:
     line: int = 0
     node: str = ""
     claim: Claim | None = None
+
+
+class HangKind(StrEnum):
+    """What a hang is, as two looks at the ranks showed it. The first that is proven counts."""
+
+    GONE = "gone"  # a rank's process is gone, and nobody ended the attempt
+    MISMATCH = "mismatch"  # all ranks of one process group wait in collectives of it that differ: they wait for ever
+    STOPPED = "stopped"  # a rank is in state T: SIGSTOP, scontrol suspend or a debugger
+    BLOCKED = "blocked"  # a rank or its loader worker waits for a disk, or reads a file that does not answer
+    LATE = "late"  # a rank is outside of the collective that its peers wait in
+    WAITING = "waiting"  # all wait in the same collective
+    STILL = "still"  # nobody moves, and nothing of the above is proven
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A hang on which two looks agreed (docs/hangs.md).
+
+    text: one sentence, with ranks, collective, file and line. ranks: the culprits, empty where none is known; pids: theirs on this node, or
+    that of a loader worker. phase: of the culprit. still_s: since the last progress of any rank; limit_s: what that passed. calibrated:
+    the limit comes from steps of this attempt. busy: a rank used CPU time between the looks, so it may go on. group_timeout_s: of the
+    process group that is waited in, None: unknown.
+    """
+
+    kind: HangKind
+    text: str
+    ranks: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
+    phase: Phase = Phase.UNKNOWN
+    still_s: float = 0.0
+    limit_s: float = 0.0
+    calibrated: bool = True
+    busy: bool = False
+    group_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,3 +454,4 @@ class Policy:
     health: bool = False  # this node is examined before each attempt
     health_deadline_s: float = 12.0  # beyond what the examination may take
     evict_on: tuple[str, ...] = ()  # checks whose finding ends a healthy attempt
+    on_hang: str = ""  # --on-hang: warn, restart or auto; "": auto, and warn where GPUs are visible

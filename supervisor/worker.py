@@ -6,6 +6,7 @@
     worker.heartbeat(step, total=N)     and the step with which the training ends: `supervise status` then estimates the time left
     if worker.should_save(): ...        once per step: the job will be stopped; save now, on every rank at this same step
     if worker.save_requested(): ...     the job will be stopped; this node's ranks may save, without an agreement on the step
+    with worker.phase("eval"): ...      report what the script does, so that a long one is not called a hang; at_most_s=900 sets its limit
     worker.saved()                      report that the checkpoint is complete, if torch did not write it
     worker.resume_from()                the verified checkpoint to start from, or None
     worker.resume_step()                the step of that checkpoint, or None
@@ -19,11 +20,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
 
 from supervisor.agent.save_agreement import agreement
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from supervisor.instrument._supervise_shim import Instrumentation
 
 
@@ -36,6 +40,22 @@ def heartbeat(step: int, total: int | None = None) -> None:
     instrument = _instrument()
     if instrument is not None:
         instrument.heartbeat(step, total)
+
+
+@contextmanager
+def phase(name: Literal["init", "load", "train", "checkpoint", "eval", "data"], at_most_s: float | None = None) -> Iterator[None]:
+    """Report that the script is in this phase until the end of the block, and then in the one before (docs/hangs.md).
+
+    at_most_s: seconds that may pass in it without a sign of life before the job is suspected to hang; None: `hang.phase_s`. Phases may be
+    nested. Only the thread that trains has phases; in another one, as with an unknown name, this does nothing.
+    """
+    instrument = _instrument()
+    begun = instrument.phase_began(name, at_most_s) if instrument is not None else None
+    try:
+        yield
+    finally:
+        if instrument is not None:
+            instrument.phase_ended(begun)
 
 
 def should_save() -> bool:

@@ -13,6 +13,40 @@ from supervisor import worker
 if TYPE_CHECKING:
     from conftest import Attempt
 
+PHASED = """
+import os, sys, threading
+from supervisor.observe.ranks import heartbeats
+from supervisor import worker
+from pathlib import Path
+file = Path(os.environ["SUPERVISE_JOB_DIR"]) / "attempt-0001" / "heartbeat"
+def look(where):
+    (beat,) = heartbeats.read(file)
+    print(where, beat.phase.value, beat.phase_limit_s)
+look("start")
+with worker.phase("data", at_most_s=1.5):
+    look("data")
+    with worker.phase("eval"):
+        look("nested")
+    look("data again")
+look("back")
+try:
+    with worker.phase("eval", at_most_s=float("inf")):
+        look("endless")
+        raise KeyError
+except KeyError:
+    look("after an exception")
+with worker.phase("lunch"):
+    look("unknown")
+with worker.phase("eval", at_most_s="soon"):
+    look("no number")
+def other():
+    with worker.phase("eval"):
+        look("other thread")
+thread = threading.Thread(target=other); thread.start(); thread.join()
+with worker.phase("train"):
+    worker.heartbeat(7)
+look("trained")
+"""
 ROOT = Path(__file__).resolve().parents[2]
 ALL = (
     "import json, sys; before = set(sys.modules)\n"
@@ -27,6 +61,8 @@ def test_without_a_supervisor_everything_answers_as_if_there_were_none(monkeypat
         monkeypatch.delenv(name)
     worker.heartbeat(3)
     worker.heartbeat(4, total=9)
+    with worker.phase("eval", at_most_s=9):
+        pass
     assert (worker.save_requested(), worker.resume_from(), worker.resume_step()) == (False, None, None)
 
 
@@ -57,3 +93,23 @@ def test_in_a_rank_the_word_reaches_the_slot_and_costs_no_import(attempt: Attemp
     assert '"supervisor.instrument' not in done.stdout
     (beat,) = attempt.beats()
     assert (beat.step, beat.step_source, beat.total, beat.save_asked) == (41, "worker", 900, True)
+
+
+@pytest.mark.process
+def test_a_declared_phase_reaches_the_slot_and_ends_with_its_block(attempt: Attempt) -> None:
+    done = attempt.run("-c", PHASED, env=attempt.env(pythonpath=str(ROOT)))
+    assert done.stdout.splitlines() == [
+        "start import None",
+        "data data 1.5",
+        "nested eval None",
+        "data again data 1.5",
+        "back import None",
+        "endless eval 1000000000.0",
+        "after an exception import None",
+        "unknown import None",
+        "no number import None",
+        "other thread import None",
+        "trained train None",
+    ], done.stderr
+    assert "'lunch' is no phase" in done.stderr
+    assert "-c:" in done.stderr or "<string>:" in done.stderr, "the warning names the script's own line"

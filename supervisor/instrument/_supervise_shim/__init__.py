@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import sys
 
+from . import layout
 from .claim import ProcessIdentity, claim
 from .drill import ordered
 from .heartbeat import HeartbeatWriter
@@ -64,6 +65,19 @@ class Instrumentation:
         """Take over the absolute step that the script reports (worker.heartbeat), and the last one."""
         self._beat.report_step(step)
         self._beat.report_total(total)
+
+    def phase_began(self, name: str, at_most_s: float | None) -> tuple[int, int, int] | None:
+        """Begin a phase that the script declares (worker.phase); `phase_ended` gets what is returned."""
+        if name not in layout.DECLARABLE:
+            _warn(f"worker.phase: {name!r} is no phase, so it has no effect; the phases are {', '.join(layout.DECLARABLE)}")
+            return None
+        begun: tuple[int, int, int] | None = self._beat.declare(name, at_most_s)
+        return begun
+
+    def phase_ended(self, begun: tuple[int, int, int] | None) -> None:
+        """Go back to the phase before."""
+        if begun is not None:
+            self._beat.end_declared(begun)
 
     def asked(self, number: int) -> None:
         """Note a call of worker.should_save; `number` counts the calls, 0: it is not counted."""
@@ -124,6 +138,14 @@ def finish() -> None:
     """Take the exception hook; called when every other sitecustomize has run."""
     if instrument is not None:
         instrument.catch_exceptions()
+
+
+@quiet
+def _warn(text: str) -> None:
+    """Warn the author of the script; where warnings are errors, nothing is raised."""
+    import warnings  # noqa: PLC0415 - not at every start
+
+    warnings.warn(text, stacklevel=6)
 
 
 @quiet

@@ -211,6 +211,25 @@ class HeartbeatWriter:
         if before is not None and self._phase == phase:
             self.enter(before)
 
+    @quiet
+    def declare(self, name: str, at_most_s: float | None) -> tuple[int, int, int] | None:
+        """Begin a phase that the script declares (worker.phase), and give what `end_declared` needs; None where nothing was begun."""
+        phase, limit_ms = layout.PHASES.index(name), int(1000 * min(max(at_most_s or 0.0, 0.0), layout.MOST_LIMIT_S))
+        if self.wants_slot is not None:
+            self.wants_slot()
+        before, before_ms = self.enter(phase), self._view[layout.PHASE_LIMIT]
+        if before is None:
+            return None
+        self._view[layout.PHASE_LIMIT] = limit_ms
+        return phase, before, before_ms
+
+    @quiet
+    def end_declared(self, begun: tuple[int, int, int]) -> None:
+        """Go back to the phase before. A rank that trained does not go back to a phase which shows that it did not."""
+        phase, before, before_ms = begun
+        self._view[layout.PHASE_LIMIT] = before_ms
+        self.leave(phase, layout.TRAIN if self.trains and before in layout.BEFORE_TRAINING else before)
+
 
 def state_step(optimizer: Any) -> int | None:  # noqa: ANN401 - torch is not imported here
     """Give the optimizer's own count of its steps (Adam's state['step'] outlives a resume), or None.

@@ -19,17 +19,21 @@ MAGIC = int.from_bytes(b"SUPVBEAT", "little")
 VERSION = 1
 SLOT_BYTES = 128
 HEAD_MAGIC, HEAD_VERSION, HEAD_SLOTS = range(3)
-(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN, TOTAL) = range(12)
+(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN, TOTAL, PHASE_LIMIT) = range(13)
 
-PHASES = ("unknown", "import", "init", "load", "train", "checkpoint", "eval")
-UNKNOWN, IMPORT, INIT, LOAD, TRAIN, CHECKPOINT, EVAL = range(7)
+PHASES = ("unknown", "import", "init", "load", "train", "checkpoint", "eval", "data")
+UNKNOWN, IMPORT, INIT, LOAD, TRAIN, CHECKPOINT, EVAL, DATA = range(8)
+DECLARABLE = PHASES[INIT:]  # by worker.phase
+BEFORE_TRAINING = (IMPORT, INIT, LOAD)
+MOST_LIMIT_S = 1e9
 
 SOURCE_NONE, SOURCE_OPTIMIZER, SOURCE_WORKER = range(3)
 
 # PHASE = since when (CLOCK_MONOTONIC ns) << 3 | phase. STEP = value << 2 | source, where the value is the absolute step (worker), or
 # how far the absolute step is ahead of STEPS (optimizer: its own count is read now and then, the hook counts in between).
 # BEGAN = value + 1, 0 where unknown: the absolute step at which this process began to train, the greater of what the optimizer's count and
-# the script's first word show. TOTAL: the absolute step with which the training ends, 0 where it is unknown.
+# the script's first word show. TOTAL: the absolute step with which the training ends, 0 where it is unknown. PHASE_LIMIT: the milliseconds
+# that the script allows without a sign of life in the phase that it declared, 0 where it declared none.
 PHASE_BITS = 3
 SOURCE_BITS = 2
 
@@ -103,7 +107,7 @@ def loads_first(via: str, steps: int) -> bool:
 
 def proven_phase(phase: int, flags: int, age_ns: int) -> int:
     """Return the phase, or UNKNOWN where "before the first step" is not proven: training may go on where no hook of ours is."""
-    if phase not in (IMPORT, INIT, LOAD) or flags & FLAG_BACKWARD:
+    if phase not in BEFORE_TRAINING or flags & FLAG_BACKWARD:
         return phase
     blind = flags & FLAG_ELSEWHERE or (not flags & FLAG_AUTOGRAD and age_ns > IMPORT_PROOF_NS)
     return UNKNOWN if blind else phase

@@ -29,7 +29,7 @@ class RankHeartbeat:
     reported by the script or held by the optimizer. `phase` is IMPORT, INIT or LOAD only where that proves that no step was made.
     `asks`: the script asks whether to save, and `save_asked`: it was asked to. `went_on`: after that it trained on, or ended in order, with
     no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began. `total`: the one
-    with which it ends.
+    with which it ends. `phase_limit_s`: what the script allows without a sign of life in the phase that it declared.
     """
 
     local_rank: int
@@ -52,6 +52,7 @@ class RankHeartbeat:
     saved: bool = False
     first_step: int | None = None
     total: int | None = None
+    phase_limit_s: float | None = None
 
 
 def create(path: Path, slots: int) -> None:
@@ -107,4 +108,5 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         saved=bool(flags & shim.FLAG_SAVED),
         first_step=slot[shim.BEGAN] - 1 if slot[shim.BEGAN] else None,
         total=slot[shim.TOTAL] if slot[shim.TOTAL] > 0 else None,
+        phase_limit_s=slot[shim.PHASE_LIMIT] / 1e3 if slot[shim.PHASE_LIMIT] > 0 else None,
     )

@@ -117,3 +117,30 @@ def btrfs(place: Path, n_bytes: int = 160 << 20) -> Iterator[Path]:
         yield place
     finally:
         _ran("umount", place)
+
+
+@contextlib.contextmanager
+def ext4(place: Path, n_bytes: int = 32 << 20) -> Iterator[Path]:
+    """Mount a file system that `fsfreeze` can freeze: who writes to it then waits in state D. It is thawed at the end."""
+    place.mkdir()
+    image = place.with_suffix(".image")
+    image.touch()
+    os.truncate(image, n_bytes)
+    if os.geteuid() != 0 or not _ran("mkfs.ext4", "-q", image) or not _ran("mount", "-o", "loop", image, place):
+        pytest.skip("needs mkfs.ext4, and to be allowed to mount")
+    try:
+        yield place
+    finally:
+        _ran("fsfreeze", "-u", place)
+        _ran("umount", "-l", place)
+
+
+def freeze(place: Path) -> None:
+    """Freeze what `ext4` mounted."""
+    if not _ran("fsfreeze", "-f", place):
+        pytest.skip("needs fsfreeze")
+
+
+def thaw(place: Path) -> None:
+    """Thaw it."""
+    assert _ran("fsfreeze", "-u", place)

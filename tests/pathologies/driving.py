@@ -1,0 +1,97 @@
+"""Starts tests/jobs/hangs.py with a pathology, does from outside what it needs, and sees that it stands still."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.checkpointing import mounts
+from tests.support.waiting import is_running, wait_for, words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.e2e.conftest import Supervised
+
+SCRIPT = Path(__file__).parents[1] / "jobs" / "hangs.py"
+STEPS, AT, EPOCH = 60, 32, 20
+#: What a pathology needs beyond its name: its step, or another culprit.
+WORDS = {
+    "fewer": (f"--at={2 * EPOCH}",),
+    "one_sided": ("--culprit=0",),
+    "stuck_save": ("--culprit=0",),
+}
+
+
+def command(pathology: str, *more: str) -> list[str]:
+    """Return the command of two ranks that have this pathology."""
+    words = [f"--pathology={pathology}", f"--at={AT}", f"--steps={STEPS}", f"--epoch-steps={EPOCH}", *WORDS.get(pathology, ()), *more]
+    return ["torchrun", "--standalone", "--nproc-per-node=2", str(SCRIPT), "--progress=progress", "--pids=pids", "--digest=digest", *words]
+
+
+def culprit(pathology: str) -> int:
+    """Return the rank that goes wrong."""
+    return 0 if "--culprit=0" in WORDS.get(pathology, ()) else 1
+
+
+@contextlib.contextmanager
+def mounted(pathology: str, place: Path) -> Iterator[Callable[[], None]]:
+    """Give what `fuse` and `frozen` read and write in `place`; what this yields has it hang, once the culprit is there."""
+    place.mkdir(exist_ok=True)
+    mount = place / "mnt"
+
+    def reached() -> None:
+        wait_for((place / "reached").exists, "the culprit at its file system")
+
+    if pathology == "fuse":
+        with mounts.served(mount, place / "behind") as server:
+            (place / "behind" / "data").write_bytes(b"x")
+
+            def stop() -> None:
+                reached()
+                mounts.hang(server, mount)
+                (place / "hung").touch()
+
+            yield stop
+    elif pathology == "frozen":
+        with mounts.ext4(mount):
+
+            def freeze() -> None:
+                reached()
+                mounts.freeze(mount)
+                (place / "hung").touch()
+
+            yield freeze
+    else:
+        yield lambda: None
+
+
+def pids(run: Supervised) -> dict[int, int]:
+    """Return rank → pid of the newest attempt, as the ranks wrote them."""
+    return {int(rank): int(pid) for rank, pid in words_of(run.place / "pids")}
+
+
+def last_progress_s(run: Supervised) -> float:
+    """Return the seconds since a rank made its last step; 0 before the first."""
+    rows = words_of(run.place / "progress")
+    return (time.monotonic_ns() - max(int(row[2]) for row in rows)) / 1e9 if rows else 0.0
+
+
+def stands_still(run: Supervised, for_s: float, deadline_s: float = 60.0) -> list[int]:
+    """Await that no rank made a step for so long while all of them live; return the steps that they made."""
+    wait_for(lambda: last_progress_s(run) >= for_s, f"{for_s} s without a step", deadline_s, alive=run.alive)
+    assert all(is_running(pid) for pid in pids(run).values())
+    return [max((step for who, step in run.progress() if who == rank), default=0) for rank in sorted(pids(run))]
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.classify import admissible, exits
+from supervisor.classify import admissible, exits, unsynced
 from supervisor.classify.candidate import CONVINCING, CauseCandidate
 from supervisor.classify.exceptions import UNCAUGHT, Exceptions
 from supervisor.classify.fingerprint import fingerprint, frames_of, place_of
@@ -271,10 +271,14 @@ def _verdict(
     surest = max(c.claim.weight for c in same)
     disputed = rival is not None and rival in roots and rival.level <= best.level
     fields = _fields(best, same, facts, exception, trace)
+    differs = ""
+    if cause is Cause.DDP_UNSYNCED:
+        fields |= unsynced.call_sites(fields, facts, exceptions)
+        differs = unsynced.summary(fields)
     return Verdict(
         cause=cause,
         confidence=round(surest - (DISPUTED if disputed else 0.0), 3),
-        summary=_summary(best, facts, exception),
+        summary=differs or _summary(best, facts, exception),
         fingerprint=_fingerprint(best, facts, exception, trace),
         rank=rank,
         transient=best.claim.transient,

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.config.health import healthset
 from supervisor.config.plugins import ladders
 from supervisor.core.model import Knob, Launcher, Policy
 from supervisor.errors import SuperviseError
+from supervisor.strategies.situation import VARIABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from supervisor.config.settings import Settings
 
 
 def to_policy(  # noqa: PLR0913  what is known of the command, each by name
-    settings: Settings, launcher: Launcher, knobs: tuple[Knob, ...] = (), allocator: str = "", *, health: bool = False, nodes: int = 0
+    settings: Settings,
+    launcher: Launcher,
+    knobs: tuple[Knob, ...] = (),
+    allocator: str = "",
+    *,
+    health: bool = False,
+    nodes: int = 0,
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Policy:
     """Return what decisions depend on; `knobs` and `allocator` are from KnobSet.
 
-    health: whether this node can be examined. nodes: as the command says, 0 where it does not.
+    health: whether this node can be examined. environ: the user's own environment. nodes: as the command says, 0 where it does not.
     Raises SuperviseError for a wrong ladder or an unknown check.
     """
     restart = settings.restart
@@ -46,6 +57,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         steps_back=restart.steps_back,
         clears=settings.clear_gpu_command(),
         allocator=allocator,
+        variables=tuple((name, environ[name]) for name in VARIABLES if environ.get(name)),
         health=health,
         nodes=nodes or 1,
         evict_on=evict_on(settings),

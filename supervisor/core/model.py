@@ -450,6 +450,7 @@ class Policy:
     recurring_stop: int = 10  # stop after this many, unless keep_going; also after this many of infrastructure without progress (budget.py)
     start_tries: int = 2  # for the infrastructure's failures before the first step
     allocator: str = ""  # torch's allocator settings in the user's own environment
+    variables: tuple[tuple[str, str], ...] = ()  # of strategies.situation.VARIABLES, those in the user's own environment
     clears: str = "supervise gpus clear"  # what a person types, before a GPU's name, to put it back into use
     health: bool = False  # this node is examined before each attempt
     health_deadline_s: float = 12.0  # beyond what the examination may take

@@ -177,7 +177,7 @@ def document(settings: Settings, command: Sequence[str], cause: str | None) -> d
     programs.require_command(command, os.environ)
     found = job_knobs.find(settings, command, os.environ, Path(settings.cwd))
     launcher = torchrun.launcher(_torchrun(command, os.environ))
-    policy = to_policy(settings, launcher, tuple(replace(knob, seen=True) for knob in found.knobs))
+    policy = to_policy(settings, launcher, tuple(replace(knob, seen=True) for knob in found.knobs), environ=os.environ)
     return _data(settings, command, found, policy, _cause(cause) if cause else None)
 
 

@@ -230,6 +230,7 @@ class _Run:
                 self.job.knobs.allocator,
                 health=self.executor.node.health.enabled,
                 nodes=self.factory.most_nodes(),
+                environ=self.job.environ,
             )
             digest = identity.command_digest(self.job.command)
             self.executor.node.list_gpus()

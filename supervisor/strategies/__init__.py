@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause, Plan, PlanKind
-from supervisor.strategies import checkpoint, consent, gpu, guards, memory, network, repetition, storage
+from supervisor.strategies import checkpoint, collectives, consent, gpu, guards, memory, repetition, storage
 from supervisor.strategies.ladders import GUARDS, LADDERS, LAST
 from supervisor.strategies.rung import PlugInError, Rung, is_plug_in, plug_in
 from supervisor.strategies.situation import changes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GUARDS", "LADDERS", "RUNGS", "ladder", "names", "propose", "resolve", "summary"]
 
-_FAMILIES = (guards, memory, checkpoint, gpu, network, storage, repetition)
+_FAMILIES = (guards, memory, checkpoint, gpu, collectives, storage, repetition)
 #: Every built-in rung, by its name.
 RUNGS: dict[str, Rung] = {rung.name: rung for family in _FAMILIES for rung in family.RUNGS}
 
@@ -82,7 +82,7 @@ def _walk(situation: Situation) -> tuple[Plan, tuple[str, ...]]:
             continue
         if not changes(plan):
             return plan, _distinct(notes)
-        why = objection or consent.unavailable(situation, plan)
+        why = "" if rung.harmless else objection or consent.unavailable(situation, plan)
         if not why:
             return replace(plan, charged=False), _distinct(notes)
         notes.append(f"{name} is skipped: {why}")

@@ -13,6 +13,7 @@ GUARDS = ("within_cap", "recurring")
 LAST = "restart_within_budget"
 
 _PROGRAM = (*GUARDS, "own_code_before_first_step", "same_place", LAST)
+_UNSYNCED = (*GUARDS, "name_unsynced", "unsynced", "own_code_before_first_step", "same_place", LAST)
 _HOST_MEMORY = (*GUARDS, "halve_workers", "exhausted", "same_place", LAST)
 _NETWORK = (*GUARDS, "start_tries", LAST)
 _ENVIRONMENT = (*GUARDS, "environment_at_fault", LAST)
@@ -56,7 +57,7 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.USER_CODE: _PROGRAM,
     Cause.DEPENDENCY: _PROGRAM,
     Cause.DATA_ERROR: _PROGRAM,
-    Cause.DDP_UNSYNCED: _PROGRAM,
+    Cause.DDP_UNSYNCED: _UNSYNCED,
     Cause.CHECKPOINT_MISMATCH: _PROGRAM,
     Cause.UNKNOWN: _PROGRAM,
     Cause.PREEMPTED: ("requeue",),

@@ -36,6 +36,7 @@ TRIED = {
     "exclude_gpu": "other GPUs",
     "same_gpu_twice": "other GPUs",
     "trace_collectives": "a restart with traced collectives",
+    "name_unsynced": "a restart in which torch names what differs",
     "peer": "what another node decided",
     "takeover": "a takeover",
 }

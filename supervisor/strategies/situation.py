@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 #: The knobs that a plan for the batch needs; --no-batch-change disables them.
 BATCH_KNOBS = frozenset({"batch_size", "grad_accum"})
 ALLOCATOR = "env:PYTORCH_CUDA_ALLOC_CONF"
+#: Variables that a rung sets only where the user did not.
+VARIABLES = (
+    "TORCH_DISTRIBUTED_DEBUG",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_P2P_DISABLE",
+    "NCCL_IB_DISABLE",
+    "NCCL_SHM_DISABLE",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,14 @@ class Situation:
             return None
         found = [knob for knob in self.knobs if knob.name == name and knob.seen]
         return next((knob for knob in found if knob.by == "declared"), found[0] if found else None)
+
+    def variable(self, name: str) -> str:
+        """Return the value of a variable that the next attempt gets, of a plan or else the user's own; "" where it is not set."""
+        return dict(self.overrides).get(f"env:{name}") or self.users(name)
+
+    def users(self, name: str) -> str:
+        """Return the value of one of VARIABLES in the user's own environment, "" where it is not set."""
+        return dict(self.policy.variables).get(name, "")
 
     def fact(self, name: str) -> str:
         """Return the evidence's fact of this name, "" if there is none."""

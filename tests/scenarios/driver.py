@@ -35,6 +35,7 @@ def policy_of(row: dict[str, Any]) -> Policy:
     given = dict(row)
     given["knobs"] = tuple(Knob(**{"how": f"--{k['name']}", **k}) for k in row.get("knobs", ()))
     given["ladders"] = tuple((cause, tuple(rungs)) for cause, rungs in row.get("ladders", {}).items())
+    given["variables"] = tuple((name, value) for name, value in row.get("variables", ()))
     given["launcher"] = Launcher(row.get("launcher", "elastic"))
     return Policy(**{"checkpoints_declared": True, "start_window_s": 0.0, **given})
 

@@ -60,6 +60,7 @@ class AlertEvent(StrEnum):
     NOT_FINITE = "not_finite"
     NO_COPY = "no_copy"
     NODE_HEALTH = "node_health"
+    HANG = "hang"
     RUN_STARTED = "run_started"
     RUN_FINISHED = "run_finished"
     UNIT_FAILED = "unit_failed"
@@ -125,6 +126,7 @@ EVENTS: Final = {
         _WARNING, "copy", _OPEN, "A checkpoint is written in place and has no copy: a kill during a save loses it."
     ),
     AlertEvent.NODE_HEALTH: AlertEventRow(_WARNING, "health", _OPEN, "A health check found this node worse; the job goes on."),
+    AlertEvent.HANG: AlertEventRow(_WARNING, "hang", _OPEN, "The ranks stand still: nobody made progress, and two looks showed the same."),
     AlertEvent.RUN_STARTED: AlertEventRow(_INFO, "run", _ONCE, "The run started."),
     AlertEvent.RUN_FINISHED: AlertEventRow(_INFO, "run", _ONCE, "The run ended."),
     AlertEvent.UNIT_FAILED: AlertEventRow(

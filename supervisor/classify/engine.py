@@ -383,6 +383,8 @@ def _summary(best: CauseCandidate, facts: Sequence[Evidence], exception: Evidenc
     fact = best.fact
     if fact.source in ENDS and fact.name in {"signal", "exit_code"}:
         return f"{_who(fact, facts)} {_how(fact)}"
+    if fact.source == "hang":  # names its ranks by itself
+        return fact.text
     if fact.source == "kernel":
         return f"the kernel reports: {_short(fact.text)}"
     if exception is not None:

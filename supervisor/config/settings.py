@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.config.alert_settings import Alerts
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
+from supervisor.config.watch_settings import HangSection
 from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -420,6 +421,7 @@ class Settings:
     restart: Restart = Restart()
     gpus: Gpus = Gpus()
     health: Health = Health()
+    hang: HangSection = HangSection()  # noqa: RUF009  as alerts
     stop: Stop = Stop()
     instrument: Instrument = Instrument()
     logs: Logs = Logs()

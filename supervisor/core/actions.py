@@ -200,11 +200,21 @@ class KeepCopies:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepLook:
+    """Keep the text of the newest look at the ranks: beside the card of `incident`, with the attempt's logs if that is 0."""
+
+    attempt: int
+    incident: int
+    waits_for_journal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
 class Alert:
     """Alert a person to what no incident reports.
 
     kind: recurring_failure, gpu_quarantined, memory_held, batch_changed, node_health: this node became worse, change_ignored: a rank
-    trains with another value than a plan set, or started_from_scratch: a checkpoint was there, and the attempt began without it.
+    trains with another value than a plan set, started_from_scratch: a checkpoint was there, and the attempt began without it, or hang: the
+    ranks stand still, and the attempt goes on.
     subject: tells alerts of one kind apart, such as a GPU's UUID.
     """
 
@@ -314,6 +324,7 @@ Action = (
     | RequestSave
     | FindSave
     | KeepCopies
+    | KeepLook
     | Alert
     | OpenIncident
     | ReportDecision

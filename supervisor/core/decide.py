@@ -23,7 +23,7 @@ The rules:
 `EVENTS` below has a row for each event: the stages in which it means something, the function that answers it, and the stages that may
 follow. docs/stages.md is drawn from these rows. The functions stand in a file for each subject: start.py (checkpoint, attempt),
 gathering.py (several nodes), lifecycle.py (start, run, end), failure.py (stop the ranks, judge, plan), node_health.py and ailing.py
-(this node's health), shutdown.py (a request to stop).
+(this node's health), hangs.py (ranks that stand still), shutdown.py (a request to stop).
 
 Known weak spot: with several nodes each supervisor judges by what it sees itself. Only the one whose rank failed first decides, and the
 others follow (PeerDecided).
@@ -34,7 +34,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from supervisor.core import ailing, failure, gathering, lifecycle, shutdown, start
+from supervisor.core import ailing, failure, gathering, hangs, lifecycle, shutdown, start
 from supervisor.core.events import (
     AttemptEnded,
     AttemptEndedByPeer,
@@ -43,6 +43,9 @@ from supervisor.core.events import (
     CheckpointVerified,
     EvidenceCollected,
     GpusListed,
+    HangCleared,
+    HangConfirmed,
+    HangSuspected,
     HealthChanged,
     HealthChecked,
     JournalDegraded,
@@ -183,6 +186,9 @@ EVENTS: dict[type, EventRow] = {
     Saved: EventRow(frozenset({Stage.STOPPING}), shutdown.on_saved),
     SaveSearched: EventRow(frozenset({Stage.STOPPING}), shutdown.on_save_searched, _leads([Stage.STOPPING], Stage.ENDED)),
     TimeLeft: EventRow(frozenset({Stage.STOPPING}), shutdown.on_time_left),
+    HangSuspected: EventRow(frozenset({Stage.RUNNING}), hangs.on_hang_suspected),
+    HangConfirmed: EventRow(frozenset({Stage.RUNNING}), hangs.on_hang_confirmed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
+    HangCleared: EventRow(frozenset({Stage.RUNNING}), hangs.on_hang_cleared),
     StacksRequested: EventRow(LIVES, shutdown.on_stacks_requested),
 }
 

@@ -465,6 +465,9 @@ Event = (
     | SaveOnRequestSeen
     | Saved
     | SaveSearched
+    | HangSuspected
+    | HangConfirmed
+    | HangCleared
     | StopRequested
     | TimeLeft
     | StacksRequested

@@ -47,6 +47,8 @@ EVIDENCE_MARGIN_S = 5.0
 OWN_SIGNAL_S = 1.0
 #: Two, because one save may be of the state before the first step.
 _SAVES_OF_A_TRAINING = 2
+#: Verdicts about a rank that does not come: what the looks showed of it belongs to them.
+OF_HANGS = frozenset({Cause.HANG_NO_ERROR, Cause.NCCL_TIMEOUT, Cause.GLOO_ERROR})
 #: In the list of deaths, the launcher itself: it ended before any rank did.
 NO_RANK = -1
 
@@ -217,7 +219,7 @@ def judge_if_ready(state: JobState, t: float) -> Step:
     if not state.attempt.ended or state.attempt.evidence is None or state.attempt.awaits_own_signal or state.run.incident is None:
         return state, ()
     evicted = node_health.evidence(state.attempt.eviction, state.attempt.over_t or t)
-    verdict = classify((*state.attempt.evidence, *evicted, *_differing(state, t)))
+    verdict = _with_hang(state, classify((*state.attempt.evidence, *evicted, *_differing(state, t), *_hang(state, t))))
     failed_gpus = planning.failed_gpus(state, (*state.attempt.evidence, *evicted))
     culprit = planning.culprit_gpu(state, verdict)
     # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself
@@ -245,6 +247,30 @@ def _differing(state: JobState, t: float) -> tuple[Evidence, ...]:
         if state.attempt.start_mismatch
         else ()
     )
+
+
+def _hang(state: JobState, t: float) -> tuple[Evidence, ...]:
+    """Return the hang that ended the attempt, as evidence."""
+    hang = state.attempt.hang
+    if hang is None or not state.attempt.ended_by_hang:
+        return ()
+    culprit = hang.ranks[0] if len(hang.ranks) == 1 else None
+    claim = Claim(Cause.HANG_NO_ERROR, 0.95, transient=True)
+    return (Evidence("hang", hang.kind.value, hang.text, culprit, state.attempt.over_t or t, claim=claim),)
+
+
+def _with_hang(state: JobState, verdict: Verdict) -> Verdict:
+    """Return the verdict with what the looks showed, where it is one that a rank which does not come leads to."""
+    hang = state.attempt.hang
+    if hang is None or verdict.cause not in OF_HANGS:
+        return verdict
+    facts = {"hang_kind": hang.kind.value, "hang_phase": hang.phase.value, "hang_ranks": ",".join(map(str, hang.ranks))}
+    if hang.group_timeout_s is not None:
+        facts["hang_group_timeout_s"] = f"{hang.group_timeout_s:g}"
+    seen = Evidence("hang", hang.kind.value, hang.text, t=state.attempt.over_t or 0.0)
+    because = verdict.because if any(fact.source == "hang" for fact in verdict.because) else (*verdict.because, seen)
+    rank = verdict.rank if verdict.rank is not None or len(hang.ranks) != 1 else hang.ranks[0]
+    return replace(verdict, rank=rank, facts=(*verdict.facts, *facts.items()), because=because)
 
 
 def _step(state: JobState, verdict: Verdict) -> int | None:

@@ -23,6 +23,7 @@ from supervisor.core.model import (
     Failure,
     Finding,
     Gpu,
+    Hang,
     Plan,
     Policy,
     Progress,
@@ -194,6 +195,7 @@ class Attempt:
     reported_start: tuple[int | None, int | None] | None = None  # first step and step loaded, as the other nodes know them
     peer_starts: tuple[tuple[str, int | None, int | None], ...] = ()  # the same of the other nodes, each with its description
     start_mismatch: str = ""  # how the nodes began, where they began differently
+    hang: Hang | None = None  # that was confirmed, and is not over
     # its end
     deaths: tuple[RankExit, ...] = ()
     ended: bool = False
@@ -201,6 +203,7 @@ class Attempt:
     evidence: tuple[Evidence, ...] | None = None
     awaits_own_signal: bool = False  # a rank died of a signal that may be on its way to us too
     eviction: tuple[Finding, ...] = ()  # what ends it by --evict-on
+    ended_by_hang: bool = False
 
     @property
     def trains(self) -> bool:

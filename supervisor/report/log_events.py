@@ -241,6 +241,19 @@ class LogEvent(StrEnum):
         "attempt findings command_nproc",
         "this node was examined before the attempt after `attempt`: the findings, and the ranks that the command runs here",
     )
+    HANG_SUSPECTED = (
+        "hang.suspected",
+        "info",
+        "attempt still_s limit_s phase",
+        "no rank made progress for longer than the limit of its phase: the ranks are examined",
+    )
+    HANG_CONFIRMED = (
+        "hang.confirmed",
+        "warning",
+        "attempt hang",
+        "two looks at the ranks showed the same; `hang` has the kind and the sentence",
+    )
+    HANG_CLEARED = "hang.cleared", "info", "attempt still_s text", "a rank made progress again, or moved between two looks"
     HEALTH_CHANGED = "health.changed", "warning", "findings", "this node became worse, or well again, while the job ran"
     STACKS_DUMPED = "stacks.dumped", "info", "attempt ranks", "SIGQUIT: the stacks of all ranks were requested; the terminal shows them"
     PROCESSES_LEFT = (

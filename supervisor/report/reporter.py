@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from supervisor.core import actions as act
@@ -54,6 +55,7 @@ WITHOUT_DECISION = frozenset(
         "change_ignored",
         FROM_SCRATCH,
         "node_health",
+        "hang",
         "mirror_failing",
         "mirror_recovered",
         "mirror_behind",
@@ -86,6 +88,9 @@ LOGGED: dict[type, LogEvent] = {
     events.GpusListed: LogEvent.GPUS_LISTED,
     events.HealthChecked: LogEvent.HEALTH_CHECKED,
     events.HealthChanged: LogEvent.HEALTH_CHANGED,
+    events.HangSuspected: LogEvent.HANG_SUSPECTED,
+    events.HangConfirmed: LogEvent.HANG_CONFIRMED,
+    events.HangCleared: LogEvent.HANG_CLEARED,
     events.Saved: LogEvent.SAVE_FINISHED,
     events.JournalDegraded: LogEvent.JOURNAL_DEGRADED,
     events.JournalRecovered: LogEvent.JOURNAL_RECOVERED,
@@ -172,6 +177,8 @@ class Reporter:
             self.alerts.clear("no_checkpoint")
         elif isinstance(event, events.HealthChanged) and all(finding.result == "ok" for finding in event.findings):
             self.alerts.clear("node_health")
+        elif isinstance(event, events.HangCleared | events.AttemptEnded):
+            self.alerts.clear("hang")
         elif isinstance(event, events.ProgressObserved) and event.trains and self._decision is None:
             self.alerts.clear("opened")
 
@@ -356,6 +363,13 @@ class Reporter:
             self._terminal.message(f"stacks of rank {rank}:\n{text}")
         if not found:
             self._terminal.message("no rank sends heartbeats yet: their stacks cannot be requested", "warning")
+
+    def look(self, action: act.KeepLook, text: str) -> None:
+        """Keep what a look at the ranks showed: beside the incident's card, with the attempt's logs where there is none."""
+        if action.incident:
+            self._write_file(action.incident, "hang.txt", text)
+        else:
+            self._incident_files.write_soon(lambda: Path(self._job.log_dir(action.attempt)), "hang.txt", text)
 
     # what the guardian reports
 

@@ -122,6 +122,7 @@ class Executor:
             act.RequestSave: self._rank_requests.request_save,
             act.FindSave: self._rank_requests.find_save,
             act.KeepCopies: self._keep_copies,
+            act.KeepLook: self._rank_requests.keep_look,
             act.Alert: reporter.alerted,
             act.OpenIncident: reporter.opened,
             act.ReportDecision: reporter.decided,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from supervisor.run.threads import Threads
 
 STACKS_DEADLINE_S = 3.0
+#: In the attempt's directory: the newest look, as people read it.
+LOOK_FILE = "hang.txt"
 
 
 def wall_t(clock: Clock, t: float) -> float:
@@ -71,6 +73,19 @@ class RankRequests:
             self._loop.call_soon(lambda: self._reporter.stacks(action.attempt, found))
 
         self._threads.start("stacks", work, awaited=False)
+
+    def keep_look(self, action: act.KeepLook) -> None:
+        """Have the reporter keep the text of the newest look at the ranks, before the attempt's directory goes."""
+        path = self._job.attempt_dir(action.attempt) / LOOK_FILE
+
+        def work() -> None:
+            try:
+                text = path.read_text(encoding="utf-8", errors="replace")
+            except OSError as error:
+                text = f"the look at the ranks was not kept: {path}: {error.strerror}"
+            self._loop.call_soon(lambda: self._reporter.look(action, text))
+
+        self._threads.start("look", work)
 
     def find_save(self, action: act.FindSave) -> None:
         """Look for a checkpoint that is newer than the stop request, by its files' modification times."""

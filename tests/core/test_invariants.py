@@ -15,6 +15,8 @@ from supervisor.core.model import (
     Evidence,
     Finding,
     Gpu,
+    Hang,
+    HangKind,
     Knob,
     Launcher,
     Phase,
@@ -62,6 +64,16 @@ findings = st.lists(
     max_size=3,
 ).map(tuple)
 
+hangs = st.builds(
+    Hang,
+    st.sampled_from(HangKind),
+    st.just("x"),
+    st.sampled_from([(), (0,), (0, 1)]),
+    calibrated=st.booleans(),
+    still_s=st.sampled_from([61.0, 9000.0]),
+    group_timeout_s=st.sampled_from([None, 1800.0]),
+)
+
 #: Everything that can happen, save for a new start: `t` is filled in by the test.
 events = st.one_of(
     st.builds(core_events.LauncherStarted, st.just(0.0), small, st.sampled_from([None, 0, 2]), st.sampled_from([1, 2])),
@@ -96,6 +108,9 @@ events = st.one_of(
     st.builds(core_events.ProgramSeen, st.just(0.0), attempts, st.just(("hf_trainer",)), st.just((("batch_size", "8"),)), st.booleans()),
     st.builds(core_events.HealthChecked, st.just(0.0), attempts, findings, st.integers(0, 4)),
     st.builds(core_events.HealthChanged, st.just(0.0), findings),
+    st.builds(core_events.HangSuspected, st.just(0.0), attempts, st.just(61.0), st.just(60.0)),
+    st.builds(core_events.HangConfirmed, st.just(0.0), attempts, hangs),
+    st.builds(core_events.HangCleared, st.just(0.0), attempts, st.just(70.0), st.just("x")),
     st.builds(core_events.SaveOnRequestSeen, st.just(0.0), attempts),
     st.builds(core_events.Saved, st.just(0.0), attempts),
     st.builds(core_events.SaveSearched, st.just(0.0), attempts, checkpoints),
@@ -162,7 +177,8 @@ def waited(before: JobState, state: JobState, actions: tuple[act.Action, ...]) -
 def test_whatever_happens(declared: bool, most: int, happenings: list[tuple[core_events.Event, bool]]) -> None:  # noqa: FBT001  hypothesis passes it
     knobs = (Knob("batch_size", "8", "--bs"), Knob("grad_accum", "3", "--accum"), Knob("num_workers", "5", "--workers"))
     evict_on = ("gpu_ecc",) if most == 50 else ()
-    policy = Policy(checkpoints_declared=declared, knobs=knobs, max_attempts=most, health=most > 1, evict_on=evict_on)
+    on_hang = {1: "warn", 2: "restart", 50: ""}[most]
+    policy = Policy(checkpoints_declared=declared, knobs=knobs, max_attempts=most, health=most > 1, evict_on=evict_on, on_hang=on_hang)
     started = core_events.SupervisorStarted(1.0, "run", policy)
     state, actions = decide(initial(), started)
     begun = [a.attempt for a in actions if isinstance(a, act.BeginAttempt)]
@@ -191,6 +207,10 @@ def test_whatever_happens(declared: bool, most: int, happenings: list[tuple[core
                 assert state.run.exit_code == action.exit_code
             if isinstance(action, act.StopRanks) and isinstance(event, core_events.HealthChanged):
                 assert evict_on, "health alone ends no healthy attempt"
+            if isinstance(action, act.StopRanks) and isinstance(event, core_events.HangConfirmed):
+                assert before.run.policy.on_hang != "warn", "warn ends nothing"
+                surely = event.hang.kind in {HangKind.GONE, HangKind.MISMATCH} or event.hang.still_s > (event.hang.group_timeout_s or 1e9)
+                assert surely or before.run.policy.on_hang == "restart", "auto ends only what cannot go on"
         fenced(before, event, (state, actions))
         holds(state, actions)
         waited(before, state, actions)

@@ -20,6 +20,8 @@ from supervisor.core.model import (
     Finding,
     FirstCause,
     Gpu,
+    Hang,
+    HangKind,
     Knob,
     Launcher,
     Phase,
@@ -52,6 +54,9 @@ MADE: dict[str, Callable[[Any], Any]] = {
         }
     ),
     "findings": lambda rows: tuple(Finding(**row) for row in rows),
+    "hang": lambda given: Hang(
+        **{**given, "kind": HangKind(given["kind"]), "ranks": tuple(given["ranks"]), "phase": Phase(given.get("phase", "train"))}
+    ),
     "launcher": Launcher,
     "phase": Phase,
     "ranks": lambda ranks: tuple(RankInfo(rank, rank, 100 + rank, 1) for rank in ranks),

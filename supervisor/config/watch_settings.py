@@ -1,0 +1,30 @@
+"""The settings of what is watched while the ranks run. A part of the tree in settings.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from supervisor.config.setting_columns import setting
+
+
+@dataclass(frozen=True, slots=True)
+class HangSection:
+    """[hang]: when a job counts as standing still, and what is done then (docs/hangs.md)."""
+
+    action: Literal["warn", "restart", "auto"] = setting(
+        "auto",
+        "What is done about a job that stands still; auto restarts what cannot go on by itself.",
+        "Where GPUs are visible the default is warn ([when auto restarts](hangs.md#what-is-done)).",
+        flag="--on-hang",
+    )
+    train_s: float = setting(
+        60.0, "The least time without a step before the ranks are examined, once 20 steps showed how long a step takes.", minimum=1
+    )
+    phase_s: float = setting(
+        600.0,
+        "The same before that, and while a rank imports, loads, evaluates or saves.",
+        'A script that needs longer says so: `worker.phase("eval", at_most_s=3600)`.',
+        minimum=1,
+    )
+    confirm_s: float = setting(30.0, "Between the two looks that must show the same; half the limit if that is shorter.", minimum=0.1)

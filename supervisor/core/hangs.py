@@ -1,0 +1,67 @@
+"""The ranks stand still: warn, or end the attempt (--on-hang). docs/hangs.md has the reasons.
+
+A suspicion alone decides nothing: it is logged. Once two looks agree, `auto` ends only what cannot go on by itself. `warn` ends nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core import failure
+from supervisor.core.actions import Alert, KeepLook, PrintMessage
+from supervisor.core.model import HangKind
+from supervisor.core.state import JobState, changed
+
+if TYPE_CHECKING:
+    from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
+    from supervisor.core.model import Hang
+    from supervisor.core.state import Step
+
+#: What no rank can end by itself.
+_FOR_EVER = frozenset({HangKind.GONE, HangKind.MISMATCH})
+#: Beyond the process group's own timeout, for torch to act first: its watchdog looks about once a minute.
+TORCH_ACTS_S = 90.0
+
+
+def on_hang_suspected(state: JobState, _event: HangSuspected) -> Step:
+    """Go on: the ranks are being examined."""
+    return state, ()
+
+
+def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
+    """End the attempt where that is due, else alert once for each kind of hang."""
+    hang, before = event.hang, state.attempt.hang
+    goes_on = why_it_goes_on(state, hang, is_first=before is None)
+    state = changed(state, attempt=changed(state.attempt, hang=hang, ended_by_hang=not goes_on))
+    if not goes_on:
+        state, actions = failure.stop_attempt(state, event.t, hang.text)
+        return state, (KeepLook(state.attempt.number, state.incidents), *actions)
+    if before is not None and before.kind is hang.kind:
+        return state, ()
+    text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}"
+    return state, (KeepLook(state.attempt.number, 0), Alert("hang", state.attempt.number, text))
+
+
+def why_it_goes_on(state: JobState, hang: Hang, *, is_first: bool) -> str:
+    """Return why the attempt is not ended for this hang, "" if it is. is_first: the attempt has no earlier one that still holds."""
+    policy = state.run.policy
+    if policy.on_hang == "restart":
+        return ""
+    if policy.on_hang == "warn" or (not policy.on_hang and state.gpus):
+        unasked = "" if policy.on_hang else ", the default where GPUs are visible"
+        return f"--on-hang warn{unasked}; --on-hang auto ends what cannot go on by itself, --on-hang restart every hang"
+    if hang.kind in _FOR_EVER:
+        return "fewer than 20 steps were seen, so the first sign is only reported" if is_first and not hang.calibrated else ""
+    if hang.group_timeout_s is None:
+        return "it may end by itself; --on-hang restart ends every hang"
+    if hang.still_s > hang.group_timeout_s + TORCH_ACTS_S:
+        return ""
+    return f"torch's own timeout is {hang.group_timeout_s:.0f} s, and supervise ends what outlasts it; --on-hang restart ends every hang"
+
+
+def on_hang_cleared(state: JobState, event: HangCleared) -> Step:
+    """Report that a reported hang is over."""
+    if state.attempt.hang is None:
+        return state, ()
+    state = changed(state, attempt=changed(state.attempt, hang=None))
+    return state, (PrintMessage("info", f"the job goes on after {event.still_s:.0f} s without progress: {event.text}"),)

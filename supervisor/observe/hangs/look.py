@@ -1,0 +1,192 @@
+"""Takes a look at the ranks of this node: what each of them, and each process that it forked, does now.
+
+All processes are read at once, each by a thread of its own that may never come back: reading /proc of a process in a dead file system can
+block. What has not answered by the deadline is left out, and the look shows it.
+
+A look disturbs what it sees: the signal wakes the main thread, and the recorder's thread needs CPU time. So a process's counters are read
+before it is asked for anything (`before`) and again when all has been answered (`after`). Two looks are compared from the `after` of the
+first to the `before` of the second, and only neighbours are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from supervisor.core.model import Phase
+from supervisor.guardian import process_tree
+from supervisor.instrument._supervise_shim.layout import start_ticks_of
+from supervisor.observe.hangs import frames, procfs, py_spy, recorder
+from supervisor.observe.hangs.frames import ThreadStack
+from supervisor.observe.hangs.procfs import ProcessCounters, ThreadWait
+from supervisor.observe.hangs.recorder import RecordedCollectives
+from supervisor.observe.processes import stack_dumps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from supervisor.core.model import RankInfo
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
+
+ANSWER_S = 2.0
+#: Of the processes that one rank started, so many are read.
+MOST_WORKERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLook:
+    """One process. `waits` None: it did not answer in time. `stacks`: the main thread first; `no_stacks`: why there are none.
+
+    before, after: its counters at the two ends of this look, None where they could not be read.
+    """
+
+    pid: int
+    start_ticks: int
+    name: str = ""
+    waits: ThreadWait | None = None
+    stacks: tuple[ThreadStack, ...] = ()
+    no_stacks: str = ""
+    before: ProcessCounters | None = None
+    after: ProcessCounters | None = None
+
+    @property
+    def state(self) -> str:
+        """The letter of its state; "" if it is gone, "?" if it did not answer."""
+        return "?" if self.waits is None else self.waits.state
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it ended: nothing is left, or a zombie."""
+        return self.state in {"", "Z", "X"}
+
+
+@dataclass(frozen=True, slots=True)
+class RankLook:
+    """One rank. workers: the processes that it started and that run its program, such as a DataLoader's workers.
+
+    phase, steps, step: of its heartbeat, None without one.
+    """
+
+    rank: int
+    local_rank: int
+    process: ProcessLook
+    workers: tuple[ProcessLook, ...] = ()
+    collectives: RecordedCollectives = RecordedCollectives(unreadable="it was not asked")
+    phase: Phase | None = None
+    steps: int | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All ranks of this node, by rank. t: CLOCK_MONOTONIC seconds at which it began; took_s: how long it took."""
+
+    t: float
+    ranks: tuple[RankLook, ...]
+    took_s: float = 0.0
+
+
+def take(
+    ranks: tuple[RankInfo, ...], directory: Path, *, deadline_s: float = 10.0, beats: Mapping[int, RankHeartbeat] | None = None
+) -> Look:
+    """Return what the ranks do now, after `deadline_s` seconds at most. It blocks: call it in a thread.
+
+    directory: the attempt's. beats: heartbeats by rank; a wrapper's pid is replaced by that of the process that trains.
+    """
+    began, beats = time.monotonic(), beats or {}
+    until = began + deadline_s
+    processes = process_tree.snapshot()
+    looks = {}
+    for info in ranks:
+        beat = beats.get(info.rank)
+        trains = beat if beat is not None and beat.start_ticks >= info.start_ticks else info
+        look = RankLook(info.rank, info.local_rank, ProcessLook(trains.pid, trains.start_ticks))
+        looks[info.rank] = look if beat is None else replace(look, phase=beat.phase, steps=beat.steps, step=beat.step)
+    answers = _Answers()
+    for look in looks.values():
+        answers.ask((look.rank, 0), partial(_rank_process, look, directory, until))
+        below = process_tree.below(look.process.pid, processes)[:MOST_WORKERS]
+        for child in below:
+            answers.ask((look.rank, child.pid), partial(_worker, look, child, directory, until))
+    found = answers.wait(until)
+    return Look(began, tuple(_assembled(look, found) for _, look in sorted(looks.items())), time.monotonic() - began)
+
+
+class _Answers:
+    """Answers of threads that are not waited for beyond a deadline. Keyed by rank and pid, 0 for the rank's own process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._open = 0
+        self._found: dict[tuple[int, int], RankLook | ProcessLook | None] = {}
+
+    def ask(self, key: tuple[int, int], work: Callable[[], RankLook | ProcessLook | None]) -> None:
+        """Start a thread that answers."""
+
+        def run() -> None:
+            try:
+                answer = work()
+            except Exception:  # noqa: BLE001 - a process that goes meanwhile; the look shows that it did not answer
+                answer = None
+            with self._lock:
+                self._found[key] = answer
+                self._open -= 1
+                self._lock.notify_all()
+
+        with self._lock:
+            self._open += 1
+        threading.Thread(target=run, name="look", daemon=True).start()
+
+    def wait(self, until: float) -> dict[tuple[int, int], RankLook | ProcessLook | None]:
+        """Return the answers that came by `until` on the monotonic clock."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._open, timeout=max(0.0, until - time.monotonic()))
+            return dict(self._found)
+
+
+def _assembled(look: RankLook, found: dict[tuple[int, int], RankLook | ProcessLook | None]) -> RankLook:
+    answer = found.get((look.rank, 0))
+    workers = sorted((one for (rank, _), one in found.items() if rank == look.rank and isinstance(one, ProcessLook)), key=lambda w: w.pid)
+    return replace(answer if isinstance(answer, RankLook) else look, workers=tuple(workers))
+
+
+def _rank_process(look: RankLook, directory: Path, until: float) -> RankLook:
+    process = _process(look.process, directory, until)
+    if process.is_gone or process.state in "tT":
+        reason = "it is gone" if process.is_gone else "it is stopped"
+        return replace(look, process=process, collectives=RecordedCollectives(unreadable=reason))
+    collectives = recorder.request(directory, process.pid, deadline_s=_left(until))
+    return replace(look, process=replace(process, after=procfs.counters(process.pid, time.monotonic())), collectives=collectives)
+
+
+def _worker(look: RankLook, child: process_tree.ProcessStat, directory: Path, until: float) -> ProcessLook | None:
+    """Return a look at a process below a rank; None for one that runs another program (a compiler, a shell)."""
+    if procfs.executable(child.pid) != procfs.executable(look.process.pid):
+        return None
+    return _process(ProcessLook(child.pid, child.start_ticks), directory, until)
+
+
+def _process(look: ProcessLook, directory: Path, until: float) -> ProcessLook:
+    pid = look.pid
+    if start_ticks_of(pid) != look.start_ticks:
+        state = "Z" if (left := process_tree.read(pid)) is not None and left.start_ticks == look.start_ticks else ""
+        return replace(look, waits=procfs.ThreadWait(state), no_stacks="it is gone")
+    before, waits = procfs.counters(pid, time.monotonic()), procfs.waits(pid)
+    text = stack_dumps.request(pid, look.start_ticks, directory, deadline_s=_left(until))
+    stacks, reason = frames.parse(text), ""
+    if not stacks:
+        reason = text.partition(f"process {pid}: ")[2] or text
+        if waits.state not in "tT":
+            stacks, other = py_spy.stacks(pid, deadline_s=_left(until))
+            reason = "" if stacks else f"{reason}; {other}"
+    after = procfs.counters(pid, time.monotonic())
+    return replace(look, name=procfs.command_name(pid), waits=waits, stacks=stacks, no_stacks=reason, before=before, after=after)
+
+
+def _left(until: float) -> float:
+    """Return how long one answer may take."""
+    return max(0.0, min(ANSWER_S, until - time.monotonic()))

@@ -1,0 +1,205 @@
+"""Reads what the kernel knows of one process: its state, its counters, and the file that its main thread waits for.
+
+psutil reads neither the counters of a thread nor wait channels, kernel stacks and system calls. What may not be read is empty: the kernel
+stack is root's, and the system call is that of whoever may trace the process. Nothing here asks a file system, which may be the one that
+does not answer: the path comes from the link of the descriptor, the mount from `fdinfo` and `mountinfo`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+
+#: The system calls that wait for a file, by number: the name, and whether the first argument is a descriptor of it.
+_X86_64 = {
+    0: ("read", True), 1: ("write", True), 2: ("open", False), 3: ("close", True), 4: ("stat", False), 5: ("fstat", True),
+    6: ("lstat", False), 17: ("pread64", True), 18: ("pwrite64", True), 19: ("readv", True), 20: ("writev", True), 72: ("fcntl", True),
+    73: ("flock", True), 74: ("fsync", True), 75: ("fdatasync", True), 78: ("getdents", True), 82: ("rename", False),
+    83: ("mkdir", False), 87: ("unlink", False), 217: ("getdents64", True), 257: ("openat", True), 262: ("newfstatat", True),
+    277: ("sync_file_range", True), 295: ("preadv", True), 296: ("pwritev", True), 306: ("syncfs", True), 332: ("statx", True),
+}  # fmt: skip
+_AARCH64 = {
+    63: ("read", True), 64: ("write", True), 57: ("close", True), 67: ("pread64", True), 68: ("pwrite64", True), 65: ("readv", True),
+    66: ("writev", True), 25: ("fcntl", True), 32: ("flock", True), 82: ("fsync", True), 83: ("fdatasync", True), 61: ("getdents64", True),
+    56: ("openat", True), 79: ("newfstatat", True), 80: ("fstat", True), 267: ("syncfs", True), 291: ("statx", True), 69: ("preadv", True),
+}  # fmt: skip
+CALLS = {"x86_64": _X86_64, "aarch64": _AARCH64}.get(platform.machine(), {})
+#: Calls that take a path: by name, the number of the argument that points to it.
+_PATH_ARGUMENT = {"open": 0, "stat": 0, "lstat": 0, "rename": 0, "mkdir": 0, "unlink": 0, "openat": 1, "newfstatat": 1, "statx": 1}
+#: Wait channels of what is no file on a disk, though it may have a path.
+_NO_FILE = re.compile(r"pipe|fifo|partner|tty|sock|skb|unix|tcp|inet|eventfd|inotify|poll|futex")
+_LONGEST_PATH = 4096
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCounters:
+    """Counters that only grow. `main_` is of the main thread: other threads of torch wake up now and then in a rank that hangs.
+
+    switches: voluntary context switches. read_bytes and written_bytes: through system calls, also of pipes; -1: they may not be read.
+    """
+
+    t: float
+    cpu_s: float
+    main_cpu_s: float
+    main_switches: int
+    read_bytes: int
+    written_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileWait:
+    """The file that a system call waits for. mount: its mount point, fs_type: `nfs4`, `fuse.sshfs`; "" where they are unknown."""
+
+    call: str
+    path: str
+    mount: str = ""
+    fs_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadWait:
+    """What the main thread waits for, as the kernel shows it.
+
+    state: the letter of /proc/PID/stat, "" if the process is gone. wchan: the kernel's function that it sleeps in, "" running or unknown.
+    call: name or number of the system call. stack: the kernel's functions, the innermost first.
+    """
+
+    state: str
+    wchan: str = ""
+    call: str = ""
+    stack: tuple[str, ...] = ()
+    file: FileWait | None = None
+
+
+def counters(pid: int, t: float) -> ProcessCounters | None:
+    """Return the counters of a process at the time `t`, None if it is gone."""
+    whole, main = _stat(f"/proc/{pid}/stat"), _stat(f"/proc/{pid}/task/{pid}/stat")
+    if whole is None or main is None:
+        return None
+    switches = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", _text(f"/proc/{pid}/task/{pid}/status"), re.MULTILINE)
+    io = dict(re.findall(r"^(\w+): (\d+)$", _text(f"/proc/{pid}/io"), re.MULTILINE))
+    return ProcessCounters(
+        t,
+        _cpu_s(whole),
+        _cpu_s(main),
+        int(switches[1]) if switches else 0,
+        int(io.get("rchar", -1)),
+        int(io.get("wchar", -1)),
+    )
+
+
+def waits(pid: int) -> ThreadWait:
+    """Return what the main thread of a process does now."""
+    thread = f"/proc/{pid}/task/{pid}"
+    fields = _stat(f"{thread}/stat")
+    if fields is None:
+        return ThreadWait("")
+    state, wchan = fields[0], _text(f"{thread}/wchan")
+    wchan = "" if wchan == "0" else wchan
+    stack = tuple(re.findall(r"\] ([^\s+]+)", _text(f"{thread}/stack")))
+    call, arguments = _call(_text(f"{thread}/syscall"))
+    file = None if state == "R" else _file(pid, call, arguments, wchan, stack)
+    return ThreadWait(state, wchan, call, stack, file)
+
+
+def command_name(pid: int) -> str:
+    """Return the name of the main thread; reading the command line could wait for a lock that a stuck process holds."""
+    return _text(f"/proc/{pid}/comm")
+
+
+def executable(pid: int) -> str:
+    """Return the path of the program that a process runs, "" where it may not be read."""
+    return _link(f"/proc/{pid}/exe")
+
+
+def _file(pid: int, call: str, arguments: tuple[int, ...], wchan: str, stack: tuple[str, ...]) -> FileWait | None:
+    """Return the file that a call waits for; None if it waits for a pipe, a socket, a terminal, or nothing of the kind."""
+    takes_fd = next((has_fd for name, has_fd in CALLS.values() if name == call), None)
+    if takes_fd is None or any(_NO_FILE.search(name) for name in (wchan, *stack[:2])):
+        return None
+    path, mount_id = "", ""
+    if call in _PATH_ARGUMENT:
+        path = _string(pid, arguments[_PATH_ARGUMENT[call]])
+        if not path.startswith("/"):
+            at = _link(f"/proc/{pid}/fd/{arguments[0]}") if takes_fd and arguments[0] < 2**31 else _link(f"/proc/{pid}/cwd")
+            path = f"{at}/{path}".rstrip("/") if at else ""
+    else:
+        path = _link(f"/proc/{pid}/fd/{arguments[0]}")
+        found = re.search(r"^mnt_id:\s+(\d+)", _text(f"/proc/{pid}/fdinfo/{arguments[0]}"), re.MULTILINE)
+        mount_id = found[1] if found else ""
+    if not path.startswith("/") or path.startswith(("/dev/", "/proc/", "/memfd:", "/dmabuf:")):
+        return None
+    mount, fs_type = mount_of(_text(f"/proc/{pid}/mountinfo"), path, mount_id)
+    return FileWait(call, path, mount, fs_type)
+
+
+def mount_of(mountinfo: str, path: str, mount_id: str = "") -> tuple[str, str]:
+    """Return mount point and file system type of a path, by the number of its mount or by the longest mount point that it is below."""
+    best = ("", "")
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) < 5 or not after:  # noqa: PLR2004 - the mount point is the fifth
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
+        if mount_id and fields[0] == mount_id:
+            return point, after.split()[0]
+        is_above = path == point or path.startswith(point.rstrip("/") + "/")
+        if not mount_id and is_above and len(point) >= len(best[0]):  # of two at one point the later hides the earlier
+            best = (point, after.split()[0])
+    return best
+
+
+def _call(text: str) -> tuple[str, tuple[int, ...]]:
+    """Return name (or number) and arguments of the line in /proc/PID/syscall; "" for a thread that is in none."""
+    words = text.split()
+    if len(words) < 7 or words[0] == "-1":  # noqa: PLR2004 - a number and six arguments; "running" has none
+        return "", ()
+    name, _ = CALLS.get(int(words[0]), (words[0], False))
+    return name, tuple(int(word, 16) for word in words[1:7])
+
+
+def _string(pid: int, address: int) -> str:
+    """Return the text at an address of a process's memory, "" where it may not be read."""
+    try:
+        fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        page = 4096 - address % 4096  # the next page may not be mapped
+        data = os.pread(fd, page, address)
+        if b"\0" not in data:
+            data += os.pread(fd, _LONGEST_PATH, address + page)
+    except (OSError, OverflowError):
+        return ""
+    finally:
+        os.close(fd)
+    return os.fsdecode(data.partition(b"\0")[0])
+
+
+def _cpu_s(fields: list[str]) -> float:
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+def _stat(path: str) -> list[str] | None:
+    """Return the fields behind the name: state, parent, ...; None if it is gone."""
+    text = _text(path)
+    return text[text.rindex(")") + 2 :].split() if ")" in text else None
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - hundreds of small files at a time
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)  # noqa: PTH115 - a name that may be no path
+    except OSError:
+        return ""

@@ -1,0 +1,158 @@
+"""Asks a rank for its collectives, and reads what torch's flight recorder wrote as JSON; pickles are never read.
+
+The rank's own thread answers (`_supervise_shim/recorder.py`). It needs the GIL, so a rank that holds it in C does not answer in time. A
+collective of gloo is `scheduled` for ever, and `retired` once it is over; NCCL's goes on to `started` and `completed`. Sequence numbers
+count the collectives of one process group, from 1; point-to-point operations have numbers of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POLL_S = 0.02
+MOST_BYTES = 64 * 1024 * 1024
+#: Of each group, so many of the last collectives are kept.
+MOST_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective. operation: without its backend (`all_reduce`). sizes: of the input tensors. done: it is over."""
+
+    operation: str
+    sequence: int
+    done: bool
+    sizes: tuple[tuple[int, ...], ...] = ()
+    is_p2p: bool = False
+    timeout_s: float | None = None
+
+    @property
+    def text(self) -> str:
+        """As people are shown it: `all_reduce (seq 1841)`."""
+        return f"{self.operation} (seq {self.sequence})"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """One process group as one of its ranks sees it. `last`: its newest collectives, the oldest first.
+
+    name: torch's, equal on all ranks of the group. ranks: its members, empty where unknown. enqueued and completed: sequence numbers, None
+    where the recorder does not count them.
+    """
+
+    name: str
+    ranks: tuple[int, ...] = ()
+    backend: str = ""
+    timeout_s: float | None = None
+    enqueued: int | None = None
+    completed: int | None = None
+    last: tuple[Collective, ...] = ()
+
+    @property
+    def pending(self) -> Collective | None:
+        """The first collective that is not over: what the rank waits in, if it waits. None: all are over."""
+        begun = next((one for one in self.last if not one.done and not one.is_p2p), None)
+        return begun or next((one for one in self.last if not one.done), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCollectives:
+    """The process groups of one rank, or why they are not known ("": they are)."""
+
+    groups: tuple[ProcessGroup, ...] = ()
+    unreadable: str = ""
+
+
+def request(directory: Path, pid: int, *, deadline_s: float = 2.0) -> RecordedCollectives:
+    """Ask the process for its collectives, and wait at most `deadline_s` for the answer."""
+    fifo = next(iter(sorted(directory.glob(f"collectives-*-{pid}.fifo"))), None)
+    if fifo is None:
+        return RecordedCollectives(unreadable="it has no process group, or is not instrumented")
+    token = os.urandom(8).hex()
+    answer = fifo.with_suffix(".json")
+    try:
+        fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        reason = "it does not answer" if error.errno == errno.ENXIO else os.strerror(error.errno or 0)
+        return RecordedCollectives(unreadable=reason)
+    try:
+        os.write(fd, f"{token}\n".encode())
+    except OSError as error:
+        return RecordedCollectives(unreadable=os.strerror(error.errno or 0))
+    finally:
+        os.close(fd)
+    until = time.monotonic() + deadline_s
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), answer.open("rb") as file:
+            head = file.readline(4096)
+            if head.strip() == token.encode():
+                return read(file.read(MOST_BYTES))
+        time.sleep(POLL_S)
+    return RecordedCollectives(unreadable=f"it did not answer within {deadline_s:g} s: its GIL may be held")
+
+
+def read(answer: bytes) -> RecordedCollectives:
+    """Return what an answer says: a line with the groups as Python knows them, then the recorder's own JSON, empty where torch has none."""
+    ours, _, theirs = answer.partition(b"\n")
+    try:
+        known: dict[str, Any] = json.loads(ours)
+        recorded: dict[str, Any] = json.loads(theirs) if theirs.strip() else {}
+        return RecordedCollectives(_groups(known, recorded), "" if recorded else str(known.get("error") or "torch records nothing"))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return RecordedCollectives(unreadable=f"not the JSON that was expected: {error}")
+
+
+def _groups(known: dict[str, Any], recorded: dict[str, Any]) -> tuple[ProcessGroup, ...]:
+    """Return the groups of both halves, by name; the recorder's counts are by a number that only its entries give a name."""
+    entries: dict[str, list[dict[str, Any]]] = {}
+    numbers: dict[str, str] = {}
+    for entry in recorded.get("entries") or ():
+        name = str(entry["process_group"][0])
+        entries.setdefault(name, []).append(entry)
+        numbers[name] = str(entry["pg_id"])
+    found = []
+    for name in dict.fromkeys([*known.get("groups", {}), *entries]):
+        of_python: dict[str, Any] = known.get("groups", {}).get(name) or {}
+        status: dict[str, Any] = (recorded.get("pg_status") or {}).get(numbers.get(name, "")) or {}
+        last = tuple(_collective(entry) for entry in entries.get(name, ())[-MOST_KEPT:])
+        timeouts = [of_python.get("timeout_s"), *(one.timeout_s for one in reversed(last))]
+        found.append(
+            ProcessGroup(
+                name,
+                tuple(int(rank) for rank in of_python.get("ranks") or ()),
+                backend=str(of_python.get("backend") or ""),
+                timeout_s=next((float(value) for value in timeouts if value is not None), None),
+                enqueued=_number(status.get("last_enqueued_collective")),
+                completed=_number(status.get("last_completed_collective")),
+                last=last,
+            )
+        )
+    return tuple(found)
+
+
+def _collective(entry: dict[str, Any]) -> Collective:
+    is_p2p = bool(entry.get("is_p2p"))
+    timeout_ms = entry.get("timeout_ms")
+    return Collective(
+        str(entry.get("profiling_name") or "?").rpartition(":")[2],
+        int(entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"]),
+        bool(entry.get("retired")) or entry.get("state") == "completed",
+        sizes=tuple(tuple(int(size) for size in one) for one in entry.get("input_sizes") or ()),
+        is_p2p=is_p2p,
+        timeout_s=None if timeout_ms is None else float(timeout_ms) / 1000,
+    )
+
+
+def _number(value: object) -> int | None:
+    """Return a count of the recorder's, None for its -1."""
+    found = int(str(value)) if value is not None else -1
+    return found if found >= 0 else None

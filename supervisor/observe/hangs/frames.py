@@ -18,6 +18,7 @@ _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(m
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+/|^<frozen |/_supervise_shim/")
 _STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+/(?!site-packages/|dist-packages/)|^<frozen ")
+_ROOT = re.compile(r"/lib(?:64)?/python3\.\d+/(?:(?:site|dist)-packages/)?|/(?:site|dist)-packages/")
 #: Our own frames, which stand in a thread of ours or around a function that a hook wraps.
 _SHIM = "/_supervise_shim/"
 
@@ -43,7 +44,7 @@ class StackFrame:
     @property
     def module(self) -> str:
         """The path within its package's directory (`torch/distributed/distributed_c10d.py`), the whole path elsewhere."""
-        return re.split(r"/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+/", self.file)[-1]
+        return _ROOT.split(self.file)[-1]
 
     @property
     def place(self) -> str:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 ANSWER_S = 2.0
 #: Of the processes that one rank started, so many are read.
 MOST_WORKERS = 32
+NOT_ASKED = RecordedCollectives(unreadable="it was not asked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class RankLook:
     local_rank: int
     process: ProcessLook
     workers: tuple[ProcessLook, ...] = ()
-    collectives: RecordedCollectives = RecordedCollectives(unreadable="it was not asked")
+    collectives: RecordedCollectives = NOT_ASKED
     phase: Phase | None = None
     steps: int | None = None
     step: int | None = None

@@ -6,8 +6,8 @@ It stops the process for some milliseconds, and cannot read one that is stopped 
 from __future__ import annotations
 
 import shutil
-import subprocess
 
+from supervisor.launch.system_command import run_system_command
 from supervisor.observe.hangs.frames import ThreadStack, parse_py_spy
 
 PROGRAM = "py-spy"
@@ -18,13 +18,8 @@ def stacks(pid: int, *, deadline_s: float) -> tuple[tuple[ThreadStack, ...], str
     program = shutil.which(PROGRAM)
     if program is None:
         return (), "py-spy is not installed"
-    try:
-        done = subprocess.run(  # noqa: S603 - found on PATH, with a number
-            [program, "dump", "--json", "--pid", str(pid)], capture_output=True, text=True, timeout=max(deadline_s, 0.1), check=False
-        )
-    except subprocess.TimeoutExpired:
-        return (), f"py-spy did not end within {deadline_s:.0f} s"
-    except OSError as error:
-        return (), f"py-spy: {error.strerror}"
-    found = parse_py_spy(done.stdout)
-    return found, "" if found else f"py-spy: {(done.stderr.strip().splitlines() or ['it printed no stacks'])[-1]}"
+    answer = run_system_command([program, "dump", "--json", "--pid", str(pid)], deadline_s)
+    if answer is None:
+        return (), "py-spy did not end in time"
+    found = parse_py_spy(answer.text)
+    return found, "" if found else f"py-spy ended with {answer.code} and no stacks"

@@ -193,6 +193,12 @@ def incident_dir(node_state: Path, number: int) -> Path:
     return node_state / "incidents" / f"{number:04d}"
 
 
+def look_path(node_state: Path, attempt: int, incident: int = 0) -> Path:
+    """Return the file of the newest look at ranks that stood still: beside the card of `incident`, with the attempt's logs if that is 0."""
+    parent = incident_dir(node_state, incident) if incident else node_state / "attempts" / f"{attempt:04d}"
+    return parent / "hang.txt"
+
+
 def make_node_state(state_dir: str, cwd: Path, job: str, node: str) -> Path:
     """Make the directories of node_state, 0700, and return the last. Raises SuperviseError (78) naming the part that cannot be made."""
     root = cwd / state_dir

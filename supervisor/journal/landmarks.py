@@ -23,7 +23,17 @@ LANDMARKS: Final = "landmarks"
 EVERY: Final = 500
 #: The newest of each of these counts: events, actions and notes.
 _EVENTS: Final = frozenset(
-    {"SupervisorStarted", "AttemptStarted", "RanksFound", "AttemptEnded", "CheckpointVerified", "GpusListed", "HealthChecked"}
+    {
+        "SupervisorStarted",
+        "AttemptStarted",
+        "RanksFound",
+        "AttemptEnded",
+        "CheckpointVerified",
+        "GpusListed",
+        "HealthChecked",
+        "HangConfirmed",
+        "HangCleared",
+    }
 )
 _ACTIONS: Final = frozenset({"BeginAttempt", "ReportDecision"})
 _NOTES: Final = frozenset({RESTORED, MIRRORED})

@@ -19,7 +19,7 @@ import msgspec
 from checkpointing.io import durable
 from supervisor.core import actions as act
 from supervisor.core import events
-from supervisor.core.model import CheckpointRef, Evidence, Failure, Finding, Gpu, Policy, Progress, RankExit, RankInfo
+from supervisor.core.model import CheckpointRef, Evidence, Failure, Finding, Gpu, Hang, Policy, Progress, RankExit, RankInfo
 from supervisor.core.state import Stage
 from supervisor.journal import renames
 from supervisor.journal.landmarks import LANDMARKS, Landmarks
@@ -128,6 +128,7 @@ class History:
     gpus: tuple[Gpu, ...] = ()
     findings: dict[tuple[str, str, str], Finding] = field(default_factory=dict)  # the newest of each kind
     examined_t: float | None = None  # when this node was last examined
+    hang: tuple[float, Hang] | None = None  # that holds: when it was confirmed, and what two looks showed
 
     @property
     def open_incident(self) -> RecordedIncident | None:
@@ -139,6 +140,7 @@ class History:
         """Complete the history if the supervisor is gone and wrote no end record."""
         if self.run is None or self.end is not None or self.stage == Stage.ENDED:
             return
+        self.hang = None
         incident = self.open_incident
         if incident is None:
             number = (self.incidents[-1].number if self.incidents else self.incidents_before) + 1
@@ -367,7 +369,7 @@ class _Reading:
     def on_event(self, event: events.Event) -> None:
         history = self.history
         if isinstance(event, (events.AttemptStarted, events.RanksFound)):
-            history.ranks, history.world_size = event.ranks, event.world_size
+            history.ranks, history.world_size, history.hang = event.ranks, event.world_size, None
             history.attempt_t = event.t if isinstance(event, events.AttemptStarted) else history.attempt_t
         elif isinstance(event, events.ProgressObserved):
             history.progress = self.progress_of(event)
@@ -376,7 +378,7 @@ class _Reading:
                 history.first_deaths.setdefault(event.attempt, event.exit.rank)
                 self.round(event.attempt).deaths.append((event.t, event.exit))
         elif isinstance(event, events.AttemptEnded):
-            history.ranks = ()
+            history.ranks, history.hang = (), None
             if history.open_incident is not None and event.outcome != "succeeded":
                 self.round(event.attempt).ended_t = event.t
         elif isinstance(event, events.EvidenceCollected):
@@ -397,6 +399,10 @@ class _Reading:
             history.verified = event.t, event.checkpoint
         elif isinstance(event, events.GpusListed):
             history.gpus = event.gpus
+        elif isinstance(event, events.HangConfirmed):
+            history.hang = event.t, event.hang
+        elif isinstance(event, events.HangCleared):
+            history.hang = None
         elif isinstance(event, events.HealthChecked):
             history.findings, history.examined_t = {finding.about: finding for finding in event.findings}, event.t
         elif isinstance(event, events.HealthChanged):

@@ -36,11 +36,13 @@ def card(  # noqa: PLR0913 (all that the card names)
     state_dir: str = "",
     dumped: Sequence[Evidence] = (),
     repaired: Sequence[tuple[str, str]] = (),
+    stacks: str = "",
 ) -> FactPage:
     """Return the card of an incident: the cause, where, the evidence, what is done, what is next, where to look.
 
     `address`: the options by which our other commands find the job (Settings.address). `dumped`: what is known of the ranks' cores.
-    `repaired`: what was done to the job's checkpoints before the next attempt (path, what).
+    `repaired`: what was done to the job's checkpoints before the next attempt (path, what). `stacks`: the file of the look at ranks that
+    stood still.
     """
     verdict, plan = decision.verdict, decision.plan
     at, step = f" on {node}" if node else "", step_text(decision.step, at_least=decision.at_least)
@@ -54,6 +56,7 @@ def card(  # noqa: PLR0913 (all that the card names)
         *_what(verdict, where),
         *wording.evidence_facts(verdict, verdict.because, MOST_EVIDENCE),
         *([Fact("core", core, copied=True)] if core else []),
+        *([Fact("stacks", stacks, copied=True)] if stacks else []),
         *wording.plan_facts(decision),
         *([Fact("repaired", wording.first_of(repaired))] if repaired else []),
         *([wording.beginning_fact(resumed)] if resumed is not None else []),
@@ -65,10 +68,12 @@ def card(  # noqa: PLR0913 (all that the card names)
     return FactPage(f"incident {decision.incident} of job {job}: {end}", tuple(facts), tone)
 
 
-def why_page(job: str, node: str, incident: RecordedIncident, address: str, *, last_run: str = "") -> FactPage:
+def why_page(  # noqa: PLR0913  as the card
+    job: str, node: str, incident: RecordedIncident, address: str, *, last_run: str = "", stacks: str = ""
+) -> FactPage:
     """Return the page of a recorded incident, from the failure to the resume.
 
-    `last_run`: of the job. It is named if the incident belongs to another run.
+    `last_run`: of the job. It is named if the incident belongs to another run. `stacks`: as in `card`.
     """
     last = incident.rounds[-1]
     decision = last.decision
@@ -92,6 +97,7 @@ def why_page(job: str, node: str, incident: RecordedIncident, address: str, *, l
         facts += wording.evidence_facts(decision.verdict, decision.verdict.because or last.evidence, MOST_EVIDENCE)
     core = wording.core_text([f for f in last.evidence if f.name == core_dumps.NAME], decision.verdict if decision else None)
     facts += [Fact("core", core, copied=True)] if core else []
+    facts += [Fact("stacks", stacks, copied=True)] if stacks else []
     facts += [Fact(wording.DECISION, "none is recorded")] if decision is None else wording.plan_facts(decision, at=_clock(last.decided_t))
     facts += [*_checkpoint(last), *_ending(incident, last), Fact("look", _look(address, incident, last), copied=True)]
     title = f"incident {incident.number} of job {job}: {outcome_text(incident)}"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Beginning, PlanKind
+from supervisor.job import identity
 from supervisor.observe.processes import core_dumps
 from supervisor.report import unit_status, wording
 from supervisor.report.attempt_summary import AttemptSummary
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from supervisor.core.events import Event
-    from supervisor.core.model import Evidence, Verdict
+    from supervisor.core.model import Evidence
     from supervisor.core.state import Incident
     from supervisor.guardian.messages import OutputReport, SurvivingProcess
     from supervisor.job.clock import Clock
@@ -120,6 +120,7 @@ class Reporter:
         self._last: act.ReportDecision | None = None  # of the incident before, when none is
         self._pending_alerts: list[act.Alert] = []  # reported with the decision
         self._cores: tuple[int, tuple[Evidence, ...]] = 0, ()  # of which attempt
+        self._stacks: tuple[int, str] = 0, ""  # the file of the newest look, and of which attempt
         self._repaired: dict[int, tuple[tuple[str, str], ...]] = {}  # after the last attempt
         self._attempt = AttemptSummary()
         self._opened_t: dict[int, float] = {}
@@ -259,7 +260,7 @@ class Reporter:
             summary = clean(verdict.summary)
             changed = f" with {wording.changes(plan)}" if plan.changes or plan.nproc is not None else ""
             text = f"incident {action.incident}: {summary}{where}; restarting as attempt {action.attempt + 1}{wait}{changed}"
-            self._terminal.message(text + _consequences(verdict), "notice")
+            self._terminal.message(text + wording.consequences(verdict), "notice")
             self._notifier.status(text)
         for line in plan.notes:
             self._terminal.message(clean(line))
@@ -366,10 +367,12 @@ class Reporter:
 
     def look(self, action: act.KeepLook, text: str) -> None:
         """Keep what a look at the ranks showed: beside the incident's card, with the attempt's logs where there is none."""
+        path = identity.look_path(self._job.state, action.attempt, action.incident)
+        self._stacks = action.attempt, str(path)
         if action.incident:
-            self._write_file(action.incident, "hang.txt", text)
+            self._write_file(action.incident, path.name, text)
         else:
-            self._incident_files.write_soon(lambda: Path(self._job.log_dir(action.attempt)), "hang.txt", text)
+            self._incident_files.write_soon(lambda: path.parent, path.name, text)
 
     # what the guardian reports
 
@@ -451,22 +454,24 @@ class Reporter:
         attempt, dumped = self._cores
         dumped = dumped if attempt == decision.attempt else ()
         repaired = self._repaired.get(decision.attempt, ())
-        return card(job.name, decision, resumed, address=address, node=job.node, state_dir=str(job.state), dumped=dumped, repaired=repaired)
+        of_attempt, stacks = self._stacks
+        return card(
+            job.name,
+            decision,
+            resumed,
+            address=address,
+            node=job.node,
+            state_dir=str(job.state),
+            dumped=dumped,
+            repaired=repaired,
+            stacks=stacks if of_attempt == decision.attempt else "",
+        )
 
     def _write_file(self, incident: int, name: str, content: str | FactPage) -> None:
         self._incident_files.write_soon(lambda: self._job.incident_dir(incident), name, content)
 
     def _files_lost(self, what: str, cause: str) -> None:
         self._log.write(LogEvent.LOG_LOST, file=what, error=cause)
-
-
-def _consequences(verdict: Verdict) -> str:
-    """Return which ranks' tracebacks, which stand above this line, explain nothing."""
-    ranks = wording.victims(verdict)
-    if not ranks:
-        return ""
-    whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:4]))}" + (" and more" if len(ranks) > 4 else "")  # noqa: PLR2004 (as many as fit a line)
-    return f"; the traceback of {whose} is a consequence"
 
 
 def _judged(decision: act.ReportDecision | None) -> dict[str, object]:

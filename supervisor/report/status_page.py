@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import Finding, Gpu
+from supervisor.core.model import Finding, Gpu, Hang
 from supervisor.core.time_text import span_text
 from supervisor.report import wording
 from supervisor.report.card import outcome_text
@@ -50,7 +50,8 @@ class Status:
     """What `status` shows. Times are Unix seconds; None is not known.
 
     supervisor_alive: None if it cannot be seen from here. exit_code: None while there is none. now: when it was read. steps_per_s: of the
-    last minute or so. total_steps: the script's own. step_t: when the rank that is furthest behind ended its last step.
+    last minute or so. hang: that holds, and when it was confirmed. total_steps: the script's own. step_t: when the rank that is furthest
+    behind ended its last step.
     """
 
     job: str
@@ -88,6 +89,7 @@ class Status:
     gpus: tuple[Gpu, ...] = ()
     findings: tuple[Finding, ...] = ()
     examined_t: float | None = None
+    hang: tuple[float, Hang] | None = None
 
     @property
     def died(self) -> bool:
@@ -120,6 +122,7 @@ def status_page(status: Status, address: str) -> FactPage:
         Fact("since", _since(status)),
         *([Fact("mirror", f"gave {status.restored}")] if status.restored else []),
         Fact("progress", _progress(status), Tone.STRONG),
+        *_hang(status),
         Fact("checkpoint", _stored(status.verified, status.now, "verified") or "none was verified in this run"),
         *([Fact("mirrored", _stored(status.mirrored, status.now, ""))] if status.mirrored else []),
         *([Fact("numbers", status.numbers, Tone.WARNING)] if status.numbers else []),
@@ -166,6 +169,16 @@ def _progress(status: Status) -> str:
         return "no attempt yet"
     began = f", since {time.strftime('%H:%M:%S', time.localtime(status.attempt_t))}" if status.attempt_t and status.runs else ""
     return f"attempt {status.attempt}{began}: {', '.join(parts)}"
+
+
+def _hang(status: Status) -> list[Fact]:
+    """Return that the ranks stand still, and where their stacks are."""
+    if status.hang is None or not status.runs:
+        return []
+    t, hang = status.hang
+    text = f"no progress for {span_text(hang.still_s + status.now - t)}: {hang.text}"
+    stacks = f"{status.state_dir}/attempts/{status.attempt:04d}/hang.txt"
+    return [Fact("hang", text, Tone.WARNING), Fact("stacks", stacks, copied=True)]
 
 
 def _stored(found: StoredCheckpoint | None, now: float, how: str) -> str:

@@ -207,6 +207,15 @@ def beginning_fact(resume: ReportResume, *, at: str = "", after: str = "") -> Fa
     return Fact("resumed" if is_resumed else "began", text, Tone.GOOD if is_resumed or resume.is_new else Tone.BAD)
 
 
+def consequences(verdict: Verdict) -> str:
+    """Return which ranks' tracebacks, which stand above this line, explain nothing."""
+    ranks = victims(verdict)
+    if not ranks:
+        return ""
+    whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:4]))}" + (" and more" if len(ranks) > 4 else "")  # noqa: PLR2004 (as many as fit a line)
+    return f"; the traceback of {whose} is a consequence"
+
+
 def core_text(facts: Sequence[Evidence], verdict: Verdict | None) -> str:
     """Return where the core dump is: that of the rank whose failure it was, else the first; and how many more there are."""
     dumps = sorted(facts, key=lambda fact: (verdict is None or fact.rank != verdict.rank, fact.t))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.events import CheckpointVerified, GpusListed, HealthChanged, HealthChecked
-from supervisor.core.model import CheckpointRef, Finding, Gpu, Progress
+from supervisor.core.events import CheckpointVerified, GpusListed, HangCleared, HangConfirmed, HealthChanged, HealthChecked
+from supervisor.core.model import CheckpointRef, Finding, Gpu, Hang, HangKind, Progress
 from supervisor.journal import landmarks, lookup, reader
 from supervisor.journal.reader import History, read_history, read_standing
 from supervisor.journal.records import MIRRORED, Note, Record, scan
@@ -46,6 +46,10 @@ def eventful(root: Path) -> Written:
     t = train(written, 5, 90)
     verified(written, t, 80)
     written.feed(HealthChanged(written.T0 + t, (Finding("disk", "path:/data", "degraded", "full soon"),)))
+    written.feed(HangConfirmed(written.T0 + t, 1, Hang(HangKind.LATE, "rank 0 is late", (0,))))
+    t = train(written, t, 10, first=91)
+    written.feed(HangCleared(written.T0 + t, 1, 95.0, "it goes on"))
+    written.feed(HangConfirmed(written.T0 + t, 1, Hang(HangKind.STOPPED, "rank 1 is stopped", (1,))))
     written.fail(t)
     written.restart(t + 10)
     t = train(written, t + 20, 120)

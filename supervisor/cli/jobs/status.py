@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.config.settings import Settings
+    from supervisor.core.model import Hang
     from supervisor.journal.reader import History
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
@@ -135,6 +136,7 @@ def status_of(place: JobFiles) -> Status:
         gpus=history.gpus,
         findings=tuple(history.findings.values()),
         examined_t=history.examined_t,
+        hang=history.hang if runs else None,
     )
 
 
@@ -223,6 +225,7 @@ def as_dict(seen: Status) -> dict[str, Any]:
         "eta_s": None if seen.eta_s is None else round(seen.eta_s, 1),
         "last_step_age_s": None if seen.step_t is None else round(seen.now - seen.step_t, 3),
         "phase": seen.phase,
+        "hang": None if seen.hang is None else _hang(*seen.hang, seen.now),
         "ranks": [
             {
                 "rank": r.rank,
@@ -250,6 +253,10 @@ def as_dict(seen: Status) -> dict[str, Any]:
         "restored": seen.restored or None,
         "alerts": seen.alerts or None,
     }
+
+
+def _hang(t: float, hang: Hang, now: float) -> dict[str, Any]:
+    return {"kind": hang.kind.value, "text": hang.text, "ranks": list(hang.ranks), "still_s": round(hang.still_s + now - t, 1)}
 
 
 def _stored(found: StoredCheckpoint | None, now: float) -> dict[str, Any] | None:

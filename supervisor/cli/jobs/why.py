@@ -22,7 +22,7 @@ from supervisor.cli.jobs.job_files import (
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.report import card, wording
-from supervisor.report.layout import render, surface_of
+from supervisor.report.layout import Fact, FactPage, Tone, render, surface_of
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
@@ -66,12 +66,12 @@ def why(settings: Settings, job: str | None, incident: int | None, *, show_all: 
         stdio.write(sys.stdout, json.dumps(document, indent=1))
         return 0
     address = settings.address(place.job)
+    surface, last_run = surface_of(sys.stdout), history.run.run_id if history.run else ""
     if not chosen:
         stdio.write(sys.stdout, f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
-    surface, last_run = surface_of(sys.stdout), history.run.run_id if history.run else ""
-    pages = [render(card.why_page(place.job, place.node, one, address, last_run=last_run), surface) for one in chosen]
-    if pages:
-        stdio.write(sys.stdout, "\n\n".join(pages))
+    pages = [card.why_page(place.job, place.node, one, address, last_run=last_run, stacks=_stacks(place, one)) for one in chosen]
+    if pages := [*pages, *_standing_still(place, history)]:
+        stdio.write(sys.stdout, "\n\n".join(render(page, surface) for page in pages))
     if history.restored:
         stdio.write(sys.stdout, f"from the mirror, before the first attempt: {clean(history.restored)}")
     return 0
@@ -98,6 +98,21 @@ def _incidents(place: JobFiles, history: History) -> Iterator[RecordedIncident]:
     yield from reversed(history.incidents)
     for before in earlier_histories(place):
         yield from reversed(before.incidents)
+
+
+def _standing_still(place: JobFiles, history: History) -> list[FactPage]:
+    """Return a page that the ranks stand still now, where they do, and where their stacks are."""
+    if history.hang is None or history.end is not None:
+        return []
+    stacks = identity.look_path(place.directory, history.attempt)
+    facts = Fact(wording.CAUSE, clean(history.hang[1].text)), Fact("stacks", str(stacks), copied=True)
+    return [FactPage(f"job {place.job} stands still in attempt {history.attempt}", facts, Tone.WARNING)]
+
+
+def _stacks(place: JobFiles, incident: RecordedIncident) -> str:
+    """Return the file of the look at the ranks, if they stood still; "" if there is none."""
+    paths = [identity.look_path(place.directory, incident.rounds[-1].attempt, number) for number in (incident.number, 0)]
+    return next((str(path) for path in paths if path.exists()), "")
 
 
 def _no_incident(place: JobFiles, number: int, numbers: Sequence[int]) -> SuperviseError:

@@ -15,8 +15,8 @@ import pytest
 
 from supervisor.cli.jobs.job_files import find_job, state_root
 from supervisor.cli.jobs.status import status
-from supervisor.core.events import AttemptEnded, CheckpointVerified
-from supervisor.core.model import CheckpointRef
+from supervisor.core.events import AttemptEnded, CheckpointVerified, HangCleared, HangConfirmed
+from supervisor.core.model import CheckpointRef, Hang, HangKind
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
 from supervisor.journal.records import SUMMARY, Note
@@ -64,6 +64,7 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
         "eta_s": None,
         "last_step_age_s": None,
         "phase": "train",
+        "hang": None,
         "ranks": [
             {"rank": n, "local_rank": n, "pid": 100 + n, "step": None, "phase": "unknown", "lag": None, "memory_bytes": None}
             for n in range(2)
@@ -83,6 +84,23 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
         "restored": None,
         "alerts": None,
     }
+
+
+def test_a_hang_is_shown_as_long_as_it_holds(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    alive(written)
+    written.start(1)
+    written.progress(5, 3, step=3)
+    hang = Hang(HangKind.LATE, "rank 1 waits in all_reduce; rank 0 is in evaluate", (0,), still_s=95.0)
+    written.feed(HangConfirmed(written.T0 + 100, 1, hang))
+    found = journalled(written, capsys)
+    assert (found["hang"]["kind"], found["hang"]["ranks"]) == ("late", [0])
+    assert found["hang"]["still_s"] > 95
+    assert status(written.settings, "train", as_json=False) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "rank 1 waits in all_reduce; rank 0 is in evaluate" in page
+    assert "/attempts/0001/hang.txt" in page
+    written.feed(HangCleared(written.T0 + 120, 1, 115.0, "rank 0 made step 4"))
+    assert journalled(written, capsys)["hang"] is None
 
 
 def test_the_keys_are_those_of_the_page(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,12 +124,7 @@ def test_it_speaks_of_what_the_fold_knows(written: Any, capsys: pytest.CaptureFi
     ]
     for moment in moments:
         moment()
-        last = written.journal.append(note(), t=0.0, durable=True)
-        until = time.monotonic() + 10
-        while written.journal.health().synced_seq < last:
-            assert time.monotonic() < until
-            time.sleep(0.005)
-        found, state = shown(written, capsys), written.state
+        found, state = journalled(written, capsys), written.state
         assert (found["stage"], found["attempt"]) == (state.stage.value, state.attempt.number)
         assert (found["incident"], found["incidents"]) == (state.run.incident.number if state.run.incident else None, state.incidents)
         if state.stage.value == "running":
@@ -123,8 +136,14 @@ def test_it_speaks_of_what_the_fold_knows(written: Any, capsys: pytest.CaptureFi
     written.close()
 
 
-def note() -> Any:
-    return Note("mark")
+def journalled(written: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Return what `status --json` prints once all that was written is on the disk."""
+    last = written.journal.append(Note("mark"), t=0.0, durable=True)
+    until = time.monotonic() + 10
+    while written.journal.health().synced_seq < last:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    return shown(written, capsys)
 
 
 def test_an_ended_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None:

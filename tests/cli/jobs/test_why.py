@@ -13,8 +13,8 @@ import pytest
 
 from supervisor.cli.jobs.why import why
 from supervisor.core.actions import ReportDecision, ReportResume, SetTimer
-from supervisor.core.events import CheckpointSelected, TimerFired
-from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
+from supervisor.core.events import CheckpointSelected, HangConfirmed, TimerFired
+from supervisor.core.model import Cause, Evidence, Hang, HangKind, Plan, PlanKind, Verdict
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
 from supervisor.report.card import card
@@ -29,7 +29,7 @@ def explained(written: Any, capsys: pytest.CaptureFixture[str], incident: int | 
     capsys.readouterr()
     assert why(written.settings, "train", incident) == 0
     text = capsys.readouterr().out
-    assert all(len(line) <= 100 for line in text.splitlines() if not line.startswith(("  look ", "  core ")))
+    assert all(len(line) <= 100 for line in text.splitlines() if not line.startswith(("  look ", "  core ", "  stacks ")))
     return text
 
 
@@ -60,6 +60,19 @@ def test_the_six_hops_of_a_failure_that_was_survived(written: Any, capsys: pytes
         r"look +supervise logs --job train --attempt 1 --rank 1",
     ):
         assert re.search(pattern, re.sub(r"\n +", " ", text)), f"{pattern}\n{text}"
+
+
+def test_ranks_that_stand_still_are_no_incident_and_are_named(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    me = identity.this_process()
+    written.begin(pid=me.pid, start_ticks=me.start_ticks)
+    written.start(1)
+    written.feed(HangConfirmed(written.T0 + 100, 1, Hang(HangKind.LATE, "rank 1 waits; rank 0 is in evaluate", (0,))))
+    written.close()
+    text = explained(written, capsys)
+    assert "no incident so far" in text
+    assert "job train stands still in attempt 1" in text
+    assert re.search(r"cause +rank 1 waits; rank 0 is in evaluate\n", text)
+    assert re.search(r"stacks +/\S+/attempts/0001/hang.txt", text)
 
 
 def test_each_incident_by_its_number(written: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,110 @@
+"""How long a job may stand still before a hang is suspected: by its own step times, and by the phase of its ranks. Pure.
+
+The tail of the step times is the 90th percentile and the longest. The 99th percentile misleads: where one step in 50 is followed by an
+evaluation, it is the evaluation itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from supervisor.core.model import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
+
+#: From so many steps on the step times say what is long for this job.
+CALIBRATION_STEPS = 20
+#: So many of the newest step times count.
+KEPT = 1000
+QUANTILE = 0.9
+TIMES_QUANTILE = 10.0
+TIMES_LONGEST = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class HangLimits:
+    """The settings [hang], in seconds: the least limit in training, the limit in other phases, and the least time between two looks."""
+
+    train_s: float = 60.0
+    phase_s: float = 600.0
+    confirm_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How long the ranks may show no sign of life, and the phase that allows it. calibrated: steps of this attempt say so."""
+
+    seconds: float
+    phase: Phase
+    calibrated: bool
+
+
+def train_limit(times_s: Sequence[float], least_s: float) -> float:
+    """Return the limit for a training with these step times: an ordinary step ten times over, or half more than the longest."""
+    if not times_s:
+        return least_s
+    ordered = sorted(times_s)
+    usual = ordered[math.ceil(QUANTILE * len(ordered)) - 1]
+    return max(least_s, TIMES_QUANTILE * usual, TIMES_LONGEST * ordered[-1])
+
+
+class StepTimes:
+    """The step times of one attempt, as sampled from its heartbeats: one for each sample in which a rank made steps.
+
+    So a step time is what passed between two steps that the same rank was seen to make, of the slowest rank; with steps shorter than the
+    time between samples it is longer than a step. The time before a change of phase does not count.
+    """
+
+    def __init__(self) -> None:
+        self._times_s: deque[float] = deque(maxlen=KEPT)
+        self._steps = 0
+        self._last: dict[int, RankHeartbeat] = {}
+        self._limit: tuple[float, float] | None = None  # the least limit, and the limit that follows; None after a new time
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether there are enough of them."""
+        return self._steps >= CALIBRATION_STEPS
+
+    def add(self, beats: Iterable[RankHeartbeat]) -> None:
+        """Take one sample of the heartbeats."""
+        longest_ns = made = 0
+        for beat in beats:
+            last = self._last.get(beat.local_rank)
+            if beat.last_step_ns is None or (last is not None and last.last_step_ns == beat.last_step_ns):
+                continue
+            self._last[beat.local_rank] = beat
+            if last is None or last.pid != beat.pid or last.last_step_ns is None:
+                continue
+            began_ns = last.last_step_ns if beat.phase_since_ns >= beat.last_step_ns else max(last.last_step_ns, beat.phase_since_ns)
+            longest_ns = max(longest_ns, beat.last_step_ns - began_ns)
+            made = max(made, beat.steps - last.steps, (beat.step or 0) - (last.step or 0), 1)
+        if longest_ns:
+            self._times_s.append(longest_ns / 1e9)
+            self._limit = None
+        self._steps += made
+
+    def interrupt(self) -> None:
+        """Begin anew after samples were missed: the time until the next one is no step time."""
+        self._last.clear()
+
+    def limit(self, beats: Iterable[RankHeartbeat], limits: HangLimits) -> Limit:
+        """Return the limit for ranks in these phases: the longest of any, because the others wait for that one."""
+        if self._limit is None or self._limit[0] != limits.train_s:
+            self._limit = limits.train_s, train_limit(self._times_s, limits.train_s)
+        train_s, is_calibrated = self._limit[1], self.calibrated
+        phase_s = max(limits.phase_s, train_s)
+        found = Limit(0.0, Phase.UNKNOWN, is_calibrated)
+        for beat in beats:
+            seconds = train_s if beat.phase is Phase.TRAIN and is_calibrated else phase_s
+            if beat.phase_limit_s is not None:
+                seconds = beat.phase_limit_s
+            if seconds > found.seconds:
+                found = Limit(seconds, beat.phase, is_calibrated)
+        return found

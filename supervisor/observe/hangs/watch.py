@@ -1,0 +1,271 @@
+"""Watches whether a job stands still: suspects a hang, has the ranks examined, and posts what the looks agree on.
+
+Once a second it gets the heartbeats of this node's ranks. It reads no clock and starts no thread: time and looks come from outside. A
+suspicion proves nothing; two looks decide. Each look is compared with the one before it alone, because a look disturbs what it counts.
+
+    still for longer than the limit   HangSuspected; look 1; after confirm_s, look 2
+    the looks show nothing that moves HangConfirmed; examined again ever less often
+    other stacks, another collective  HangCleared; the stillness begins anew, with twice the patience, up to four times
+    CPU time in the same function     examined again, until 10 times the limit has passed: then HangConfirmed
+    a sign of life                    HangCleared
+    a pause that is not the job's     the stillness begins anew
+"""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
+from supervisor.core.hangs import TORCH_ACTS_S
+from supervisor.core.model import Hang, Phase
+from supervisor.observe.hangs.threshold import Limit, StepTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from supervisor.core.model import RankInfo
+    from supervisor.observe.hangs.diagnosis import Movement
+    from supervisor.observe.hangs.threshold import HangLimits
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
+
+L = TypeVar("L")
+
+#: How often the heartbeats are wanted.
+SAMPLE_S = 1.0
+#: So long without a sample means that we did not run ourselves: stopped, paused with the machine, or held up by a disk.
+PAUSE_S = 5.0
+#: CLOCK_BOOTTIME goes on while the machine is suspended, CLOCK_MONOTONIC does not.
+SUSPENDED_S = 1.0
+#: A look that has not come by then never comes.
+LOOK_LOST_S = 30.0
+MOST_PATIENCE = 4.0
+#: Ranks that use CPU time in one function get so many times the limit: a long computation looks like an endless loop.
+BUSY_TIMES = 10.0
+#: The longest time between two looks at a hang that is confirmed.
+RELOOK_S = 600.0
+#: In a minute, so many bytes read or written are a checkpoint; fewer may be a log.
+GROWTH_BYTES = 1 << 20
+GROWTH_S = 60.0
+MOVES_FILES = {Phase.CHECKPOINT: "writes", Phase.LOAD: "reads"}
+
+
+class Looks(Protocol[L]):
+    """Takes looks, and compares them."""
+
+    def start(self, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], done: Callable[[L | None], None]) -> None:
+        """Take a look in another thread, and call `done` with it there; with None if it failed."""
+        ...
+
+    def compare(self, first: L, second: L) -> Movement:
+        """Return what moved from one look to the next."""
+        ...
+
+    def hang(self, first: L, second: L, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
+        """Return what two looks agree on."""
+        ...
+
+
+@dataclass(slots=True)
+class _Suspicion(Generic[L]):
+    limit: Limit
+    delay_s: float  # between two looks
+    due_t: float  # the next look
+    look: L | None = None  # the newest
+    asked_t: float | None = None  # the look under way
+    confirmed: Hang | None = None
+    repeats_t: list[float] = field(default_factory=list)  # when it is confirmed again, if nothing moved until then
+
+
+class HangWatch(Generic[L]):
+    """Watches one attempt at a time. Its methods are called one at a time; a look's answer may come in any thread."""
+
+    def __init__(
+        self,
+        post: Callable[[HangSuspected | HangConfirmed | HangCleared], None],
+        limits: HangLimits,
+        looks: Looks[L],
+        *,
+        suspended_s: Callable[[], float] = lambda: 0.0,
+        moved_bytes: Callable[[int], int | None] | None = None,
+    ) -> None:
+        """Take where to post and who takes the looks.
+
+        suspended_s: how long the machine was suspended since its start; moved_bytes: how much a process has read and written.
+        """
+        self._post, self._limits, self._looks = post, limits, looks
+        self._suspended_s = suspended_s
+        self._moved_bytes = moved_bytes or read_and_written
+        self._attempt = 0  # that is watched; 0: none
+
+    def watch(self, attempt: int) -> None:
+        """Begin with a new attempt."""
+        self._attempt = attempt
+        self._times = StepTimes()
+        self._beats: tuple[RankHeartbeat, ...] = ()
+        self._sampled_t: float | None = None
+        self._asleep_s = self._suspended_s()
+        self._since_t = 0.0  # the last sign of life
+        self._patience = 1.0
+        self._suspicion: _Suspicion[L] | None = None
+        self._answers: queue.SimpleQueue[L | None] = queue.SimpleQueue()  # of the look under way alone
+        self._files: dict[int, tuple[float, int]] = {}  # by pid: since when, and the bytes moved by then
+
+    def forget(self) -> None:
+        """Nothing runs."""
+        self._attempt = 0
+
+    def sample(self, t: float, beats: tuple[RankHeartbeat, ...], ranks: Sequence[RankInfo]) -> None:
+        """Take the heartbeats, as often as they come; `t` is a time of the job's clock."""
+        if not self._attempt or (self._sampled_t is not None and t - self._sampled_t < 0.9 * SAMPLE_S):
+            return
+        pause = self._pause(t, beats)
+        self._sampled_t = t
+        if pause or not beats:
+            self._times.interrupt()
+        if not beats:
+            return
+        self._times.add(beats)
+        before, self._beats = self._beats, beats
+        life = "" if beats == before else _sign(before, beats)
+        life = life or self._moved_files(t, beats)
+        if life or pause:
+            confirmed = self._suspicion is not None and self._suspicion.confirmed is not None
+            if life or not confirmed:
+                self._clear(t, life or pause)
+            self._since_t, self._patience = t, 1.0
+        elif self._suspicion is None:
+            self._suspect(t, beats)
+        if self._suspicion is not None:
+            self._advance(t, self._suspicion, ranks)
+
+    def _pause(self, t: float, beats: tuple[RankHeartbeat, ...]) -> str:
+        """Return why this stillness is none of the job's, if it is not."""
+        gap_s = t - self._sampled_t if self._sampled_t is not None else 0.0
+        was_asleep_s, self._asleep_s = self._asleep_s, self._suspended_s()
+        asleep_s = self._asleep_s - was_asleep_s
+        if asleep_s > SUSPENDED_S:
+            return f"the machine was suspended for {asleep_s:.0f} s"
+        if gap_s > PAUSE_S:
+            return f"supervise did not read the heartbeats for {gap_s:.0f} s"
+        if not beats:
+            self._since_t = t
+            self._clear(t, "the heartbeats cannot be read")
+        return ""
+
+    def _moved_files(self, t: float, beats: Sequence[RankHeartbeat]) -> str:
+        """Return which rank's checkpoint grows, or is read."""
+        for beat in beats:
+            verb = MOVES_FILES.get(beat.phase)
+            moved = self._moved_bytes(beat.pid) if verb is not None else None
+            if moved is None:
+                self._files.pop(beat.pid, None)
+                continue
+            since_t, then = self._files.setdefault(beat.pid, (t, moved))
+            if moved - then >= GROWTH_BYTES:
+                self._files[beat.pid] = t, moved
+                return f"rank {beat.rank} {verb} a checkpoint"
+            if t - since_t >= GROWTH_S:
+                self._files[beat.pid] = t, moved
+        return ""
+
+    def _suspect(self, t: float, beats: Sequence[RankHeartbeat]) -> None:
+        still_s = t - self._since_t
+        if still_s <= min(self._limits.train_s, self._limits.phase_s) and all(beat.phase_limit_s is None for beat in beats):
+            return
+        limit = self._times.limit(beats, self._limits)
+        if still_s <= limit.seconds * self._patience:
+            return
+        delay_s = min(self._limits.confirm_s, limit.seconds / 2)
+        self._suspicion = _Suspicion(limit, delay_s, t)
+        self._post(HangSuspected(t, self._attempt, still_s, limit.seconds, limit.phase))
+
+    def _clear(self, t: float, text: str) -> None:
+        if self._suspicion is not None:
+            self._suspicion = None
+            self._post(HangCleared(t, self._attempt, t - self._since_t, text))
+
+    # looks
+
+    def _advance(self, t: float, suspicion: _Suspicion[L], ranks: Sequence[RankInfo]) -> None:
+        """Take the look that came, or ask for the one that is due."""
+        if suspicion.asked_t is None:
+            if t >= suspicion.due_t:
+                suspicion.asked_t = t
+                answers = self._answers = queue.SimpleQueue()
+                self._looks.start(ranks, self._beats, answers.put)
+            return
+        try:
+            look = self._answers.get_nowait()
+        except queue.Empty:
+            if t - suspicion.asked_t < LOOK_LOST_S:
+                return
+            look = None
+        suspicion.asked_t = None
+        if look is None:
+            self._begin_anew(t, "the ranks could not be examined")
+            return
+        first, suspicion.look = suspicion.look, look
+        suspicion.due_t = t + suspicion.delay_s
+        if first is not None:
+            self._judge(t, suspicion, first, look)
+
+    def _judge(self, t: float, suspicion: _Suspicion[L], first: L, second: L) -> None:
+        """Decide on two neighbouring looks."""
+        seen = self._looks.compare(first, second)
+        if seen.moved:
+            self._begin_anew(t, seen.text)
+            return
+        still_s, limit_s = t - self._since_t, suspicion.limit.seconds
+        patient_s = BUSY_TIMES * limit_s
+        if suspicion.confirmed is None and seen.busy and still_s < patient_s:
+            suspicion.delay_s = max(suspicion.delay_s, min(2 * suspicion.delay_s, limit_s))
+            suspicion.due_t = min(t + suspicion.delay_s, max(self._since_t + patient_s, t + SAMPLE_S))
+            return
+        is_first = suspicion.confirmed is None
+        if is_first or any(t >= due for due in suspicion.repeats_t):
+            hang = self._looks.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=suspicion.limit.calibrated)
+            suspicion.repeats_t = self._repeats_t(t, hang) if is_first else [due for due in suspicion.repeats_t if due > t]
+            suspicion.confirmed = hang
+            self._post(HangConfirmed(t, self._attempt, hang))
+        suspicion.delay_s = min(2 * max(suspicion.delay_s, limit_s / 2), RELOOK_S)
+        suspicion.due_t = max(t + SAMPLE_S, min([t + suspicion.delay_s, *suspicion.repeats_t]))
+
+    def _repeats_t(self, t: float, hang: Hang) -> list[float]:
+        """Return when a hang that stays is confirmed again, for the core to act: torch had its time, or the first sign was a guess."""
+        found = [] if hang.calibrated else [t + hang.limit_s]
+        return found if hang.group_timeout_s is None else [*found, self._since_t + hang.group_timeout_s + TORCH_ACTS_S]
+
+    def _begin_anew(self, t: float, text: str) -> None:
+        """Clear the suspicion, and be more patient: whatever this is, it may go on for long."""
+        self._clear(t, text)
+        self._since_t = t
+        self._patience = min(2 * self._patience, MOST_PATIENCE)
+
+
+def _sign(before: Sequence[RankHeartbeat], beats: Sequence[RankHeartbeat]) -> str:
+    """Return what changed in the heartbeats."""
+    known = {beat.local_rank: beat for beat in before}
+    for beat in beats:
+        was = known.get(beat.local_rank)
+        if was == beat:
+            continue
+        if was is None or was.pid != beat.pid:
+            return f"rank {beat.rank} began"
+        if was.last_step_ns != beat.last_step_ns:
+            return f"rank {beat.rank} made a step"
+        if (was.phase, was.phase_since_ns) != (beat.phase, beat.phase_since_ns):
+            return f"rank {beat.rank} is in phase {beat.phase}"
+        return f"rank {beat.rank} reports"
+    return "a rank's heartbeat is gone"
+
+
+def read_and_written(pid: int) -> int | None:
+    """Return the bytes that a process has read and written (proc_pid_io(5)): by calls, or from and to a disk by memory maps."""
+    try:
+        rows = [line.partition(":") for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()]
+        return sum(int(value) for name, _, value in rows if name in {"rchar", "wchar", "read_bytes", "write_bytes"})
+    except (OSError, ValueError):
+        return None

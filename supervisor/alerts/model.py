@@ -50,6 +50,7 @@ class AlertEvent(StrEnum):
     MEMORY_HELD = "memory_held"
     BATCH_CHANGED = "batch_changed"
     CHANGE_IGNORED = "change_ignored"
+    UNKILLED = "unkilled"
     STARTED_FROM_SCRATCH = "started_from_scratch"
     RESUME_SUSPECT = "resume_suspect"
     NO_CHECKPOINT = "no_checkpoint"
@@ -88,7 +89,7 @@ class ThreadEffect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AlertEventRow:
-    """What is fixed for one event. sentence: for people; of an incident text.py writes its own."""
+    """What is fixed for one event. sentence: for people, with {subject} for the alert's; of an incident text.py writes its own."""
 
     severity: AlertSeverity
     thread: str
@@ -109,6 +110,10 @@ EVENTS: Final = {
     AlertEvent.BATCH_CHANGED: AlertEventRow(_INFO, INCIDENT, _JOIN, "The job goes on with another batch size or number of GPUs."),
     AlertEvent.GPU_QUARANTINED: AlertEventRow(_WARNING, "gpu", _OPEN, "A GPU failed and was taken out of use on this node."),
     AlertEvent.CHANGE_IGNORED: AlertEventRow(_WARNING, "change", _OPEN, "A rank trains with another value than the recovery gave it."),
+    AlertEvent.UNKILLED: AlertEventRow(
+        _WARNING, "unkilled", _OPEN,
+        "Process {subject} of the job survives KILL, as if a disk or a driver did not answer it: no attempt is started beside it.",
+    ),
     AlertEvent.STARTED_FROM_SCRATCH: AlertEventRow(
         _CRITICAL, "scratch", _OPEN,
         "STARTED FROM SCRATCH: the attempt began without the checkpoint that is there, and will overwrite newer ones. Stop the job now.",

@@ -158,7 +158,7 @@ def _happened(sent: Notification) -> str:
     if sent.state is NotificationState.RESOLVED:
         after = f" after {span_text(alert.ts - sent.since_t)}" if sent.since_t else ""
         if not _is_incident(alert):
-            return f"This is over{after}: {alert.event.row.sentence}"
+            return f"This is over{after}: {_sentence(alert)}"
         began = _BEGAN.get(alert.action)
         times = f" It failed {sent.failures} times." if sent.failures > 1 else ""
         return f"The training runs again{after}{f', {began}' if began else ''}.{times}"
@@ -166,7 +166,7 @@ def _happened(sent: Notification) -> str:
         goes_on = ": the next start continues it" if alert.exit_code == ExitCode.REQUEUE else ""
         return f"The run ended with exit code {alert.exit_code}{goes_on}."
     if not _is_incident(alert):
-        return alert.event.row.sentence
+        return _sentence(alert)
     where = [f"rank {alert.rank}" if alert.rank is not None else "", f"step {alert.step}" if alert.step is not None else ""]
     sure = f"{100 * alert.confidence:.0f} % sure" if alert.confidence is not None else ""
     known = ", ".join(filter(None, (*where, sure)))
@@ -176,7 +176,11 @@ def _happened(sent: Notification) -> str:
 
 
 def _joined(sent: Notification) -> list[str]:
-    return list(dict.fromkeys(one.event.row.sentence for one in sent.also if one.event.row.sentence))
+    return list(dict.fromkeys(_sentence(one) for one in sent.also if one.event.row.sentence))
+
+
+def _sentence(alert: OutgoingAlert) -> str:
+    return alert.event.row.sentence.replace("{subject}", alert.subject)
 
 
 def _doing(sent: Notification) -> str:

@@ -122,7 +122,8 @@ _ROWS = {
     ),
     Cause.IO_ERROR: Explanation(
         "A file system reported an I/O error",
-        "Input/output error, Stale file handle, Read-only file system, Transport endpoint is not connected, the kernel's I/O errors",
+        "Input/output error, Stale file handle, Read-only file system, Transport endpoint is not connected, the kernel's I/O errors, "
+        "a process of the job that KILL does not end",
         "Check the mount and the device on the node (dmesg, smartctl, the server's state); "
         "a run on another node shows whether this node is at fault",
     ),

@@ -70,8 +70,8 @@ class TreeTermination:
 
     signum: what is sent first; KILL follows `grace_s` after the first tick, at once to what is stopped. hard_s: when to give up,
     counted from the first tick. top: the root itself, where that is to be ended too. After that, `signalled` holds the processes
-    that were, `left` (pid, why), `detached` those of them that asked to be left alone, and `stuck` names those that KILL did not end.
-    given_up: processes that were stuck before: they are signalled again, but not waited for. detach_requests: shared by all endings
+    that were, `left` those that remain and why, `detached` those of them that asked to be left alone, and `stuck` names the others of them.
+    given_up: processes that were stuck before: they get KILL again, but are not waited for. detach_requests: shared by all endings
     of one owner.
     """
 
@@ -91,7 +91,7 @@ class TreeTermination:
         self.signum = signum if grace_s > 0 else int(signal.SIGKILL)
         self.grace_s = grace_s
         self.hard_s = grace_s + AFTER_KILL_S if hard_s is None else hard_s
-        self.left: list[tuple[int, str]] = []
+        self.left: list[tuple[ProcessStat, str]] = []
         self.detached: frozenset[int] = frozenset()
         self.stuck: frozenset[tuple[int, int]] = frozenset()
         self._given_up = given_up
@@ -105,6 +105,10 @@ class TreeTermination:
     def signalled(self) -> frozenset[int]:
         """The pids of the processes that were signalled."""
         return frozenset(pid for pid, _ in self._sent)
+
+    def killed(self, process: ProcessStat) -> bool:
+        """Whether KILL was sent to it; False too where it may not be signalled."""
+        return self._sent.get(process.key) == signal.SIGKILL
 
     def hurry(self, now: float, signum: int, grace_s: float) -> None:
         """Take a second request into this one: the earlier KILL of both, and the earlier deadline."""
@@ -134,13 +138,17 @@ class TreeTermination:
         over = now >= self._began + self.hard_s
         if self._empty_scans > 1 or over:
             self.detached = frozenset(asked)
-            self.left = [(pid, "SUPERVISE_JOB_DETACH=1 is in its environment") for pid in sorted(asked)]
+            self.left = [(processes[pid], "SUPERVISE_JOB_DETACH=1 is in its environment") for pid in sorted(asked)]
             self.stuck = frozenset(process.key for process in targets)
-            self.left += [(process.pid, f"still there after KILL, state {process.state}") for process in targets]
+            self.left += [(process, self._why_left(process)) for process in targets]
             return True
         for process in targets:
-            self._signal(process, late=now >= self._began + self.grace_s)
+            self._signal(process, late=now >= self._began + self.grace_s or process.key in self._given_up)
         return False
+
+    def _why_left(self, process: ProcessStat) -> str:
+        what = "still there after KILL" if self.killed(process) else "it may not be signalled"
+        return f"{what}, state {process.state}"
 
     def _with_top(self, top: ProcessStat, targets: list[ProcessStat], processes: dict[int, ProcessStat]) -> list[ProcessStat]:
         """Add the root, and the processes seen below it before it died: they have another parent now."""

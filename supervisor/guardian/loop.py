@@ -166,7 +166,9 @@ class GuardianLoop:
             self._tick_s = min(_LAST_TICK_S, 1.5 * self._tick_s)
 
     def _answer_end(self, what: str, ending: killing.TreeTermination) -> None:
-        left: list[RemainingProcess] = [{"pid": pid, "why": why} for pid, why in ending.left]
+        left: list[RemainingProcess] = [
+            {"pid": one.pid, "start_ticks": one.start_ticks, "why": why, "killed": ending.killed(one)} for one, why in ending.left
+        ]
         answer: ProcessesEnded = {"ev": "ended", "what": what, "killed": len(ending.signalled), "left": left}
         self._outputs.flush_then(lambda: self._send_last(answer), within_s=0.5)
 

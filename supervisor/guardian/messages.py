@@ -110,10 +110,12 @@ class CommandExited(TypedDict):
 
 
 class RemainingProcess(TypedDict):
-    """A process that could not be ended, or was spared."""
+    """A process that could not be ended, or was spared. killed: KILL was sent to it. start_ticks: field 22 of /proc/PID/stat."""
 
     pid: int
+    start_ticks: int
     why: str
+    killed: bool
 
 
 class ProcessesEnded(TypedDict):

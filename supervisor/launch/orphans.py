@@ -17,6 +17,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, AnyStr
 
 from supervisor.guardian import killing, process_tree
@@ -34,10 +35,12 @@ _starting = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class LeftProcess:
-    """A process that was not ended, and why."""
+    """A process that was not ended, and why. unkilled: KILL was sent and did not end it (launch/unkilled.py)."""
 
     pid: int
     why: str
+    start_ticks: int = 0
+    unkilled: bool = False
 
 
 class Orphans:
@@ -79,7 +82,7 @@ class Orphans:
         while not ending.tick(time.monotonic(), self.strangers):
             time.sleep(0.02)
         collect_zombies()
-        return tuple(LeftProcess(pid, why) for pid, why in ending.left)
+        return left_by(ending)
 
     def _children(self, processes: dict[int, process_tree.ProcessStat]) -> list[process_tree.ProcessStat]:
         return [process for process in processes.values() if process.ppid == self._me]
@@ -87,7 +90,29 @@ class Orphans:
     def _is_ours(self, child: process_tree.ProcessStat) -> bool:
         if child.key in self._before or child.start_ticks < self._since:
             return False
-        return child.key in self._seen or self._cookie in process_tree.environment(child.pid)
+        environment = answered_environment(child.pid) if child.key not in self._seen else None
+        return child.key in self._seen or (isinstance(environment, list) and self._cookie in environment)
+
+
+def answered_environment(pid: int, within_s: float = killing.ANSWERS_S) -> list[bytes] | OSError | None:
+    """Return the NAME=value pairs of a process, or why they cannot be read; None if it does not answer in time (guardian/killing.py)."""
+    answer: list[list[bytes] | OSError] = []
+
+    def ask() -> None:
+        try:
+            answer.append(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        except OSError as error:
+            answer.append(error)
+
+    thread = threading.Thread(target=ask, name="environment", daemon=True)
+    thread.start()
+    thread.join(within_s)
+    return answer[0] if answer else None
+
+
+def left_by(ending: killing.TreeTermination) -> tuple[LeftProcess, ...]:
+    """Return what an ending that is over did not end."""
+    return tuple(LeftProcess(one.pid, why, one.start_ticks, ending.killed(one)) for one, why in ending.left)
 
 
 def started(start: Callable[[], subprocess.Popen[AnyStr]]) -> subprocess.Popen[AnyStr]:

@@ -14,16 +14,22 @@ import os
 import signal
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpointing.io import durable
 from supervisor.guardian import killing, process_tree
 from supervisor.job.identity import boot_id
+from supervisor.launch import orphans
 from supervisor.launch.orphans import COOKIE, LeftProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
+
+#: The role of a process that KILL was sent to and did not end: it is waited for, and proven already.
+UNKILLED = "unkilled"
+#: How long the environment of one process is waited for: on a machine under load that is no sign of uninterruptible sleep.
+ENVIRONMENT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,10 @@ class ProcessRecord:
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """`ended`: processes that were proven ours and are gone now. `left`: processes without proof, or that KILL did not end, and why."""
+    """`ended`: processes that were proven ours and are gone now. `left`: processes without proof, or that KILL did not end, and why.
+
+    A process whose environment does not answer counts as one that KILL did not end: that happens in uninterruptible sleep only.
+    """
 
     ended: tuple[int, ...]
     left: tuple[LeftProcess, ...]
@@ -74,7 +83,10 @@ def read_records(file: Path) -> tuple[ProcessRecord, ...]:
 
 
 def sweep_records(records: Iterable[ProcessRecord], grace_s: float = 1.0) -> SweepResult:
-    """End what is proven ours and what descends from it; name and leave the rest. Blocks at most grace_s + 3 s."""
+    """End what is proven ours and what descends from it; name and leave the rest.
+
+    Blocks at most grace_s + 3 s, and ENVIRONMENT_S for each process that does not answer.
+    """
     this_boot = boot_id()
     proven: list[process_tree.ProcessStat] = []
     left: list[LeftProcess] = []
@@ -82,9 +94,13 @@ def sweep_records(records: Iterable[ProcessRecord], grace_s: float = 1.0) -> Swe
         process = process_tree.read(record.pid)
         if record.boot_id != this_boot or process is None or process.start_ticks != record.start_ticks or not process.alive:
             continue  # it has ended; whoever has the pid now is a stranger
-        doubt = _doubt(record)
+        if record.role == UNKILLED:
+            left.append(LeftProcess(record.pid, f"still there after KILL, state {process.state}", record.start_ticks, unkilled=True))
+            continue
+        environment = orphans.answered_environment(record.pid, ENVIRONMENT_S)
+        doubt = _doubt(record, environment)
         if doubt:
-            left.append(LeftProcess(record.pid, doubt))
+            left.append(LeftProcess(record.pid, doubt, record.start_ticks, unkilled=environment is None))
         else:
             proven.append(process)
     ended: set[int] = set()
@@ -96,17 +112,16 @@ def sweep_records(records: Iterable[ProcessRecord], grace_s: float = 1.0) -> Swe
         for ending in [ending for ending in endings if ending.tick(now)]:
             endings.remove(ending)
             ended |= ending.signalled
-            left += [LeftProcess(pid, why) for pid, why in ending.left]
+            left += orphans.left_by(ending)
         time.sleep(0.02 if endings else 0)
     return SweepResult(tuple(sorted(ended - {one.pid for one in left})), tuple(left))
 
 
-def _doubt(record: ProcessRecord) -> str:
+def _doubt(record: ProcessRecord, environment: list[bytes] | OSError | None) -> str:
     """Return the missing part of the proof; "" if it is complete."""
-    try:  # not process_tree.environment: why it cannot be read is what the user has to know
-        environment = Path(f"/proc/{record.pid}/environ").read_bytes().split(b"\0")
-    except OSError as error:
-        return f"pid and start time are those of our {record.role}, but its environment cannot be read: {error.strerror}"
+    if environment is None or isinstance(environment, OSError):
+        why = "it does not answer" if environment is None else environment.strerror
+        return f"pid and start time are those of our {record.role}, but its environment cannot be read: {why}"
     if killing.DETACH in environment:
         return "SUPERVISE_JOB_DETACH=1 is in its environment"
     if f"{COOKIE}={record.cookie}".encode() not in environment:

@@ -7,12 +7,13 @@ them, AttemptEnded is posted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBack
 from supervisor.core.model import Evidence
+from supervisor.guardian.messages import RemainingProcess
 from supervisor.job.job import Job
 from supervisor.launch.guardian_client import GuardianClient
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from supervisor.core.events import Event
     from supervisor.core.model import RankExit
     from supervisor.core.state import JobState
-    from supervisor.guardian.messages import GuardianEvent, RemainingProcess
+    from supervisor.guardian.messages import GuardianEvent
     from supervisor.job.clock import Clock
     from supervisor.knobs.knob_set import AttemptCommand
 
@@ -61,7 +62,8 @@ class SessionContext:
     """The rest of the supervisor, as every session uses it.
 
     guardian: returns the living one. last_sample: posts the progress that was made until now, before a rank's end is posted. ended: called
-    when no rank is left. fall_back: replaces this session where torch does not fit. note: logs facts that decide nothing.
+    when no rank is left. fall_back: replaces this session where torch does not fit. note: logs facts that decide nothing. left: takes what
+    the guardian could not or should not end, with the attempt's number.
     """
 
     loop: DecidingLoop
@@ -71,6 +73,7 @@ class SessionContext:
     ended: Callable[[], None]
     fall_back: Callable[[LauncherFellBack], None]
     note: Callable[[str, Mapping[str, Any]], None]
+    left: Callable[[int, Sequence[RemainingProcess]], None]
 
 
 class Session(Protocol):
@@ -181,7 +184,7 @@ class AttemptEnding:
         if what != self.asked:
             return
         if left:
-            self.context.note("processes.left", {"attempt": self.attempt, "left": left})
+            self.context.left(self.attempt, left)
         self.done(self.outcome)
 
     def done(self, outcome: str | None) -> None:

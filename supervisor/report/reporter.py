@@ -53,6 +53,7 @@ ALREADY_PRINTED = frozenset({"batch_changed", FROM_SCRATCH, "resume_suspect"})
 WITHOUT_DECISION = frozenset(
     {
         "change_ignored",
+        "unkilled",
         FROM_SCRATCH,
         "node_health",
         "hang",
@@ -440,10 +441,10 @@ class Reporter:
         """Alert that the run ended; after 0 no thread of it fires any longer."""
         self._alert("run_finished", 0, attempt, self._attempt.step, exit_code=exit_code)
 
-    def alert_over(self, kind: str, text: str) -> None:
-        """Report that what an alert of this kind was raised for is over."""
+    def alert_over(self, kind: str, text: str, subject: str = "") -> None:
+        """Report that what an alert of this kind (and subject) was raised for is over."""
         self._terminal.message(clean(text))
-        self.alerts.clear(kind)
+        self.alerts.clear(kind, subject)
 
     def _alert(self, event: str, incident: int, attempt: int, step: int | None, **more: Any) -> None:  # noqa: ANN401 (as OutgoingAlerts.send has them)
         self.alerts.send(event, incident=incident, attempt=attempt, step=step, decision=self._last, began=self._began, **more)

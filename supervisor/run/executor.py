@@ -42,6 +42,7 @@ from supervisor.observe.processes.launched_ranks import with_found
 from supervisor.observe.ranks import heartbeats
 from supervisor.observe.ranks.progress_sampler import ProgressSampler
 from supervisor.observe.reconcile import reconciled
+from supervisor.run.left_processes import LeftProcesses
 from supervisor.run.node_requests import NodeRequests
 from supervisor.run.rank_requests import RankRequests, wall_t
 from supervisor.run.threads import Threads
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 SLOTS = 64
 #: What the guardian gets to answer with the last lines of the ranks, and to leave at the end.
 ANSWER_DEADLINE_S = 1.0
-LEAVE_DEADLINE_S = 5.0
+LEAVE_DEADLINE_S = 6.0
 #: What the guardian gets to end everything: more than its own grace and KILL take.
 END_DEADLINE_S = 8.0
 LEAVE_GRACE_S = 2.0
@@ -91,6 +92,7 @@ class Executor:
         self._factory = factory
         self.watch = AttemptWatch(job, factory.signatures, loop.clock)
         self.threads = Threads(loop, lambda text: reporter.print_message(act.PrintMessage("warning", text)))
+        self.left = LeftProcesses(loop, reporter)
         self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self._guardian: GuardianClient | None = None
         self._session: Session | None = None
@@ -183,6 +185,7 @@ class Executor:
         A selection that nobody waits for any more changes no file from here on: ranks come next.
         """
         permission.revoke()
+        beside = self.left.refusal()
         directory = self._job.attempt_dir(action.attempt)
         unmade, refused, applied = "", None, None
         try:
@@ -190,7 +193,9 @@ class Executor:
             heartbeats.create(directory / "heartbeat", SLOTS)
         except OSError as error:
             unmade = f"no heartbeats in {directory}: {error.strerror}; progress is unknown"
-        if is_gone(self._job.cwd):
+        if beside:
+            refused = beside, "the start of the attempt"
+        elif is_gone(self._job.cwd):
             refused = f"FileNotFoundError: the working directory {self._job.cwd} was deleted", "the start of the attempt"
         elif isinstance(action, act.BeginAttempt):
             world_size = self._factory.world_size(action.nproc)
@@ -202,7 +207,9 @@ class Executor:
 
     def _not_prepared(self, attempt: int) -> None:
         if self._preparing and self._loop.state.awaits_ranks(attempt):
-            text = f"attempt {attempt} is not started yet: {self._job.cwd} (or a file that a knob changes) does not answer"
+            names = self.left.names
+            what = f"{names} survives KILL" if names else f"{self._job.cwd} (or a file that a knob changes) does not answer"
+            text = f"attempt {attempt} is not started yet: {what}"
             self._reporter.print_message(act.PrintMessage("warning", text))
 
     def _prepared(
@@ -245,7 +252,8 @@ class Executor:
             self._session.begin(self._given, self._command)
 
     def _session_context(self) -> SessionContext:
-        return SessionContext(self._loop, self.guardian, self._job, self._last_sample, self.ended, self.fall_back, self._reporter.note)
+        context, note = (self._loop, self.guardian, self._job, self._last_sample, self.ended, self.fall_back), self._reporter.note
+        return SessionContext(*context, note, self.left.by_guardian)
 
     def post_last_progress(self) -> bool:
         """Post the progress that the ranks of a killed supervisor made until they died with it; False if their heartbeats are gone."""
@@ -306,10 +314,7 @@ class Executor:
 
     def _sweep_without_guardian(self, attempt: int) -> None:
         left = self._factory.sweep_descendants()
-        if left:
-            names = ", ".join(f"{process.pid} ({process.why})" for process in left)
-            message = act.PrintMessage("warning", f"still there after the guardian's death: {names}")
-            self._loop.call_soon(lambda: self._reporter.print_message(message))
+        self._loop.call_soon(lambda: self.left.by_us(attempt, left, "still there after the guardian's death"))
         self.ended()
         self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "failed"))
 
@@ -335,6 +340,7 @@ class Executor:
         elif message["ev"] in {"output", "stdout_closed", "line_unfinished", "refused"}:
             self._reporter.output(message)
         elif message["ev"] == "ended" and self._finish_asked is not None:
+            self.left.by_guardian(self._loop.state.attempt.number, message["left"])
             self._leave()
         elif self._session is not None:
             self._session.on_guardian(message)

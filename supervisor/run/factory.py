@@ -28,7 +28,7 @@ from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 from supervisor.observe import anchor_scanner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from health.model import Readings
     from supervisor.checkpoints.recording.reports import CheckpointReport
@@ -113,7 +113,7 @@ class JobFactory:
             name = (process.pid, process.start_ticks)
             if name not in self._recorded:
                 self._recorded.add(name)
-                previous_processes.record_process(self._job.scratch / PROCESSES, process.pid, self._job.cookie, "process")
+                self._record([process.pid], "process")
         return found
 
     def session(self, context: SessionContext) -> Session:
@@ -155,7 +155,21 @@ class JobFactory:
         file = self._job.scratch / PROCESSES
         result = previous_processes.sweep_records(previous_processes.read_records(file))
         file.unlink(missing_ok=True)
+        self._record((one.pid for one in result.left if one.unkilled), previous_processes.UNKILLED)
         return result
+
+    def remove_scratch(self, unkilled: Iterable[int]) -> None:
+        """Remove the files of the running job, but the record of processes that KILL did not end: the next start waits for them."""
+        pids = tuple(unkilled)
+        shutil.rmtree(self._job.scratch, ignore_errors=True)
+        if pids:
+            with contextlib.suppress(OSError):
+                self._job.scratch.mkdir(mode=0o700, exist_ok=True)
+                self._record(pids, previous_processes.UNKILLED)
+
+    def _record(self, pids: Iterable[int], role: str) -> None:
+        for pid in pids:
+            previous_processes.record_process(self._job.scratch / PROCESSES, pid, self._job.cookie, role)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return the GPUs that the job can see, with the ledger's entry on each. Raises OSError.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import threading
 from dataclasses import replace
 from functools import cache, partial
@@ -322,9 +321,8 @@ class _Run:
     def _tidy_up(self) -> None:
         """Clean up after an earlier supervisor: end the processes that are proven its, and move an earlier run's logs aside."""
         with contextlib.suppress(OSError):
-            swept = self.factory.sweep_predecessors()
-            for left in swept.left:
-                self.terminal.message(f"process {left.pid} may be of this job's last run and is left alone: {left.why}", "warning")
+            left = self.factory.sweep_predecessors().left
+            self.executor.left.by_us(self.past.state.attempt.number, left, "may be of this job's last run and is left alone")
             self.factory.clear_scratch(keep_attempts=self.continues)
         if not self.continues and self.past.last_run is not None:
             with contextlib.suppress(OSError):
@@ -442,5 +440,6 @@ class _Run:
         if code != 0 and self.reporter.last_card is not None:
             self.terminal.card(self.reporter.last_card)
         self.terminal.close()
-        attempted(lambda: shutil.rmtree(self.job.scratch, ignore_errors=True), CLOSE_DEADLINE_S)  # on a disk where /dev/shm has no room
+        unkilled = self.executor.left.unkilled_pids
+        attempted(lambda: self.factory.remove_scratch(unkilled), CLOSE_DEADLINE_S)  # on a disk where /dev/shm has no room
         self.signals.ignore()

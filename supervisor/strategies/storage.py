@@ -23,7 +23,8 @@ _WAITS_FOR = {Cause.DISK_FULL: "space", Cause.IO_ERROR: "the file system", Cause
 def wait_for_storage(situation: Situation) -> Plan | None:
     """Restart after a wait. None where the infrastructure failed too often: the next rung stops."""
     verdict = situation.verdict
-    storage = _WAITS_FOR.get(verdict.cause, "storage")
+    pid = situation.fact("pid")  # of a process that KILL did not end
+    storage = f"the end of process {pid}" if pid else _WAITS_FOR.get(verdict.cause, "storage")
     where = f" ({path})" if (path := situation.fact("path")) else ""
     if budget.balance(situation.failures, verdict.cause, situation.t, situation.policy).refusal:
         return None

@@ -99,6 +99,44 @@ def hang(server: subprocess.Popen[str], place: Path) -> None:
         _ran("umount", connections)
 
 
+class FreezableFs:
+    """A file system at `place`. While it is frozen, who writes there sleeps uninterruptibly: KILL does not end it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def freeze(self) -> None:
+        """Have it answer no write from now on."""
+        if not _ran("fsfreeze", "-f", self.place):
+            pytest.skip("needs fsfreeze, and to be allowed to freeze")
+
+    def thaw(self) -> None:
+        """Let all writes go on."""
+        _ran("fsfreeze", "-u", self.place)
+
+
+@contextlib.contextmanager
+def freezable(place: Path) -> Iterator[FreezableFs]:
+    """Mount a file system that can be frozen."""
+    place.mkdir()
+    image = place.with_suffix(".image")
+    image.touch()
+    os.truncate(image, 16 << 20)
+    if (
+        os.geteuid() != 0
+        or shutil.which("mkfs.ext4") is None
+        or not _ran("mkfs.ext4", "-q", image)
+        or not _ran("mount", "-o", "loop", image, place)
+    ):
+        pytest.skip("needs mkfs.ext4, and to be allowed to mount a file")
+    found = FreezableFs(place)
+    try:
+        yield found
+    finally:
+        found.thaw()
+        _ran("umount", "-l", place)
+
+
 @contextlib.contextmanager
 def btrfs(place: Path, n_bytes: int = 160 << 20) -> Iterator[Path]:
     """Mount a file system whose files can share blocks."""

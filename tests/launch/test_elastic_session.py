@@ -80,6 +80,7 @@ class Stage:
             ended=lambda: None,
             fall_back=self.events.append,
             note=lambda *_: None,
+            left=lambda *_: None,
         )
         self.session = ElasticSession(context, ["agent"], shim="off", script_args=COMMAND[2:])
         self.session.begin(BEGIN, AS_WRITTEN)

@@ -1,0 +1,65 @@
+"""Reports the processes of the job that were not ended, and has the next attempt wait for those that KILL did not end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core import actions as act
+from supervisor.launch import unkilled
+from supervisor.launch.orphans import LeftProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.guardian.messages import RemainingProcess
+    from supervisor.report.reporter import Reporter
+    from supervisor.run.loop import Loop
+
+
+class LeftProcesses:
+    """Those of one run. Its methods are called on the loop's thread, but for `refusal`."""
+
+    def __init__(self, loop: Loop, reporter: Reporter) -> None:
+        self._loop = loop
+        self._reporter = reporter
+        self._unkilled = unkilled.UnkilledProcesses()
+
+    def by_guardian(self, attempt: int, left: Sequence[RemainingProcess]) -> None:
+        """Take what the guardian reports."""
+        if left:
+            self._reporter.note("processes.left", {"attempt": attempt, "left": left})
+        self._alert(attempt, [LeftProcess(one["pid"], one["why"], one["start_ticks"], unkilled=one["killed"]) for one in left])
+
+    def by_us(self, attempt: int, left: Sequence[LeftProcess], others: str) -> None:
+        """Take what this process could not end by itself. others: begins the warning about those that KILL need not have ended."""
+        for one in left:
+            if not one.unkilled:
+                self._reporter.print_message(act.PrintMessage("warning", f"{others}: process {one.pid}: {one.why}"))
+        self._alert(attempt, left)
+
+    def refusal(self) -> str:
+        """Wait until those that KILL did not end are gone. Return why no attempt is started, "" if all are. In a worker thread."""
+        before = self._unkilled.known()
+        left = self._unkilled.await_end(unkilled.UNKILLED_S) if before else ()
+        ended = [one.pid for one in before if one not in left]
+        self._loop.call_soon(lambda: self._ended(ended)) if ended else None
+        return unkilled.refusal(left) if left else ""
+
+    @property
+    def unkilled_pids(self) -> tuple[int, ...]:
+        """Those that the next attempt waits for."""
+        return tuple(one.pid for one in self._unkilled.known())
+
+    @property
+    def names(self) -> str:
+        """Name those that the next attempt waits for, "" if there are none."""
+        return ", ".join(unkilled.description(one.pid) for one in self._unkilled.known())
+
+    def _alert(self, attempt: int, left: Sequence[LeftProcess]) -> None:
+        for one in self._unkilled.add(left):
+            text = f"{unkilled.description(one.pid)} survives KILL: no attempt is started beside it"
+            self._reporter.alerted(act.Alert("unkilled", attempt, text, str(one.pid)))
+
+    def _ended(self, pids: Sequence[int]) -> None:
+        for pid in pids:
+            self._reporter.alert_over("unkilled", f"pid {pid} is gone, which had survived KILL", str(pid))

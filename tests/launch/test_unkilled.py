@@ -1,0 +1,102 @@
+"""What KILL did not end is waited for, named, and let go of once it is gone: real processes, one of them in uninterruptible sleep."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.classify.engine import classify
+from supervisor.config.settings import Settings
+from supervisor.config.signatures import configured
+from supervisor.core.model import Cause, Evidence
+from supervisor.guardian import killing, process_tree
+from supervisor.launch import previous_processes, unkilled
+from supervisor.launch.orphans import LeftProcess, left_by
+from supervisor.observe import collect
+from tests.checkpointing import mounts
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+WRITER = "import sys; open(sys.argv[1], 'ab', buffering=0).write(b'x')"
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as process:  # noqa: S607
+        yield process
+        process.kill()
+
+
+def left(process: subprocess.Popen[bytes], **change: int) -> LeftProcess:
+    found = process_tree.read(process.pid)
+    assert found is not None
+    return LeftProcess(process.pid, "still there after KILL", change.get("start_ticks", found.start_ticks), unkilled=True)
+
+
+def test_an_end_is_seen_when_it_comes(sleeper: subprocess.Popen[bytes]) -> None:
+    known = unkilled.UnkilledProcesses()
+    one = left(sleeper)
+    assert known.add([one, LeftProcess(1, "it may not be signalled")]) == (one,)
+    assert known.add([one]) == ()  # it is reported once
+    assert known.await_end(0.01) == (one,)
+    killer = threading.Timer(0.05, sleeper.kill)
+    killer.start()
+    assert known.await_end(30.0) == ()
+    assert known.known() == ()
+
+
+def test_another_process_with_its_pid_is_not_waited_for(sleeper: subprocess.Popen[bytes]) -> None:
+    known = unkilled.UnkilledProcesses()
+    known.add([left(sleeper, start_ticks=1)])
+    assert known.await_end(30.0) == ()
+
+
+def test_one_in_uninterruptible_sleep_is_named_with_its_file_and_waited_for_at_the_next_start(tmp_path: Path) -> None:
+    with mounts.freezable(tmp_path / "disk") as disk:
+        file = disk.place / "step-1.pt"
+        file.touch()
+        disk.freeze()
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(file)]) as process:  # noqa: S603 - the test's own
+            try:
+                wait_for(lambda: (found := process_tree.read(process.pid)) and found.state == "D", "state D")
+                top = process_tree.read(process.pid)
+                ending = killing.TreeTermination(process.pid, signal.SIGKILL, 0.0, 0.2, top=top)
+                ends = threading.Event()
+                t = 0.0
+                while not ending.tick(t):
+                    ends.wait(0.02)
+                    t += 0.02
+                (one,) = left_by(ending)
+                assert (one.pid, one.unkilled) == (process.pid, True)
+                text = unkilled.refusal([one])
+                assert f"pid {process.pid} (python" in text
+                if os.uname().machine == "x86_64":
+                    assert f"state D, in write of {file})" in text
+                record = tmp_path / "processes"
+                previous_processes.record_process(record, process.pid, "c" * 32, previous_processes.UNKILLED)
+                (again,) = previous_processes.sweep_records(previous_processes.read_records(record)).left
+                assert (again.pid, again.start_ticks, again.unkilled) == (one.pid, one.start_ticks, True)
+            finally:
+                disk.thaw()
+            assert process.wait(30) == -signal.SIGKILL  # that KILL was not lost
+
+
+def test_the_refusal_is_evidence_for_a_wait_with_the_pid(sleeper: subprocess.Popen[bytes]) -> None:
+    catalogue, problems = configured(Settings(), lambda _text: None)
+    assert not problems
+    refused = Evidence("launcher", "exception", unkilled.refusal([left(sleeper)]), t=1.0)
+    facts = (refused, *collect.claims((refused,), lambda: (catalogue, None)))  # type: ignore[arg-type, return-value]  # no log is scanned
+    verdict = classify(facts)
+    assert verdict.cause is Cause.IO_ERROR
+    assert dict(verdict.facts)["pid"] == str(sleeper.pid)
+    assert str(sleeper.pid) in verdict.summary

@@ -239,7 +239,11 @@ def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
 def on_start_ceiling_passed(state: JobState, event: StartCeilingPassed) -> Step:
     """Ranks without a heartbeat have no step and no phase; report that once."""
     names = ", ".join(str(r) for r in event.uninstrumented)
-    return state, (PrintMessage("info", f"rank {names}: no heartbeat, so its progress and phase are unknown (docs/instrumentation.md)"),)
+    return state, (
+        PrintMessage(
+            "info", f"rank {names}: no heartbeat, so its progress is unknown and a hang of it is not seen (docs/instrumentation.md)"
+        ),
+    )
 
 
 def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:

@@ -15,7 +15,7 @@ import msgspec
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.decide import decide, initial
-from supervisor.core.model import CheckpointRef, Evidence, Phase, RankExit
+from supervisor.core.model import CheckpointRef, Evidence, Hang, HangKind, Phase, RankExit
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
 from supervisor.journal.past import state_of
@@ -264,6 +264,20 @@ class Play:
         finding = self.world.sicken(happening.what.partition(" ")[2], int(happening.value))
         self.feed(events.HealthChanged(self.t, (finding,)))
 
+    def hang(self, happening: Happening) -> None:
+        """The ranks stand still, as two looks show; where that does not end the attempt, it is over later, and may come again."""
+        if self.ended or self.stuck or self.state.stage is not Stage.RUNNING:
+            return
+        attempt, kind = self.watch.attempt, HangKind(happening.what.partition(" ")[2])
+        timeout = self.rng.choice((None, 600.0))
+        hang = Hang(
+            kind, f"{kind}: nobody moves", (0,), still_s=happening.value, calibrated=self.rng.random() < OFTEN, group_timeout_s=timeout
+        )
+        self.feed(events.HangSuspected(self.t, attempt, happening.value, 60.0, Phase.TRAIN))
+        self.feed(events.HangConfirmed(self.t, attempt, hang))
+        self.later(20.0, events.HangConfirmed(self.t + 20.0, attempt, hang))
+        self.later(40.0, events.HangCleared(self.t + 40.0, attempt, happening.value + 40.0, "rank 0 made a step"))
+
     def set_timer(self, action: act.SetTimer) -> None:
         """Let the timer fire, also one of an earlier stage: its token shows that."""
         self.later(action.delay_s, events.TimerFired(self.t + action.delay_s, action.name, action.token))
@@ -393,6 +407,7 @@ HAPPENS: dict[str, Callable[..., None]] = {
     "stacks": Play.stacks,
     "vanish": Play.vanish,
     "sicken": Play.sicken,
+    "hang": Play.hang,
     "tear": Play.tear,
     "peer_restart": Play.peer,
     "peer_stop": Play.peer,

@@ -5,6 +5,7 @@ A Watch reads no field of the core's state that it can keep itself. The rules fo
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.budget import family
-from supervisor.core.model import Cause, Knob, Plan, PlanKind, Verdict
+from supervisor.core.model import Cause, Hang, HangKind, Knob, Plan, PlanKind, Verdict
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
 from tests.simulation import laws
@@ -103,10 +104,20 @@ class Watch:
         if type(event) is events.HealthChanged and not self.job.policy.evict_on:
             ends = (act.StopRanks, act.EndLauncher, act.Finish, act.OpenIncident)
             demand(not any(isinstance(action, ends) for action in actions), "health alone ended a healthy attempt")
+        if type(event) is events.HangConfirmed and any(isinstance(action, act.StopRanks) for action in actions):
+            self.hung(event.hang)
         for action in actions:
             check = _ON_ACTION.get(type(action))
             if check is not None:
                 check(self, action)
+
+    def hung(self, hang: Hang) -> None:
+        """Check that an attempt was ended only for a hang for which its policy ends one."""
+        policy, over = self.job.policy, hang.still_s > (hang.group_timeout_s or math.inf)
+        demand(policy.on_hang != "warn", "--on-hang warn ended an attempt")
+        surely = hang.kind in {HangKind.GONE, HangKind.MISMATCH} or over
+        demand(surely or policy.on_hang == "restart", f"a hang that may end by itself was ended: {hang}")
+        demand(policy.on_hang != "" or not self.job.gpus, "the default ended a hang where GPUs are visible")
 
     def given(self, strike: Strike | None) -> None:
         """Remember that the evidence reached the core while it was waited for."""
@@ -279,7 +290,10 @@ class Watch:
         if last.plan.kind is PlanKind.STOP or last.changed:
             return
         policy, mine = self.job.policy, family(last.verdict.cause)
-        plain = [r for r in self.records if family(r.verdict.cause) == mine and not (r.progressed or r.changed)]
+        restarts = [
+            r for r in self.records if r.plan.kind is PlanKind.RESTART
+        ]  # what a stop was requested in, and a requeue continued, is none
+        plain = [r for r in restarts if family(r.verdict.cause) == mine and not (r.progressed or r.changed)]
         most = policy.recurring_stop - 1
         if mine != "infrastructure":
             plain, most = [r for r in plain if last.t - r.t <= policy.period_s], policy.intensity

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core.model import Cause, Gpu, Knob, Phase, Policy
+from supervisor.core.model import Cause, Gpu, HangKind, Knob, Phase, Policy
 from tests.simulation import world as w
 from tests.simulation.ailments import BadFile, BadGpu, Early, Hunger, Outage, Place, Spoiled, Stranger, Wear, Workers
 from tests.simulation.world import File, Happening, Job
@@ -64,6 +64,7 @@ class Draft:
             "resumes_itself": not self.declared and self.odds(0.7),
             "health": self.odds(0.6),
             "evict_on": ("gpu_ecc",) if self.odds(0.3) else (),
+            "on_hang": rng.choice(("", "auto", "warn", "restart")),
         }
         if self.odds(0.22):
             self.policy["max_restarts"] = rng.choice((0, 0, 1, 1, 2))
@@ -132,6 +133,10 @@ class Draft:
         if self.odds(0.2):
             how = rng.choice(("reset", "reset", "reset", "reset", "errors", "errors", "host"))
             found.append(Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"sicken {how}", rng.randrange(8)))
+        if self.odds(0.15):
+            found.append(
+                Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"hang {rng.choice(list(HangKind))}", rng.choice((90, 2000)))
+            )
         if self.odds(0.12):
             signum = rng.choice((1, 2, 10, 12, 15, 15))
             after_s = rng.uniform(0.0, rng.choice((1500.0, 5.0)))  # one in two as it starts, before its ranks are there

@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.core import actions as act
 from supervisor.core import decide as core
-from supervisor.core import events, node_health, planning, shutdown, start
+from supervisor.core import events, hangs, node_health, planning, shutdown, start
 from supervisor.core.model import Cause
 from supervisor.core.state import JobState, Stage, changed
 from supervisor.knobs import batch
@@ -112,6 +112,10 @@ def health_ends_a_healthy_attempt(patch: pytest.MonkeyPatch) -> None:
     around(patch, events.HealthChanged, bug)
 
 
+def every_hang_ends_the_attempt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hangs, "why_it_goes_on", lambda *_args, **_more: "")
+
+
 def unfit_node_used(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(start.node_health, "judged", lambda state, _t: node_health.Judged(state, (), None))
 
@@ -122,6 +126,7 @@ def look_waited_for_without_end(patch: pytest.MonkeyPatch) -> None:
 
 PLANTED: tuple[Plant, ...] = (
     health_ends_a_healthy_attempt,
+    every_hang_ends_the_attempt,
     unfit_node_used,
     look_waited_for_without_end,
     refilled_without_progress,

@@ -97,8 +97,31 @@ class Batches:
     def __getitem__(self, item: int) -> int:
         """Return the item."""
         if item == self.stuck_at:
-            time.sleep(1e6)
+            time.sleep(1e6)  # the worker
         return item
+
+
+class SlowFile:
+    """A file on a storage that takes `long_s` for BYTES."""
+
+    BYTES = 4 << 20
+
+    def __init__(self, file: Any, long_s: float) -> None:
+        """Hold the file."""
+        self.file, self.long_s = file, long_s
+
+    def write(self, data: Any) -> int:
+        """Write a piece at a time."""
+        whole, piece = memoryview(data), 1 << 17
+        for begin in range(0, len(whole), piece):
+            part = whole[begin : begin + piece]
+            self.file.write(part)
+            self.file.flush()
+            time.sleep(self.long_s * len(part) / self.BYTES)
+        return len(whole)
+
+    def flush(self) -> None:
+        """Do nothing: each piece is flushed."""
 
 
 class Training:
@@ -145,7 +168,7 @@ class Training:
         torch = self.torch
         self.job.before_step(self.step + 1)
         if self.name == "long_step":
-            time.sleep(self.args.long_s)
+            self.work()
         if self.is_culprit and self.here("one_sided", "python_loop", "c_loop", "c_wait", "pipe", "fuse", "frozen", "pause", "first_step"):
             getattr(self.culprit, self.name)()
         inputs = torch.randn(16, 8, generator=torch.Generator().manual_seed(1000 * batch + self.job.rank))
@@ -180,7 +203,7 @@ class Training:
         return {"step": self.step}
 
     def save(self) -> None:
-        """Write a checkpoint, and the peers wait at a barrier; as slowly as ordered, a piece at a time."""
+        """Write a checkpoint, and the peers wait at a barrier."""
         if self.job.rank == 0:
             path = self.args.ckpt_dir / f"step-{self.step:06d}.pt"
             path.parent.mkdir(exist_ok=True)
@@ -188,15 +211,14 @@ class Training:
             if self.optimizer:
                 content["optimizer"] = self.optimizer.state_dict()
             half = path.with_suffix(".tmp")
-            if self.name == "slow_save" and self.step >= self.args.at:
-                with half.open("wb") as file:
-                    for _ in range(20):
-                        file.write(bytes(1 << 16))
-                        file.flush()
-                        time.sleep(self.args.long_s / 20)
             if self.name == "stuck_save" and self.step >= self.args.at:
-                time.sleep(1e6)
-            self.torch.save(content, half)
+                time.sleep(1e6)  # the save
+            with half.open("wb") as file:
+                if self.name == "slow_save" and self.step >= self.args.at:
+                    content["ballast"] = self.torch.zeros(SlowFile.BYTES, dtype=self.torch.uint8)
+                    self.torch.save(content, SlowFile(file, self.args.long_s))
+                else:
+                    self.torch.save(content, file)
             half.replace(path)
         self.dist.barrier()
 
@@ -209,8 +231,8 @@ class Training:
         self.model.train()
         self.dist.barrier()
 
-    def rollout(self) -> None:
-        """Collect experience, much longer than the training on it: forward passes, and no step."""
+    def work(self) -> None:
+        """Compute for long without a step: micro-batches of one large step, or the experience that a policy collects."""
         until = time.monotonic() + self.args.long_s
         while time.monotonic() < until:
             with self.torch.no_grad():
@@ -232,7 +254,7 @@ class Training:
             self.infer()
         while self.step < self.args.steps:
             if self.name == "rollouts":
-                self.rollout()
+                self.work()
             for batch in self.epoch():
                 self.train(batch)
                 if self.step % self.args.save_every == 0:
@@ -246,9 +268,9 @@ def main() -> None:
     """Run the job."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    parser.set_defaults(steps=60, step_ms=20.0, save_every=5)
+    parser.set_defaults(steps=160, step_ms=20.0, save_every=5)
     parser.add_argument("--pathology", choices=(*HANGS, *HEALTHY), default="none")
-    parser.add_argument("--at", type=int, default=32, help="the step that is not made, or is slow; of `fewer` the last of an epoch")
+    parser.add_argument("--at", type=int, default=112, help="the step that is not made, or is slow; of `fewer` the last of an epoch")
     parser.add_argument("--culprit", type=int, default=1)
     parser.add_argument("--long-s", type=float, default=3.0)
     parser.add_argument("--epoch-steps", type=int, default=20)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from supervisor.journal.records import EventTaken, Record, scan
 from tests.checkpointing import mounts
 from tests.support.waiting import is_running, wait_for, words_of
 
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Supervised
 
 SCRIPT = Path(__file__).parents[1] / "jobs" / "hangs.py"
-STEPS, AT, EPOCH = 60, 32, 20
+#: The hang comes once the supervisor has read the heartbeats a few times.
+STEPS, AT, EPOCH = 160, 112, 20
 #: What a pathology needs beyond its name: its step, or another culprit.
 WORDS = {
-    "fewer": (f"--at={2 * EPOCH}",),
+    "fewer": (f"--at={6 * EPOCH}",),
     "one_sided": ("--culprit=0",),
     "stuck_save": ("--culprit=0",),
 }
@@ -95,3 +97,23 @@ def cpu_s(pid: int) -> float:
     """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
+
+
+def line_of(text: str) -> int:
+    """Return the number of the first line of the script that has this text: where the culprit stands."""
+    return next(number for number, line in enumerate(SCRIPT.read_text().splitlines(), 1) if text in line)
+
+
+def taken(run: Supervised, event: str) -> list[dict[str, Any]]:
+    """Return the fields of each event of this kind that the job's supervisor has recorded."""
+    paths = sorted(run.state.glob("*/nodes/*/journal.jsonl"))
+    records = (record.body for path in paths for record in scan(path) if isinstance(record, Record))
+    return [body.data for body in records if isinstance(body, EventTaken) and body.event == event]
+
+
+def confirmed(run: Supervised, deadline_s: float = 60.0) -> dict[str, Any]:
+    """Await the first confirmed hang; return its fields, of which `look` is the text that was kept."""
+    event = wait_for(lambda: taken(run, "HangConfirmed"), "a confirmed hang", deadline_s, alive=run.alive)[0]
+    looks = wait_for(lambda: list(run.state.glob("*/nodes/*/*/*/hang.txt")), "the text of the look", 15.0)
+    hang: dict[str, Any] = {**event["hang"], "look": looks[0].read_text()}
+    return hang

@@ -1,0 +1,232 @@
+"""Each hang of tests/jobs/hangs.py under `supervise` is found, named and cured; what is healthy is let alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.core.model import HangKind
+from tests.e2e.conftest import Surroundings
+from tests.pathologies import driving
+from tests.pathologies.driving import command, confirmed, line_of, mounted, taken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.conftest import Supervised
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+RESUMING = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}"]
+#: The limits of docs/hangs.md, thirty times shorter.
+SOON = {
+    "SUPERVISE_HANG_TRAIN_S": "2",
+    "SUPERVISE_HANG_PHASE_S": "20",
+    "SUPERVISE_HANG_CONFIRM_S": "1",
+    "SUPERVISE_RESTART_BACKOFF_BASE_S": "0",
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is to be found of a pathology. text: in the sentence; line: of the script, in the look."""
+
+    kind: HangKind
+    ranks: tuple[int, ...] | None
+    text: str
+    line: str
+    auto: bool = False  # `auto` ends it
+
+
+FOUND = {
+    "one_sided": Found(HangKind.MISMATCH, None, r"barrier.*all_reduce|all_reduce.*barrier", "self.dist.barrier()", auto=True),
+    "fewer": Found(HangKind.MISMATCH, None, r"barrier.*all_reduce|all_reduce.*barrier", "self.dist.all_reduce(parameter.grad)", auto=True),
+    "swallowed": Found(HangKind.MISMATCH, None, r"all_reduce", "self.dist.all_reduce(parameter.grad)", auto=True),
+    "stuck_save": Found(HangKind.LATE, (0,), r"rank 0 .*hangs\.py:\d+", "time.sleep(1e6)  # the save"),
+    "loader": Found(HangKind.LATE, (1,), r"rank 1 .*DataLoader", "time.sleep(1e6)  # the worker"),
+    "python_loop": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "while self.place:"),
+    "c_loop": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "collections.deque(itertools.repeat(0), maxlen=0)"),
+    "c_wait": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "ctypes.PyDLL(None).pause()"),
+    "pipe": Found(HangKind.BLOCKED, (1,), r"rank 1 .*fifo", "os.read(descriptor, 1)"),
+    "fuse": Found(HangKind.BLOCKED, (1,), r"rank 1 .*mnt", '(self.place / "mnt" / "data").read_bytes()'),
+    "frozen": Found(HangKind.BLOCKED, (1,), r"rank 1 .*D state", '(self.place / "mnt" / "more").write_bytes(b"x")'),
+}
+
+
+@pytest.fixture(scope="session")
+def digest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Give the end state of an uninterrupted run, which plain torchrun made."""
+    from tests.e2e.conftest import Supervised  # noqa: PLC0415  started like all others
+
+    run = Supervised(tmp_path_factory.mktemp("whole"), command("none"), [], {}, Surroundings(without_us=True))
+    assert run.exit_code() == 0
+    return (run.place / "digest").read_bytes()
+
+
+@pytest.mark.parametrize("pathology", [pytest.param(name, marks=() if name == "fewer" else pytest.mark.slow) for name in FOUND])
+def test_a_hang_is_found_and_a_restart_cures_it(
+    supervise: Callable[..., Supervised], tmp_path: Path, digest: bytes, pathology: str
+) -> None:
+    due = FOUND[pathology]
+    with mounted(pathology, tmp_path) as stuck:
+        run = supervise(*command(pathology), options=[*RESUMING, "--on-hang", "restart"], **SOON)
+        stuck()
+        hang = confirmed(run)
+        assert hang["kind"] == due.kind, hang
+        assert due.ranks is None or tuple(hang["ranks"]) == due.ranks, hang
+        assert re.search(due.text, hang["text"]), hang["text"]
+        assert f"hangs.py:{line_of(due.line)}" in hang["look"] or f'hangs.py", line {line_of(due.line)}' in hang["look"], hang["look"]
+        assert hang["calibrated"]
+        assert hang["busy"] == (pathology in {"python_loop", "c_loop"})
+        if pathology == "frozen":
+            driving.mounts.thaw(tmp_path / "mnt")  # no signal ends who waits for it
+        assert run.exit_code() == 0
+    assert run.attempts() == 2
+    assert (tmp_path / "digest").read_bytes() == digest
+    assert "hang" in run.ask("why").stdout
+    run.wait_for_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)], ids=["one", "all"])
+def test_stopped_ranks_are_found_and_a_restart_cures_it(
+    supervise: Callable[..., Supervised], tmp_path: Path, digest: bytes, ranks: tuple[int, ...]
+) -> None:
+    run = supervise(*command("none"), options=[*RESUMING, "--on-hang", "restart"], **SOON)
+    stop(run, *ranks)
+    hang = confirmed(run)
+    assert (hang["kind"], tuple(hang["ranks"])) == (HangKind.STOPPED, ranks), hang
+    assert run.exit_code() == 0
+    assert run.attempts() == 2
+    assert (tmp_path / "digest").read_bytes() == digest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["warn", "auto"])
+def test_a_stopped_rank_is_reported_and_goes_on(supervise: Callable[..., Supervised], action: str) -> None:
+    run = supervise(*command("none"), options=[*RESUMING, "--on-hang", action], **SOON)
+    stop(run, 1)
+    assert confirmed(run)["kind"] == HangKind.STOPPED
+    run.wait_for_line(r"no progress for \d+ s: .*the job goes on")
+    os.kill(driving.pids(run)[1], signal.SIGCONT)
+    assert run.exit_code() == 0
+    assert run.attempts() == 1
+    assert taken(run, "HangCleared")
+    assert "goes on after" in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pathology", ["fewer", "one_sided", "swallowed"])
+def test_what_waits_for_ever_is_ended_by_auto(supervise: Callable[..., Supervised], tmp_path: Path, digest: bytes, pathology: str) -> None:
+    run = supervise(*command(pathology), options=[*RESUMING, "--on-hang", "auto"], **SOON)
+    assert run.exit_code() == 0
+    assert run.attempts() == 2
+    assert (tmp_path / "digest").read_bytes() == digest
+
+
+@pytest.mark.slow
+def test_warn_does_not_end_what_waits_for_ever(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*command("fewer"), options=[*RESUMING, "--on-hang", "warn"], **SOON)
+    assert confirmed(run)["kind"] == HangKind.MISMATCH
+    driving.stands_still(run, 12.0)
+    assert run.attempts() == 1
+    assert len(re.findall(r"the job goes on", run.stderr)) == 1
+    run.signal(signal.SIGTERM)
+    assert run.exit_code() == 143
+
+
+@pytest.mark.slow
+def test_auto_does_not_end_a_rank_that_is_late_before_torch_does(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    run = supervise(*command("pipe"), options=[*RESUMING, "--on-hang", "auto"], **SOON)
+    assert confirmed(run)["kind"] == HangKind.BLOCKED
+    run.wait_for_line(r"no progress for \d+ s: .*the job goes on")
+    with (tmp_path / "fifo").open("wb") as fifo:
+        fifo.write(b"x")
+    assert run.exit_code() == 0
+    assert run.attempts() == 1
+
+
+#: Further words of the job, and shorter limits where its slow part is to pass them.
+HEALTHY: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "evaluation": (("--long-s=1.5", "--epoch-steps=40"), {}),
+    "slow_save": (("--long-s=5", "--at=152"), {}),
+    "first_step": (("--long-s=6", "--at=1"), {}),
+    "pause": (("--long-s=1.5",), {}),
+    "no_optimizer": (("--steps=500",), {"SUPERVISE_HANG_PHASE_S": "2"}),
+    "long_step": (("--long-s=6", "--steps=4", "--save-every=2"), {"SUPERVISE_HANG_PHASE_S": "2"}),
+    "rollouts": (("--long-s=6", "--epoch-steps=40"), {}),
+    "inference": (("--steps=500",), {"SUPERVISE_HANG_PHASE_S": "2"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pathology", HEALTHY)
+def test_what_is_healthy_is_never_called_hung(supervise: Callable[..., Supervised], pathology: str) -> None:
+    words, limits = HEALTHY[pathology]
+    run = supervise(*command(pathology, *words), options=[*RESUMING, "--on-hang", "restart"], **{**SOON, **limits})
+    assert run.exit_code() == 0
+    assert run.attempts() == 1
+    assert not taken(run, "HangConfirmed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["supervisor", "all"])
+def test_a_pause_of_the_supervisor_is_no_hang(supervise: Callable[..., Supervised], who: str) -> None:
+    run = supervise(*command("none", "--steps=700"), options=[*RESUMING, "--on-hang", "restart"], **SOON)
+    run.wait_for_step(driving.AT)
+    stopped = [run.process.pid, *(run.leftovers() if who == "all" else ())]  # as if the whole machine slept
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(8)  # four times the limit: the time itself is the pathology
+    for pid in reversed(stopped):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert run.exit_code() == 0
+    assert run.attempts() == 1
+    assert not taken(run, "HangConfirmed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jump", ["+1h", "-1h"])
+def test_a_clock_that_jumps_is_no_hang_and_hides_none(supervise: Callable[..., Supervised], tmp_path: Path, jump: str) -> None:
+    clock = tmp_path / "clock"
+    clock.write_text("+0\n")
+    run = supervise(*command("none", "--steps=400"), options=[*RESUMING, "--on-hang", "restart"], **SOON, **faketime(clock))
+    run.wait_for_step(driving.AT)
+    clock.write_text(f"{jump}\n")
+    run.wait_for_step(3 * driving.AT)
+    assert not taken(run, "HangSuspected")
+    stop(run, 1)
+    clock.write_text("+0\n")
+    assert confirmed(run)["kind"] == HangKind.STOPPED
+    assert run.exit_code() == 0
+    assert run.attempts() == 2
+
+
+def stop(run: Supervised, *ranks: int) -> None:
+    """Stop these ranks once the job's steps are known."""
+    run.wait_for_step(driving.AT)
+    for rank in ranks:
+        os.kill(driving.pids(run)[rank], signal.SIGSTOP)
+
+
+def faketime(clock: Path) -> dict[str, str]:
+    """Return the variables with which the wall clock, and it alone, is what the file says."""
+    found = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
+    if found is None:
+        pytest.skip("needs Debian's package libfaketime")
+    return {
+        "LD_PRELOAD": str(found),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }

@@ -268,7 +268,7 @@ def main() -> None:
     """Run the job."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    parser.set_defaults(steps=160, step_ms=20.0, save_every=5)
+    parser.set_defaults(steps=160, step_ms=20.0, save_every=20)
     parser.add_argument("--pathology", choices=(*HANGS, *HEALTHY), default="none")
     parser.add_argument("--at", type=int, default=112, help="the step that is not made, or is slow; of `fewer` the last of an epoch")
     parser.add_argument("--culprit", type=int, default=1)

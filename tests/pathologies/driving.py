@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,14 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised
 
+RESUMING = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}"]
+#: The limits of docs/hangs.md, thirty times shorter.
+SOON = {
+    "SUPERVISE_HANG_TRAIN_S": "2",
+    "SUPERVISE_HANG_PHASE_S": "20",
+    "SUPERVISE_HANG_CONFIRM_S": "1",
+    "SUPERVISE_RESTART_BACKOFF_BASE_S": "0",
+}
 SCRIPT = Path(__file__).parents[1] / "jobs" / "hangs.py"
 #: The hang comes once the supervisor has read the heartbeats a few times.
 STEPS, AT, EPOCH = 160, 112, 20
@@ -111,9 +122,22 @@ def taken(run: Supervised, event: str) -> list[dict[str, Any]]:
     return [body.data for body in records if isinstance(body, EventTaken) and body.event == event]
 
 
+def record_times(run: Supervised) -> list[float]:
+    """Return when each record of the journal was written by the wall clock, in Unix seconds."""
+    paths = sorted(run.state.glob("*/nodes/*/journal.jsonl"))
+    return [datetime.fromisoformat(record.wall).timestamp() for path in paths for record in scan(path) if isinstance(record, Record)]
+
+
 def confirmed(run: Supervised, deadline_s: float = 60.0) -> dict[str, Any]:
     """Await the first confirmed hang; return its fields, of which `look` is the text that was kept."""
     event = wait_for(lambda: taken(run, "HangConfirmed"), "a confirmed hang", deadline_s, alive=run.alive)[0]
     looks = wait_for(lambda: list(run.state.glob("*/nodes/*/*/*/hang.txt")), "the text of the look", 15.0)
     hang: dict[str, Any] = {**event["hang"], "look": looks[0].read_text()}
     return hang
+
+
+def stop(run: Supervised, *ranks: int) -> None:
+    """Stop these ranks once the job's steps are known."""
+    run.wait_for_step(AT)
+    for rank in ranks:
+        os.kill(pids(run)[rank], signal.SIGSTOP)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Supervised, Surroundings, clean_environment
 from tests.jobs.hang_names import HANGS, HEALTHY
-from tests.pathologies.driving import AT, STEPS, WORDS, command, cpu_s, culprit, mounted, pids, stands_still, state_of
+from tests.pathologies.driving import AT, EPOCH, STEPS, WORDS, command, cpu_s, culprit, mounted, pids, stands_still, state_of
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def test_a_hang_stands_still_for_ever(supervise: Callable[..., Supervised], tmp_
         steps = stands_still(run, STILL_S)
         at = int(next((word.removeprefix("--at=") for word in WORDS.get(pathology, ()) if word.startswith("--at=")), AT))
         if pathology == "stuck_save":
-            at = -(-AT // 5) * 5 + 1  # the first save from there on
+            at = -(-AT // EPOCH) * EPOCH + 1  # the first save from there on
         assert all(at - 1 <= step <= at for step in steps), steps
         bad = pids(run)[culprit(pathology)]
         assert state_of(bad) == STATES.get(pathology, "S")

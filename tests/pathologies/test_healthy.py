@@ -1,0 +1,96 @@
+"""What only looks as if it stood still is never called a hang, though each hang is to be ended and the limits are short."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pathologies import driving
+from tests.pathologies.driving import RESUMING, SOON, command, record_times, taken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.conftest import Supervised
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+
+#: Further words of the job, and shorter limits where its slow part is to pass them.
+HEALTHY: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "evaluation": (("--long-s=1.5", "--epoch-steps=40"), {}),
+    "slow_save": (("--long-s=5", "--at=152"), {}),
+    "first_step": (("--long-s=6", "--at=1"), {}),
+    "pause": (("--long-s=1.5",), {}),
+    "no_optimizer": (("--steps=500",), {"SUPERVISE_HANG_PHASE_S": "2"}),
+    "long_step": (("--long-s=6", "--steps=4", "--save-every=2"), {"SUPERVISE_HANG_PHASE_S": "2"}),
+    "rollouts": (("--long-s=6", "--epoch-steps=40"), {}),
+    "inference": (("--steps=500",), {"SUPERVISE_HANG_PHASE_S": "2"}),
+}
+
+
+@pytest.mark.parametrize("pathology", HEALTHY)
+def test_what_is_healthy_is_never_called_hung(supervise: Callable[..., Supervised], pathology: str) -> None:
+    words, limits = HEALTHY[pathology]
+    run = supervise(*command(pathology, *words), options=[*RESUMING, "--on-hang", "restart"], **{**SOON, **limits})
+    assert run.exit_code() == 0
+    assert run.attempts() == 1
+    assert not taken(run, "HangConfirmed")
+
+
+@pytest.mark.parametrize("who", ["supervisor", "all"])
+def test_a_pause_of_the_supervisor_is_no_hang(supervise: Callable[..., Supervised], who: str) -> None:
+    run = supervise(*command("none", "--steps=700"), options=[*RESUMING, "--on-hang", "restart"], **SOON)
+    run.wait_for_step(driving.AT)
+    stopped = [run.process.pid, *(run.leftovers() if who == "all" else ())]  # as if the whole machine slept
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(8)  # four times the limit: the time itself is the pathology
+    for pid in reversed(stopped):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert run.exit_code() == 0
+    assert run.attempts() == 1
+    assert not taken(run, "HangConfirmed")
+
+
+@pytest.mark.parametrize("jump_s", ["+3600", "-3600"])
+def test_a_clock_that_jumps_is_no_hang(supervise: Callable[..., Supervised], tmp_path: Path, jump_s: str) -> None:
+    (tmp_path / "clock").write_text("+0\n")
+    run = supervise(*command("none", "--steps=500"), options=[*RESUMING, "--on-hang", "restart"], **SOON, **faketime(tmp_path))
+    run.wait_for_step(driving.AT)
+    (tmp_path / "clock").write_text(f"{jump_s}\n")
+    assert run.exit_code() == 0
+    assert run.attempts() == 1
+    jumped = [abs(after - before) > 3000 for before, after in pairwise(record_times(run))]
+    assert jumped.count(True) == 1
+    assert not taken(run, "HangSuspected")
+
+
+#: Python sleeps by the monotonic clock, which libfaketime 0.9.10 refuses (EINVAL) where it leaves that clock alone.
+SLEEPS = """
+import select, time
+time.sleep = lambda seconds: select.select([], [], [], seconds) and None
+"""
+
+
+def faketime(place: Path) -> dict[str, str]:
+    """Return the variables with which the wall clock, and it alone, is ahead by the seconds in the file `clock`."""
+    found = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
+    if found is None:
+        pytest.skip("needs Debian's package libfaketime")
+    (place / "site").mkdir()
+    (place / "site" / "sitecustomize.py").write_text(SLEEPS)
+    return {
+        "PYTHONPATH": str(place / "site"),
+        "LD_PRELOAD": str(found),
+        "FAKETIME_TIMESTAMP_FILE": str(place / "clock"),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }

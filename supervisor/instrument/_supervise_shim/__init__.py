@@ -25,6 +25,7 @@ from .heartbeat import HeartbeatWriter
 from .layout import quiet
 from .load_log import LoadLog
 from .programs import ProgramRecognition
+from .recorder import CollectiveRecorder
 from .report import ExceptionReporter
 from .save_log import SaveLog
 from .save_request import SaveRequests
@@ -42,6 +43,7 @@ class Instrumentation:
         self._save_log = SaveLog(identity, self._beat)
         self._programs = ProgramRecognition(identity)
         self._save_requests = SaveRequests(self._beat)
+        self._collectives = CollectiveRecorder(identity)
         self._reporter = ExceptionReporter(identity, self._beat, self._programs, self._load_log)
         self._spawned = SpawnedRanks(identity, self._beat, self._claim, self._reporter.follow_claim, self._reporter.report)
 
@@ -54,7 +56,9 @@ class Instrumentation:
             self._claim()
         os.register_at_fork(after_in_child=self._disable)
         drill = ordered(self._identity, self._beat)
-        hooks = TorchHooks(self._beat, self._load_log, self._save_requests, self._save_log, self._programs, drill, self._spawned)
+        hooks = TorchHooks(
+            self._beat, self._load_log, self._save_requests, self._save_log, self._programs, drill, self._spawned, self._collectives
+        )
         ImportWatcher(hooks.table()).install()
 
     def catch_exceptions(self) -> None:

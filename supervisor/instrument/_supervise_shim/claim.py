@@ -44,7 +44,7 @@ class ProcessIdentity:
         self.enabled = True  # False in a forked child, which is not the rank
 
     def path(self, kind: str) -> str:
-        """Return the path of this process's "error" or "stacks" file."""
+        """Return the path of this process's "error", "stacks" or "collectives" file."""
         return os.path.join(self.directory, layout.file_name(kind, self.local_rank if self.claimed else None, self.pid))  # noqa: PTH118 - pathlib costs 5 ms of start-up
 
 

@@ -49,6 +49,7 @@ FLAG_SAVED = 128  # and by then a save had ended
 STACKS_SIGNAL = 61  # SIGRTMAX - 3 on Linux; a figure, because importing `signal` costs 3 ms of every process's start
 IMPORT_PROOF_NS = 60 * 10**9  # so long "has not imported torch yet" is taken as "has not trained"; later it may train without torch
 UNCLAIMED = "unclaimed"
+_SUFFIXES = {"error": "json", "stacks": "txt", "collectives": "fifo"}
 
 # Rank, local rank and world size of a process that mpirun started: Open MPI's names, and those of MPICH and Intel MPI.
 MPI_NAMES = (
@@ -68,9 +69,9 @@ def mpi_rank(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
 
 
 def file_name(kind: str, local_rank: int | None, pid: int) -> str:
-    """Return the name of a process's "error" or "stacks" file; `local_rank` None: it has claimed no slot."""
+    """Return the name of a process's "error", "stacks" or "collectives" file; `local_rank` None: it has claimed no slot."""
     who = UNCLAIMED if local_rank is None else str(local_rank)
-    return f"{kind}-{who}-{pid}.{'json' if kind == 'error' else 'txt'}"
+    return f"{kind}-{who}-{pid}.{_SUFFIXES[kind]}"
 
 
 def start_ticks_of(pid: int) -> int | None:

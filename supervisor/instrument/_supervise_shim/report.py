@@ -84,9 +84,10 @@ class ExceptionReporter:
 
     @quiet
     def disable(self) -> None:
-        """In a forked child: give everything back."""
+        """In a forked child: give everything back, but for its stacks, which it writes to the file of the rank that forked it."""
         for signum in self._signals:
-            faulthandler.unregister(signum)
+            if signum != layout.STACKS_SIGNAL:
+                faulthandler.unregister(signum)
         if self._owns_fatal:
             faulthandler.disable()
         if sys.excepthook == self._on_exception:

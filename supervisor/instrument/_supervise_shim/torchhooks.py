@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .heartbeat import HeartbeatWriter
     from .load_log import LoadLog
     from .programs import ProgramRecognition
+    from .recorder import CollectiveRecorder
     from .resume_record import ResumeRecord
     from .save_log import SaveLog
     from .save_request import SaveRequests
@@ -41,6 +42,7 @@ class TorchHooks:
         programs: ProgramRecognition,
         drill: DrillFault | ResumeRecord | None,
         spawned: SpawnedRanks,
+        collectives: CollectiveRecorder,
     ) -> None:
         self._beat = beat
         self._load_log = load_log
@@ -49,6 +51,7 @@ class TorchHooks:
         self._programs = programs
         self._drill = drill
         self._spawned = spawned
+        self._collectives = collectives
         self._step_hooks: list[Any] = []  # the handles of our hooks on the optimizers' steps
 
     def table(self) -> dict[str, Callable[[Any], None]]:
@@ -168,6 +171,8 @@ class TorchHooks:
                 if saves:
                     self._ended(token, result, well=complete)
                 leave(phase, _afterwards(phase, before) if complete else before)
+                if complete and phase == layout.INIT:
+                    self._collectives.start()
                 if find is not None and not saves:
                     self._load_log.note(find(args, kwargs), complete, via)
 

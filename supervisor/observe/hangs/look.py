@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 ANSWER_S = 2.0
+#: A wait for a file that is over sooner is none.
+MOMENT_S = 0.5
 #: Of the processes that one rank started, so many are read.
 MOST_WORKERS = 32
 NOT_ASKED = RecordedCollectives(unreadable="it was not asked")
@@ -168,24 +170,45 @@ def _worker(look: RankLook, child: process_tree.ProcessStat, directory: Path, un
     """Return a look at a process below a rank; None for one that runs another program (a compiler, a shell)."""
     if procfs.executable(child.pid) != procfs.executable(look.process.pid):
         return None
-    return _process(ProcessLook(child.pid, child.start_ticks), directory, until)
+    return _process(ProcessLook(child.pid, child.start_ticks), directory, until, forked_by=look.process.pid)
 
 
-def _process(look: ProcessLook, directory: Path, until: float) -> ProcessLook:
+def _process(look: ProcessLook, directory: Path, until: float, *, forked_by: int = 0) -> ProcessLook:
     pid = look.pid
     if start_ticks_of(pid) != look.start_ticks:
-        state = "Z" if (left := process_tree.read(pid)) is not None and left.start_ticks == look.start_ticks else ""
-        return replace(look, waits=procfs.ThreadWait(state), no_stacks="it is gone")
-    before, waits = procfs.counters(pid, time.monotonic()), procfs.waits(pid)
-    text = stack_dumps.request(pid, look.start_ticks, directory, deadline_s=_left(until))
-    stacks, reason = frames.parse(text), ""
-    if not stacks:
-        reason = text.partition(f"process {pid}: ")[2] or text
-        if waits.state not in "tT":
-            stacks, other = py_spy.stacks(pid, deadline_s=_left(until))
-            reason = "" if stacks else f"{reason}; {other}"
+        left = process_tree.read(pid)
+        state = "Z" if left is not None and left.start_ticks == look.start_ticks else ""
+        return replace(look, waits=ThreadWait(state), no_stacks="it is gone")
+    before = procfs.counters(pid, time.monotonic())
+    waits = _lasting(pid)
+    stacks, reason = _stacks(look, waits, directory, until, forked_by)
     after = procfs.counters(pid, time.monotonic())
     return replace(look, name=procfs.command_name(pid), waits=waits, stacks=stacks, no_stacks=reason, before=before, after=after)
+
+
+def _lasting(pid: int) -> ThreadWait:
+    """Return what the main thread does; a wait for a file only if it lasts: each read of a file is one for a moment."""
+    until = time.monotonic() + MOMENT_S
+    while _waits_for_file(waits := procfs.waits(pid)) and time.monotonic() < until:
+        time.sleep(stack_dumps.POLL_S)
+    return waits
+
+
+def _waits_for_file(waits: ThreadWait) -> bool:
+    return waits.state == "D" or waits.file is not None
+
+
+def _stacks(look: ProcessLook, waits: ThreadWait, directory: Path, until: float, forked_by: int) -> tuple[tuple[ThreadStack, ...], str]:
+    """Return a process's stacks, or none and why. One that waits for a file gets no signal: it could not answer, and the call may fail."""
+    if _waits_for_file(waits):
+        reason = "it waits for a file, and answers no signal meanwhile"
+    else:
+        text = stack_dumps.request(look.pid, look.start_ticks, directory, deadline_s=_left(until), forked_by=forked_by)
+        if stacks := frames.parse(text):
+            return stacks, ""
+        reason = text.partition(f"process {look.pid}: ")[2] or text
+    stacks, other = py_spy.stacks(look.pid, deadline_s=_left(until))
+    return stacks, "" if stacks else f"{reason}; {other}"
 
 
 def _left(until: float) -> float:

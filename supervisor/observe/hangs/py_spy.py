@@ -1,6 +1,7 @@
 """Python stacks by py-spy, where it is installed: of processes that do not catch our signal.
 
-It stops the process for some milliseconds, and cannot read one that is stopped already. With `--native` it takes seconds: not here.
+It reads without stopping the process: one that waits for a dead file system cannot be stopped, and one that stands still need not be.
+With `--native` it takes seconds: not here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def stacks(pid: int, *, deadline_s: float) -> tuple[tuple[ThreadStack, ...], str
     program = shutil.which(PROGRAM)
     if program is None:
         return (), "py-spy is not installed"
-    answer = run_system_command([program, "dump", "--json", "--pid", str(pid)], deadline_s)
+    answer = run_system_command([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], deadline_s)
     if answer is None:
         return (), "py-spy did not end in time"
     found = parse_py_spy(answer.text)

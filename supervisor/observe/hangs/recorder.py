@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 POLL_S = 0.02
@@ -101,42 +102,50 @@ def request(directory: Path, pid: int, *, deadline_s: float = 2.0) -> RecordedCo
 
 
 def read(answer: bytes) -> RecordedCollectives:
-    """Return what an answer says: a line with the groups as Python knows them, then the recorder's own JSON, empty where torch has none."""
-    ours, _, theirs = answer.partition(b"\n")
+    """Return what an answer says: a line with the groups as Python knows them, then one for each of torch's recorders."""
+    ours, *theirs = answer.splitlines() or [b""]
     try:
-        known: dict[str, Any] = json.loads(ours)
-        recorded: dict[str, Any] = json.loads(theirs) if theirs.strip() else {}
-        return RecordedCollectives(_groups(known, recorded), "" if recorded else str(known.get("error") or "torch records nothing"))
+        known: dict[str, dict[str, Any]] = json.loads(ours)["groups"]
+        recorders: list[dict[str, Any]] = [json.loads(line) for line in theirs if line.strip()]
+        groups = [group for recorded in recorders for group in _recorded(known, recorded)]
+        silent = [_group(name, known, "", (), {}) for name in known if not any(group.name == name for group in groups)]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        return RecordedCollectives(unreadable=f"not the JSON that was expected: {error}")
+        return RecordedCollectives(unreadable=f"its answer is not as expected: {type(error).__name__}: {error}")
+    return RecordedCollectives((*groups, *silent), "" if recorders else "its torch has no recorder that writes JSON")
 
 
-def _groups(known: dict[str, Any], recorded: dict[str, Any]) -> tuple[ProcessGroup, ...]:
-    """Return the groups of both halves, by name; the recorder's counts are by a number that only its entries give a name."""
-    entries: dict[str, list[dict[str, Any]]] = {}
-    numbers: dict[str, str] = {}
+def _recorded(known: dict[str, dict[str, Any]], recorded: dict[str, Any]) -> list[ProcessGroup]:
+    """Return the groups of one recorder; its counts are by a number, of which only the entries give the name."""
+    entries: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for entry in recorded.get("entries") or ():
-        name = str(entry["process_group"][0])
-        entries.setdefault(name, []).append(entry)
-        numbers[name] = str(entry["pg_id"])
-    found = []
-    for name in dict.fromkeys([*known.get("groups", {}), *entries]):
-        of_python: dict[str, Any] = known.get("groups", {}).get(name) or {}
-        status: dict[str, Any] = (recorded.get("pg_status") or {}).get(numbers.get(name, "")) or {}
-        last = tuple(_collective(entry) for entry in entries.get(name, ())[-MOST_KEPT:])
-        timeouts = [of_python.get("timeout_s"), *(one.timeout_s for one in reversed(last))]
-        found.append(
-            ProcessGroup(
-                name,
-                tuple(int(rank) for rank in of_python.get("ranks") or ()),
-                backend=str(of_python.get("backend") or ""),
-                timeout_s=next((float(value) for value in timeouts if value is not None), None),
-                enqueued=_number(status.get("last_enqueued_collective")),
-                completed=_number(status.get("last_completed_collective")),
-                last=last,
-            )
-        )
-    return tuple(found)
+        entries.setdefault((str(entry["process_group"][0]), str(entry["pg_id"])), []).append(entry)
+    status = recorded.get("pg_status") or {}
+    return [
+        _group(name, known, _backend(of_group[-1]), [_collective(entry) for entry in of_group], status.get(number) or {})
+        for (name, number), of_group in entries.items()
+    ]
+
+
+def _group(
+    name: str, known: dict[str, dict[str, Any]], backend: str, collectives: Sequence[Collective], status: dict[str, Any]
+) -> ProcessGroup:
+    of_python = known.get(name) or {}
+    last = tuple(collectives[-MOST_KEPT:])
+    timeouts = [of_python.get("timeout_s"), *(one.timeout_s for one in reversed(last))]
+    return ProcessGroup(
+        name,
+        tuple(int(rank) for rank in of_python.get("ranks") or ()),
+        backend=backend or str(of_python.get("backend") or ""),
+        timeout_s=next((float(value) for value in timeouts if value is not None), None),
+        enqueued=_number(status.get("last_enqueued_collective", of_python.get("sequence"))),
+        completed=_number(status.get("last_completed_collective")),
+        last=last,
+    )
+
+
+def _backend(entry: dict[str, Any]) -> str:
+    """Return the backend of an entry: its name is `gloo:all_reduce`."""
+    return str(entry.get("profiling_name") or "").rpartition(":")[0]
 
 
 def _collective(entry: dict[str, Any]) -> Collective:

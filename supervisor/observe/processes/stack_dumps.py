@@ -3,16 +3,25 @@
 An uncaught signal would kill. So it is sent only to the very process that was meant (start time checked behind a pidfd), only if its SigCgt
 shows a handler, and only if it has a stacks file: then the handler is ours. The handler is faulthandler's: it runs at once, in C, also in a
 rank that is stuck in a collective, and does not touch the training. A stopped process is left alone.
+
+A process that a rank forked (a DataLoader's worker) keeps the handler and writes to the rank's file: it is asked only while it holds that
+file open. A lock on the file keeps two dumps apart, also of two askers.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from supervisor.instrument._supervise_shim.layout import STACKS_SIGNAL, start_ticks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 POLL_S = 0.02
 QUIET_POLLS = 3  # the handler writes a line at a time: the dump is whole when it stood still so long
@@ -23,27 +32,59 @@ class _NoStacks(Exception):  # noqa: N818 - an answer, not an error
     """Why a process is not asked for its stacks."""
 
 
-def request(pid: int, start_ticks: int, directory: Path, *, deadline_s: float = 2.0) -> str:
-    """Give the stacks of all threads of a process, as faulthandler writes them, or one line "no stacks: ..." with the reason."""
+def request(pid: int, start_ticks: int, directory: Path, *, deadline_s: float = 2.0, forked_by: int = 0) -> str:
+    """Give the stacks of all threads of a process, as faulthandler writes them, or one line "no stacks: ..." with the reason.
+
+    forked_by: the pid of the rank above a process that is none itself.
+    """
+    until = time.monotonic() + deadline_s
     try:
-        path = _stacks_file(directory, pid)
-        begin = _size(path)
-        _ask(pid, start_ticks)
+        path = _stacks_file(directory, pid, forked_by)
+        with _alone(path, until):
+            begin = _size(path)
+            _ask(pid, start_ticks)
+            _wait_written(path, begin, until)
+            with path.open("rb") as file:
+                file.seek(begin)
+                text = file.read(MOST_BYTES).decode(errors="replace")
     except (_NoStacks, OSError) as error:
         return f"no stacks: process {pid}: {error.strerror if isinstance(error, OSError) else error}"
-    _wait_written(path, begin, time.monotonic() + deadline_s)
-    with path.open("rb") as file:
-        file.seek(begin)
-        text = file.read(MOST_BYTES).decode(errors="replace")
     return text or f"no stacks: process {pid}: did not answer within {deadline_s:g} s"
 
 
-def _stacks_file(directory: Path, pid: int) -> Path:
+def _stacks_file(directory: Path, pid: int, forked_by: int) -> Path:
     path = next(iter(sorted(directory.glob(f"stacks-*-{pid}.txt"))), None)
+    if path is None and forked_by:
+        path = next(iter(sorted(directory.glob(f"stacks-*-{forked_by}.txt"))), None)
+        if path is not None and str(path) not in _open_files(pid):
+            path = None  # it closed what it inherited: the number may be another file's by now
     if path is None:
         reason = "it is not instrumented"
         raise _NoStacks(reason)
     return path
+
+
+def _open_files(pid: int) -> set[str]:
+    """Return what the descriptors of a process are links to; asks no file system."""
+    return {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}  # noqa: PTH115 - names that may be no paths
+
+
+@contextmanager
+def _alone(path: Path, until: float) -> Iterator[None]:
+    """Hold the lock of a stacks file. The processes that write to it do not take it."""
+    with path.open("rb") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= until:
+                    reason = "its stacks are being written for someone else"
+                    raise _NoStacks(reason) from error
+            except OSError:  # a file system without locks
+                break
+            time.sleep(POLL_S)
+        yield
 
 
 def _ask(pid: int, start_ticks: int) -> None:

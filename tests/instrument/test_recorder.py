@@ -1,0 +1,91 @@
+"""The thread that answers what a rank's collectives are: it answers again and again, and is in nobody's way."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.observe.hangs import recorder
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from conftest import Attempt
+
+pytestmark = pytest.mark.process
+
+GROUP = """
+import os, sys, threading
+import torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group('gloo', init_method='tcp://127.0.0.1:0', rank=0, world_size=1, timeout=timedelta(seconds=77))
+assert threading.enumerate() == [threading.main_thread()]
+dist.all_reduce(torch.ones(3, 2))
+dist.barrier()
+print(os.getpid(), flush=True)
+sys.stdin.readline()
+"""
+#: Ends of a rank: the code that follows, and its exit code.
+ENDS = {
+    "in order": ("dist.destroy_process_group()", 0),
+    "without": ("", 0),
+    "SystemExit": ("raise SystemExit(3)", 3),
+    "os._exit": ("os._exit(4)", 4),
+    "exception": ("raise ValueError", 1),
+    "exec": ("os.execv('/bin/true', ['true'])", 0),
+    "SIGTERM": ("import signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    "fork": (
+        "pid = os.fork()\nif not pid:\n    os._exit(5)\nassert os.waitpid(pid, 0)[1] >> 8 == 5\nsys.exit(6)",
+        6,
+    ),
+}
+
+
+def ended(attempt: Attempt, code: str, asks: int) -> tuple[int, list[recorder.RecordedCollectives]]:
+    """Run a rank, ask it so often, and let it end; return its exit code and the answers."""
+    command = [sys.executable, "-c", GROUP + code]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, env=attempt.env(), stdin=pipe, stdout=pipe, stderr=null) as rank:  # noqa: S603 - our own interpreter
+        assert rank.stdout is not None
+        pid = int(rank.stdout.readline())
+        answers = [recorder.request(attempt.directory, pid, deadline_s=20) for _ in range(asks)]
+        rank.communicate(b"\n", timeout=60)
+    assert recorder.request(attempt.directory, pid).unreadable == "it does not answer"
+    return rank.returncode, answers
+
+
+def test_a_rank_answers_what_its_collectives_are_and_ends_as_ever(attempt: Attempt) -> None:
+    code, answers = ended(attempt, "dist.destroy_process_group()", 2)
+    assert code == 0
+    assert answers[0] == answers[1]
+    (group,) = answers[0].groups
+    assert (group.ranks, group.backend, group.timeout_s, group.enqueued) == ((0,), "gloo", 77.0, 2)
+    assert [(one.operation, one.sequence, one.sizes) for one in group.last] == [("all_reduce", 1, ((3, 2),)), ("barrier", 2, ())]
+    assert group.pending is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("asks", [0, 1])
+def test_it_stands_in_the_way_of_no_end(attempt: Attempt, end: str, asks: int) -> None:
+    code, expected = ENDS[end]
+    assert ended(attempt, code, asks)[0] == expected
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_goes_on_after_requests_that_nobody_read(attempt: Attempt) -> None:
+    command = [sys.executable, "-c", GROUP]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=attempt.env(), stdin=pipe, stdout=pipe) as rank:  # noqa: S603 - our own interpreter
+        assert rank.stdout is not None
+        pid = int(rank.stdout.readline())
+        rank.send_signal(signal.SIGSTOP)
+        for _ in range(3):
+            assert "did not answer" in recorder.request(attempt.directory, pid, deadline_s=0.1).unreadable
+        rank.send_signal(signal.SIGCONT)
+        wait_for(lambda: recorder.request(attempt.directory, pid).groups, "an answer")
+        rank.communicate(b"\n", timeout=60)
+    assert rank.returncode == 0

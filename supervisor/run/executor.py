@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import queue
 import random
 import threading
@@ -26,7 +25,6 @@ from supervisor.core.events import (
     EvidenceCollected,
     LauncherExited,
     LauncherFellBack,
-    ProgressObserved,
     RanksFound,
     TimerFired,
 )
@@ -34,24 +32,23 @@ from supervisor.core.gathering import began_text
 from supervisor.core.model import Cause, Launcher
 from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
-from supervisor.job.identity import SHM, is_gone
+from supervisor.job.identity import is_gone
 from supervisor.launch.session import SessionContext
 from supervisor.observe import collect
 from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFacts
 from supervisor.observe.processes.launched_ranks import with_found
 from supervisor.observe.ranks import heartbeats
-from supervisor.observe.ranks.progress_sampler import ProgressSampler
 from supervisor.observe.reconcile import reconciled
 from supervisor.run.left_processes import LeftProcesses
 from supervisor.run.node_requests import NodeRequests
 from supervisor.run.rank_requests import RankRequests, wall_t
+from supervisor.run.rank_sampling import RankSampling
 from supervisor.run.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.core.events import Event
-    from supervisor.core.model import Evidence, RankExit, RankInfo
+    from supervisor.core.model import Evidence, RankExit
     from supervisor.core.state import JobState
     from supervisor.guardian.messages import GuardianEvent, StreamTail
     from supervisor.job.job import Job
@@ -75,8 +72,6 @@ LEAVE_GRACE_S = 2.0
 SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
 #: After so long a warning reports that the start of an attempt waits for a disk.
 PREPARED_S = 10.0
-#: How long the loop waits for heartbeats that are on a disk.
-SAMPLE_WAIT_S = 0.2
 #: How often the thread that waits for other nodes checks whether the attempt is still to begin.
 AGREE_POLL_S = 0.5
 
@@ -84,15 +79,15 @@ AGREE_POLL_S = 0.5
 class Executor:
     """Carries actions out for one job. Its public methods are called on the loop's thread."""
 
-    def __init__(self, job: Job, loop: Loop, reporter: Reporter, sampler: ProgressSampler, factory: JobFactory) -> None:
+    def __init__(self, job: Job, loop: Loop, reporter: Reporter, factory: JobFactory) -> None:
         self._job = job
         self._loop = loop
         self._reporter = reporter
-        self._sampler = sampler
         self._factory = factory
         self.watch = AttemptWatch(job, factory.signatures, loop.clock)
         self.threads = Threads(loop, lambda text: reporter.print_message(act.PrintMessage("warning", text)))
         self.left = LeftProcesses(loop, reporter)
+        self.sampling = RankSampling(job, loop, self.threads, factory.checkpoints.belongs_to_job)
         self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self._guardian: GuardianClient | None = None
         self._session: Session | None = None
@@ -141,7 +136,7 @@ class Executor:
     def tick(self) -> None:
         """Poll what sends no event by itself: heartbeats, rank ends, ranks that a plain command started."""
         state = self._loop.state
-        self._sample(state.attempt.live_ranks)
+        self.sampling.sample(state.attempt.live_ranks)
         self.watch.tick(state.attempt.live_ranks)
         self._post_found_ranks(state)
 
@@ -225,7 +220,7 @@ class Executor:
         self._gone.clear()
         self._given, self._command = action, applied
         resume = action.resume if isinstance(action, act.BeginAttempt) else None
-        self._sampler.watch(action.attempt, self._job.attempt_dir(action.attempt), self._loop.clock.now(), resume)
+        self.sampling.watch(action.attempt, resume)
         self.watch.begin(action.attempt, plain=self._loop.state.run.policy.launcher is not Launcher.ELASTIC)
         self.node.health.begin()
         if self._session is None:
@@ -255,31 +250,8 @@ class Executor:
         context, note = (self._loop, self.guardian, self._job, self._last_sample, self.ended, self.fall_back), self._reporter.note
         return SessionContext(*context, note, self.left.by_guardian)
 
-    def post_last_progress(self) -> bool:
-        """Post the progress that the ranks of a killed supervisor made until they died with it; False if their heartbeats are gone."""
-        state = self._loop.state
-        directory = self._job.attempt_dir(state.attempt.number)
-        if not heartbeats.read(directory / "heartbeat"):
-            return False
-        found: list[Event] = []
-        last_sampler = ProgressSampler(found.append, math.inf, self._factory.checkpoints.belongs_to_job)
-        last_sampler.watch(state.attempt.number, directory, state.attempt.began_t, state.attempt.resume)
-        last_sampler.sample(self._loop.clock.now(), (), last=True)
-        for event in found:
-            if isinstance(event, ProgressObserved):  # their other events belong to a stop that is over
-                self._loop.post(event)
-        return True
-
     def _last_sample(self) -> None:
-        self._sample(self._loop.state.attempt.live_ranks, last=True)
-
-    def _sample(self, ranks: tuple[RankInfo, ...], *, last: bool = False) -> None:
-        """Sample the heartbeats: at once if they are in memory, else in a thread, which a disk may hold up."""
-        now = self._loop.clock.now()
-        if self._job.scratch.is_relative_to(SHM):
-            self._sampler.sample(now, ranks, last=last)
-        else:
-            self.threads.recur("heartbeats", lambda: self._sampler.sample(now, ranks, last=last), wait_s=SAMPLE_WAIT_S)
+        self.sampling.sample(self._loop.state.attempt.live_ranks, last=True)
 
     def _is_current(self, attempt: int) -> bool:
         return self._given is not None and self._given.attempt == attempt
@@ -490,7 +462,7 @@ class Executor:
 
     def _finish(self, action: act.Finish) -> None:
         self._finish_asked = action
-        self._sampler.forget()
+        self.sampling.forget()
         self.watch.stop()
         self.threads.start("health-close", self.node.health.close, awaited=False)
         if self._guardian is None:

@@ -37,7 +37,6 @@ from supervisor.journal.records import SUMMARY, Ended, Note, RunBegan
 from supervisor.journal.writer import ANSWER_DEADLINE_S, open_journal
 from supervisor.knobs import job_knobs, programs
 from supervisor.launch.guardian_client import ignored_signals
-from supervisor.observe.ranks.progress_sampler import ProgressSampler
 from supervisor.report import event_log
 from supervisor.report.alert_watch import AlertWatch
 from supervisor.report.last_line import last_line
@@ -166,8 +165,7 @@ class _Run:
             self.reporter.goes_on(self.past.state.run.incident)
         news = CheckpointNews(self.loop, self.reporter, terminal, self.log, keep=settings.checkpoints.keep)
         self.factory = JobFactory(job, ignored, lambda text: terminal.message(text, "warning"), news.took)
-        self.sampler = ProgressSampler(self.loop.post, settings.instrument.start_ceiling_s, self.factory.checkpoints.belongs_to_job)
-        self.executor = Executor(job, self.loop, self.reporter, self.sampler, self.factory)
+        self.executor = Executor(job, self.loop, self.reporter, self.factory)
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
         self.mirror: MirrorLink | None = None
@@ -234,7 +232,7 @@ class _Run:
             digest = identity.command_digest(self.job.command)
             self.executor.node.list_gpus()
             self.executor.node.examine_shared_memory()
-            is_posted = self.continues and self.executor.post_last_progress()
+            is_posted = self.continues and self.executor.sampling.post_last_progress()
             started = SupervisorStarted(
                 self.clock.now(),
                 self.job.run_id,

@@ -22,8 +22,8 @@ from tests.support.waiting import wait_for
 
 
 def test_the_world_size_reaches_what_is_written_into_files(tmp_path: Path) -> None:
-    job, loop, factory = MagicMock(), SimpleNamespace(clock=Clock.start()), MagicMock()
-    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), factory)  # type: ignore[arg-type]  # a loop that keeps its state
+    job, loop, factory = MagicMock(), SimpleNamespace(clock=Clock.start(), post=MagicMock()), MagicMock()
+    executor: Any = Executor(job, loop, MagicMock(), factory)  # type: ignore[arg-type]  # a loop that keeps its state
     factory.world_size = lambda nproc: {3: 3}[nproc]
     loop.state = JobState(stage=Stage.STARTING, attempt=Attempt(number=2))
     loop.call_soon = lambda _call: None
@@ -35,14 +35,14 @@ def test_the_world_size_reaches_what_is_written_into_files(tmp_path: Path) -> No
 def test_an_attempt_that_still_waits_for_the_journal_is_stopped_without_waiting_for_it() -> None:
     posted: list[Any] = []
     loop = SimpleNamespace(clock=Clock.start(), post=posted.append, state=JobState(stage=Stage.STOPPING, attempt=Attempt(number=2)))
-    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), MagicMock())  # type: ignore[arg-type]  # a loop that keeps its state
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock())  # type: ignore[arg-type]  # a loop that keeps its state
     executor.perform(act.StopRanks(2, 15, 30.0, "stop"))
     assert [(event.attempt, event.outcome) for event in posted] == [(2, "stopped")]
 
 
 def test_nothing_falls_back_to_stock_torchrun_once_a_stop_was_asked_for() -> None:
     loop, factory = MagicMock(), MagicMock()
-    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), factory)
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), factory)
     loop.state = JobState(attempt=Attempt(1), stage=Stage.STARTING)
     executor._prepared(act.BeginAttempt(1, "start", None), "", None, AttemptCommand(("torchrun", "train.py"), {}))  # noqa: SLF001  its worker's answer
     loop.state = JobState(attempt=Attempt(1), stage=Stage.STOPPING, run=Run(stop=StopRequest(15, 1, 0.0)))
@@ -65,7 +65,7 @@ def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows
 
     factory.checkpoints.select, factory.checkpoints.problems = select, ()
     loop.state = JobState(stage=Stage.SELECTING)
-    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), factory)
+    executor: Any = Executor(job, loop, MagicMock(), factory)
     executor.perform(act.SelectCheckpoint(0))
     assert moves.wait(10)
     loop.state = JobState(stage=Stage.STARTING, attempt=Attempt(number=1))
@@ -81,7 +81,7 @@ def test_an_attempt_whose_nodes_have_met_is_not_said_to_have_ended_by_an_order_t
     posted: list[Any] = []
     loop, job = MagicMock(), MagicMock()
     loop.post, loop.state = posted.append, JobState(stage=Stage.STARTING, attempt=Attempt(number=1))
-    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), MagicMock())
+    executor: Any = Executor(job, loop, MagicMock(), MagicMock())
     executor._prepared(act.GatherNodes(1), "", None, None)  # noqa: SLF001  its worker's answer
     loop.state = JobState(stage=Stage.FOLLOWING, attempt=Attempt(number=1))
     executor.perform(act.BeginAttempt(1, "start", None))  # another node's rank failed while the journal was waited for
@@ -93,7 +93,7 @@ def test_what_mixed_attempts_wrote_is_found_by_the_wall_clock_that_was_set_back_
     loop, factory = MagicMock(), MagicMock()
     an_hour_ahead = Clock(time.time() + 3600.0, time.monotonic())
     loop.clock, loop.state = an_hour_ahead, JobState(run=Run(mixed_from_t=an_hour_ahead.now() - 60.0))
-    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), factory)
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), factory)
     executor._distrust()  # noqa: SLF001  in a thread of the collection's
     (since_t,) = factory.checkpoints.node_offer.reject_mixed.call_args.args
     assert abs(since_t - (time.time() - 60.0)) < 1.0

@@ -16,7 +16,7 @@ from supervisor.core.events import ProgramSeen, ProgressObserved, Saved, SaveOnR
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
-from supervisor.observe.ranks import error_files, heartbeats, save_logs
+from supervisor.observe.ranks import error_files, save_logs
 from supervisor.observe.ranks.path_patterns import checkpoint_path
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class ProgressSampler:
         self._post = post
         self._is_ours = is_ours
         self._ceiling_s = ceiling_s
-        self._directory: Path | None = None
 
     def watch(self, attempt: int, directory: Path, t: float, resume: CheckpointRef | None) -> None:
         """Begin with a new attempt whose files are in `directory`."""
@@ -48,15 +47,8 @@ class ProgressSampler:
         self._posted: ProgressObserved | None = None
         self._ceiling_posted = self._program_sought = self._program_posted = self._asking_posted = self._saved_posted = False
 
-    def forget(self) -> None:
-        """Nothing runs."""
-        self._directory = None
-
-    def sample(self, t: float, ranks: Sequence[RankInfo], *, last: bool = False) -> None:
-        """Read the heartbeats and post what is new. The `last` sample before the attempt's end posts every new step."""
-        if self._directory is None:
-            return
-        beats = heartbeats.read(self._directory / "heartbeat")
+    def sample(self, t: float, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], *, last: bool = False) -> None:
+        """Take a sample of the heartbeats and post what is new. The `last` sample before the attempt's end posts every new step."""
         self._post_silence(t, ranks, beats)
         seen = [beat for beat in beats if beat.pid]
         if last or any(beat.steps > 0 for beat in seen):
@@ -82,7 +74,7 @@ class ProgressSampler:
 
     def _post_program(self, t: float, *, last: bool) -> None:
         """Post what the ranks wrote of the framework: at the first step, or with the exception that came before it."""
-        if self._directory is None or self._program_posted or (self._program_sought and not last):
+        if self._program_posted or (self._program_sought and not last):
             return
         self._program_sought = True
         found = error_files.programs(self._directory)
@@ -114,7 +106,7 @@ class ProgressSampler:
 
         The checkpoint that the attempt resumes from if it is among them, else the last one.
         """
-        paths = loads(self._directory) if self._directory else []
+        paths = loads(self._directory)
         units = [checkpoint_path(path) for path in paths]
         resumed = self._resume.path if self._resume is not None else ""
         if resumed and (resumed in {*paths, *units} or any(path.startswith(resumed + "/") for path in paths)):

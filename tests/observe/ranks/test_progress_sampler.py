@@ -57,7 +57,7 @@ def test_a_file_of_a_checkpoint_names_the_checkpoint(
     posted: list[Event] = []
     sampler = ProgressSampler(posted.append, 60.0)
     sampler.watch(2, tmp_path, 1.0, resume)
-    sampler.sample(2.0, (RankInfo(0, 0, identity.pid, identity.start_ticks),))
+    sampler.sample(2.0, (RankInfo(0, 0, identity.pid, identity.start_ticks),), heartbeats.read(tmp_path / "heartbeat"))
     assert [event.loaded for event in posted if isinstance(event, ProgressObserved)] == [told]
 
 
@@ -85,5 +85,5 @@ def test_the_second_step_that_a_script_reports_by_itself_is_posted_at_once(tmp_p
     sampler.watch(1, tmp_path, 1.0, None)
     for t, step in ((2.0, 1), (2.2, 2), (2.4, 3)):
         beat.report_step(step)
-        sampler.sample(t, (RankInfo(0, 0, identity.pid, identity.start_ticks),))
+        sampler.sample(t, (RankInfo(0, 0, identity.pid, identity.start_ticks),), heartbeats.read(tmp_path / "heartbeat"))
     assert [event.step for event in posted if isinstance(event, ProgressObserved)] == [1, 2]

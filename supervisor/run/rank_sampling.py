@@ -1,0 +1,134 @@
+"""Reads the heartbeats of the running attempt, once for all who go by them: its progress, and whether it hangs."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from supervisor.core.events import ProgressObserved
+from supervisor.core.model import RankInfo
+from supervisor.core.state import Stage
+from supervisor.instrument._supervise_shim.layout import start_ticks_of
+from supervisor.job.identity import SHM
+from supervisor.observe.hangs import diagnosis, look
+from supervisor.observe.hangs.threshold import HangLimits
+from supervisor.observe.hangs.watch import HangWatch
+from supervisor.observe.ranks import heartbeats
+from supervisor.observe.ranks.progress_sampler import ProgressSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from supervisor.core.events import Event
+    from supervisor.core.model import CheckpointRef, Hang
+    from supervisor.job.job import Job
+    from supervisor.observe.hangs.diagnosis import Movement
+    from supervisor.observe.hangs.look import Look
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
+    from supervisor.run.loop import Loop
+    from supervisor.run.threads import Threads
+
+#: How long the loop waits for heartbeats that are on a disk.
+SAMPLE_WAIT_S = 0.2
+
+
+class RankSampling:
+    """Samples one attempt at a time. Its methods are called on the loop's thread. is_ours: whether a path is a checkpoint of this job."""
+
+    def __init__(self, job: Job, loop: Loop, threads: Threads, is_ours: Callable[[str], bool]) -> None:
+        self._job, self._loop, self._threads, self._is_ours = job, loop, threads, is_ours
+        hang = job.settings.hang
+        self._looks = RankLooks(loop, threads)
+        self._progress = ProgressSampler(loop.post, job.settings.instrument.start_ceiling_s, is_ours)
+        self._hangs = HangWatch(loop.post, HangLimits(hang.train_s, hang.phase_s, hang.confirm_s), self._looks, suspended_s=suspended_s)
+        self._directory: Path | None = None
+
+    def watch(self, attempt: int, resume: CheckpointRef | None) -> None:
+        """Begin with a new attempt."""
+        directory = self._directory = self._looks.directory = self._job.attempt_dir(attempt)
+        self._progress.watch(attempt, directory, self._loop.clock.now(), resume)
+        self._hangs.watch(attempt)
+
+    def forget(self) -> None:
+        """Nothing runs."""
+        self._directory = None
+
+    def sample(self, ranks: Sequence[RankInfo], *, last: bool = False) -> None:
+        """Read the heartbeats and post what is new: at once if they are in memory, else in a thread, which a disk may hold up.
+
+        The `last` sample before the attempt's end posts every new step.
+        """
+        directory, now, is_watched = self._directory, self._loop.clock.now(), self._loop.state.stage is Stage.RUNNING and not last
+        if directory is None:
+            return
+
+        def work() -> None:
+            beats = heartbeats.read(directory / "heartbeat")
+            self._progress.sample(now, ranks, beats, last=last)
+            if is_watched:
+                self._hangs.sample(now, beats, ranks)
+
+        if self._job.scratch.is_relative_to(SHM):
+            work()
+        else:
+            self._threads.recur("heartbeats", work, wait_s=SAMPLE_WAIT_S)
+
+    def post_last_progress(self) -> bool:
+        """Post the progress that the ranks of a killed supervisor made until they died with it; False if their heartbeats are gone."""
+        attempt, now = self._loop.state.attempt, self._loop.clock.now()
+        directory = self._job.attempt_dir(attempt.number)
+        beats = heartbeats.read(directory / "heartbeat")
+        if not beats:
+            return False
+        found: list[Event] = []
+        last_sampler = ProgressSampler(found.append, math.inf, self._is_ours)
+        last_sampler.watch(attempt.number, directory, attempt.began_t, attempt.resume)
+        last_sampler.sample(now, (), beats, last=True)
+        for event in found:
+            if isinstance(event, ProgressObserved):  # their other events belong to a stop that is over
+                self._loop.post(event)
+        return True
+
+
+class RankLooks:
+    """Takes looks at the ranks in worker threads (watch.Looks)."""
+
+    def __init__(self, loop: Loop, threads: Threads) -> None:
+        self._loop, self._threads = loop, threads
+        self.directory: Path | None = None
+
+    def start(self, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], done: Callable[[Look | None], None]) -> None:
+        """Take a look in a thread. From any thread."""
+        directory = self.directory
+
+        def work() -> None:
+            found = None
+            try:
+                if directory is not None:
+                    found = look.take(with_beats(ranks, beats), directory, beats={beat.rank: beat for beat in beats})
+            finally:
+                done(found)
+
+        self._loop.call_soon(lambda: self._threads.start("look", work, awaited=False))
+
+    def compare(self, first: Look, second: Look) -> Movement:
+        """Return what moved from one look to the next."""
+        return diagnosis.compare(first, second)
+
+    def hang(self, first: Look, second: Look, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
+        """Return what two looks agree on."""
+        return diagnosis.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=calibrated)
+
+
+def with_beats(ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat]) -> tuple[RankInfo, ...]:
+    """Return the ranks, and those that only their heartbeats show: torch.multiprocessing starts them below a process that we started."""
+    known = {info.rank for info in ranks}
+    found = [RankInfo(beat.rank, beat.local_rank, beat.pid, beat.start_ticks) for beat in beats if beat.rank not in known]
+    return (*ranks, *(info for info in found if start_ticks_of(info.pid) == info.start_ticks))
+
+
+def suspended_s() -> float:
+    """Return how long this machine was suspended since it started."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()

@@ -1,0 +1,149 @@
+"""The heartbeats of a running attempt: one reading, from which progress and hangs are posted."""
+
+from __future__ import annotations
+
+import os
+import queue
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from supervisor.config.settings import Settings
+from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected, ProgressObserved
+from supervisor.core.model import RankInfo
+from supervisor.core.state import Stage
+from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
+from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
+from supervisor.observe.hangs import look
+from supervisor.observe.ranks import heartbeats
+from supervisor.run.rank_sampling import RankLooks, RankSampling, suspended_s, with_beats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@dataclass
+class VirtualLoop:
+    """A loop whose time is what the test sets, and whose workers run at once."""
+
+    t: float = 1000.0
+    posted: list[Any] = field(default_factory=list)
+    state: Any = field(default_factory=lambda: SimpleNamespace(stage=Stage.RUNNING))
+
+    @property
+    def clock(self) -> Any:  # noqa: ANN401 - stands for Clock
+        """The virtual clock."""
+        return SimpleNamespace(now=lambda: self.t)
+
+    def post(self, event: object) -> None:
+        """Keep what is posted."""
+        self.posted.append(event)
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run it."""
+        call()
+
+    def start(self, _name: str, work: Callable[[], None], *, awaited: bool) -> None:
+        """Do what a thread would do; its exception is a warning (run/threads.py)."""
+        assert not awaited
+        try:
+            work()
+        except OSError as error:
+            self.posted.append(error)
+
+    def recur(self, _name: str, work: Callable[[], None], *, wait_s: float) -> None:
+        """Do what a thread would do while the loop waits."""
+        assert wait_s > 0
+        work()
+
+
+@pytest.fixture
+def beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HeartbeatWriter:
+    """The slot of rank 0, which is this process."""
+    heartbeats.create(tmp_path / "heartbeat", 2)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    identity = ProcessIdentity("/nowhere", str(tmp_path), "rank")
+    made = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
+    assert claim(identity, made)
+    return made
+
+
+def sampling(loop: VirtualLoop, directory: Path) -> RankSampling:
+    job: Any = SimpleNamespace(settings=Settings(), scratch=directory, attempt_dir=lambda _attempt: directory)
+    made = RankSampling(job, loop, loop, lambda _path: True)  # type: ignore[arg-type]
+    made.watch(1, None)
+    return made
+
+
+def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, taken = VirtualLoop(), []
+    (rank,) = with_beats((), heartbeats.read(tmp_path / "heartbeat"))
+    nothing_moves = look.Look(0.0, ())
+    monkeypatch.setattr(look, "take", lambda ranks, directory, *, beats: taken.append((ranks, directory, list(beats))) or nothing_moves)
+    made = sampling(loop, tmp_path)
+    for step in range(1, 40):
+        loop.t += 1.0
+        beat.report_step(step)
+        made.sample((rank,))
+    for _ in range(110):
+        loop.t += 1.0
+        made.sample((rank,))
+    kinds = [type(event) for event in loop.posted]
+    assert ProgressObserved in kinds
+    assert [kind for kind in kinds if kind is not ProgressObserved] == [HangSuspected, HangConfirmed]
+    assert taken[:2] == [((rank,), tmp_path, [0])] * 2
+    beat.report_step(40)
+    loop.t += 1.0
+    made.sample((rank,))
+    assert HangCleared in {type(event) for event in loop.posted}
+
+
+def test_ranks_that_are_being_stopped_are_not_watched(tmp_path: Path, beat: HeartbeatWriter) -> None:
+    loop = VirtualLoop(state=SimpleNamespace(stage=Stage.STOPPING))
+    made = sampling(loop, tmp_path)
+    beat.report_step(1)
+    for _ in range(700):
+        loop.t += 1.0
+        made.sample(())
+    assert {type(event) for event in loop.posted} == {ProgressObserved}
+
+
+def test_after_the_last_attempt_nothing_is_read(tmp_path: Path, beat: HeartbeatWriter) -> None:
+    loop = VirtualLoop()
+    made = sampling(loop, tmp_path)
+    made.forget()
+    beat.report_step(1)
+    made.sample((), last=True)
+    assert loop.posted == []
+
+
+def test_a_look_that_fails_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: object, **_kwargs: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(look, "take", broken)
+    loop, answers = VirtualLoop(), queue.SimpleQueue[object]()
+    looks = RankLooks(loop, loop)  # type: ignore[arg-type]
+    looks.directory = tmp_path
+    looks.start((), (), answers.put)
+    assert answers.get_nowait() is None
+    assert [type(event) for event in loop.posted] == [OSError]
+
+
+def test_ranks_that_only_a_heartbeat_shows_are_examined_while_they_live(tmp_path: Path, beat: HeartbeatWriter) -> None:
+    beat.report_step(1)
+    (seen,) = heartbeats.read(tmp_path / "heartbeat")
+    this = RankInfo(0, 0, os.getpid(), seen.start_ticks)
+    assert with_beats((), (seen,)) == (this,)
+    launcher = RankInfo(0, 0, 1, 2)
+    assert with_beats((launcher,), (seen,)) == (launcher,)
+    heartbeat_of_the_dead = heartbeats.RankHeartbeat(**{name: getattr(seen, name) for name in seen.__slots__} | {"start_ticks": 1})
+    assert with_beats((), (heartbeat_of_the_dead,)) == ()
+
+
+def test_the_machine_s_sleep_is_known() -> None:
+    assert suspended_s() == pytest.approx(suspended_s(), abs=0.1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from supervisor.core import actions as act
 from supervisor.launch import unkilled
 from supervisor.launch.orphans import LeftProcess
+from supervisor.observe.hangs import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from supervisor.guardian.messages import RemainingProcess
     from supervisor.report.reporter import Reporter
     from supervisor.run.loop import Loop
+
+#: The time for finding out what a process waits for. The kernel may not answer: the process may hold the lock of its own memory.
+ANSWER_S = 0.5
 
 
 class LeftProcesses:
@@ -43,7 +48,7 @@ class LeftProcesses:
         left = self._unkilled.await_end(unkilled.UNKILLED_S) if before else ()
         ended = [one.pid for one in before if one not in left]
         self._loop.call_soon(lambda: self._ended(ended)) if ended else None
-        return unkilled.refusal(left) if left else ""
+        return refusal([one.pid for one in left]) if left else ""
 
     @property
     def unkilled_pids(self) -> tuple[int, ...]:
@@ -53,13 +58,40 @@ class LeftProcesses:
     @property
     def names(self) -> str:
         """Name those that the next attempt waits for, "" if there are none."""
-        return ", ".join(unkilled.description(one.pid) for one in self._unkilled.known())
+        return ", ".join(map(description, self.unkilled_pids))
 
     def _alert(self, attempt: int, left: Sequence[LeftProcess]) -> None:
         for one in self._unkilled.add(left):
-            text = f"{unkilled.description(one.pid)} survives KILL: no attempt is started beside it"
+            text = f"{description(one.pid)} survives KILL: no attempt is started beside it"
             self._reporter.alerted(act.Alert("unkilled", attempt, text, str(one.pid)))
 
     def _ended(self, pids: Sequence[int]) -> None:
         for pid in pids:
             self._reporter.alert_over("unkilled", f"pid {pid} is gone, which had survived KILL", str(pid))
+
+
+def refusal(pids: Sequence[int]) -> str:
+    """Return why no attempt is started beside these, in the form of an exception: evidence for the signature io_error.unkilled."""
+    more = f", and {len(pids) - 1} more: pid {', '.join(map(str, pids[1:]))}" if len(pids) > 1 else ""
+    return f"UnkilledProcess: {description(pids[0])} survives KILL{more}; no attempt is started beside it"
+
+
+def description(pid: int) -> str:
+    """Name a process for a person: its pid, its name, and what it waits for. Blocks at most ANSWER_S.
+
+    Example: "pid 4242 (python3, state D, in write of /mnt/ckpt/step-100.pt on /mnt (nfs4))".
+    """
+    answer: list[str] = []
+    thread = threading.Thread(target=lambda: answer.append(_waits_for(pid)), name="description", daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    return f"pid {pid} ({procfs.command_name(pid) or '?'}{answer[0] if answer else ''})"
+
+
+def _waits_for(pid: int) -> str:
+    waits = procfs.waits(pid)
+    state = f", state {waits.state}" if waits.state else ""
+    if waits.file is not None:
+        mount = f" on {waits.file.mount} ({waits.file.fs_type})" if waits.file.mount else ""
+        return f"{state}, in {waits.file.call} of {waits.file.path}{mount}"
+    return f"{state}, in {waits.wchan}" if waits.wchan else state

@@ -64,7 +64,7 @@ def starts(run: Supervised) -> int:
 def test_the_next_attempt_waits_for_it_and_begins_when_it_is_gone(supervise: Run, disk: FreezableFs) -> None:
     run = supervise(*job(disk, *FAILING), options=RESUMING)
     pid = stuck_writer(run)
-    named = run.wait_for_line(rf"pid {pid} \(python\S*, state D[^)]*\) survives KILL: no attempt is started beside it")
+    named = run.wait_for_line(rf"pid {pid} \(python\S*, state D[^)]*\(ext4\)\) survives KILL: no attempt is started beside it")
     assert str(disk.place / "file") in named[0]
     wait_for(lambda: '"action":"BeginAttempt"' in run.journal() or "BeginAttempt" in run.journal(), "the order of the second attempt")
     assert starts(run) == 1
@@ -98,7 +98,7 @@ def test_a_stop_ends_in_time_and_the_next_start_waits_for_what_it_left(supervise
     assert run.exit_code(20) == 143
     assert f"pid {pid} (python" in run.stderr
     again = supervise(*job(disk), options=RESUMING)
-    again.wait_for_line(rf"pid {pid} \(python\S*, state D[^)]*\) survives KILL")
+    again.wait_for_line(rf"pid {pid} \(python\S*, state D[^)]*\(ext4\)\) survives KILL")
     again.wait_for_line("attempt 1 is not started yet")
     assert starts(again) == 1
     disk.thaw()
@@ -115,7 +115,7 @@ def test_the_successor_of_a_killed_supervisor_waits_for_it(supervise: Run, disk:
     run.signal(signal.SIGKILL)
     run.exit_code()
     again = supervise(*job(disk), options=RESUMING)
-    again.wait_for_line(rf"pid {pid} \(python\S*, state D[^)]*\) survives KILL")
+    again.wait_for_line(rf"pid {pid} \(python\S*, state D[^)]*\(ext4\)\) survives KILL")
     again.wait_for_line("attempt 2 is not started yet")
     assert starts(again) == 1
     disk.thaw()
@@ -145,7 +145,7 @@ for step in range(1, 100000):
 """)
     run = supervise("torchrun", "--nproc-per-node=2", str(script), options=["--grace-s=1"])
     pid = stuck_writer(run)
-    run.wait_for_line(rf"pid {pid} \(\S+, state D[^)]*\) survives KILL: no attempt is started beside it")
+    run.wait_for_line(rf"pid {pid} \(\S+, state D[^)]*\(ext4\)\) survives KILL: no attempt is started beside it")
     run.wait_for_line("attempt 2 is not started yet")
     assert (tmp_path / "started-1").read_text() == "started\n"
     disk.thaw()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from supervisor.guardian import killing, process_tree
 from supervisor.launch import previous_processes, unkilled
 from supervisor.launch.orphans import LeftProcess, left_by
 from supervisor.observe import collect
+from supervisor.run import left_processes
 from tests.checkpointing import mounts
 from tests.support.waiting import wait_for
 
@@ -78,10 +78,9 @@ def test_one_in_uninterruptible_sleep_is_named_with_its_file_and_waited_for_at_t
                     t += 0.02
                 (one,) = left_by(ending)
                 assert (one.pid, one.unkilled) == (process.pid, True)
-                text = unkilled.refusal([one])
+                text = left_processes.refusal([one.pid])
                 assert f"pid {process.pid} (python" in text
-                if os.uname().machine == "x86_64":
-                    assert f"state D, in write of {file})" in text
+                assert f"state D, in write of {file} on {disk.place} (ext4))" in text
                 record = tmp_path / "processes"
                 previous_processes.record_process(record, process.pid, "c" * 32, previous_processes.UNKILLED)
                 (again,) = previous_processes.sweep_records(previous_processes.read_records(record)).left
@@ -94,7 +93,7 @@ def test_one_in_uninterruptible_sleep_is_named_with_its_file_and_waited_for_at_t
 def test_the_refusal_is_evidence_for_a_wait_with_the_pid(sleeper: subprocess.Popen[bytes]) -> None:
     catalogue, problems = configured(Settings(), lambda _text: None)
     assert not problems
-    refused = Evidence("launcher", "exception", unkilled.refusal([left(sleeper)]), t=1.0)
+    refused = Evidence("launcher", "exception", left_processes.refusal([sleeper.pid]), t=1.0)
     facts = (refused, *collect.claims((refused,), lambda: (catalogue, None)))  # type: ignore[arg-type, return-value]  # no log is scanned
     verdict = classify(facts)
     assert verdict.cause is Cause.IO_ERROR

@@ -131,6 +131,29 @@ def test_a_rank_that_hangs_unnoticed_is_let_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_rank_that_hangs_is_found_and_the_job_resumes(tmp_path: Path) -> None:
+    done = drill(tmp_path, "hang", "--at-step", "7", "--rank", "1", *RESUMED, "--", *JOB)
+    assert done.returncode == 0
+    struck = int(said(done, r"^drill hang: rank 1 was stopped at step (\d+)$")[1])
+    noticed = said(done, r"noticed    after ([\d.]+) s: .*rank 1 .*stopped")
+    assert float(noticed[1]) > 10  # a step that takes so long is no hang
+    said(done, r"decided    hang_no_error \(0\.\d+\): restart")
+    resumed = int(said(done, r"recovered  at step (\d+) from \S+/step-0*\1\.pt; \d+ step")[1])
+    assert 5 <= resumed <= struck
+    said(done, r"exit code  143, as the drill ended the job")
+
+
+@pytest.mark.slow
+def test_a_hang_that_the_user_only_wants_to_hear_of_is_let_go_on(tmp_path: Path) -> None:
+    limits = ["--on-hang", "warn", "--patience-s", "30"]
+    done = drill(tmp_path, "hang", "--at-step", "7", "--rank", "1", *limits, *RESUMED, "--", *JOB)
+    assert done.returncode == 1
+    said(done, r"noticed    after [\d.]+ s: no progress for \d+ s: .*rank 1 .*stopped.*the job goes on: --on-hang warn")
+    said(done, r"undone     the rank was let go on by the drill")
+    said(done, r"recovered  no")
+
+
+@pytest.mark.slow
 def test_nan_that_nobody_looks_for_is_reported_with_what_would_find_it(tmp_path: Path) -> None:
     done = drill(tmp_path, "nan", "--yes", "--at-step", "7", "--patience-s", "2", *RESUMED, "--", *JOB)
     assert done.returncode == 1

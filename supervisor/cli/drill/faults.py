@@ -19,30 +19,37 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from checkpointing.discover import find
 from supervisor.cli import stdio
 from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, steps_made
+from supervisor.config.settings import Origin, with_values
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.journal import records
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from supervisor.config.settings import Settings
 
 KINDS = ("kill", "hang", "oom", "nan", "bitrot", "preempt")
 #: What a preempted job has: the least that a scheduler's notice is worth.
 PREEMPT_LEFT_S = 10.0
+#: The limits of a hang drill, where the user has set none: a stopped rank is found and the job started again within half a minute.
+HANG_LIMITS: Mapping[str, str | float] = MappingProxyType(
+    {"hang.action": "restart", "hang.train_s": 10.0, "hang.phase_s": 10.0, "hang.confirm_s": 3.0}
+)
+UNDONE = "  undone     the rank was let go on by the drill"
 #: A bit is flipped here in the middle of the file, where the tensors are.
 BIT = 0x10
 
 
 @dataclass(frozen=True, slots=True)
 class DrillOrder:
-    """What is rehearsed. rank: whose fault it is. patience_s: how long a hang or NaN may go unnoticed. finish: let the job run on."""
+    """What is rehearsed. rank: whose fault it is. patience_s: how long a hang or NaN may go on. finish: let the job run on."""
 
     kind: str
     at_step: int
@@ -72,9 +79,13 @@ class Aside:
 
 @dataclass(slots=True)
 class Account:
-    """What the journal says since the fault. Times are Unix seconds, None: it did not happen."""
+    """What the journal says since the fault. Times are Unix seconds, None: it did not happen.
+
+    noticed_t: first an alert or an incident; opened_t: the incident, without which the job goes on as it is.
+    """
 
     noticed_t: float | None = None
+    opened_t: float | None = None
     noticed: str = ""
     decided: str = ""
     changes: tuple[str, ...] = ()
@@ -91,6 +102,9 @@ def drill(settings: Settings, command: Sequence[str], order: DrillOrder) -> int:
     environ, cwd = dict(os.environ), identity.working_directory()
     name = f"{identity.job_name(settings.job.name, environ, cwd, command).name[:44]}-drill-{time.strftime('%m%d%H%M%S')}"
     settings = dataclasses.replace(settings, job=dataclasses.replace(settings.job, name=name))
+    if order.kind == "hang":
+        ours = {key: value for key, value in HANG_LIMITS.items() if settings.origin(key).kind == "default"}
+        settings = with_values(settings, dict(ours), dict.fromkeys(ours, Origin("command line", "drill hang")))
     if order.kind == "preempt":
         settings = dataclasses.replace(settings, stop=dataclasses.replace(settings.stop, notice_s=PREEMPT_LEFT_S))
     state = identity.make_node_state(settings.job.state_dir, cwd, name, identity.node_name())
@@ -235,7 +249,7 @@ class _Drill:
         if order.kind == "preempt":
             self._job.wait(self._job.has_ended)
             self._job.start()  # as the scheduler's requeue would
-        elif order.kind in {"hang", "nan"} and not self._job.wait(lambda: self._account(struck).noticed_t, order.patience_s):
+        elif order.kind in {"hang", "nan"} and not self._job.wait(lambda: self._account(struck).opened_t, order.patience_s):
             self._ended_first = self._job.has_ended()
             if order.kind == "hang":
                 for beat in self._job.beats():
@@ -289,14 +303,19 @@ def _take(found: Account, t: float, body: Any) -> None:  # noqa: ANN401 (any rec
         found.saved_t = found.saved_t or t
     opened, decided, resumed = body.first("OpenIncident"), body.first("ReportDecision"), body.first("ReportResume")
     asked = body.event == "StopRequested" and body.data.get("signum") == signal.SIGUSR1
-    if found.noticed_t is None and (opened or asked):
-        found.noticed_t, found.noticed = t, str(opened["summary"]) if opened else "asked to stop"
+    alert = body.first("Alert")
+    if found.noticed_t is None and alert and alert["kind"] == "hang":
+        found.noticed_t, found.noticed = t, str(alert["text"])
+    if found.opened_t is None and (opened or asked):
+        found.opened_t = t
+        if found.noticed_t is None:
+            found.noticed_t, found.noticed = t, str(opened["summary"]) if opened else "asked to stop"
     if decided:
         plan, verdict = decided["plan"], decided["verdict"]
         found.decided = f"{verdict['cause']} ({verdict['confidence']:.2f}): {plan['kind']}: {plan['reason']}"
         changes = tuple(f"{change['how'] or change['knob']} {change['old']}→{change['new']}" for change in plan.get("changes", ()))
         found.changes = (*found.changes, *changes)
-    if resumed and found.noticed_t is not None and found.resumed_t is None:  # the first attempt reports its own beginning
+    if resumed and found.opened_t is not None and found.resumed_t is None:  # the first attempt reports its own beginning
         found.resumed_t, found.resumed_step, found.resumed_path = t, resumed["step"], resumed["path"]
 
 
@@ -305,11 +324,13 @@ def _lines(order: DrillOrder, struck: Struck, found: Account, *, ended_first: bo
     if found.noticed_t is None:
         lines = [f"  noticed    {'no: the job had ended by then' if ended_first else f'not within {order.patience_s:.0f} s'}"]
         if order.kind == "hang" and not ended_first:
-            lines.append("  undone     the rank was let go on by the drill")
+            lines.append(UNDONE)
         if order.kind == "nan":
             lines.append("  advice     the script does not look: a check such as `if not loss.isfinite(): raise` makes it a failure")
         return lines
     lines = [f"  noticed    after {max(0.0, found.noticed_t - struck.t):.1f} s: {found.noticed}"]
+    if found.opened_t is None and order.kind == "hang" and not ended_first:
+        return [*lines, UNDONE, "  recovered  no"]
     if found.decided:
         lines.append(f"  decided    {found.decided}")
     lines += [f"  changed    {change}" for change in found.changes]

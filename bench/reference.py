@@ -19,8 +19,11 @@ import click
 from man_page import man_page
 from page_tables import replace_table
 
+from supervisor.classify.losses import rules
 from supervisor.cli.commands import COMMANDS, load_command
+from supervisor.config import loss_rules as own_loss_rules
 from supervisor.config.alert_settings import SINK_ROWS
+from supervisor.config.loss_settings import RULE_ROWS
 from supervisor.config.setting_columns import MOST, MOST_SECONDS
 from supervisor.config.settings import ROWS
 from supervisor.errors import ExitCode
@@ -58,7 +61,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def settings(section: str) -> str:
     """Return the settings of one section."""
-    rows = [row for row in (*ROWS, *SINK_ROWS) if row.key.rpartition(".")[0] == section]
+    rows = [row for row in (*ROWS, *SINK_ROWS, *RULE_ROWS) if row.key.rpartition(".")[0] == section]
     return _table(
         ("key", "default", "variable, flag", "meaning"), [(f"`{row.key}`", _default(row), _names(row), _meaning(row)) for row in rows]
     )
@@ -166,13 +169,20 @@ def ladders() -> str:
     return _table(("cause", "ladder"), rows)
 
 
+def loss_rules() -> str:
+    """Return the loss rules that are always there."""
+    rows = [(f"`{rule.id}`", f"`{rule.kind}`", rules.condition(rule), rule.note) for rule in own_loss_rules.packaged()]
+    return _table(("rule", "kind", "reports", "note"), rows)
+
+
 def tables() -> dict[str, dict[str, str]]:
     """Return each table by its page and its name."""
-    sections = dict.fromkeys(row.key.rpartition(".")[0] for row in (*ROWS, *SINK_ROWS))
+    sections = dict.fromkeys(row.key.rpartition(".")[0] for row in (*ROWS, *SINK_ROWS, *RULE_ROWS))
     return {
         "settings.md": {section: settings(section) for section in sections},
         "exit-codes.md": {"exit codes": _table(("code", "name", "meaning", "what to do"), [_with_name(row) for row in exit_codes()])},
         "log-events.md": {"log events": log_events()},
+        "loss-and-pace.md": {"loss rules": loss_rules()},
         "commands.md": {"commands": commands()},
         "recovery.md": {"ladders": ladders(), "rungs": rungs()},
     }

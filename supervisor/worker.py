@@ -4,6 +4,7 @@
 
     worker.heartbeat(step)              report the absolute step, if the optimizer does not hold it
     worker.heartbeat(step, total=N)     and the step with which the training ends: `supervise status` then estimates the time left
+    worker.report(loss=x, step=n)       report the loss: NaN and jumps are reported at once, whatever the log prints
     if worker.should_save(): ...        once per step: the job will be stopped; save now, on every rank at this same step
     if worker.save_requested(): ...     the job will be stopped; this node's ranks may save, without an agreement on the step
     with worker.phase("eval"): ...      report what the script does, so that a long one is not called a hang; at_most_s=900 sets its limit
@@ -40,6 +41,16 @@ def heartbeat(step: int, total: int | None = None) -> None:
     instrument = _instrument()
     if instrument is not None:
         instrument.heartbeat(step, total)
+
+
+def report(*, loss: float | None = None, step: int | None = None) -> None:
+    """Report the loss of a training step as a number (`loss.item()`), and the absolute step as `heartbeat` does.
+
+    The loss rules (docs/loss-and-pace.md) judge it instead of what the log prints. What is no number has no effect.
+    """
+    instrument = _instrument()
+    if instrument is not None:
+        instrument.report(loss, step)
 
 
 @contextmanager

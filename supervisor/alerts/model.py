@@ -62,6 +62,7 @@ class AlertEvent(StrEnum):
     NO_COPY = "no_copy"
     NODE_HEALTH = "node_health"
     HANG = "hang"
+    STRANGE_LOSS = "strange_loss"
     RUN_STARTED = "run_started"
     RUN_FINISHED = "run_finished"
     UNIT_FAILED = "unit_failed"
@@ -132,6 +133,7 @@ EVENTS: Final = {
     ),
     AlertEvent.NODE_HEALTH: AlertEventRow(_WARNING, "health", _OPEN, "A health check found this node worse; the job goes on."),
     AlertEvent.HANG: AlertEventRow(_WARNING, "hang", _OPEN, "The ranks stand still: nobody made progress, and two looks showed the same."),
+    AlertEvent.STRANGE_LOSS: AlertEventRow(_WARNING, "loss", _OPEN, "The loss is strange: NaN, infinite, a jump, or no progress."),
     AlertEvent.RUN_STARTED: AlertEventRow(_INFO, "run", _ONCE, "The run started."),
     AlertEvent.RUN_FINISHED: AlertEventRow(_INFO, "run", _ONCE, "The run ended."),
     AlertEvent.UNIT_FAILED: AlertEventRow(

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from checkpointing.mirror.backends import KEYS_HINT, URL_FORM, has_keys, is_mirror_url
 from supervisor.classify import redact
-from supervisor.config.alert_settings import SINK_ROWS, SINKS_KEY, AlertSinkSection
+from supervisor.config.alert_settings import SINKS_KEY
+from supervisor.config.loss_settings import RULES_KEY
 from supervisor.config.settings import JOB_NAME_FORM, ROWS, Origin, Settings, is_job_name, with_values
+from supervisor.config.table_lists import LISTS, tables
 from supervisor.config.trust import read_trusted
 from supervisor.core.model import Cause, ResumeKind
 from supervisor.errors import SuperviseError, nearest
@@ -42,7 +44,6 @@ CREDENTIAL = "webhook-secret"
 
 _BY_KEY = {row.key: row for row in ROWS}
 _BY_ENV = {row.env: row for row in ROWS}
-_OF_SINK = {row.key.removeprefix(f"{SINKS_KEY}."): row for row in SINK_ROWS}
 _BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _SHOWN = 200  # characters of a wrong value: it may be very long
 _EXPECTED = {str: "a string", int: "an integer", float: "a number", bool: "true or false", tuple: "a list of strings"}
@@ -127,7 +128,7 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
     """
     values: dict[str, Value] = {}
     origins: dict[str, Origin] = {}
-    sinks: tuple[AlertSinkSection, ...] = ()
+    lists: dict[str, tuple[Any, ...]] = {}
 
     @contextlib.contextmanager
     def checked() -> Iterator[None]:
@@ -144,15 +145,15 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
     _from_systemd(environ, take)
     for source in reversed(_sources(environ, cwd, config, system_file)):
         with checked():
-            found = _from_file(source, take, checked)
-            sinks = sinks if found is None else found
+            lists |= _from_file(source, take, checked)
     _from_environment(environ, take, checked)
     for key, given in flags.items():
         row = _BY_KEY[key]
         origin = Origin("command line", row.flag)
         take(row, _parsed(row, given, origin) if isinstance(given, str) else _checked(row, given, origin), origin)
     settings = with_values(Settings(cwd=str(cwd)), values, origins)
-    settings = replace(settings, alerts=replace(settings.alerts, sinks=sinks))
+    alerts = replace(settings.alerts, sinks=lists.get(SINKS_KEY, ()))
+    settings = replace(settings, alerts=alerts, loss=replace(settings.loss, rules=lists.get(RULES_KEY, ())))
     with checked():
         _require_placeholder(settings)
     return settings
@@ -163,11 +164,12 @@ def show(settings: Settings, *, as_json: bool) -> str:
     shown: list[tuple[str, Value, Origin | str]] = [
         (row.key, _digest(settings.value(row.key)) if row.secret else settings.value(row.key), settings.origin(row.key)) for row in ROWS
     ]
-    for number, sink in enumerate(settings.alerts.sinks):
-        for name, row in _OF_SINK.items():
-            value = getattr(sink, name)
-            if value != row.default or name == "kind":
-                shown.append((f"{SINKS_KEY}[{number}].{name}", _digest(value) if row.secret else value, "file"))
+    for kind, found in ((LISTS[SINKS_KEY], settings.alerts.sinks), (LISTS[RULES_KEY], settings.loss.rules)):
+        for number, section in enumerate(found):
+            for name, row in kind.by_name.items():
+                value = getattr(section, name)
+                if value != row.default or name == kind.required:
+                    shown.append((f"{kind.key}[{number}].{name}", _digest(value) if row.secret else value, "file"))
     if as_json:
         return json.dumps({key: {"value": value, "origin": str(origin)} for key, value, origin in shown}, indent=2)
     table = [(key, json.dumps(value, ensure_ascii=False), str(origin)) for key, value, origin in shown]
@@ -218,11 +220,11 @@ def _from_file(
     source: _Source,
     take: Any,  # noqa: ANN401  load's own
     checked: Callable[[], AbstractContextManager[None]],
-) -> tuple[AlertSinkSection, ...] | None:
-    """Take the values of a file, and return its alert sinks; None if it names none."""
+) -> dict[str, tuple[Any, ...]]:
+    """Take the values of a file, and return its lists of tables by their keys."""
     text = read_trusted(source.path)
     if text is None:
-        return None
+        return {}
     try:
         tree = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError is one, and so is a number of more digits than python reads
@@ -231,16 +233,19 @@ def _from_file(
         what = f"configuration file is no settings: {source.path}: its values are nested too deeply"
         raise SuperviseError(what, hint="Write sections and plain values, as docs/settings.md shows.") from error
     lines = _lines(text)
-    sinks: tuple[AlertSinkSection, ...] | None = None
+    lists: dict[str, tuple[Any, ...]] = {}
+
+    def of_table(row: SettingRow, value: object, where: str) -> Value:
+        _refuse_secret(row, source, where)
+        return _checked(row, value, Origin("file", where))
 
     def walk(node: Mapping[str, Any], prefix: str) -> None:
         for name, value in node.items():
             key = f"{prefix}{name}"
             where = f"{source.path}:{lines[key]}" if key in lines else str(source.path)
-            if key == SINKS_KEY:
+            if key in LISTS:
                 with checked():
-                    nonlocal sinks
-                    sinks = _sinks(value, source, lines)
+                    lists[key] = tables(LISTS[key], value, str(source.path), lines, of_table)
                 continue
             is_section = any(known.startswith(f"{key}.") for known in _BY_KEY)
             if is_section and isinstance(value, dict):
@@ -256,43 +261,7 @@ def _from_file(
                 take(row, _checked(row, tuple(value) if isinstance(value, list) else value, origin), origin)
 
     walk(tree, "")
-    return sinks
-
-
-def _sinks(value: object, source: _Source, lines: Mapping[str, int]) -> tuple[AlertSinkSection, ...]:
-    """Return the alert sinks of a file. Raises SuperviseError for the first fault."""
-    tables = value if isinstance(value, list) else [value]
-    found: list[AlertSinkSection] = []
-    for number, table in enumerate(tables):
-        place = f"{SINKS_KEY}[{number}]"
-        where = f"{source.path}:{lines[place]}" if place in lines else str(source.path)
-        if not isinstance(table, dict) or not isinstance(value, list):
-            raise SuperviseError(
-                f"wrong type: {SINKS_KEY} in {where}: it is a list of tables", hint=f"Write [[{SINKS_KEY}]], with kind = below it."
-            )
-        values: dict[str, Any] = {}
-        for name, given in table.items():
-            row = _OF_SINK.get(name)
-            at = f"{source.path}:{lines[f'{place}.{name}']}" if f"{place}.{name}" in lines else where
-            if row is None:
-                raise _unknown_of_sink(name, at)
-            _refuse_secret(row, source, at)
-            values[name] = _checked(row, tuple(given) if isinstance(given, list) else given, Origin("file", at))
-        if "kind" not in values:
-            kinds = ", ".join(_OF_SINK["kind"].choices)
-            raise SuperviseError(f"no kind: [[{SINKS_KEY}]] in {where}", hint=f"Write kind = below it: one of {kinds}.")
-        sink = AlertSinkSection(**values)
-        if sink.called in {other.called for other in found}:
-            raise SuperviseError(f"two alert sinks are called {sink.called}: {where}", hint="Give each a name of its own with name =.")
-        found.append(sink)
-    return tuple(found)
-
-
-def _unknown_of_sink(name: str, where: str) -> SuperviseError:
-    meant = nearest(name, _OF_SINK)
-    what = f"unknown setting: {SINKS_KEY}.{name} in {where}" + (f": the nearest is {meant}" if meant else "")
-    remedy = f"Write {meant} below [[{SINKS_KEY}]]" if meant else f"Leave {name} out"
-    return SuperviseError(what, hint=f"{remedy}; its keys are {', '.join(_OF_SINK)}.")
+    return lists
 
 
 def _from_environment(environ: Mapping[str, str], take: Any, checked: Callable[[], AbstractContextManager[None]]) -> None:  # noqa: ANN401

@@ -62,6 +62,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         nodes=nodes or 1,
         evict_on=evict_on(settings),
         on_hang="" if settings.origin("hang.action").kind == "default" else settings.hang.action,
+        on_nan=settings.loss.on_nan,
     )
 
 

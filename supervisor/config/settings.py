@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.config.alert_settings import Alerts
+from supervisor.config.loss_settings import Loss
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
 from supervisor.config.watch_settings import HangSection
 from supervisor.errors import ExitCode
@@ -428,7 +429,8 @@ class Settings:
     classify: Classify = Classify()
     terminal: Terminal = Terminal()
     systemd: Systemd = Systemd()
-    alerts: Alerts = Alerts()  # noqa: RUF009  frozen, and as every section here
+    loss: Loss = Loss()  # noqa: RUF009  frozen, and as every section here
+    alerts: Alerts = Alerts()  # noqa: RUF009  as above
     origins: tuple[tuple[str, Origin], ...] = ()
     cwd: str = ""
 

@@ -23,7 +23,7 @@ The rules:
 `EVENTS` below has a row for each event: the stages in which it means something, the function that answers it, and the stages that may
 follow. docs/stages.md is drawn from these rows. The functions stand in a file for each subject: start.py (checkpoint, attempt),
 gathering.py (several nodes), lifecycle.py (start, run, end), failure.py (stop the ranks, judge, plan), node_health.py and ailing.py
-(this node's health), hangs.py (ranks that stand still), shutdown.py (a request to stop).
+(this node's health), hangs.py (ranks that stand still), training.py (loss and pace), shutdown.py (a request to stop).
 
 Known weak spot: with several nodes each supervisor judges by what it sees itself. Only the one whose rank failed first decides, and the
 others follow (PeerDecided).
@@ -34,7 +34,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from supervisor.core import ailing, failure, gathering, hangs, lifecycle, shutdown, start
+from supervisor.core import ailing, failure, gathering, hangs, lifecycle, shutdown, start, training
 from supervisor.core.events import (
     AttemptEnded,
     AttemptEndedByPeer,
@@ -72,6 +72,7 @@ from supervisor.core.events import (
     TimerFired,
 )
 from supervisor.core.state import JobState, Stage
+from supervisor.core.training_events import LossChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -189,6 +190,7 @@ EVENTS: dict[type, EventRow] = {
     HangSuspected: EventRow(frozenset({Stage.RUNNING}), hangs.on_hang_suspected),
     HangConfirmed: EventRow(frozenset({Stage.RUNNING}), hangs.on_hang_confirmed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
     HangCleared: EventRow(frozenset({Stage.RUNNING}), hangs.on_hang_cleared),
+    LossChanged: EventRow(LIVES, training.on_loss_changed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
     StacksRequested: EventRow(LIVES, shutdown.on_stacks_requested),
 }
 

@@ -27,6 +27,7 @@ from supervisor.core.model import (
     RankInfo,
     UnusedCheckpoints,
 )
+from supervisor.core.training_events import LossChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,6 +469,7 @@ Event = (
     | HangSuspected
     | HangConfirmed
     | HangCleared
+    | LossChanged
     | StopRequested
     | TimeLeft
     | StacksRequested

@@ -219,7 +219,9 @@ def judge_if_ready(state: JobState, t: float) -> Step:
     if not state.attempt.ended or state.attempt.evidence is None or state.attempt.awaits_own_signal or state.run.incident is None:
         return state, ()
     evicted = node_health.evidence(state.attempt.eviction, state.attempt.over_t or t)
-    verdict = _with_hang(state, classify((*state.attempt.evidence, *evicted, *_differing(state, t), *_hang(state, t))))
+    verdict = _with_hang(
+        state, classify((*state.attempt.evidence, *evicted, *_differing(state, t), *_hang(state, t), *state.attempt.ended_for))
+    )
     failed_gpus = planning.failed_gpus(state, (*state.attempt.evidence, *evicted))
     culprit = planning.culprit_gpu(state, verdict)
     # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself

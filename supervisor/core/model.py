@@ -165,7 +165,7 @@ class Claim:
 class Evidence:
     """One observed fact.
 
-    `source` is the observer: exit, error_file, tail, log, hang, kernel, nvml, health, cgroup, host, heartbeat, launcher, signal,
+    `source` is the observer: exit, error_file, tail, log, hang, kernel, nvml, health, cgroup, host, heartbeat, launcher, signal, loss,
     checkpoint. `name` is its kind within the source (exit_code, exception, traceback, phase, the id of a signature, …). `free_text` marks
     what was read out of log lines: such evidence alone never justifies a change of the job. `t` is when it happened, 0: unknown; earlier
     evidence outranks stronger evidence. `fields` are what a signature extracted from the text, `line` the number of the line in its file
@@ -455,4 +455,5 @@ class Policy:
     health: bool = False  # this node is examined before each attempt
     health_deadline_s: float = 12.0  # beyond what the examination may take
     evict_on: tuple[str, ...] = ()  # checks whose finding ends a healthy attempt
+    on_nan: str = "warn"  # --on-nan: warn or restart
     on_hang: str = ""  # --on-hang: warn, restart or auto; "": auto, and warn where GPUs are visible

@@ -196,6 +196,7 @@ class Attempt:
     peer_starts: tuple[tuple[str, int | None, int | None], ...] = ()  # the same of the other nodes, each with its description
     start_mismatch: str = ""  # how the nodes began, where they began differently
     hang: Hang | None = None  # that was confirmed, and is not over
+    warnings: tuple[tuple[str, str], ...] = ()  # what is strange about its loss and its pace now: key and text
     # its end
     deaths: tuple[RankExit, ...] = ()
     ended: bool = False
@@ -204,6 +205,7 @@ class Attempt:
     awaits_own_signal: bool = False  # a rank died of a signal that may be on its way to us too
     eviction: tuple[Finding, ...] = ()  # what ends it by --evict-on
     ended_by_hang: bool = False
+    ended_for: tuple[Evidence, ...] = ()  # what ends it by --on-nan
 
     @property
     def trains(self) -> bool:

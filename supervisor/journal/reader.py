@@ -65,7 +65,10 @@ _DIED = "supervise died while this attempt ran"
 
 @dataclass(slots=True)
 class Round:
-    """One failure within an incident, and what was done about it. Times are those of the events; None is: not recorded."""
+    """One failure within an incident, and what was done about it. Times are those of the events; None is: not recorded.
+
+    warnings: what was strange about the attempt's loss and pace when it failed.
+    """
 
     attempt: int
     deaths: list[tuple[float, RankExit]] = field(default_factory=list)
@@ -76,6 +79,7 @@ class Round:
     selected: events.CheckpointSelected | None = None
     began: int | None = None
     began_t: float | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -106,6 +110,7 @@ class History:
     end: Ended | None = None
     attempt: int = 0
     stage: str = "new"
+    warnings: tuple[str, ...] = ()  # what is strange about the loss and the pace of the current attempt
     ranks: tuple[RankInfo, ...] = ()
     world_size: int = 0  # of the current attempt, or the last one
     progress: Progress = field(default_factory=Progress)
@@ -325,7 +330,14 @@ class _Reading:
         history = self.history
         if self.has_old_names:
             taken = renames.with_present_names(taken)
+        if taken.attempt != history.attempt:
+            history.warnings = ()
         history.attempt, history.stage = taken.attempt, taken.stage
+        attempt = taken.state.get("attempt")
+        warnings = (attempt if isinstance(attempt, dict) else {}).get("warnings", [] if taken.whole else None)
+        if warnings is not None:
+            with suppress(msgspec.ValidationError):
+                history.warnings = tuple(text for _, text in msgspec.convert(warnings, tuple[tuple[str, str], ...]))
         run = taken.state.get("run")
         failures = (run if isinstance(run, dict) else {}).get("failures", [] if taken.whole else None)
         if failures is not None:
@@ -352,7 +364,7 @@ class _Reading:
 
     def open(self, action: act.OpenIncident, t: float) -> None:
         run_id = self.history.run.run_id if self.history.run else ""
-        first = Round(action.attempt)
+        first = Round(action.attempt, warnings=self.history.warnings)
         self.history.incidents.append(
             RecordedIncident(action.incident, run_id, t, action.rank, action.summary, self.history.progress, [first]),
         )
@@ -363,7 +375,7 @@ class _Reading:
         if incident is None:
             return Round(attempt)
         if incident.rounds[-1].attempt != attempt:
-            incident.rounds.append(Round(attempt))
+            incident.rounds.append(Round(attempt, warnings=self.history.warnings))
         return incident.rounds[-1]
 
     def on_event(self, event: events.Event) -> None:

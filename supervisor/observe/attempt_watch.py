@@ -20,6 +20,7 @@ from supervisor.observe.host import resources
 from supervisor.observe.host.kernel_watch import KernelWatch
 from supervisor.observe.host.oom_kills import OomKillCounter
 from supervisor.observe.log_watch import LogWatch
+from supervisor.observe.loss_watch import LossStream, LossWatch
 from supervisor.observe.processes import core_dumps
 from supervisor.observe.processes.job_processes import JobProcesses
 from supervisor.observe.processes.launched_ranks import LaunchedRanks
@@ -28,11 +29,14 @@ from supervisor.observe.ranks import heartbeats
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from supervisor.classify.losses.rules import LossRule
+    from supervisor.core.events import Event
     from supervisor.core.model import RankExit, RankInfo
     from supervisor.guardian.process_tree import ProcessStat
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
     from supervisor.observe.log_watch import Signatures, StreamRead
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
     Sources = Mapping[str, Callable[[], Iterable[Evidence]]]
 
@@ -53,8 +57,10 @@ class LauncherFacts:
 class AttemptWatch:
     """The watchers of one job's current attempt."""
 
-    def __init__(self, job: Job, signatures: Signatures, clock: Clock) -> None:
+    def __init__(self, job: Job, signatures: Signatures, clock: Clock, rules: tuple[LossRule, ...], post: Callable[[Event], None]) -> None:
         self._job, self._signatures, self._clock = job, signatures, clock
+        self._rules, self._post = rules, post
+        self.losses = LossWatch((), 0, 0.0, post)
         self.job_processes = JobProcesses(os.getpid())
         self._shm = resources.SharedMemory()
         self._logs: LogWatch | None = None
@@ -69,7 +75,12 @@ class AttemptWatch:
         self.job_processes.set_ranks(())
         self._problem = ""
         self._kills = OomKillCounter()  # files of the kernel's own: memory
-        logs = LogWatch(Path(self._job.log_dir(attempt)), self._signatures, self._clock.now)
+        losses = self.losses = LossWatch(self._rules, attempt, self._clock.now(), self._post)
+
+        def numbers(rank: int) -> LossStream | None:
+            return losses.stream(None if rank < 0 or plain else rank)
+
+        logs = LogWatch(Path(self._job.log_dir(attempt)), self._signatures, self._clock.now, numbers)
         kernel = KernelWatch(self._signatures, self.job_processes, self._clock)
         try:
             kernel.start()
@@ -90,6 +101,10 @@ class AttemptWatch:
             self._kills.update(self._clock.now())
         if ranks:
             self.job_processes.set_ranks(ranks)
+
+    def took(self, beats: Sequence[RankHeartbeat], t: float) -> None:
+        """Take the heartbeats that were read. From the thread that read them."""
+        self.losses.sample(beats, t)
 
     def add_descendants(self, found: Iterable[ProcessStat]) -> None:
         """Take the descendants of the guardian. From any thread."""

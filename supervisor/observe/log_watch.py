@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from supervisor.classify.logs.catalogue import Catalogue
     from supervisor.classify.logs.match import Scanner
+    from supervisor.observe.loss_watch import LossStream
 
     Signatures = Callable[[], tuple[Catalogue, Scanner]]
 
@@ -82,9 +83,15 @@ class StreamRead:
 class LogWatch:
     """Reads the logs of one attempt, in a thread of its own."""
 
-    def __init__(self, directory: Path, signatures: Signatures, now: Callable[[], float]) -> None:
-        """Take the attempt's log directory, which need not be there yet. `now` is the job's clock."""
+    def __init__(
+        self, directory: Path, signatures: Signatures, now: Callable[[], float], numbers: Callable[[int], LossStream | None] | None = None
+    ) -> None:
+        """Take the attempt's log directory, which need not be there yet. `now` is the job's clock.
+
+        numbers: makes what watches the numbers of a rank's stream.
+        """
         self._directory = directory
+        self._numbers = numbers
         self._signatures = signatures
         self._now = now
         self._streams: dict[str, _WatchedStream] = {}
@@ -161,7 +168,8 @@ class LogWatch:
                 continue
             rank = int(match["rank"]) if match["rank"] else AGENT
             reader = Reader(*self._signatures())
-            self._streams[name] = _WatchedStream(str(self._directory / name), rank, _STREAMS[match["kind"]], reader)
+            numbers = self._numbers(rank) if self._numbers is not None else None
+            self._streams[name] = _WatchedStream(str(self._directory / name), rank, _STREAMS[match["kind"]], reader, numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +191,9 @@ class _TimeSlice:
 class _WatchedStream:
     """One stream: a file, and those that took its name before and after."""
 
-    def __init__(self, path: str, rank: int, name: str, reader: Reader) -> None:
+    def __init__(self, path: str, rank: int, name: str, reader: Reader, numbers: LossStream | None = None) -> None:
         self._path, self._rank, self._name, self._reader = path, rank, name, reader
+        self._numbers = numbers
         self._fd = -1
         self._inode = 0
         self._at = 0
@@ -263,6 +272,8 @@ class _WatchedStream:
                     continue
                 self._cut, block = False, block[newline + 1 :]
             self._reader.feed(block, self._t)
+            if self._numbers is not None:
+                self._numbers.feed(block, self._t)
             slow = time.monotonic() - began > BLOCK_S
             self._block = LEAST_BLOCK_BYTES if slow else min(2 * self._block, BLOCK_BYTES)
 
@@ -276,6 +287,8 @@ class _WatchedStream:
     def _mark_gap(self) -> None:
         """Mark a gap in the input: end the line that was begun, and drop what comes up to the next newline."""
         self._reader.feed(b"\n", self._t)
+        if self._numbers is not None:
+            self._numbers.feed(b"\n", self._t)
         self._cut = True
 
     def _open_oldest(self) -> None:

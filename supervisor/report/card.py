@@ -12,6 +12,7 @@ from supervisor.core.model import Phase, PlanKind
 from supervisor.observe.processes import core_dumps
 from supervisor.report import wording
 from supervisor.report.layout import Fact, FactPage, Tone
+from supervisor.report.text import clean
 from supervisor.report.wording import step_text
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def why_page(  # noqa: PLR0913  as the card
         facts += [Fact(wording.EVIDENCE if number == 0 else "", line) for number, line in enumerate(lines)]
     else:
         facts += wording.evidence_facts(decision.verdict, decision.verdict.because or last.evidence, MOST_EVIDENCE)
+    facts += [Fact(wording.STRANGE, clean(text), Tone.WARNING) for text in last.warnings]
     core = wording.core_text([f for f in last.evidence if f.name == core_dumps.NAME], decision.verdict if decision else None)
     facts += [Fact("core", core, copied=True)] if core else []
     facts += [Fact("stacks", stacks, copied=True)] if stacks else []

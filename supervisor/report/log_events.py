@@ -254,6 +254,12 @@ class LogEvent(StrEnum):
         "two looks at the ranks showed the same; `hang` has the kind and the sentence",
     )
     HANG_CLEARED = "hang.cleared", "info", "attempt still_s text", "a rank made progress again, or moved between two looks"
+    LOSS_CHANGED = (
+        "loss.changed",
+        "warning",
+        "attempt rule kind name text rank step is_over",
+        "a number that the ranks print or report became strange by a loss rule, or is good again",
+    )
     HEALTH_CHANGED = "health.changed", "warning", "findings", "this node became worse, or well again, while the job ran"
     STACKS_DUMPED = "stacks.dumped", "info", "attempt ranks", "SIGQUIT: the stacks of all ranks were requested; the terminal shows them"
     PROCESSES_LEFT = (

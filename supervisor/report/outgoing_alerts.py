@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from supervisor.core.events import AttemptEnded
 from supervisor.core.model import Cause, PlanKind
+from supervisor.core.training_events import LossChanged
 from supervisor.job import identity
 from supervisor.report import wording
 from supervisor.report.text import clean
@@ -16,6 +18,7 @@ from supervisor.report.text import clean
 if TYPE_CHECKING:
     from supervisor.alerts.router import AlertRouter
     from supervisor.core.actions import ReportDecision
+    from supervisor.core.events import Event
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
 
@@ -30,6 +33,16 @@ class OutgoingAlerts:
         self.router: AlertRouter | None = None
         self._job = job
         self._clock = clock
+        self._strange: set[str] = set()  # what is strange about the training now
+
+    def took(self, event: Event) -> None:
+        """Note what an event says of a strange loss: the alert is over with the last strange number, or with the attempt."""
+        if isinstance(event, LossChanged) and not event.is_over:
+            self._strange.add(event.about)
+        elif isinstance(event, LossChanged | AttemptEnded):
+            self._strange -= {event.about} if isinstance(event, LossChanged) else self._strange
+            if not self._strange:
+                self.clear("strange_loss")
 
     def send(  # noqa: PLR0913 (what an event is made of)
         self,

@@ -14,6 +14,7 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Beginning, PlanKind
+from supervisor.core.training_events import LossChanged
 from supervisor.job import identity
 from supervisor.observe.processes import core_dumps
 from supervisor.report import unit_status, wording
@@ -57,6 +58,7 @@ WITHOUT_DECISION = frozenset(
         FROM_SCRATCH,
         "node_health",
         "hang",
+        "strange_loss",
         "mirror_failing",
         "mirror_recovered",
         "mirror_behind",
@@ -92,6 +94,7 @@ LOGGED: dict[type, LogEvent] = {
     events.HangSuspected: LogEvent.HANG_SUSPECTED,
     events.HangConfirmed: LogEvent.HANG_CONFIRMED,
     events.HangCleared: LogEvent.HANG_CLEARED,
+    LossChanged: LogEvent.LOSS_CHANGED,
     events.Saved: LogEvent.SAVE_FINISHED,
     events.JournalDegraded: LogEvent.JOURNAL_DEGRADED,
     events.JournalRecovered: LogEvent.JOURNAL_RECOVERED,
@@ -175,6 +178,7 @@ class Reporter:
 
     def _clear_alerts(self, event: Event) -> None:
         """Note for the alerts what an event ends: a new run that trains ends what an earlier one gave up."""
+        self.alerts.took(event)
         if isinstance(event, events.CheckpointVerified):
             self.alerts.clear("no_checkpoint")
         elif isinstance(event, events.HealthChanged) and all(finding.result == "ok" for finding in event.findings):

@@ -51,7 +51,7 @@ class Status:
 
     supervisor_alive: None if it cannot be seen from here. exit_code: None while there is none. now: when it was read. steps_per_s: of the
     last minute or so. hang: that holds, and when it was confirmed. total_steps: the script's own. step_t: when the rank that is furthest
-    behind ended its last step.
+    behind ended its last step. warnings: what is strange about the loss and the pace.
     """
 
     job: str
@@ -90,6 +90,7 @@ class Status:
     findings: tuple[Finding, ...] = ()
     examined_t: float | None = None
     hang: tuple[float, Hang] | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def died(self) -> bool:
@@ -123,6 +124,7 @@ def status_page(status: Status, address: str) -> FactPage:
         *([Fact("mirror", f"gave {status.restored}")] if status.restored else []),
         Fact("progress", _progress(status), Tone.STRONG),
         *_hang(status),
+        *(Fact(wording.STRANGE, text, Tone.WARNING) for text in (status.warnings if status.runs else ())),
         Fact("checkpoint", _stored(status.verified, status.now, "verified") or "none was verified in this run"),
         *([Fact("mirrored", _stored(status.mirrored, status.now, ""))] if status.mirrored else []),
         *([Fact("numbers", status.numbers, Tone.WARNING)] if status.numbers else []),

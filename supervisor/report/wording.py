@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from supervisor.core.model import Change, Evidence, Plan, Verdict
 
 CAUSE, EVIDENCE, DECISION, NEXT = "cause", "evidence", "decision", "next"
+#: The label of what the loss rules and the pace show.
+STRANGE = "strange"
 #: A note that ends with a command.
 _COMMAND = re.compile(r"(.*?:) ((?:cp -p|mv) .+)")
 #: Evidence that reads well by itself, best first. Heartbeats show where it happened, and that has a line of its own.

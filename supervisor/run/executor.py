@@ -84,10 +84,10 @@ class Executor:
         self._loop = loop
         self._reporter = reporter
         self._factory = factory
-        self.watch = AttemptWatch(job, factory.signatures, loop.clock)
+        self.watch = AttemptWatch(job, factory.signatures, loop.clock, factory.loss_rules(), loop.post)
         self.threads = Threads(loop, lambda text: reporter.print_message(act.PrintMessage("warning", text)))
         self.left = LeftProcesses(loop, reporter)
-        self.sampling = RankSampling(job, loop, self.threads, factory.checkpoints.belongs_to_job)
+        self.sampling = RankSampling(job, loop, self.threads, factory.checkpoints.belongs_to_job, self.watch.took)
         self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self._guardian: GuardianClient | None = None
         self._session: Session | None = None

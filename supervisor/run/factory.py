@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from checkpointing.model import CheckpointingError
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.config import signatures
+from supervisor.config import loss_rules, signatures
 from supervisor.config.health import directories
 from supervisor.core.model import Gpu, Launcher
 from supervisor.guardian import process_tree
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.classify.logs.catalogue import Catalogue
     from supervisor.classify.logs.match import Scanner
+    from supervisor.classify.losses.rules import LossRule
     from supervisor.core.actions import Quarantine
     from supervisor.job.job import Job
     from supervisor.launch.orphans import LeftProcess
@@ -95,6 +96,10 @@ class JobFactory:
                 self._signatures = catalogue, self._scanner
                 return_free_memory()  # the rows are read from text that is larger than they are
             return self._signatures
+
+    def loss_rules(self) -> tuple[LossRule, ...]:
+        """Return the loss rules in use."""
+        return loss_rules.configured(self._job.settings, self._warn)
 
     def close(self) -> None:
         """End the scanner if it is still being made."""

@@ -35,10 +35,15 @@ SAMPLE_WAIT_S = 0.2
 
 
 class RankSampling:
-    """Samples one attempt at a time. Its methods are called on the loop's thread. is_ours: whether a path is a checkpoint of this job."""
+    """Samples one attempt at a time. Its methods are called on the loop's thread.
 
-    def __init__(self, job: Job, loop: Loop, threads: Threads, is_ours: Callable[[str], bool]) -> None:
-        self._job, self._loop, self._threads, self._is_ours = job, loop, threads, is_ours
+    is_ours: whether a path is a checkpoint of this job. also: takes the heartbeats of a running attempt too, and when they were read.
+    """
+
+    def __init__(
+        self, job: Job, loop: Loop, threads: Threads, is_ours: Callable[[str], bool], also: Callable[[Sequence[RankHeartbeat], float], None]
+    ) -> None:
+        self._job, self._loop, self._threads, self._is_ours, self._also = job, loop, threads, is_ours, also
         hang = job.settings.hang
         self._looks = RankLooks(loop, threads)
         self._progress = ProgressSampler(loop.post, job.settings.instrument.start_ceiling_s, is_ours)
@@ -69,6 +74,7 @@ class RankSampling:
             self._progress.sample(now, ranks, beats, last=last)
             if is_watched:
                 self._hangs.sample(now, beats, ranks)
+                self._also(beats, now)
 
         if self._job.scratch.is_relative_to(SHM):
             work()

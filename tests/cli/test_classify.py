@@ -92,6 +92,17 @@ def test_what_follows_from_a_failure_is_marked_as_a_consequence(tmp_path: Path) 
     assert "a consequence: rank-0.err line 4: RuntimeError: [../third_party/gloo" in text
 
 
+def test_the_rules_are_one_table_and_what_they_find_in_a_log_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "supervise.toml").write_text('[[loss.rule]]\nid = "my.rule"\nkind = "inf"\n')
+    (tmp_path / "supervise.toml").chmod(0o600)
+    table = classify("--rules", cwd=tmp_path).stdout.decode().splitlines()
+    assert len({row.split()[0] for row in table}) == len(table)
+    assert {"cuda_oom.torch", "loss.nan", "my.rule"} < {row.split()[0] for row in table}
+    (tmp_path / "a.log").write_text("step 1 loss: 2.5\nstep 2 loss: nan\nstep 3 loss: nan\n")
+    assert one("a.log", cwd=tmp_path)["strange"] == ["loss is NaN, 2 times in a row (step 3)"]
+    assert "loss is NaN, 2 times in a row (step 3)" in classify("a.log", cwd=tmp_path).stdout.decode()
+
+
 def test_standard_input_is_read_and_may_stand_among_files(tmp_path: Path) -> None:
     (tmp_path / "healthy.log").write_text(HEALTHY)
     assert one("-", cwd=tmp_path, stdin=OOM.encode())["cause"] == "cuda_oom"

@@ -26,6 +26,7 @@ from supervisor.core.model import (
     RankInfo,
 )
 from supervisor.core.state import JobState, Stage
+from supervisor.core.training_events import LossChanged
 from tests.support.transitions import is_declared
 
 attempts = st.integers(0, 6)
@@ -111,6 +112,16 @@ events = st.one_of(
     st.builds(core_events.HangSuspected, st.just(0.0), attempts, st.just(61.0), st.just(60.0)),
     st.builds(core_events.HangConfirmed, st.just(0.0), attempts, hangs),
     st.builds(core_events.HangCleared, st.just(0.0), attempts, st.just(70.0), st.just("x")),
+    st.builds(
+        LossChanged,
+        st.just(0.0),
+        attempts,
+        st.just("loss.nan"),
+        st.sampled_from(["nan", "jump"]),
+        st.just("loss"),
+        st.just("x"),
+        is_over=st.booleans(),
+    ),
     st.builds(core_events.SaveOnRequestSeen, st.just(0.0), attempts),
     st.builds(core_events.Saved, st.just(0.0), attempts),
     st.builds(core_events.SaveSearched, st.just(0.0), attempts, checkpoints),

@@ -47,6 +47,22 @@ with worker.phase("train"):
     worker.heartbeat(7)
 look("trained")
 """
+REPORTED = """
+import os
+from pathlib import Path
+from supervisor.observe.ranks import heartbeats
+from supervisor import worker
+file = Path(os.environ["SUPERVISE_JOB_DIR"]) / "attempt-0001" / "heartbeat"
+def look():
+    (beat,) = heartbeats.read(file)
+    print(beat.loss, beat.losses, beat.step)
+look()
+worker.report(loss=2.5, step=41); look()
+worker.report(loss=float("nan")); look()
+worker.report(loss=0.0, step=43); look()
+worker.report(loss="no number"); worker.report(loss=object(), step=44); worker.report(); look()
+worker.report(loss=-1e300); look()
+"""
 ROOT = Path(__file__).resolve().parents[2]
 ALL = (
     "import json, sys; before = set(sys.modules)\n"
@@ -61,6 +77,7 @@ def test_without_a_supervisor_everything_answers_as_if_there_were_none(monkeypat
         monkeypatch.delenv(name)
     worker.heartbeat(3)
     worker.heartbeat(4, total=9)
+    worker.report(loss=2.5, step=4)
     with worker.phase("eval", at_most_s=9):
         pass
     assert (worker.save_requested(), worker.resume_from(), worker.resume_step()) == (False, None, None)
@@ -113,3 +130,9 @@ def test_a_declared_phase_reaches_the_slot_and_ends_with_its_block(attempt: Atte
     ], done.stderr
     assert "'lunch' is no phase" in done.stderr
     assert "-c:" in done.stderr or "<string>:" in done.stderr, "the warning names the script's own line"
+
+
+@pytest.mark.process
+def test_a_reported_loss_reaches_the_slot_whatever_number_it_is_and_nothing_else_does(attempt: Attempt) -> None:
+    done = attempt.run("-c", REPORTED, env=attempt.env(pythonpath=str(ROOT)))
+    assert done.stdout.splitlines() == ["None 0 None", "2.5 1 41", "nan 2 41", "-0.0 3 43", "-0.0 3 44", "-1e+300 4 44"], done.stderr

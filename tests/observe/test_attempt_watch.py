@@ -32,7 +32,7 @@ def watch(tmp_path: Path) -> Iterator[AttemptWatch]:
     pair = catalogue, scanner(catalogue.anchors)
     state, scratch = tmp_path / "state", tmp_path / "scratch"
     job = Job("train", "run-1", "node", ("true",), tmp_path, {}, Settings(), state, scratch, "cookie")
-    watching = AttemptWatch(job, lambda: pair, Clock.start())
+    watching = AttemptWatch(job, lambda: pair, Clock.start(), (), lambda _event: None)
     yield watching
     watching.stop()
 

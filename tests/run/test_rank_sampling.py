@@ -74,7 +74,7 @@ def beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HeartbeatWriter:
 
 def sampling(loop: VirtualLoop, directory: Path) -> RankSampling:
     job: Any = SimpleNamespace(settings=Settings(), scratch=directory, attempt_dir=lambda _attempt: directory)
-    made = RankSampling(job, loop, loop, lambda _path: True)  # type: ignore[arg-type]
+    made = RankSampling(job, loop, loop, lambda _path: True, lambda _beats, _t: None)  # type: ignore[arg-type]
     made.watch(1, None)
     return made
 

@@ -24,13 +24,13 @@ from supervisor.classify.engine import classify
 from supervisor.classify.gpu import memory as gpu_memory
 from supervisor.classify.logs.bounded_sample import BoundedSample
 from supervisor.cli import stdio
-from supervisor.cli.classify import reading, rendering
+from supervisor.cli.classify import reading, rendering, rules
 from supervisor.cli.classify.reading import Texture
 from supervisor.cli.classify.rendering import Answer, Part
 from supervisor.cli.classify.sampling import FloodReader
 from supervisor.cli.invocation import Invocation, json_option, setting_options
 from supervisor.cli.jobs import log_files
-from supervisor.config import signatures
+from supervisor.config import loss_rules, signatures
 from supervisor.core.model import Cause, Evidence, Verdict
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.observe.anchor_scanner import scanner
@@ -85,10 +85,22 @@ class _Fed:
 @click.command()
 @setting_options()
 @json_option
+@click.option("--rules", "show_rules", is_flag=True, help="List the signatures and the loss rules in use, yours too.")
 @click.argument("logs", metavar="FILE|DIR|-...", nargs=-1)
-def command(invocation: Invocation, *, logs: tuple[str, ...], as_json: bool) -> int:
+def command(invocation: Invocation, *, logs: tuple[str, ...], as_json: bool, show_rules: bool) -> int:
     """Each file gets an answer. A directory with the files of one attempt gets one answer; any other stands for the files in it."""
+    if show_rules and not logs:
+        return show_table(invocation.settings())
     return classify_logs(invocation.settings(), logs, as_json=as_json)
+
+
+def show_table(settings: Settings) -> int:
+    """Print the signatures and the loss rules in use. Returns 0."""
+    catalogue, problems = signatures.configured(settings, lambda text: stdio.say(f"warning: {text}"))
+    for problem in problems:
+        stdio.say(f"warning: {problem}")
+    stdio.write(sys.stdout, rules.table(catalogue, loss_rules.configured(settings, stdio.say)))
+    return 0
 
 
 def classify_logs(settings: Settings, places: Sequence[str], *, as_json: bool) -> int:
@@ -98,11 +110,12 @@ def classify_logs(settings: Settings, places: Sequence[str], *, as_json: bool) -
     for problem in problems:
         stdio.say(f"warning: {problem}")
     scan = scanner(catalogue.anchors)
+    of_losses = loss_rules.configured(settings, lambda text: stdio.say(f"warning: {text}"))
     width = max((len(log.path) for log in logs), default=0)
     answered = False
     for log in logs:
         with ProgressBar(f"reading {log.path}", _size(log), wanted=not as_json) as bar:
-            answer = _tried(log, catalogue, scan, bar.advance)
+            answer = _tried(log, catalogue, scan, bar.advance, rules.LogNumbers(of_losses))
         if answer is None:
             continue
         answered = True
@@ -134,7 +147,11 @@ def _size(log: Log) -> int | None:
 
 
 def read(
-    log: Log, catalogue: Catalogue, scan: Scanner, progress: Callable[[int], None] = lambda _n_bytes: None
+    log: Log,
+    catalogue: Catalogue,
+    scan: Scanner,
+    progress: Callable[[int], None] = lambda _n_bytes: None,
+    numbers: rules.LogNumbers | None = None,
 ) -> tuple[tuple[Evidence, ...], tuple[Part, ...]]:
     """Return the evidence in a log, its lines counted through all its files, and where each file begins. `progress` gets the bytes read.
 
@@ -150,9 +167,11 @@ def read(
     for stream in log.streams:
         reader = FloodReader(catalogue, scan, rank=stream.rank)
         newlines, changed_at = 0, 0.0
+        if numbers is not None:
+            numbers.begin(stream.rank)
         for file in stream.files:
             parts.append(Part(file.name, before + newlines + 1))
-            fed = _feed(reader, file, texture, progress, counting=file is not stream.files[-1])
+            fed = _feed(reader, file, texture, progress, numbers, counting=file is not stream.files[-1])
             newlines, changed_at, size = newlines + fed.newlines, fed.changed_at, size + fed.size
         found = reader.finish()
         if not several:
@@ -173,10 +192,10 @@ def _with_texture(evidence: tuple[Evidence, ...], texture: Texture) -> tuple[Evi
     return (*evidence, Evidence("log", _NOT_TEXT, texture.problem)) if texture.problem else evidence
 
 
-def _tried(log: Log, catalogue: Catalogue, scan: Scanner, progress: Callable[[int], None]) -> Answer | None:
+def _tried(log: Log, catalogue: Catalogue, scan: Scanner, progress: Callable[[int], None], numbers: rules.LogNumbers) -> Answer | None:
     """Return the answer about a log; None if it could not be read, which is reported."""
     try:
-        evidence, parts = read(log, catalogue, scan, progress)
+        evidence, parts = read(log, catalogue, scan, progress, numbers)
     except OSError as error:
         stdio.say(f"error: cannot read {log.path}: {error.strerror or error}")
         return None
@@ -186,7 +205,7 @@ def _tried(log: Log, catalogue: Catalogue, scan: Scanner, progress: Callable[[in
         return None
     verdict = _verdict(evidence)
     types = {name: kind for fact in verdict.because if (row := catalogue.row(fact.name)) for name, kind in row.fields}
-    return Answer(log.path, verdict, parts, types | gpu_memory.KINDS)
+    return Answer(log.path, verdict, parts, types | gpu_memory.KINDS, numbers.strange)
 
 
 def _verdict(evidence: tuple[Evidence, ...]) -> Verdict:
@@ -200,7 +219,9 @@ def _verdict(evidence: tuple[Evidence, ...]) -> Verdict:
     return replace(classify(()), summary=illegible.text, fingerprint="unknown:not-text", because=(illegible,))
 
 
-def _feed(reader: FloodReader, file: Path, texture: Texture, progress: Callable[[int], None], *, counting: bool) -> _Fed:
+def _feed(  # noqa: PLR0913 (all that takes a block)
+    reader: FloodReader, file: Path, texture: Texture, progress: Callable[[int], None], numbers: rules.LogNumbers | None, *, counting: bool
+) -> _Fed:
     """Read a file to its end. Raises OSError, and SuperviseError where it is no text as it stands."""
     newlines = size = 0
     with reading.opened(None if str(file) == STDIN else file) as fd:
@@ -211,6 +232,8 @@ def _feed(reader: FloodReader, file: Path, texture: Texture, progress: Callable[
             texture.take(block)
             progress(len(block))
             reader.feed(block)
+            if numbers is not None:
+                numbers.feed(block)
     return _Fed(size, newlines, status.st_mtime if stat.S_ISREG(status.st_mode) else 0.0)
 
 

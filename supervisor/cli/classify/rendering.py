@@ -41,12 +41,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The verdict about the log, or the logs, at `path`. `kinds` are the types of facts by name, as their signatures give them."""
+    """The verdict about the log, or the logs, at `path`. `kinds` are the types of facts by name, as their signatures give them.
+
+    strange: what the loss rules find strange at the end of the log.
+    """
 
     path: str
     verdict: Verdict
     parts: tuple[Part, ...]
     kinds: Mapping[str, str]
+    strange: tuple[str, ...] = ()
 
     def place(self, fact: Evidence) -> tuple[str, int]:
         """Return the file and the line in it where a fact stands; ("", 0) where that is not known."""
@@ -72,6 +76,7 @@ def as_dict(answer: Answer) -> dict[str, Any]:
         "summary": clean(verdict.summary),
         "runner_up": runner_up,
         "facts": {name: redact.text(value) for name, value in verdict.facts},
+        "strange": [redact.text(clean(text)) for text in answer.strange],
         "evidence": [_evidence(answer, fact) for fact in verdict.because],
     }
 
@@ -88,6 +93,7 @@ def page(answer: Answer) -> FactPage:
         *([Fact("where", culprit)] if culprit else []),
         *([Fact("code", code, Tone.STRONG)] if code else []),
         *_evidence_facts(answer),
+        *(Fact(wording.STRANGE, redact.text(clean(text)), Tone.WARNING) for text in answer.strange),
         *([Fact("facts", values)] if values else []),
         Fact(wording.NEXT, EXPLANATIONS[verdict.cause].remedy),
         *([Fact("fingerprint", verdict.fingerprint, Tone.FAINT)] if failed else []),

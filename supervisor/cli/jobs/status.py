@@ -137,6 +137,7 @@ def status_of(place: JobFiles) -> Status:
         findings=tuple(history.findings.values()),
         examined_t=history.examined_t,
         hang=history.hang if runs else None,
+        warnings=tuple(clean(text) for text in history.warnings),
     )
 
 
@@ -226,6 +227,7 @@ def as_dict(seen: Status) -> dict[str, Any]:
         "last_step_age_s": None if seen.step_t is None else round(seen.now - seen.step_t, 3),
         "phase": seen.phase,
         "hang": None if seen.hang is None else _hang(*seen.hang, seen.now),
+        "warnings": list(seen.warnings) if seen.runs else [],
         "ranks": [
             {
                 "rank": r.rank,

@@ -70,6 +70,13 @@ class Instrumentation:
         self._beat.report_step(step)
         self._beat.report_total(total)
 
+    def report(self, loss: float | None, step: int | None) -> None:
+        """Take over what the script reports of a step (worker.report)."""
+        if step is not None:
+            self._beat.report_step(step)
+        if loss is not None:
+            self._beat.report_loss(loss)
+
     def phase_began(self, name: str, at_most_s: float | None) -> tuple[int, int, int] | None:
         """Begin a phase that the script declares (worker.phase); `phase_ended` gets what is returned."""
         if name not in layout.DECLARABLE:

@@ -176,6 +176,14 @@ class HeartbeatWriter:
             self.enter(layout.TRAIN)
 
     @quiet
+    def report_loss(self, loss: float) -> None:
+        """Keep the loss that the script reports (worker.report)."""
+        if self.wants_slot is not None:
+            self.wants_slot()
+        self._view.cast("B").cast("d")[layout.LOSS] = float(loss) or -0.0
+        self._view[layout.LOSSES] += 1
+
+    @quiet
     def asked(self, number: int) -> None:
         """Publish which call of worker.should_save this is, counted from 1, for the ranks of this node to agree on one."""
         if self.wants_slot is not None:

@@ -30,6 +30,7 @@ class RankHeartbeat:
     `asks`: the script asks whether to save, and `save_asked`: it was asked to. `went_on`: after that it trained on, or ended in order, with
     no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began. `total`: the one
     with which it ends. `phase_limit_s`: what the script allows without a sign of life in the phase that it declared.
+    `loss`: the one that the script reported last (worker.report), `losses`: how many it reported.
     """
 
     local_rank: int
@@ -53,6 +54,8 @@ class RankHeartbeat:
     first_step: int | None = None
     total: int | None = None
     phase_limit_s: float | None = None
+    loss: float | None = None
+    losses: int = 0
 
 
 def create(path: Path, slots: int) -> None:
@@ -108,5 +111,7 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         saved=bool(flags & shim.FLAG_SAVED),
         first_step=slot[shim.BEGAN] - 1 if slot[shim.BEGAN] else None,
         total=slot[shim.TOTAL] if slot[shim.TOTAL] > 0 else None,
+        loss=struct.unpack("<d", struct.pack("<q", slot[shim.LOSS]))[0] if slot[shim.LOSS] else None,
+        losses=slot[shim.LOSSES],
         phase_limit_s=slot[shim.PHASE_LIMIT] / 1e3 if slot[shim.PHASE_LIMIT] > 0 else None,
     )

@@ -65,6 +65,7 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
         "last_step_age_s": None,
         "phase": "train",
         "hang": None,
+        "warnings": [],
         "ranks": [
             {"rank": n, "local_rank": n, "pid": 100 + n, "step": None, "phase": "unknown", "lag": None, "memory_bytes": None}
             for n in range(2)

@@ -1,0 +1,107 @@
+r"""The loss rules: which number of a line is read, and what is strange about it.
+
+    [[loss.rule]]
+    id = "reward.nan"
+    kind = "nan"
+    words = ["reward"]
+    pattern = 'reward[=:]\s*(?P<value>\S+)'
+    times = 3
+
+Kinds, each judged for every rank and every name of a number by itself:
+
+    nan          not a number
+    inf          infinite, of either sign
+    jump         above `threshold` times the median of the last 100 good numbers, and above all of them; all were above 0
+    no_progress  `times` numbers in a row that differ by at most the share `threshold`
+
+A rule without a pattern is about the losses that lines.py knows. *words* are literals of which each matching line has one, so that other
+lines cost nothing. The pattern has a group `value`; it may have the groups `name` and `step`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from supervisor.classify.logs.patterns import Pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class RuleKind(StrEnum):
+    """What is strange about a number."""
+
+    NAN = "nan"
+    INF = "inf"
+    JUMP = "jump"
+    NO_PROGRESS = "no_progress"
+
+
+@dataclass(frozen=True, slots=True)
+class LossRule:
+    """One rule.
+
+    words, pattern: of the lines that hold the number; empty and None: the losses that lines.py knows. names: what the number's whole name
+    must match, None: any. threshold: a factor (jump) or a share (no_progress). times: so many strange numbers in a row make it report.
+    after, from_step, from_s: it judges once so many numbers were read, from this step on, and so long after the start of the attempt.
+    origin: the file and line, "" for ours.
+    """
+
+    id: str
+    kind: RuleKind
+    words: tuple[str, ...] = ()
+    pattern: Pattern | None = None
+    names: re.Pattern[str] | None = None
+    threshold: float = 0.0
+    times: int = 2
+    after: int = 0
+    from_step: int = 0
+    from_s: float = 0.0
+    note: str = ""
+    origin: str = ""
+
+    @property
+    def is_of_losses(self) -> bool:
+        """Whether it is about the losses that lines.py knows."""
+        return self.pattern is None
+
+
+#: The columns of a rule, in order, with what stands in a table where it is left out.
+COLUMNS = ("id", "kind", "words", "pattern", "names", "threshold", "times", "after", "from_step", "from_s", "enabled", "note")
+
+
+def problem_of(pattern: str) -> str:
+    """Return what is wrong with a rule's pattern, "" if nothing is."""
+    try:
+        groups = re.compile(pattern).groupindex
+    except re.error as error:
+        return f"it is no regular expression: {error}"
+    return "" if "value" in groups else "it has no group for the number, written as (?P<value>...)"
+
+
+def merged(ours: Sequence[LossRule], users: Sequence[LossRule], disabled: frozenset[str] = frozenset()) -> tuple[LossRule, ...]:
+    """Return the rules in use: one of the user's replaces ours of the same id. disabled: ids that the user switched off."""
+    by_id = {rule.id: rule for rule in (*ours, *users)}
+    return tuple(rule for name, rule in by_id.items() if name not in disabled)
+
+
+def condition(rule: LossRule) -> str:
+    """Return in words when a rule reports, for tables."""
+    times = f"{rule.times} times in a row" if rule.times > 1 else "once"
+    texts = {
+        RuleKind.NAN: f"NaN {times}",
+        RuleKind.INF: f"infinite {times}",
+        RuleKind.JUMP: f"above {rule.threshold:g} times the median of the last 100, {times}",
+        RuleKind.NO_PROGRESS: f"{rule.times} numbers that differ by at most {100 * rule.threshold:g} %"
+        if rule.threshold
+        else f"the same number {times}",
+    }
+    starts = (
+        (rule.after, f"after {rule.after} numbers"),
+        (rule.from_step, f"from step {rule.from_step}"),
+        (rule.from_s, f"{rule.from_s:g} s after the start"),
+    )
+    return ", ".join([texts[rule.kind], *(text for wanted, text in starts if wanted)])

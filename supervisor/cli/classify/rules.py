@@ -1,0 +1,67 @@
+"""The signatures and the loss rules in one table (`supervise classify --rules`), and the loss rules applied to a log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.classify.losses.judge import NumberJudge
+from supervisor.classify.losses.lines import MOST_LINES, NumberReader, captures
+from supervisor.classify.losses.rules import condition
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.classify.logs.catalogue import Catalogue
+    from supervisor.classify.losses.judge import NumberChange
+    from supervisor.classify.losses.rules import LossRule
+
+#: The first losses of a log are read one by one; then as many of a block as of a log that a job is writing.
+READ_ALL = 10_000
+
+
+def table(catalogue: Catalogue, rules: Sequence[LossRule]) -> str:
+    """Return a line for each signature and each loss rule: its id, what it stands for, where it is searched or what it reports."""
+    rows = [("id", "means", "searched in, or reported if")]
+    rows += [(row.id, "nothing failed" if row.benign else row.cause.value, ", ".join(row.where)) for row in catalogue.rows]
+    rows += [(rule.id, f"loss: {rule.kind.value}", condition(rule)) for rule in rules]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"{name:<{widths[0]}}  {means:<{widths[1]}}  {where}".rstrip() for name, means, where in rows)
+
+
+class LogNumbers:
+    """What the loss rules find in one log, over all of its streams."""
+
+    def __init__(self, rules: Sequence[LossRule]) -> None:
+        self._captures, self._rules = captures(rules)
+        self._open: dict[tuple[str, str], str] = {}
+        self._read = 0
+        self.begin(None)
+
+    def begin(self, rank: int | None) -> None:
+        """Begin with the next stream."""
+        self._rank = rank
+        self._reader = NumberReader(self._captures, READ_ALL)
+        self._judges: dict[int | None, NumberJudge] = {}
+
+    def feed(self, block: bytes) -> None:
+        """Take the next bytes of the stream."""
+        readings = self._reader.feed(block)
+        self._read += len(readings)
+        self._reader.most_lines = READ_ALL if self._read < READ_ALL else MOST_LINES
+        for reading in readings:
+            rank = reading.rank if reading.rank is not None else self._rank
+            for found in self._judges.setdefault(rank, NumberJudge(self._rules)).take(reading):
+                self._take(found, rank)
+
+    def _take(self, found: NumberChange, rank: int | None) -> None:
+        key = (found.rule.id, found.name)
+        if found.is_over:
+            self._open.pop(key, None)
+            return
+        where = [*([f"rank {rank}"] if rank is not None else []), *([f"step {found.step}"] if found.step is not None else [])]
+        self._open.setdefault(key, found.text + (f" ({', '.join(where)})" if where else ""))
+
+    @property
+    def strange(self) -> tuple[str, ...]:
+        """What is still strange at the end of the log."""
+        return tuple(self._open.values())

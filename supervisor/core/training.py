@@ -1,0 +1,63 @@
+"""What is strange about a training that runs: its loss, and its pace. See core/decide.py for the rules.
+
+It is reported when it begins and when it is over, and ends nothing, but for a loss that is NaN or infinite under --on-nan restart: then the
+attempt ends as if a rank had failed, and the number is the cause.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core import failure
+from supervisor.core.actions import Alert, PrintMessage
+from supervisor.core.model import Cause, Claim, Evidence
+from supervisor.core.state import JobState, Stage, changed
+
+if TYPE_CHECKING:
+    from supervisor.core.state import Step
+    from supervisor.core.training_events import LossChanged
+
+STRANGE_LOSS = "strange_loss"
+#: Kinds of loss rules that --on-nan is about.
+NOT_FINITE = frozenset({"nan", "inf"})
+#: How sure it is that such a number is the cause: it was read twice.
+SURE = 0.95
+#: Warnings that the state keeps; more would say the same of other numbers.
+MOST_WARNINGS = 8
+
+
+def on_loss_changed(state: JobState, event: LossChanged) -> Step:
+    """Report a number that became strange, or is good again; end the attempt if --on-nan asks for it."""
+    text = f"{event.text}{_where(event)}"
+    if event.is_over:
+        return _without(state, event.about), (PrintMessage("info", f"loss: over: {text}"),)
+    state = _with(state, event.about, text)
+    restarts = event.kind in NOT_FINITE and state.run.policy.on_nan == "restart"
+    ends = restarts and state.stage is Stage.RUNNING
+    option = "; --on-nan restart would end the attempt" if event.kind in NOT_FINITE and not restarts else ""
+    then = "the attempt is ended (--on-nan restart)" if ends else f"the job goes on{option}"
+    alert = Alert(STRANGE_LOSS, state.attempt.number, f"loss: {text}; {then}")
+    if not ends:
+        return state, (alert,)
+    claim = Claim(Cause.NAN_LOSS, SURE)
+    fact = Evidence("loss", event.rule, text, event.rank, event.t, claim=claim)
+    state = changed(state, attempt=changed(state.attempt, ended_for=(fact,)))
+    state, actions = failure.stop_attempt(state, event.t, text)
+    return state, (alert, *actions)
+
+
+def _where(event: LossChanged) -> str:
+    known = [
+        *([f"rank {event.rank}"] if event.rank is not None else []),
+        *([f"step {event.step}"] if event.step is not None else []),
+    ]
+    return f" ({', '.join(known)})" if known else ""
+
+
+def _with(state: JobState, about: str, text: str) -> JobState:
+    warnings = (dict(state.attempt.warnings) | {about: text}).items()
+    return changed(state, attempt=changed(state.attempt, warnings=tuple(warnings)[-MOST_WARNINGS:]))
+
+
+def _without(state: JobState, about: str) -> JobState:
+    return changed(state, attempt=changed(state.attempt, warnings=tuple(row for row in state.attempt.warnings if row[0] != about)))

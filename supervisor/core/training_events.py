@@ -1,0 +1,29 @@
+"""The events about how a training runs, besides its progress: what its numbers and its pace show. Part of the union in core/events.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LossChanged:
+    """A number that the training prints became strange by a loss rule, or is good again (`is_over`). docs/loss-and-pace.md has the rules.
+
+    rule, kind: of the rule (classify/losses/rules.py). name: of the number. text: what is strange, without rank and step. rank: the first
+    one of which it is known.
+    """
+
+    t: float
+    attempt: int
+    rule: str
+    kind: str
+    name: str
+    text: str
+    rank: int | None = None
+    step: int | None = None
+    is_over: bool = False
+
+    @property
+    def about(self) -> str:
+        """The key by which the end of a strange number is matched with its beginning."""
+        return f"loss {self.rule} {self.name}"

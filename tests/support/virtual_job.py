@@ -82,7 +82,7 @@ class VirtualJob:
         """Compare what the test has set."""
         if first.place != second.place:
             return Movement(moved=((0, f"from {first.place} to {second.place}"),))
-        return Movement(busy=(0,) if second.cpu_s > first.cpu_s else ())
+        return Movement()
 
     def hang(self, first: VirtualLook, second: VirtualLook, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
         """Return the simplest hang."""

@@ -219,14 +219,13 @@ class HangWatch(Generic[L]):
             self._begin_anew(t, seen.text)
             return
         still_s, limit_s = t - self._since_t, suspicion.limit.seconds
-        patient_s = BUSY_TIMES * limit_s
-        if suspicion.confirmed is None and seen.busy and still_s < patient_s:
+        hang = self._looks.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=suspicion.limit.calibrated)
+        patient_s, is_first = BUSY_TIMES * limit_s, suspicion.confirmed is None
+        if is_first and hang.busy and still_s < patient_s:
             suspicion.delay_s = max(suspicion.delay_s, min(2 * suspicion.delay_s, limit_s))
             suspicion.due_t = min(t + suspicion.delay_s, max(self._since_t + patient_s, t + SAMPLE_S))
             return
-        is_first = suspicion.confirmed is None
         if is_first or any(t >= due for due in suspicion.repeats_t):
-            hang = self._looks.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=suspicion.limit.calibrated)
             suspicion.repeats_t = self._repeats_t(t, hang) if is_first else [due for due in suspicion.repeats_t if due > t]
             suspicion.confirmed = hang
             self._post(HangConfirmed(t, self._attempt, hang))

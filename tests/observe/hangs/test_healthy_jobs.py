@@ -1,0 +1,64 @@
+"""Healthy simulated jobs are never confirmed to hang, and a hang of each of them is, in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+import pytest
+
+from supervisor.core.events import HangConfirmed
+from supervisor.observe.hangs.watch import BUSY_TIMES, MOST_PATIENCE
+from tests.support.healthy_jobs import FAMILIES, SimulatedJob
+
+RUN_S = 4000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One job: its false alarms while it ran, and after how long its hang was confirmed, None: too late. limit_s: of its stillness then."""
+
+    seed: int
+    family: str
+    how: str
+    false_alarms: int
+    limit_s: float
+    confirmed_s: float | None
+
+
+def examine(seed: int) -> Examined:
+    """Run a job, then hang it.
+
+    It takes one limit at most until a busy job is examined again and cleared, then the limit with all the patience, then two looks.
+    """
+    job = SimulatedJob(seed)
+    job.runs(max(RUN_S, min(40 * job.usual_s, 20_000.0)))
+    false_alarms = sum(isinstance(event, HangConfirmed) for event in job.posted)
+    how, limit_s = job.dice.choice(["stands", "spins"]), job.watch._times.limit(job.beats, job.limits).seconds  # noqa: SLF001
+    due_s = ((MOST_PATIENCE + 1) * limit_s + 4 * job.limits.confirm_s) * (1.0 if how == "stands" else BUSY_TIMES)
+    return Examined(seed, job.family, how, false_alarms, limit_s, job.hangs(how, due_s))
+
+
+def check(seeds: range) -> list[Examined]:
+    """Examine each."""
+    found = [examine(seed) for seed in seeds]
+    assert [one for one in found if one.false_alarms] == [], "healthy jobs were confirmed to hang"
+    assert [one for one in found if one.confirmed_s is None] == [], "hangs were not confirmed in time"
+    return found
+
+
+def limits(found: list[Examined], how: str) -> float:
+    """Return after how many limits such a hang is usually confirmed."""
+    return median((one.confirmed_s or 0.0) / one.limit_s for one in found if one.how == how)
+
+
+def test_thirty_healthy_jobs() -> None:
+    assert {one.family for one in check(range(30))} == set(FAMILIES), "each family is among them"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_thousand_healthy_jobs() -> None:
+    found = check(range(1000, 2020))
+    assert limits(found, "stands") < 2.0
+    assert limits(found, "spins") < 1.2 * BUSY_TIMES

@@ -28,7 +28,7 @@ from supervisor.config.setting_columns import MOST, MOST_SECONDS
 from supervisor.config.settings import ROWS
 from supervisor.errors import ExitCode
 from supervisor.report.log_events import LogEvent
-from supervisor.strategies import GUARDS, LADDERS, RUNGS
+from supervisor.strategies import GUARDS, LADDERS, RUNGS, network
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -157,6 +157,12 @@ def rungs() -> str:
     return _table(("rung", "what it does", "changes the job"), rows)
 
 
+def networks() -> str:
+    """Return the rungs that act only if the user names them."""
+    rows = [(f"`{name}`", when, what, f"`{network.enabling(name)}`") for name, (when, what) in network.OPTIONAL.items()]
+    return _table(("rung", "when it acts", "what it sets", "permitted by"), rows)
+
+
 def ladders() -> str:
     """Return the ladder of each cause; those that share one share a row. The guards, which all but one begin with, are left out."""
     causes: dict[tuple[str, ...], list[Cause]] = {}
@@ -184,7 +190,7 @@ def tables() -> dict[str, dict[str, str]]:
         "log-events.md": {"log events": log_events()},
         "loss-and-pace.md": {"loss rules": loss_rules()},
         "commands.md": {"commands": commands()},
-        "recovery.md": {"ladders": ladders(), "rungs": rungs()},
+        "recovery.md": {"ladders": ladders(), "rungs": rungs(), "networks": networks()},
     }
 
 

@@ -39,6 +39,7 @@ _VALUES = {
     "checkpoints.mirror": "URL",
     "knobs.declared": "NAME=WHERE",
     "health.evict_on": "CHECK",
+    "network.allow": "RUNG",
 }
 _VERBOSITY = (
     ("quiet", ("-q", "--quiet"), "Print warnings, errors and the card only."),

@@ -9,6 +9,7 @@ from supervisor.config.health import healthset
 from supervisor.config.plugins import ladders
 from supervisor.core.model import Knob, Launcher, Policy
 from supervisor.errors import SuperviseError
+from supervisor.strategies.network import OPTIONAL
 from supervisor.strategies.situation import VARIABLES
 
 if TYPE_CHECKING:
@@ -58,12 +59,26 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         clears=settings.clear_gpu_command(),
         allocator=allocator,
         variables=tuple((name, environ[name]) for name in VARIABLES if environ.get(name)),
+        network_allow=network_allow(settings),
         health=health,
         nodes=nodes or 1,
         evict_on=evict_on(settings),
         on_hang="" if settings.origin("hang.action").kind == "default" else settings.hang.action,
         on_nan=settings.loss.on_nan,
     )
+
+
+def network_allow(settings: Settings) -> tuple[str, ...]:
+    """Return the rungs for networks that may act. Raises SuperviseError for an unknown one."""
+    names = tuple(name.strip() for text in settings.network.allow for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in OPTIONAL]
+    if unknown:
+        raise SuperviseError(
+            f"network.allow ({settings.origin('network.allow')}): there is no rung {unknown[0]!r} to allow",
+            hint=f"Name one of docs/recovery.md: {', '.join(OPTIONAL)}.",
+            exit_code=settings.origin("network.allow").exit_code,
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def evict_on(settings: Settings) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from supervisor.config.alert_settings import Alerts
 from supervisor.config.loss_settings import Loss
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
-from supervisor.config.watch_settings import HangSection
+from supervisor.config.watch_settings import HangSection, NetworkSection
 from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -421,6 +421,7 @@ class Settings:
     knobs: Knobs = Knobs()
     restart: Restart = Restart()
     gpus: Gpus = Gpus()
+    network: NetworkSection = NetworkSection()  # noqa: RUF009  as alerts
     health: Health = Health()
     hang: HangSection = HangSection()  # noqa: RUF009  as alerts
     stop: Stop = Stop()

@@ -1,4 +1,4 @@
-"""The settings of what is watched while the ranks run. A part of the tree in settings.py."""
+"""The settings of hangs and networks: what is watched, and what may be done. A part of the tree in settings.py."""
 
 from __future__ import annotations
 
@@ -28,3 +28,16 @@ class HangSection:
         minimum=1,
     )
     confirm_s: float = setting(30.0, "Between the two looks that must show the same; half the limit if that is shorter.", minimum=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSection:
+    """[network]: what may be changed about how the ranks reach each other."""
+
+    allow: tuple[str, ...] = setting(
+        (),
+        "Allow a rung for networks that fail: longer_timeout, interface, p2p_disable, ib_disable, shm_disable.",
+        "Several may be named with commas between them ([what each does](recovery.md#networks-and-collectives)).",
+        flag="--allow-network",
+        env="SUPERVISE_ALLOW_NETWORK",
+    )

@@ -451,6 +451,7 @@ class Policy:
     start_tries: int = 2  # for the infrastructure's failures before the first step
     allocator: str = ""  # torch's allocator settings in the user's own environment
     variables: tuple[tuple[str, str], ...] = ()  # of strategies.situation.VARIABLES, those in the user's own environment
+    network_allow: tuple[str, ...] = ()  # --allow-network: rungs of strategies/network.py that may act
     clears: str = "supervise gpus clear"  # what a person types, before a GPU's name, to put it back into use
     health: bool = False  # this node is examined before each attempt
     health_deadline_s: float = 12.0  # beyond what the examination may take

@@ -12,6 +12,7 @@ from supervisor.core.model import RESUME, Cause, Launcher, Phase, ResumeKind, Ve
 from supervisor.core.state import changed
 from supervisor.strategies import consent
 from supervisor.strategies.gpu import fewer_ranks, usable_again
+from supervisor.strategies.repetition import HANGS
 from supervisor.strategies.situation import Situation, changes, overridden, with_excluded
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def situation(
         ranks=len(state.attempt.ranks),
         pids=tuple(rank.pid for rank in state.attempt.ranks),
         gpus=state.gpus,
-        gpu=culprit_gpu(state, verdict),
+        gpu=culprit_gpu(state, _of_hang(verdict)),
         verified=tuple(c for c in state.run.verified if c.path not in state.run.rejected),
         known_good=state.run.known_good,
         rejected=state.run.rejected,
@@ -91,6 +92,7 @@ def situation(
         disputes=state.run.disputes,
         traced=state.run.traced,
         failed_gpus=tuple(failed_gpus.items()),
+        evidence=state.attempt.evidence or (),
     )
 
 
@@ -198,6 +200,14 @@ def disputes(state: JobState, reported: tuple[tuple[str, str], ...]) -> tuple[tu
         if is_checked and planned.isdigit() and seen.isdigit() and int(planned) != int(seen):
             found[knob.name] = (knob.name, seen, planned)
     return tuple(found.values())
+
+
+def _of_hang(verdict: Verdict) -> Verdict:
+    """Return the verdict on a hang with the rank that its diagnosis names: the rank that reports a timeout is one that waited."""
+    if verdict.cause not in HANGS:
+        return verdict
+    named = dict(verdict.facts).get("hang_ranks", "")
+    return replace(verdict, rank=int(named) if named.isdigit() else None)
 
 
 def culprit_gpu(state: JobState, verdict: Verdict) -> str:

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core import losses, node_health, planning, resumption
+from supervisor.core import detours, losses, node_health, planning, resumption
 from supervisor.core.actions import (
     BeginAttempt,
     CheckHealth,
@@ -261,7 +261,9 @@ def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) 
         token = state.token + 1
         waiting = changed(state, stage=Stage.CHECKING, token=token, run=changed(state.run, next_resume=resume))
         return waiting, (SetTimer("health", token, state.run.policy.health_deadline_s),)
-    state, actions, stop = node_health.judged(state, t)
+    state, taken_back = detours.reviewed(state, state.run.findings)
+    state, reported, stop = node_health.judged(state, t)
+    actions = (*taken_back, *reported)
     if stop is None:
         state, more = begin(state, t, resume)
     elif stop[0].cause is Cause.DISK_FULL and state.attempt.number:

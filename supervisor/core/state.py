@@ -139,6 +139,7 @@ class Run:
     rejected: tuple[str, ...] = ()  # paths of checkpoints that no attempt resumes from
     untrusted_through_step: int | None = None  # a checkpoint of a greater step, written anew at a rejected path, is trusted again
     steps_back: int = 0  # checkpoints that its plans rejected
+    detours: tuple[tuple[str, str], ...] = ()  # of its overrides for the network: what health showed as the cause of each
     traced: bool = False  # the attempts record what their collectives do
     # how far it came, and from what it can resume
     high_water: int | None = None

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from supervisor.core.model import RESUME, Cause, CheckpointRef, Claim, Evidence,
 from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.knobs import batch, bindings, job_knobs, programs, torchrun
 from supervisor.knobs.script_analysis import MOST_BYTES
-from supervisor.strategies import checkpoint, memory
+from supervisor.strategies import checkpoint, memory, network
 from supervisor.strategies.situation import BATCH_KNOBS, Situation
 
 if TYPE_CHECKING:
@@ -155,6 +156,20 @@ def resume_line(settings: Settings, found: KnobSet, programs_seen: Sequence[str]
     )
 
 
+def network_line(policy: Policy) -> str:
+    """Return what --allow-network permits, "" where it permits nothing. A rung whose variable the user set has no answer."""
+    rungs = [name for name in policy.network_allow if not _users_own(name, policy)]
+    theirs = [name for name in policy.network_allow if name not in rungs]
+    parts = [", ".join(rungs) and f"{', '.join(rungs)} may act", ", ".join(theirs) and f"{', '.join(theirs)} may not: you set its variable"]
+    return f"network (--allow-network): {'; '.join(filter(None, parts))}" if policy.network_allow else ""
+
+
+def _users_own(name: str, policy: Policy) -> bool:
+    """Whether the user set every variable that a rung for networks would set."""
+    variables = network.SOCKETS if name == "interface" else network.TRANSPORTS[name][:1] if name in network.TRANSPORTS else ()
+    return bool(variables) and set(variables) <= {variable for variable, _ in policy.variables}
+
+
 def handover_warning(settings: Settings, found: KnobSet, command: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return a warning if checkpoints are declared and nothing shows how the script gets one after a failure, else ""."""
     given = found.resume or any("{resume}" in word for word in command)
@@ -275,6 +290,8 @@ def _missing(name: str, policy: Policy) -> str:
         return "--batch-change"
     if name == "step_back" and not policy.checkpoints_declared:
         return "--checkpoints"
+    if name in network.OPTIONAL and name not in policy.network_allow:
+        return network.enabling(name)
     missing = [want for want in wants if want not in there]
     if name in _ANY and len(missing) < len(wants):
         return ""
@@ -326,7 +343,8 @@ def _all_ladders(ladders: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str
         groups.setdefault(words, []).append(cause)
     lines = [f"ladders   (each begins with: {', '.join(guards)}; *: not enabled; `supervise plan --cause CAUSE -- CMD` explains one)"]
     for rungs_, causes in groups.items():
-        lines += [f"  {' '.join(causes)}", f"      {' → '.join(rungs_)}"]
+        rungs_text = textwrap.wrap(" → ".join(rungs_), 132, break_on_hyphens=False)
+        lines += [f"  {' '.join(causes)}", *(f"      {line}" for line in rungs_text)]
     return lines
 
 

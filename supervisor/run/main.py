@@ -18,7 +18,7 @@ from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror import session as mirror_session
 from supervisor.checkpoints.mirror.process import MirrorLink
 from supervisor.config import plugins, signatures
-from supervisor.config.policy import evict_on, to_policy
+from supervisor.config.policy import evict_on, network_allow, to_policy
 from supervisor.core import losses
 from supervisor.core.decide import initial
 from supervisor.core.events import (
@@ -43,7 +43,7 @@ from supervisor.report.last_line import last_line
 from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
-from supervisor.report.start_plan import handover_warning, opening_lines, resume_line
+from supervisor.report.start_plan import handover_warning, network_line, opening_lines, resume_line
 from supervisor.report.terminal import TerminalWriter
 from supervisor.run import lock, previous_runs
 from supervisor.run.checkpoint_news import CheckpointNews
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
     from supervisor.core.actions import Action, Finish
     from supervisor.core.events import Event
+    from supervisor.core.model import Policy
     from supervisor.core.state import JobState
     from supervisor.journal.past import Past
     from supervisor.run.lock import Lock
@@ -124,6 +125,7 @@ def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Pro
     """Raise SuperviseError for a wrong setting before anything starts; return the problems that only leave a signature out."""
     plugins.ladders(settings)
     evict_on(settings)
+    network_allow(settings)
     if settings.alerts.is_used:
         from supervisor.run import alerting  # noqa: PLC0415 (ssl costs memory that a job without a sink need not pay)
 
@@ -212,7 +214,8 @@ class _Run:
             self.mirror.start()
         if watcher is not None:
             watcher.start()
-        self.reporter.started(self._opening_lines())
+        policy = self._policy()
+        self.reporter.started(self._opening_lines(policy))
         self.reporter.run_started(continues=self.continues)
         declared = self.job.knobs.resume_way(DECLARED)
         if declared is not None and not self.job.settings.checkpoints.paths:
@@ -220,15 +223,6 @@ class _Run:
         if warning := handover_warning(self.job.settings, self.job.knobs, self.job.command, self.job.environ):
             self.terminal.message(warning, "warning")
         try:
-            policy = to_policy(
-                self.job.settings,
-                self.factory.launcher,
-                self.job.knobs.knobs,
-                self.job.knobs.allocator,
-                health=self.executor.node.health.enabled,
-                nodes=self.factory.most_nodes(),
-                environ=self.job.environ,
-            )
             digest = identity.command_digest(self.job.command)
             self.executor.node.list_gpus()
             self.executor.node.examine_shared_memory()
@@ -375,7 +369,18 @@ class _Run:
         with contextlib.suppress(OSError):  # no home, or a read-only one
             known_jobs.remember(self.job.name, identity.state_root(self.job.state), self.job.environ)
 
-    def _opening_lines(self) -> list[str]:
+    def _policy(self) -> Policy:
+        return to_policy(
+            self.job.settings,
+            self.factory.launcher,
+            self.job.knobs.knobs,
+            self.job.knobs.allocator,
+            health=self.executor.node.health.enabled,
+            nodes=self.factory.most_nodes(),
+            environ=self.job.environ,
+        )
+
+    def _opening_lines(self, policy: Policy) -> list[str]:
         elastic = self.factory.launcher is Launcher.ELASTIC
         how = "torchrun's agent, asked before each restart" if elastic else "a plain command, restarted from outside"
         settings = self.job.settings
@@ -388,6 +393,7 @@ class _Run:
             *of_knobs,
             *([self.new_run_reason] if self.new_run_reason else []),
             resume_line(settings, self.job.knobs, self.programs_seen),
+            *filter(None, (network_line(policy),)),
             self._proof_line(),
             *(mirror_session.opening_lines(self.job, several_nodes=self.factory.has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause, Plan, PlanKind
-from supervisor.strategies import checkpoint, collectives, consent, gpu, guards, memory, repetition, storage
+from supervisor.strategies import checkpoint, collectives, consent, gpu, guards, memory, network, repetition, storage
 from supervisor.strategies.ladders import GUARDS, LADDERS, LAST
 from supervisor.strategies.rung import PlugInError, Rung, is_plug_in, plug_in
 from supervisor.strategies.situation import changes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GUARDS", "LADDERS", "RUNGS", "ladder", "names", "propose", "resolve", "summary"]
 
-_FAMILIES = (guards, memory, checkpoint, gpu, collectives, storage, repetition)
+_FAMILIES = (guards, memory, checkpoint, gpu, collectives, network, storage, repetition)
 #: Every built-in rung, by its name.
 RUNGS: dict[str, Rung] = {rung.name: rung for family in _FAMILIES for rung in family.RUNGS}
 

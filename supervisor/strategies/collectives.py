@@ -3,6 +3,9 @@
 `trace_collectives`: neither NCCL's own log nor torch's flight recorder can name the hanging rank afterwards unless it was on before. Both
 cost next to nothing and change nothing of the training, so this is a restart like any other: charged, within the budget, without consent.
 
+`longer_timeout`: a rank that evaluates, saves or loads while its peers wait is late, and no fault. The instrumentation makes torch's
+default timeout longer (instrument/_supervise_shim/torchhooks.py); a timeout that the script passes by itself stays as it is.
+
 `name_unsynced`: torch names what differs between the ranks only with TORCH_DISTRIBUTED_DEBUG. INFO names parameters. DETAIL compares every
 collective before it runs, which is slow; together with unused parameters it crashes (SIGSEGV, torch 2.13), so it is for collectives alone.
 """
@@ -13,7 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify import unsynced as explanation
-from supervisor.core.model import Cause, Change, Plan, PlanKind
+from supervisor.core.model import Cause, Change, HangKind, Phase, Plan, PlanKind
+from supervisor.strategies import network
 from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
 
@@ -33,17 +37,78 @@ _REMEDIES = {
     "ddp_unsynced.ready_twice": "use the parameter once in a forward pass; checkpoint activations with use_reentrant=False",
     "ddp_unsynced.collectives": "make all ranks call the same collectives in the same order: none for one rank alone, equally many batches",
 }
+#: The variable by which the ranks get a longer default timeout of their process groups, in seconds.
+TIMEOUT = "SUPERVISE_JOB_GROUP_TIMEOUT_S"
+#: torch's own defaults (torch/distributed/constants.py, 2.1 to 2.13).
+_DEFAULT_TIMEOUT_S = {Cause.NCCL_TIMEOUT: 600.0, Cause.GLOO_ERROR: 1800.0, Cause.HANG_NO_ERROR: 600.0}
+#: The timeout grows by this factor, at most so often without progress, and to this limit.
+_LONGER, _TIMES, _LONGEST_S = 3, 2, 14_400.0
+#: What a rank does for long while its peers wait for it.
+_SLOW = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.DATA, Phase.LOAD, Phase.INIT})
 #: torch finds unused parameters when the second step begins.
 _EARLY_STEPS = 2
 
 
 def trace_collectives(situation: Situation) -> Plan | None:
-    """Restart with both on, as long as the budget lasts; None if they are on already."""
+    """Restart with both on, as long as the budget lasts; None if they are on already, or would show nothing."""
     plan = restart_within_budget(situation)
-    if situation.traced or plan.kind is PlanKind.STOP:
+    no_timeout = situation.verdict.cause is Cause.GLOO_ERROR and not situation.fact("timeout")
+    if situation.traced or plan.kind is PlanKind.STOP or no_timeout or network.is_down(situation):
         return None
     reason = f"{plan.reason}, with NCCL's own log and torch's flight recorder on: they name what hangs next time"
     return replace(plan, strategy="trace_collectives", reason=reason, trace=True)
+
+
+def _longer_timeout(situation: Situation) -> Plan | None:
+    late = _late(situation)
+    now_s = _timeout_s(situation)
+    if not late or now_s >= _LONGEST_S or situation.tried("longer_timeout") >= _TIMES or _timeout_is_the_scripts(situation):
+        return None
+    new_s = min(now_s * _LONGER, _LONGEST_S)
+    return Plan(
+        kind=PlanKind.RESTART,
+        reason=f"{late}, and its peers waited {now_s:.0f} s for it: the process groups get {new_s:.0f} s, where the script sets no timeout",
+        next_rung="",
+        strategy="longer_timeout",
+        changes=(Change(f"env:{TIMEOUT}", f"{now_s:.0f} s", f"{new_s:.0f}", "process group timeout"),),
+    )
+
+
+def longer_timeout(situation: Situation) -> Plan | None:
+    """Give process groups three times the time if one rank was merely late: it saved, evaluated or loaded while its peers waited."""
+    return _longer_timeout(situation) if network.is_enabled(situation, "longer_timeout") else None
+
+
+def _late(situation: Situation) -> str:
+    """Return which rank was late and what it did, by the hang's diagnosis or else by the ranks' last phases; "" where none was."""
+    kind, phase = situation.fact("hang_kind"), situation.fact("hang_phase")
+    if kind:
+        ranks = situation.fact("hang_ranks")
+        return f"rank {ranks} was in phase {phase}" if kind == HangKind.LATE and phase in _SLOW and ranks.isdigit() else ""
+    phases = {f.rank: f.text for f in situation.evidence if (f.source, f.name) == ("heartbeat", "phase") and f.rank is not None}
+    slow = [rank for rank, text in phases.items() if text in _SLOW]
+    return f"rank {slow[0]} was in phase {phases[slow[0]]}" if len(slow) == 1 and len(phases) > 1 else ""
+
+
+def _timeout_s(situation: Situation) -> float:
+    """Return the timeout that passed, in seconds: as the evidence has it, else torch's default."""
+    for name, unit_s in (("hang_group_timeout_s", 1.0), ("timeout_ms", 1e-3), ("timeout", 1.0)):
+        text = situation.fact(name)
+        if text.replace(".", "", 1).isdigit() and float(text) > 0:
+            return float(text) * unit_s
+    return _DEFAULT_TIMEOUT_S.get(situation.verdict.cause, 600.0)
+
+
+def _timeout_is_the_scripts(situation: Situation) -> bool:
+    """Whether the groups timed out earlier than this rung had set: the script passes its own timeout, which stays as it is."""
+    ours = dict(situation.overrides).get(f"env:{TIMEOUT}", "")
+    return bool(ours) and _timeout_s(situation) < float(ours)
+
+
+def _timeout_missing(situation: Situation) -> str:
+    if _late(situation) and _timeout_is_the_scripts(situation):
+        return f"longer_timeout has no effect: the script sets its own timeout of {_timeout_s(situation):.0f} s; raise it there"
+    return network.not_enabled("longer_timeout", _longer_timeout)(situation)
 
 
 def name_unsynced(situation: Situation) -> Plan | None:
@@ -81,6 +146,14 @@ def _signature(situation: Situation) -> str:
 
 
 RUNGS = (
+    Rung(
+        "longer_timeout",
+        longer_timeout,
+        "three times the process groups' timeout where --allow-network permits, if one rank only saved, evaluated or loaded",
+        changes_job=True,
+        harmless=True,
+        missing=_timeout_missing,
+    ),
     Rung("trace_collectives", trace_collectives, "restart with NCCL's own log and torch's flight recorder on"),
     Rung("name_unsynced", name_unsynced, "once: restart with TORCH_DISTRIBUTED_DEBUG, so that torch names what differs", harmless=True),
     Rung("unsynced", unsynced, "stop (65): named, and a restart would meet it again"),

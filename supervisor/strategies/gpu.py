@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from health.nvidia.xids import Retry, lookup_text
-from supervisor.core.budget import family
-from supervisor.core.model import Cause, Change, Gpu, Launcher, Plan, PlanKind
+from supervisor.core.budget import INFRASTRUCTURE_PERIOD_S, family
+from supervisor.core.model import Cause, Change, Gpu, HangKind, Launcher, Phase, Plan, PlanKind
 from supervisor.knobs import batch
 from supervisor.strategies import consent
 from supervisor.strategies.memory import BATCHNORM, ENABLE_BATCH
+from supervisor.strategies.repetition import HANGS
 from supervisor.strategies.rung import Rung
 from supervisor.strategies.situation import cause_remedy
 
@@ -79,6 +80,21 @@ def same_gpu_twice(situation: Situation) -> Plan | None:
     if not again and (len(here) < OLDER or len(here) < len(past)):
         return None
     return _without_gpu(situation, "same_gpu_twice")
+
+
+def same_gpu_hangs(situation: Situation) -> Plan | None:
+    """Exclude the GPU whose rank did not come to a collective twice in a day, at steps that differ, while no other GPU's rank did.
+
+    Only a rank in a training step counts: one that saves, loads or reads files does not wait for its GPU. Consent asks for a sure verdict.
+    """
+    if not situation.gpu or _is_out_of_use(situation) or situation.fact("hang_phase") != Phase.TRAIN:
+        return None
+    if situation.fact("hang_kind") not in {HangKind.LATE, HangKind.STILL}:
+        return None
+    recent = (f for f in situation.failures if situation.t - f.t <= INFRASTRUCTURE_PERIOD_S)
+    past = [f for f in recent if f.cause in HANGS and f.gpu]
+    twice = any(f.gpu == situation.gpu and _steps_differ(situation, f) for f in past)
+    return _without_gpu(situation, "same_gpu_hangs") if twice and all(f.gpu == situation.gpu for f in past) else None
 
 
 def usable_again(xid: str, hardware: str) -> bool:
@@ -241,6 +257,12 @@ RUNGS = (
         "exclude_gpu",
         exclude_gpu,
         "the GPU is quarantined: a spare, or fewer ranks where --min-gpus allows, else stop (69)",
+        changes_job=True,
+    ),
+    Rung(
+        "same_gpu_hangs",
+        same_gpu_hangs,
+        "the rank of one GPU did not come to a collective twice, at different steps: as exclude_gpu",
         changes_job=True,
     ),
     Rung("same_gpu_twice", same_gpu_twice, "again on the same GPU: as exclude_gpu; over several: stop (65)", changes_job=True),

@@ -15,7 +15,21 @@ LAST = "restart_within_budget"
 _PROGRAM = (*GUARDS, "own_code_before_first_step", "same_place", LAST)
 _UNSYNCED = (*GUARDS, "name_unsynced", "unsynced", "own_code_before_first_step", "same_place", LAST)
 _HOST_MEMORY = (*GUARDS, "halve_workers", "exhausted", "same_place", LAST)
-_NETWORK = (*GUARDS, "start_tries", LAST)
+_TRANSPORTS = ("p2p_disable", "ib_disable", "shm_disable")
+_NETWORK = (*GUARDS, "interface", *_TRANSPORTS, "start_tries", "trace_collectives", "wait_for_network", LAST)
+_COLLECTIVES = (
+    *GUARDS,
+    "longer_timeout",
+    "interface",
+    "same_gpu_hangs",
+    *_TRANSPORTS,
+    "start_tries",
+    "trace_collectives",
+    "same_place",
+    LAST,
+)
+_GLOO = (*GUARDS, "longer_timeout", "interface", "start_tries", "trace_collectives", "wait_for_network", LAST)
+_HANG = (*GUARDS, "longer_timeout", "step_back", "trace_collectives", "same_gpu_hangs", "same_place", LAST)
 _ENVIRONMENT = (*GUARDS, "environment_at_fault", LAST)
 _GPU = (*GUARDS, "exclude_gpu", "same_gpu_twice", LAST)
 _NATIVE = (*GUARDS, "step_back", "same_place", "same_gpu_twice", LAST)
@@ -35,11 +49,11 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.HOST_OOM: _HOST_MEMORY,
     Cause.SHM_EXHAUSTED: _HOST_MEMORY,
     Cause.DATALOADER_WORKER: _HOST_MEMORY,
-    Cause.NCCL_TIMEOUT: (*GUARDS, "start_tries", "same_place", "trace_collectives", LAST),
-    Cause.HANG_NO_ERROR: (*GUARDS, "step_back", "same_place", "trace_collectives", LAST),
+    Cause.NCCL_TIMEOUT: _COLLECTIVES,
+    Cause.HANG_NO_ERROR: _HANG,
     Cause.NCCL_NETWORK: _NETWORK,
-    Cause.GLOO_ERROR: _NETWORK,
-    Cause.RENDEZVOUS: _NETWORK,
+    Cause.GLOO_ERROR: _GLOO,
+    Cause.RENDEZVOUS: (*GUARDS, "interface", "start_tries", "wait_for_network", LAST),
     Cause.NCCL_INIT: _ENVIRONMENT,
     Cause.GPU_DRIVER: _ENVIRONMENT,
     Cause.GPU_ECC: _GPU,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.core.budget import family
-from supervisor.core.model import Cause, CheckpointRef, Failure, Gpu, Knob, Phase, Policy, RankExit, Verdict
+from supervisor.core.model import Cause, CheckpointRef, Evidence, Failure, Gpu, Knob, Phase, Policy, RankExit, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 #: The knobs that a plan for the batch needs; --no-batch-change disables them.
 BATCH_KNOBS = frozenset({"batch_size", "grad_accum"})
 ALLOCATOR = "env:PYTORCH_CUDA_ALLOC_CONF"
+#: A plan's new value of a variable that an earlier plan set, and that is taken back.
+UNSET = "unset"
 #: Variables that a rung sets only where the user did not.
 VARIABLES = (
     "TORCH_DISTRIBUTED_DEBUG",
@@ -42,7 +44,7 @@ class Situation:
     run. resume: the checkpoint that the attempt got; loading: it failed while it read that. recurrences: earlier failures of this
     run with the same fingerprint, with progress or without, that no change of the job answered. disputes: knobs of which a rank reports
     another value than it was started with. traced: the attempt recorded its collectives. failed_gpus: UUID and proof of each GPU
-    that is proven to have failed by itself; gpu may be one of them.
+    that is proven to have failed by itself; gpu may be one of them. evidence: all that was collected, of which the verdict uses a part.
     """
 
     t: float
@@ -76,6 +78,7 @@ class Situation:
     disputes: tuple[tuple[str, str, str], ...] = ()
     traced: bool = False
     failed_gpus: tuple[tuple[str, str], ...] = ()
+    evidence: tuple[Evidence, ...] = ()
 
     def enabled(self, name: str) -> Knob | None:
         """Return the knob if a plan may set it: the user's declaration first, then a row of a program that a rank was seen to run."""
@@ -160,7 +163,8 @@ def changes(plan: Plan) -> bool:
 
 def overridden(old: tuple[tuple[str, str], ...], new: tuple[Change, ...]) -> tuple[tuple[str, str], ...]:
     """Return the values that replace the user's own in the attempts after these changes."""
-    return tuple((dict(old) | {change.knob: change.new for change in new}).items())
+    values = dict(old) | {change.knob: change.new for change in new}
+    return tuple((knob, value) for knob, value in values.items() if value != UNSET)
 
 
 def with_excluded(gpus: tuple[Gpu, ...], plan: Plan, why: str) -> tuple[Gpu, ...]:

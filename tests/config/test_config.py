@@ -403,3 +403,12 @@ def test_arguments_that_could_never_be_used_are_a_usage_error(load: Callable[...
     with pytest.raises(SuperviseError, match="none is declared or learned") as caught:
         load({**given, off: False})
     assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_rungs_for_networks_are_named_with_or_without_commas_and_an_unknown_one_is_refused(load: Callable[..., Settings]) -> None:
+    allowed = to_policy(load({"network.allow": ("interface, ib_disable", "interface")}), Launcher.ELASTIC, environ={"NCCL_IB_DISABLE": "0"})
+    assert (allowed.network_allow, allowed.variables) == (("interface", "ib_disable"), (("NCCL_IB_DISABLE", "0"),))
+    with pytest.raises(SuperviseError, match=r"network\.allow \(command line --allow-network\): there is no rung 'ib' to allow") as refused:
+        to_policy(load({"network.allow": ("ib",)}), Launcher.ELASTIC)
+    assert refused.value.exit_code == ExitCode.USAGE
+    assert "p2p_disable" in refused.value.hint

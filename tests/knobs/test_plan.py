@@ -133,6 +133,15 @@ def test_with_batch_drift_a_batch_size_is_all_that_halving_needs() -> None:
     assert start_plan._missing("halve_batch", Policy(knobs=(size,))) == "grad_accum"  # noqa: SLF001 -- as above
 
 
+def test_the_line_at_start_names_the_rungs_for_networks_that_may_act() -> None:
+    assert start_plan.network_line(Policy()) == ""
+    allowed = Policy(network_allow=("interface", "ib_disable"), variables=(("NCCL_IB_DISABLE", "0"), ("NCCL_SOCKET_IFNAME", "eth0")))
+    line = start_plan.network_line(allowed)
+    assert line == "network (--allow-network): interface may act; ib_disable may not: you set its variable"
+    assert start_plan._missing("interface", allowed) == ""  # noqa: SLF001 -- as above
+    assert start_plan._missing("p2p_disable", allowed) == "--allow-network p2p_disable"  # noqa: SLF001 -- as above
+
+
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize(
     ("command", "supposed"),

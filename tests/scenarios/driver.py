@@ -35,6 +35,7 @@ def policy_of(row: dict[str, Any]) -> Policy:
     given = dict(row)
     given["knobs"] = tuple(Knob(**{"how": f"--{k['name']}", **k}) for k in row.get("knobs", ()))
     given["ladders"] = tuple((cause, tuple(rungs)) for cause, rungs in row.get("ladders", {}).items())
+    given["network_allow"] = tuple(row.get("network_allow", ()))
     given["variables"] = tuple((name, value) for name, value in row.get("variables", ()))
     given["launcher"] = Launcher(row.get("launcher", "elastic"))
     return Policy(**{"checkpoints_declared": True, "start_window_s": 0.0, **given})
@@ -146,6 +147,7 @@ class World:
         if "says" in row:
             raised = Evidence("error_file", "exception", row["says"], rank, self.t - 0.1)
             facts = [fact for fact in facts if fact.claim is None] + [raised, *claims(raised, CATALOGUE)]
+        facts += of_network(row)
         if "phase" in row:
             facts += [Evidence("heartbeat", "phase", row["phase"], rank=rank), Evidence("heartbeat", "torch", "loaded", rank=rank)]
         if "step" in row:
@@ -157,6 +159,13 @@ class World:
     def of(self, kind: type[Any]) -> list[Any]:
         """The actions of a kind since the failure."""
         return [action for action in self.done if isinstance(action, kind)]
+
+
+def of_network(row: dict[str, Any]) -> list[Evidence]:
+    """What the observers of the network and of the ranks' phases found."""
+    facts = [Evidence("network", "interface", one["name"], fields=tuple(one.items())) for one in row.get("interfaces", ())]
+    facts += [Evidence("nccl", "transports", row["transports"])] if "transports" in row else []
+    return [*facts, *(Evidence("heartbeat", "phase", phase, rank=int(rank)) for rank, phase in row.get("phases", {}).items())]
 
 
 def gpus_of(count: int, quarantined: Any = ()) -> tuple[Gpu, ...]:  # noqa: ANN401 (a list of a file)

@@ -21,7 +21,7 @@ def test_story(name: str, cause: Cause) -> None:
 
 @pytest.mark.parametrize("lasts_s", [60.0, 3000.0], ids=["within-the-period", "beyond-it"])
 @pytest.mark.parametrize("kinds", ["aaaaaaaaaa", "abcdefghij"], ids=["equal", "different"])
-@pytest.mark.parametrize("cause", [Cause.NCCL_NETWORK, Cause.RENDEZVOUS])
+@pytest.mark.parametrize("cause", [Cause.GLOO_ERROR, Cause.RENDEZVOUS])
 def test_an_infrastructure_failures_card_counts_the_restarts_until_the_stop(cause: Cause, kinds: str, lasts_s: float) -> None:
     world = World({}, cause)
     world.start()

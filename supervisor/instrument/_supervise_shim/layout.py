@@ -51,6 +51,7 @@ STACKS_SIGNAL = 61  # SIGRTMAX - 3 on Linux; a figure, because importing `signal
 IMPORT_PROOF_NS = 60 * 10**9  # so long "has not imported torch yet" is taken as "has not trained"; later it may train without torch
 UNCLAIMED = "unclaimed"
 _SUFFIXES = {"error": "json", "stacks": "txt", "collectives": "fifo"}
+GROUP_TIMEOUT = "SUPERVISE_JOB_GROUP_TIMEOUT_S"  # seconds, the least that a process group waits unless the script says how long
 
 # Rank, local rank and world size of a process that mpirun started: Open MPI's names, and those of MPICH and Intel MPI.
 MPI_NAMES = (

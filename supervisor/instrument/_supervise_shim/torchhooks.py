@@ -7,6 +7,7 @@ behaves as before, and shows as one frame more in a traceback. Names that are mi
 
 from __future__ import annotations
 
+import os
 import sys
 
 from . import layout
@@ -107,6 +108,7 @@ class TorchHooks:
 
     def _process_groups(self, module: Any) -> None:
         self._phased(module, "init_process_group", layout.INIT)
+        lengthen_timeouts(module, os.environ.get(layout.GROUP_TIMEOUT, ""))
 
     def _dcp_save(self, module: Any) -> None:
         for name in ("save", "async_save", "save_state_dict"):
@@ -190,6 +192,17 @@ class TorchHooks:
     def _over(self, token: tuple[int, str] | None, *, well: bool) -> None:
         self._save_log.ended(token, well=well)
         self._save_requests.ended(well=well)
+
+
+@quiet
+def lengthen_timeouts(module: Any, seconds: str) -> None:
+    """Make the default timeout of process groups at least so long. It is read at each call since torch 2.2; a script's own stays."""
+    if not seconds:
+        return
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        old = getattr(module, name, None)
+        if old is not None:  # None: built without NCCL
+            setattr(module, name, max(old, type(old)(seconds=float(seconds))))
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,54 @@
+"""Takes back what a rung set for the network once health says that its cause is gone (strategies/network.py).
+
+Health must have shown the cause before: a port that is down, say. Without a GPU, health reads no network, so nothing is taken back. The
+next attempt then runs as the user wrote it. If it fails so again, the same rung has acted already, and the next one answers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core.actions import PrintMessage
+from supervisor.core.state import changed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from supervisor.core.actions import Action
+    from supervisor.core.model import Finding
+    from supervisor.core.state import JobState
+
+#: The findings that are the cause of a detour: by variable, how their subject begins, and their checks (empty: all).
+_CAUSES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "env:NCCL_SOCKET_IFNAME": ("nic:", ()),
+    "env:GLOO_SOCKET_IFNAME": ("nic:", ()),
+    "env:NCCL_IB_DISABLE": ("port:", ()),
+    "env:NCCL_P2P_DISABLE": ("gpu:", ("gpu_nvlink", "gpu_fabric", "gpu_pcie")),
+    "env:NCCL_SHM_DISABLE": ("host", ("host_shm",)),
+}
+
+
+def reviewed(state: JobState, findings: tuple[Finding, ...]) -> tuple[JobState, tuple[Action, ...]]:
+    """Return the state for the next attempt, by what health finds before it, and the message where a variable is taken back."""
+    seen, over, kept = dict(state.run.detours), {}, {}
+    for knob, _ in state.run.overrides:
+        if knob not in _CAUSES:
+            continue
+        known = seen.get(knob, "").split() or _subjects(knob, state.run.reported_findings)  # shown before the attempt failed
+        ill = _subjects(knob, findings)
+        if known and not set(known) & set(ill):
+            over[knob] = " ".join(known)
+        elif known or ill:
+            kept[knob] = " ".join(known or ill)
+    if not over:
+        return changed(state, run=changed(state.run, detours=tuple(kept.items()))), ()
+    overrides = tuple(row for row in state.run.overrides if row[0] not in over)
+    state = changed(state, run=changed(state.run, overrides=overrides, detours=tuple(kept.items())))
+    names = ", ".join(f"{knob.removeprefix('env:')} (set for {subjects})" for knob, subjects in over.items())
+    return state, (PrintMessage("info", f"health: the cause is gone, so the next attempt runs without {names}"),)
+
+
+def _subjects(knob: str, findings: Iterable[Finding]) -> list[str]:
+    prefix, checks = _CAUSES[knob]
+    found = (one.subject for one in findings if one.subject.startswith(prefix) and (not checks or one.check in checks))
+    return list(dict.fromkeys(found))

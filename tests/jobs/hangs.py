@@ -50,8 +50,10 @@ class Culprit:
         collections.deque(itertools.repeat(0), maxlen=0)
 
     def c_wait(self) -> None:
-        """Sleep in C with the GIL held, as an extension does that waits for a lock or a device."""
-        ctypes.PyDLL(None).pause()
+        """Wait in C with the GIL held for a lock that nobody releases, as an extension may that forks or calls back."""
+        libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        libc.pthread_mutex_lock(mutex)
+        libc.pthread_mutex_lock(mutex)  # the deadlock: no signal ends this wait
 
     def pipe(self) -> None:
         """Read from a named pipe into which nobody writes."""

@@ -43,7 +43,7 @@ FOUND = {
     "loader": Found(HangKind.LATE, (1,), r"rank 1 .*DataLoader", "time.sleep(1e6)  # the worker"),
     "python_loop": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "while self.place:"),
     "c_loop": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "collections.deque(itertools.repeat(0), maxlen=0)"),
-    "c_wait": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "ctypes.PyDLL(None).pause()"),
+    "c_wait": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "libc.pthread_mutex_lock(mutex)  # the deadlock"),
     "pipe": Found(HangKind.BLOCKED, (1,), r"rank 1 .*fifo", "os.read(descriptor, 1)"),
     "fuse": Found(HangKind.BLOCKED, (1,), r"rank 1 .*mnt", '(self.place / "mnt" / "data").read_bytes()'),
     "frozen": Found(HangKind.BLOCKED, (1,), r"rank 1 .*D state", '(self.place / "mnt" / "more").write_bytes(b"x")'),

@@ -45,24 +45,25 @@ class Limit:
     calibrated: bool
 
 
-def train_limit(times_s: Sequence[float], least_s: float) -> float:
+def train_limit(times_s: Sequence[float], longest_s: float, least_s: float) -> float:
     """Return the limit for a training with these step times: an ordinary step ten times over, or half more than the longest."""
     if not times_s:
         return least_s
-    ordered = sorted(times_s)
-    usual = ordered[math.ceil(QUANTILE * len(ordered)) - 1]
-    return max(least_s, TIMES_QUANTILE * usual, TIMES_LONGEST * ordered[-1])
+    usual = sorted(times_s)[math.ceil(QUANTILE * len(times_s)) - 1]
+    return max(least_s, TIMES_QUANTILE * usual, TIMES_LONGEST * longest_s)
 
 
 class StepTimes:
     """The step times of one attempt, as sampled from its heartbeats: one for each sample in which a rank made steps.
 
-    So a step time is what passed between two steps that the same rank was seen to make, of the slowest rank; with steps shorter than the
-    time between samples it is longer than a step. The time before a change of phase does not count.
+    What passed between two steps that the same rank was seen to make counts, of the slowest rank. With steps shorter than the time between
+    samples it holds several: an ordinary one is their average, and the longest may have taken all of it. The time before a change of phase
+    does not count.
     """
 
     def __init__(self) -> None:
         self._times_s: deque[float] = deque(maxlen=KEPT)
+        self._longest_s: deque[float] = deque(maxlen=KEPT)
         self._steps = 0
         self._last: dict[int, RankHeartbeat] = {}
         self._limit: tuple[float, float] | None = None  # the least limit, and the limit that follows; None after a new time
@@ -86,7 +87,8 @@ class StepTimes:
             longest_ns = max(longest_ns, beat.last_step_ns - began_ns)
             made = max(made, beat.steps - last.steps, (beat.step or 0) - (last.step or 0), 1)
         if longest_ns:
-            self._times_s.append(longest_ns / 1e9)
+            self._times_s.append(longest_ns / 1e9 / made)
+            self._longest_s.append(longest_ns / 1e9)
             self._limit = None
         self._steps += made
 
@@ -97,7 +99,7 @@ class StepTimes:
     def limit(self, beats: Iterable[RankHeartbeat], limits: HangLimits) -> Limit:
         """Return the limit for ranks in these phases: the longest of any, because the others wait for that one."""
         if self._limit is None or self._limit[0] != limits.train_s:
-            self._limit = limits.train_s, train_limit(self._times_s, limits.train_s)
+            self._limit = limits.train_s, train_limit(self._times_s, max(self._longest_s, default=0.0), limits.train_s)
         train_s, is_calibrated = self._limit[1], self.calibrated
         phase_s = max(limits.phase_s, train_s)
         found = Limit(0.0, Phase.UNKNOWN, is_calibrated)

@@ -65,7 +65,8 @@ class RankSampling:
 
         The `last` sample before the attempt's end posts every new step.
         """
-        directory, now, is_watched = self._directory, self._loop.clock.now(), self._loop.state.stage is Stage.RUNNING and not last
+        directory, now, state = self._directory, self._loop.clock.now(), self._loop.state
+        is_watched, is_whole = state.stage is Stage.RUNNING and not last, state.attempt.world_size <= len(state.attempt.ranks)
         if directory is None:
             return
 
@@ -73,7 +74,7 @@ class RankSampling:
             beats = heartbeats.read(directory / "heartbeat")
             self._progress.sample(now, ranks, beats, last=last)
             if is_watched:
-                self._hangs.sample(now, beats, ranks)
+                self._hangs.sample(now, beats, ranks, is_whole=is_whole)
                 self._also(beats, now)
 
         if self._job.scratch.is_relative_to(SHM):

@@ -13,7 +13,7 @@ import pytest
 from supervisor.config.settings import Settings
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected, ProgressObserved
 from supervisor.core.model import RankInfo
-from supervisor.core.state import Stage
+from supervisor.core.state import JobState, Stage
 from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe.hangs import look
@@ -31,7 +31,7 @@ class VirtualLoop:
 
     t: float = 1000.0
     posted: list[Any] = field(default_factory=list)
-    state: Any = field(default_factory=lambda: SimpleNamespace(stage=Stage.RUNNING))
+    state: Any = field(default_factory=lambda: JobState(stage=Stage.RUNNING))
 
     @property
     def clock(self) -> Any:  # noqa: ANN401 - stands for Clock
@@ -103,7 +103,7 @@ def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWr
 
 
 def test_ranks_that_are_being_stopped_are_not_watched(tmp_path: Path, beat: HeartbeatWriter) -> None:
-    loop = VirtualLoop(state=SimpleNamespace(stage=Stage.STOPPING))
+    loop = VirtualLoop(state=JobState(stage=Stage.STOPPING))
     made = sampling(loop, tmp_path)
     beat.report_step(1)
     for _ in range(700):

@@ -55,6 +55,8 @@ class VirtualJob:
     look: VirtualLook | None = field(default_factory=lambda: VirtualLook("train", 0.0))
     answers: bool = True
     group_timeout_s: float | None = None
+    kind: HangKind = HangKind.STILL
+    is_whole: bool = True
     suspended_s: float = 0.0
     posted: list[HangEvent] = field(default_factory=list)
     looked_t: list[float] = field(default_factory=list)
@@ -88,7 +90,7 @@ class VirtualJob:
         """Return the simplest hang."""
         is_busy = second.cpu_s > first.cpu_s
         return Hang(
-            HangKind.STILL,
+            self.kind,
             f"in {second.place}",
             still_s=still_s,
             limit_s=limit_s,
@@ -101,7 +103,7 @@ class VirtualJob:
 
     def sample(self) -> None:
         """Have the watch take what is there now."""
-        self.watch.sample(self.t, self.beats, self.infos)
+        self.watch.sample(self.t, self.beats, self.infos, is_whole=self.is_whole)
 
     def passes(self, seconds: float) -> None:
         """Let time pass in which the heartbeats stay as they are."""

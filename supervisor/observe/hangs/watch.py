@@ -3,12 +3,13 @@
 Once a second it gets the heartbeats of this node's ranks. It reads no clock and starts no thread: time and looks come from outside. A
 suspicion proves nothing; two looks decide. Each look is compared with the one before it alone, because a look disturbs what it counts.
 
-    still for longer than the limit   HangSuspected; look 1; after confirm_s, look 2
-    the looks show nothing that moves HangConfirmed; examined again ever less often
-    other stacks, another collective  HangCleared; the stillness begins anew, with twice the patience, up to four times
-    CPU time in the same function     examined again, until 10 times the limit has passed: then HangConfirmed
-    a sign of life                    HangCleared
-    a pause that is not the job's     the stillness begins anew
+    still for longer than the limit        HangSuspected; look 1; after confirm_s, look 2
+    the looks show nothing that moves      HangConfirmed; examined again ever less often
+    the same, with CPU time at one place   examined again, until 10 times the limit has passed: then HangConfirmed
+    all wait, maybe for another node       the same
+    other stacks, another collective       HangCleared; the stillness begins anew, with twice the patience, up to four times
+    a sign of life                         HangCleared
+    a pause that is not the job's          the stillness begins anew
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
 from supervisor.core.hangs import TORCH_ACTS_S
-from supervisor.core.model import Hang, Phase
+from supervisor.core.model import Hang, HangKind, Phase
 from supervisor.observe.hangs.threshold import Limit, StepTimes
 
 if TYPE_CHECKING:
@@ -42,7 +43,10 @@ SUSPENDED_S = 1.0
 #: A look that has not come by then never comes.
 LOOK_LOST_S = 30.0
 MOST_PATIENCE = 4.0
-#: Ranks that use CPU time in one function get so many times the limit: a long computation looks like an endless loop.
+#: All ranks of this node may wait for one on another node, which evaluates.
+WAITS_ELSEWHERE = frozenset({HangKind.WAITING, HangKind.STILL})
+#: Where that is so, and where ranks use CPU time in one function, they get so many times the limit: a long computation looks like an
+#: endless loop.
 BUSY_TIMES = 10.0
 #: The longest time between two looks at a hang that is confirmed.
 RELOOK_S = 600.0
@@ -108,7 +112,7 @@ class HangWatch(Generic[L]):
         self._sampled_t: float | None = None
         self._asleep_s = self._suspended_s()
         self._since_t = 0.0  # the last sign of life
-        self._patience = 1.0
+        self._patience, self._is_whole = 1.0, True
         self._suspicion: _Suspicion[L] | None = None
         self._answers: queue.SimpleQueue[L | None] = queue.SimpleQueue()  # of the look under way alone
         self._files: dict[int, tuple[float, int]] = {}  # by pid: since when, and the bytes moved by then
@@ -117,8 +121,8 @@ class HangWatch(Generic[L]):
         """Nothing runs."""
         self._attempt = 0
 
-    def sample(self, t: float, beats: tuple[RankHeartbeat, ...], ranks: Sequence[RankInfo]) -> None:
-        """Take the heartbeats, as often as they come; `t` is a time of the job's clock."""
+    def sample(self, t: float, beats: tuple[RankHeartbeat, ...], ranks: Sequence[RankInfo], *, is_whole: bool = True) -> None:
+        """Take the heartbeats, as often as they come; `t` is a time of the job's clock. is_whole: no rank is on another node."""
         if not self._attempt or (self._sampled_t is not None and t - self._sampled_t < 0.9 * SAMPLE_S):
             return
         pause = self._pause(t, beats)
@@ -139,6 +143,7 @@ class HangWatch(Generic[L]):
         elif self._suspicion is None:
             self._suspect(t, beats)
         if self._suspicion is not None:
+            self._is_whole = is_whole
             self._advance(t, self._suspicion, ranks)
 
     def _pause(self, t: float, beats: tuple[RankHeartbeat, ...]) -> str:
@@ -221,7 +226,8 @@ class HangWatch(Generic[L]):
         still_s, limit_s = t - self._since_t, suspicion.limit.seconds
         hang = self._looks.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=suspicion.limit.calibrated)
         patient_s, is_first = BUSY_TIMES * limit_s, suspicion.confirmed is None
-        if is_first and hang.busy and still_s < patient_s:
+        may_go_on = hang.busy or (hang.kind in WAITS_ELSEWHERE and not self._is_whole)
+        if is_first and may_go_on and still_s < patient_s:
             suspicion.delay_s = max(suspicion.delay_s, min(2 * suspicion.delay_s, limit_s))
             suspicion.due_t = min(t + suspicion.delay_s, max(self._since_t + patient_s, t + SAMPLE_S))
             return

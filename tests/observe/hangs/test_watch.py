@@ -13,7 +13,7 @@ import pytest
 
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
 from supervisor.core.hangs import TORCH_ACTS_S
-from supervisor.core.model import Phase
+from supervisor.core.model import HangKind, Phase
 from supervisor.observe.hangs.threshold import HangLimits
 from supervisor.observe.hangs.watch import read_and_written
 from tests.support.virtual_job import VirtualJob, VirtualLook
@@ -149,6 +149,21 @@ def test_a_rank_that_computed_and_then_stands_still_is_confirmed_without_that_wa
     job.passes(130)
     assert job.kinds == ["Suspected", "Confirmed"]
     assert not confirmed(job).hang.busy
+
+
+@pytest.mark.parametrize("kind", [HangKind.WAITING, HangKind.STILL])
+def test_ranks_that_may_wait_for_another_node_are_confirmed_after_ten_times_the_limit(job: VirtualJob, kind: HangKind) -> None:
+    job.is_whole, job.kind = False, kind
+    job.passes(600)
+    assert job.kinds == ["Suspected"]
+    job.passes(5)
+    assert job.kinds == ["Suspected", "Confirmed"]
+
+
+def test_a_rank_of_this_node_that_its_peers_wait_for_is_confirmed_as_if_there_were_no_other_node(job: VirtualJob) -> None:
+    job.is_whole, job.kind = False, HangKind.LATE
+    job.passes(95)
+    assert job.kinds == ["Suspected", "Confirmed"]
 
 
 def test_looks_are_compared_with_their_neighbour_alone(job: VirtualJob) -> None:

@@ -165,11 +165,11 @@ class Claim:
 class Evidence:
     """One observed fact.
 
-    `source` is the observer: exit, error_file, tail, log, hang, kernel, nvml, health, cgroup, host, heartbeat, launcher, signal, loss,
-    checkpoint. `name` is its kind within the source (exit_code, exception, traceback, phase, the id of a signature, …). `free_text` marks
-    what was read out of log lines: such evidence alone never justifies a change of the job. `t` is when it happened, 0: unknown; earlier
-    evidence outranks stronger evidence. `fields` are what a signature extracted from the text, `line` the number of the line in its file
-    (0: unknown), `node` the host that it speaks of.
+    `source` is the observer: exit, error_file, tail, log, hang, kernel, nvml, health, cgroup, host, network, nccl, heartbeat, launcher,
+    signal, loss, checkpoint. `name` is its kind within the source (exit_code, exception, traceback, phase, the id of a signature, …).
+    `free_text` marks what was read out of log lines: such evidence alone never justifies a change of the job. `t` is when it happened, 0:
+    unknown; earlier evidence outranks stronger evidence. `fields` are what a signature extracted from the text, `line` the number of the
+    line in its file (0: unknown), `node` the host that it speaks of.
     """
 
     source: str

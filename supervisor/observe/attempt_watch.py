@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Evidence
 from supervisor.guardian.messages import StreamTail
+from supervisor.knobs.knob_set import ENV
+from supervisor.launch import rendezvous_ports
 from supervisor.observe import collect
 from supervisor.observe.host import resources
+from supervisor.observe.host.interfaces import InterfaceWatch
 from supervisor.observe.host.kernel_watch import KernelWatch
 from supervisor.observe.host.oom_kills import OomKillCounter
 from supervisor.observe.log_watch import LogWatch
@@ -24,7 +27,7 @@ from supervisor.observe.loss_watch import LossStream, LossWatch
 from supervisor.observe.processes import core_dumps
 from supervisor.observe.processes.job_processes import JobProcesses
 from supervisor.observe.processes.launched_ranks import LaunchedRanks
-from supervisor.observe.ranks import heartbeats
+from supervisor.observe.ranks import heartbeats, nccl_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -48,10 +51,14 @@ KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline with what it has
 
 @dataclass(frozen=True, slots=True)
 class LauncherFacts:
-    """What the ranks' parents know: the guardian's last lines of each stream (waits for its answer), and the launcher's facts."""
+    """What the ranks' parents know: the guardian's last lines of each stream (waits for its answer), and the launcher's facts.
+
+    overrides: what the attempt was started with instead of the user's own values (Run.overrides).
+    """
 
     tails: Callable[[], list[StreamTail]]
     facts: Callable[[], tuple[Evidence, ...]]
+    overrides: tuple[tuple[str, str], ...] = ()
 
 
 class AttemptWatch:
@@ -63,6 +70,7 @@ class AttemptWatch:
         self.losses = LossWatch((), 0, 0.0, post)
         self.job_processes = JobProcesses(os.getpid())
         self._shm = resources.SharedMemory()
+        self._interfaces = InterfaceWatch(rendezvous_ports.of(job.command, job.environ).hosts)
         self._logs: LogWatch | None = None
         self._kernel: KernelWatch | None = None
         self.rank_ends: LaunchedRanks | None = None
@@ -75,6 +83,7 @@ class AttemptWatch:
         self.job_processes.set_ranks(())
         self._problem = ""
         self._kills = OomKillCounter()  # files of the kernel's own: memory
+        self._interfaces.begin()
         losses = self.losses = LossWatch(self._rules, attempt, self._clock.now(), self._post)
 
         def numbers(rank: int) -> LossStream | None:
@@ -153,6 +162,12 @@ class AttemptWatch:
             was_read.wait(LOGS_S)
             return collect.tails(kept, tuple(read), self._signatures, self._clock.now())
 
+        def of_network() -> Iterable[Evidence]:
+            logged = nccl_logs.evidence(Path(self._job.log_dir(attempt)), {rank.pid: rank.rank for rank in ranks}, self._signatures)
+            variables = {name.removeprefix(ENV): value for name, value in launcher.overrides if name.startswith(ENV)}
+            interface = next((fact.text for fact in logged if fact.name == "interface"), "")
+            return (*logged, *self._interfaces.evidence({**self._job.environ, **variables}, interface))
+
         def of_exceptions() -> Iterable[Evidence]:
             reported = collect.errors(directory, ranks, self._clock, since_ns, deaths)
             return (*reported, *collect.claims((*reported, *collect.of_launcher(launcher.facts(), reported)), self._signatures))
@@ -163,6 +178,7 @@ class AttemptWatch:
             "saves": lambda: collect.saves(directory),
             "logs": of_logs,
             "tails": of_tails,
+            "network": of_network,
             "kernel": lambda: kernel.finish(KERNEL_S) if kernel else (Evidence("kernel", "not_observed", problem or "nobody read it"),),
             "cgroup": lambda: kills.finish(self._clock.now()) if kills else (),
             "host": lambda: resources.evidence(self._places(), least_shm, deaths),

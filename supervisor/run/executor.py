@@ -340,9 +340,9 @@ class Executor:
         def work() -> None:
             self._gone.wait(action.deadline_s)
             self._distrust()
-            deaths = self._loop.state.attempt.deaths
-            launcher = LauncherFacts(lambda: self._tails(action), lambda: session.facts if session else ())
-            sources = self.watch.sources(action.attempt, ranks, began_ns, deaths, launcher)
+            failed = self._loop.state.attempt
+            launcher = LauncherFacts(lambda: self._tails(action), lambda: session.facts if session else (), failed.overrides)
+            sources = self.watch.sources(action.attempt, ranks, began_ns, failed.deaths, launcher)
             found = collect.together({**sources, "nvml": lambda: self.node.health.after(self.node.ranks_on_gpus(ranks))}, ANSWER_S)
             found = collect.without_secrets(found)
             beats = heartbeats.read(self._job.attempt_dir(action.attempt) / "heartbeat")

@@ -132,7 +132,7 @@ def _socket_interfaces(now: Readings, variables: dict[str, Json], nics: list[str
         value = variables.get(key)
         if not isinstance(value, str) or not value:
             continue
-        chosen = _chosen(value, nics, exact=key in _EXACT_VARIABLES)
+        chosen = names_chosen(value, nics, exact=key in _EXACT_VARIABLES)
         # NCCL's documentation: lo and docker* are taken only where nothing else is, or where they are named
         if not chosen:
             why = f"{key}={value}: no such interface is here"
@@ -156,7 +156,7 @@ def _hca_devices(now: Readings, variables: dict[str, Json], hcas: list[str]) -> 
     value = variables.get("NCCL_IB_HCA")
     if not isinstance(value, str) or not value:
         return
-    chosen = _chosen(value, hcas, exact=False)
+    chosen = names_chosen(value, hcas, exact=False)
     if not chosen:
         why = f"NCCL_IB_HCA={value}: no such device is here: NCCL goes by way of sockets"
         hint = f"unset NCCL_IB_HCA, or name one of: {', '.join(hcas) or 'none is here'}"
@@ -169,7 +169,7 @@ def _hca_devices(now: Readings, variables: dict[str, Json], hcas: list[str]) -> 
         yield CheckResult("net_interfaces", HOST, result, why, (), Repair.DRAIN, look=("ibstat",))
 
 
-def _chosen(value: str, names: list[str], *, exact: bool) -> list[str]:
+def names_chosen(value: str, names: list[str], *, exact: bool) -> list[str]:
     """Return what a list chooses: prefixes; after = exact names; after ^ all but these (NCCL's documentation of both variables)."""
     without = value.startswith("^")
     rest = value.removeprefix("^")

@@ -1,0 +1,170 @@
+"""This node's network interfaces at the moment of a failure: which are up, which the ranks used, and from which the other nodes answer.
+
+A connection is made to each known node from each interface, all at once; one that is refused proves that the host is there. The interface
+in use is the one that a variable names, or that NCCL's log names, or by which the kernel reached the other node when the attempt began:
+when an interface goes down, its routes go with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from health.checks.network.ethernet import names_chosen
+from health.model import Ask
+from health.probes.network import ethernet
+from health.probes.network.names import split
+from supervisor.core.model import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+#: Connections get so long. The whole must answer within attempt_watch.ANSWER_S.
+CONNECT_S = 1.0
+MOST_INTERFACES, MOST_PEERS = 8, 16
+#: NCCL does not use these unless nothing else is there, or they are named.
+_LAST_CHOICE = ("lo", "docker", "virbr", "veth")
+
+_Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One interface: whether it is up and has a carrier, and its first IPv4 address, "" for none."""
+
+    name: str
+    is_up: bool
+    ipv4: str
+
+
+class InterfaceWatch:
+    """Remembers which interface leads to the other nodes, as long as one does."""
+
+    def __init__(self, peers: Sequence[str]) -> None:
+        """Take the other nodes, as `host:port`."""
+        self._peers = tuple(peers)[:MOST_PEERS]
+        self._addresses: tuple[_Address, ...] = ()
+        self._route = ""  # the interface by which the first of them was reached when the attempt began
+
+    def begin(self) -> None:
+        """An attempt begins. A resolver may take long, so a thread asks it."""
+        if self._peers:
+            threading.Thread(target=self._look, name="interfaces", daemon=True).start()
+
+    def _look(self) -> None:
+        self._addresses = tuple(address for peer in self._peers if (address := _resolved(peer)))
+        local = next((ip for address in self._addresses if (ip := _local_address(address))), "")
+        self._route = next((one.name for one in listed() if one.ipv4 == local), self._route) if local else self._route
+
+    def evidence(self, environ: Mapping[str, str], logged: str = "") -> tuple[Evidence, ...]:
+        """Return the interfaces that the ranks can use. environ: of the attempt; logged: the interface in NCCL's log, "" for none.
+
+        Nothing where the job has no other node and no interface is named: then no interface matters.
+        """
+        named = next((value for name in VARIABLES if (value := environ.get(name, ""))), "")
+        if not self._addresses and not named and not logged:
+            return ()
+        found = listed()
+        used = _used(found, named) if named else logged or self._route
+        reached = _reached([one for one in found if one.is_up and one.ipv4][:MOST_INTERFACES], self._addresses)
+        shown = [one for one in found if one.name == used or not one.name.startswith(_LAST_CHOICE)]
+        if used and not any(one.name == used for one in shown):
+            shown.append(Interface(used, is_up=False, ipv4=""))  # it is gone
+        return tuple(self._fact(one, used, reached.get(one.name, 0)) for one in shown)
+
+    def _fact(self, one: Interface, used: str, count: int) -> Evidence:
+        peers = len(self._addresses)
+        reaches = "" if not peers else "all" if count == peers else "some" if count else "none"
+        text = f"interface {one.name} is {'up' if one.is_up else 'down'}" + (f", {count} of {peers} other nodes answer" if peers else "")
+        fields = {"name": one.name, "state": "up" if one.is_up else "down", "reaches": reaches, "ipv4": one.ipv4}
+        return Evidence("network", "interface", text, fields=tuple((fields | ({"used": "yes"} if one.name == used else {})).items()))
+
+
+def listed() -> list[Interface]:
+    """Return this node's interfaces, by name."""
+    found = []
+    for reading in ethernet.read(Ask(deadline_s=CONNECT_S)):
+        if reading.name == "nic.state" and isinstance(reading.value, dict):
+            row, name = reading.value, reading.subject.removeprefix("nic:")
+            is_up = row.get("up") is True and (row.get("carrier") is not False or row.get("loopback") is True)
+            found.append(Interface(name, is_up, str(row.get("ipv4") or "")))
+    return found
+
+
+def _used(found: Sequence[Interface], named: str) -> str:
+    """Return the first interface that a variable names; the name itself where there is no such interface."""
+    names = names_chosen(named, [one.name for one in found], exact=False)
+    up = [one.name for one in found if one.name in names and one.is_up]
+    return next(iter(up or names), named.lstrip("=").partition(",")[0] if not named.startswith("^") else "")
+
+
+def _resolved(peer: str) -> _Address | None:
+    host, port = split(peer)
+    try:
+        rows = socket.getaddrinfo(host, port or 0, family=socket.AF_INET, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return None
+    return (str(rows[0][4][0]), int(rows[0][4][1])) if rows else None
+
+
+def _local_address(address: _Address) -> str:
+    """Return this node's address on the way to another, "" where there is no way. A datagram socket sends nothing on connect."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            asked.connect((address[0], address[1] or 9))
+            return str(asked.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _reached(interfaces: Iterable[Interface], addresses: Sequence[_Address]) -> dict[str, int]:
+    """Return how many of the addresses answer from each interface."""
+    counts: dict[str, int] = {}
+    waiting: dict[socket.socket, str] = {}
+    with selectors.DefaultSelector() as selector:
+        for one in interfaces:
+            for address in addresses:
+                made, code = _connecting(one, address)
+                if made is not None and code == errno.EINPROGRESS:
+                    waiting[made] = one.name
+                    selector.register(made, selectors.EVENT_WRITE)
+                    continue
+                counts[one.name] = counts.get(one.name, 0) + (code in {0, errno.ECONNREFUSED})
+                if made is not None:
+                    made.close()
+        deadline = time.monotonic() + CONNECT_S
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                done = key.fileobj
+                assert isinstance(done, socket.socket)  # noqa: S101 -- nothing else was registered
+                name = waiting.pop(done)
+                code = done.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                counts[name] = counts.get(name, 0) + (code in {0, errno.ECONNREFUSED})
+                selector.unregister(done)
+                done.close()
+    for left_over in waiting:
+        left_over.close()
+    return counts
+
+
+def _connecting(one: Interface, address: _Address) -> tuple[socket.socket | None, int]:
+    """Begin to connect from an interface. Since Linux 5.7 any user may bind to one; elsewhere its address has to do."""
+    try:
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:
+        return None, error.errno or errno.EIO
+    made.setblocking(False)  # noqa: FBT003 -- its only form
+    try:
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, one.name.encode())
+        except PermissionError:
+            made.bind((one.ipv4, 0))
+        return made, made.connect_ex(address)
+    except OSError as error:
+        return made, error.errno or errno.EIO

@@ -1,0 +1,89 @@
+"""Which interface leads to the other nodes: real sockets on loopback, and real interfaces in a network namespace where that may be made."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from supervisor.observe.host import interfaces
+from supervisor.observe.host.interfaces import Interface, InterfaceWatch
+
+ROOT = Path(__file__).resolve().parents[3]
+#: Refused at once: nobody listens there, and the host answers.
+HERE, NOWHERE = ("127.0.0.1", 9), ("192.0.2.1", 9)  # TEST-NET-1 of RFC 5737
+
+# Two links to another node: va to 10.9.0.2, which is the node's address, and vc, by which a route leads there too.
+NODES = """
+mount -t sysfs sysfs /sys && ip link set lo up || exit 77
+unshare -n sleep 60 & peer=$!
+until [ "$(readlink /proc/$peer/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do :; done
+ip link add name va type veth peer name vb && ip link add name vc type veth peer name vd || exit 77
+ip link set vb netns $peer && ip link set vd netns $peer
+ip addr add 10.9.0.1/24 dev va && ip link set va up && ip addr add 10.8.0.1/24 dev vc && ip link set vc up
+inside="nsenter -t $peer -n"
+$inside ip link set lo up
+$inside ip addr add 10.9.0.2/24 dev vb; $inside ip link set vb up; $inside ip addr add 10.8.0.2/24 dev vd; $inside ip link set vd up
+ip route add 10.9.0.0/24 via 10.8.0.2 dev vc metric 500
+"$1" -c "$2"
+code=$?
+kill $peer
+exit $code
+"""
+LOOK = """
+import subprocess
+from supervisor.observe.host.interfaces import InterfaceWatch
+watch = InterfaceWatch(["10.9.0.2:29500"])
+watch._look()
+def show(environ=()):
+    rows = [dict(fact.fields) for fact in watch.evidence(dict(environ))]
+    print(*sorted(f"{row['name']}:{row['state']}:{row['reaches']}{':used' * ('used' in row)}" for row in rows))
+show()
+subprocess.run(["ip", "link", "set", "va", "down"], check=True)
+show()
+show({"NCCL_SOCKET_IFNAME": "vc"}.items())
+show({"NCCL_SOCKET_IFNAME": "gone0"}.items())
+"""
+
+
+@pytest.mark.process
+def test_an_interface_that_goes_down_is_known_to_have_been_used_and_another_reaches_the_node() -> None:
+    words = ["unshare", "-nm", "sh", "-c", NODES, "sh", sys.executable, LOOK]
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  words of our own
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    if done.returncode in {1, 77} and "Traceback" not in done.stderr:
+        pytest.skip(f"no network namespace can be made here: {done.stderr[-200:]}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "va:up:all:used vc:up:all",
+        "va:down:none:used vc:up:all",
+        "va:down:none vc:up:all:used",
+        "gone0:down:none:used va:down:none vc:up:all",
+    ]
+
+
+def test_a_refused_connection_reaches_the_host_and_no_answer_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "CONNECT_S", 0.2)
+    loopback = Interface("lo", is_up=True, ipv4="127.0.0.1")
+    assert interfaces._reached([loopback], [HERE]) == {"lo": 1}  # noqa: SLF001  the connection itself
+    assert interfaces._reached([loopback], [HERE, NOWHERE])["lo"] == 1  # noqa: SLF001  as above
+
+
+@pytest.mark.parametrize(
+    ("named", "used"),
+    [("eth1", "eth1"), ("eth", "eth0"), ("^eth", "ib0"), ("=eth0,ib0", "ib0"), ("bond7", "bond7"), ("^eth,ib", "")],
+)
+def test_which_interface_a_variable_names(named: str, used: str) -> None:
+    there = [Interface("eth0", is_up=named != "=eth0,ib0", ipv4=""), Interface("eth1", is_up=True, ipv4=""), Interface("ib0", True, "")]  # noqa: FBT003
+    assert interfaces._used(there, named) == used  # noqa: SLF001  as above
+
+
+def test_a_job_without_other_nodes_says_nothing_of_interfaces() -> None:
+    watch = InterfaceWatch(())
+    watch.begin()
+    assert watch.evidence({}) == ()
+    assert [dict(fact.fields)["used"] for fact in watch.evidence({}, "gone0") if "used" in dict(fact.fields)] == ["yes"]

@@ -7,6 +7,7 @@ ours as well: see supervisor/__init__.py.
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -15,6 +16,7 @@ from pathlib import Path
 
 def main() -> int:
     """Run the command. Returns its exit code."""
+    gc.disable()  # while modules are imported; cli/main.py and cli/start/run.py enable it
     spec = PathFinder.find_spec("supervisor", [str(Path(__file__).resolve().parent)])
     if spec is None:
         sys.exit(f"supervise: error: not whole: {__file__}: there is no package `supervisor` beside it; install torch-supervise again")

@@ -38,12 +38,22 @@ class Form:
     code: str
     name: str
     anchor: str
-    pattern: re.Pattern[str]
+    expression: str
     severity: Severity
     repair: Repair
     meaning: str
     role: Role = Role.WHOLE
     sure: bool = False
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """What matches such a message from its beginning; compiled at the first use, which most forms never see."""
+        return _compiled(self.expression)
+
+
+@cache
+def _compiled(expression: str) -> re.Pattern[str]:
+    return re.compile(expression)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ def _form(row: dict[str, Any], fragments: dict[str, str]) -> Form:
         row.get("code", ""),
         row.get("name", ""),
         row["anchor"],
-        re.compile(_expand(row["pattern"], fragments)),
+        _expand(row["pattern"], fragments),
         Severity(row["severity"]),
         Repair(row.get("repair", Repair.NONE)),
         row["meaning"],

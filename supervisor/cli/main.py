@@ -10,6 +10,7 @@ the traceback in a file.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -93,6 +94,7 @@ def root(invocation: Invocation) -> int | None:
     context = click.get_current_context()
     context.obj = invocation
     if context.invoked_subcommand is not None:
+        gc.enable()
         return None
     if invocation == Invocation({}, None, None) and not invocation.settings().job.command:
         stdio.write(sys.stdout, context.get_help() + "\n")  # and behind it what is missing

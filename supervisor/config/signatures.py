@@ -61,7 +61,7 @@ def _with_ours(users: Iterable[tuple[str, str]], report: Callable[[str], None]) 
         ours,
         users,
         lambda pattern, name, origin: Bounded(pattern, lambda reason: report(str(Problem(origin, name, reason)))),
-        {name: tuple(KernelMessage(form.anchor, form.pattern) for form in forms) for name, forms in messages.named().items()},
+        {name: tuple(KernelMessage(form.anchor, form.expression) for form in forms) for name, forms in messages.named().items()},
     )
     return found, (*problems, *wrong)
 

@@ -21,11 +21,14 @@ from supervisor.guardian.libc import return_free_memory
 from supervisor.launch import orphans
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import hyperscan
 
     from supervisor.classify.logs.match import Scanner
+
+#: The output after which the faster scanner is made: to search so much without it costs a third of what the making does.
+PLAIN_BYTES = 128 * 1024
 
 
 class HyperScanner:
@@ -55,12 +58,15 @@ class HyperScanner:
 class UpgradingScanner:
     """The standard library's search until a faster scanner is there: nobody waits for it, and what is found is the same.
 
-    Owns the child that makes the faster one; `close` ends it, so that it does not outlive us.
+    `improve` has the faster one made; it is called in a thread once there was so much output that the faster one is worth its making. Owns
+    the child that makes it; `close` ends it, so that it does not outlive us.
     """
 
-    def __init__(self, anchors: Sequence[str]) -> None:
+    def __init__(self, anchors: Sequence[str], improve: Callable[[UpgradingScanner], None]) -> None:
         """Take the anchors."""
         self._scanner: Scanner = PlainScanner(anchors)
+        self._improve = improve
+        self._until_better = PLAIN_BYTES
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._closed = False
@@ -76,6 +82,11 @@ class UpgradingScanner:
 
     def hits(self, block: bytes) -> Sequence[tuple[int, int]]:
         """Return the anchors in the block."""
+        with self._lock:
+            before, self._until_better = self._until_better, self._until_better - len(block)
+        if before > 0 >= self._until_better:
+            with contextlib.suppress(RuntimeError):  # no thread to be had: it stays the slower one
+                threading.Thread(target=self._improve, args=(self,), name="scanner", daemon=True).start()
         return self._scanner.hits(block)
 
     def ask(self, argv: Sequence[str], asked: bytes, deadline_s: float) -> bytes:
@@ -123,18 +134,15 @@ def scanner(anchors: Sequence[str]) -> Scanner:
 
 
 def made_apart(anchors: Sequence[str], python: str = sys.executable) -> UpgradingScanner:
-    """Return a scanner at once that becomes the fastest one within a moment, compiled by a child, an interpreter `python`."""
-    meanwhile = UpgradingScanner(anchors)
+    """Return a scanner at once that becomes the fastest one once it is worth it, compiled by a child, an interpreter `python`."""
 
-    def improve() -> None:
+    def improve(meanwhile: UpgradingScanner) -> None:
         better = _compiled_apart(anchors, python, meanwhile)
         if not meanwhile.closed:
             meanwhile.become(better or scanner(anchors))
         return_free_memory()
 
-    with contextlib.suppress(RuntimeError):  # no thread to be had: it stays the slower one
-        threading.Thread(target=improve, name="scanner", daemon=True).start()
-    return meanwhile
+    return UpgradingScanner(anchors, improve)
 
 
 #: What the child runs. It gets our own path, so that it finds the very hyperscan that we would.

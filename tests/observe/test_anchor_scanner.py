@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from supervisor.classify.logs.match import PlainScanner, read_text
 from supervisor.config import signatures
-from supervisor.observe.anchor_scanner import HyperScanner, UpgradingScanner, made_apart, scanner
+from supervisor.observe.anchor_scanner import PLAIN_BYTES, HyperScanner, UpgradingScanner, made_apart, scanner
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -120,10 +120,13 @@ def peak():
 anchors = signatures.read()[0].anchors
 before = peak()
 made = getattr(anchor_scanner, sys.argv[1])(anchors)
+made.hits(b"x" * 131072)
 while isinstance(getattr(made, "now", None), anchor_scanner.PlainScanner):
     time.sleep(0.001)
 print(peak() - before)
 """
+
+MUCH = bytes(PLAIN_BYTES)
 
 
 def improved(made: UpgradingScanner) -> HyperScanner:
@@ -145,6 +148,8 @@ def test_what_a_child_compiled_finds_what_we_would_and_nobody_waits_for_it() -> 
     block = b"\n".join(anchor.encode() for anchor in (*CATALOGUE.anchors, *AWKWARD))
     made = made_apart((*CATALOGUE.anchors, *AWKWARD))
     assert lines_of(made.hits(block), block) == lines_of(here.hits(block), block)
+    assert isinstance(made.now, PlainScanner)  # so little output is not worth a child
+    made.hits(MUCH)
     assert lines_of(improved(made).hits(block), block) == lines_of(here.hits(block), block)
 
 
@@ -164,12 +169,14 @@ def test_a_child_that_compiles_nothing_is_done_without(tmp_path: Path, does: str
         python.write_text(f"#!/bin/sh\n{does}\n")
         python.chmod(0o755)
     made = made_apart(("needle",), str(python))
+    made.hits(MUCH)
     assert improved(made).hits(b"a needle") == [(0, 8)]
 
 
 def test_without_hyperscan_the_slower_search_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hyperscan", None)
     made = made_apart(("needle",))
+    made.hits(MUCH)
     for thread in threading.enumerate():
         if thread.name == "scanner":
             thread.join()
@@ -184,6 +191,7 @@ def test_a_child_that_still_compiles_does_not_outlive_us(tmp_path: Path) -> None
     endless.write_text(f"#!/bin/sh\necho $$ > {started}.new\nmv {started}.new {started}\nexec sleep 600\n")
     endless.chmod(0o755)
     made = made_apart(("needle",), str(endless))
+    made.hits(MUCH)
     wait_for(started.exists, "the child")
     made.close()
     assert not Path("/proc", started.read_text().strip()).exists()

@@ -65,7 +65,7 @@ def load(
     """
     rows: dict[str, Signature] = {}
     problems: list[Problem] = []
-    _take(ours, rows, problems, partial(parse, messages=messages))
+    _take(ours, rows, problems, partial(parse, messages=messages, tested=True))
     _take(users, rows, problems, partial(parse, bound=bound, messages=messages), frozenset(rows))
     return build(rows.values()), tuple(problems)
 

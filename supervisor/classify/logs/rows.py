@@ -36,7 +36,7 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from supervisor.classify.logs.patterns import MessagePattern, Pattern
+from supervisor.classify.logs.patterns import MessagePattern, OwnPattern, Pattern, groups_of
 from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
@@ -148,12 +148,13 @@ class Problem:
 
 
 def parse(
-    text: str, origin: str, bound: Bound | None = None, messages: Messages | None = None
+    text: str, origin: str, bound: Bound | None = None, messages: Messages | None = None, *, tested: bool = False
 ) -> tuple[tuple[Signature, ...], tuple[Problem, ...]]:
     """Return the rows of a TOML file's text and what is wrong with those that are not among them. `origin` names the file.
 
     messages: by name, the kernel messages that rows may name.
     bound: compiles the patterns of untested rows with a time limit, from (pattern, id of the row, origin); it may raise ValueError.
+    tested: the rows are ours. Their patterns are compiled at their first use: all of them are known to be right, and most are never used.
     """
     try:
         document = tomllib.loads(text)
@@ -170,7 +171,7 @@ def parse(
         name = table.get("id") if isinstance(table, dict) else None
         shown = name if isinstance(name, str) and name else f"number {number}"
         try:
-            row = _row(table, origin, bound or _unbounded, messages or {})
+            row = _row(table, _Patterns(origin, bound or _unbounded, tested=tested), messages or {})
             if any(row.id == other.id for other in rows):
                 raise ValueError("its id is used twice in this file")  # noqa: TRY301 (one way out for all that is wrong with a row)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, re.error) as error:
@@ -204,7 +205,23 @@ def _unbounded(pattern: str, _name: str, _origin: str) -> Pattern:
     return re.compile(pattern)
 
 
-def _row(table: Any, origin: str, bound: Bound, messages: Messages) -> Signature:  # noqa: ANN401 (whatever TOML holds)
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    """Makes the patterns of the rows of one file."""
+
+    origin: str
+    bound: Bound
+    tested: bool
+
+    def made(self, expression: str, name: str) -> tuple[Pattern, tuple[str, ...]]:
+        """Return the pattern of the row `name`, and its groups. Raises re.error and ValueError, but not for a tested one."""
+        if self.tested:
+            return OwnPattern(expression), groups_of(expression)
+        groups = tuple(re.compile(expression).groupindex)  # in the syntax of `re`, whoever searches with it
+        return self.bound(expression, name, self.origin), groups
+
+
+def _row(table: Any, patterns: _Patterns, messages: Messages) -> Signature:  # noqa: ANN401 (whatever TOML holds)
     _need(isinstance(table, dict), "not a table")
     unknown = sorted(set(table) - _KNOWN)
     _need(not unknown, f"unknown key {', '.join(unknown)}")
@@ -216,9 +233,9 @@ def _row(table: Any, origin: str, bound: Bound, messages: Messages) -> Signature
     where = _strings(table, "where")
     _need(bool(where) and set(where) <= set(PLACES), f"where is a list of {', '.join(PLACES)}")
     if "messages" in table:
-        anchors, pattern, groups = _of_messages(table, name, origin, bound, messages)
+        anchors, pattern, groups = _of_messages(table, name, patterns, messages)
     else:
-        anchors, pattern, groups = _own(table, name, origin, bound)
+        anchors, pattern, groups = _own(table, name, patterns)
     weight = table.get("weight", 0.0 if benign else None)
     _need(isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 <= weight <= 1, "weight is a number from 0 to 1")
     after = _strings(table, "consequence_of")
@@ -226,8 +243,7 @@ def _row(table: Any, origin: str, bound: Bound, messages: Messages) -> Signature
     _need(not wrong, f"consequence_of: no such cause: {wrong}")
     frames = None
     if "frames" in table:
-        re.compile(_string(table, "frames"))  # in the syntax of `re`, whoever searches with it
-        frames = bound(_string(table, "frames"), name, origin)
+        frames, _ = patterns.made(_string(table, "frames"), name)
     _need(frames is None or where == ("exception",), 'frames go with where = ["exception"]')
     fields = table.get("fields", {})
     _need(isinstance(fields, dict), "fields is a table of group = type")
@@ -248,24 +264,23 @@ def _row(table: Any, origin: str, bound: Bound, messages: Messages) -> Signature
         source=str(table.get("source", "")),
         fields=tuple(fields.items()),
         frames=frames,
-        origin=origin,
+        origin=patterns.origin,
     )
 
 
-def _own(table: dict[str, Any], name: str, origin: str, bound: Bound) -> tuple[tuple[str, ...], Pattern, AbstractSet[str]]:
+def _own(table: dict[str, Any], name: str, patterns: _Patterns) -> tuple[tuple[str, ...], Pattern, AbstractSet[str]]:
     """Return the anchors and the pattern of a row, and the pattern's groups."""
     anchors = _strings(table, "anchors")
     _need(bool(anchors), "anchors: at least one")
     short = [anchor for anchor in anchors if len(anchor) < SHORTEST_ANCHOR or "\n" in anchor]
     _need(not short, f"anchors: {short} must have {SHORTEST_ANCHOR} characters or more, in one line")
-    groups = re.compile(_string(table, "pattern")).groupindex
-    pattern = bound(_string(table, "pattern"), name, origin)
-    _need(pattern.search("") is None, "pattern matches the empty text")
-    return anchors, pattern, groups.keys()
+    pattern, groups = patterns.made(_string(table, "pattern"), name)
+    _need(patterns.tested or pattern.search("") is None, "pattern matches the empty text")
+    return anchors, pattern, frozenset(groups)
 
 
 def _of_messages(
-    table: dict[str, Any], name: str, origin: str, bound: Bound, messages: Messages
+    table: dict[str, Any], name: str, patterns: _Patterns, messages: Messages
 ) -> tuple[tuple[str, ...], Pattern, AbstractSet[str]]:
     """Return the same of a row that names kernel messages."""
     _need(table["where"] == ["kernel"] and "anchors" not in table, 'messages go with where = ["kernel"], and without anchors')
@@ -276,9 +291,8 @@ def _of_messages(
     detail: Pattern | None = None
     own: tuple[str, ...] = ()
     if "pattern" in table:
-        own = tuple(re.compile(_string(table, "pattern")).groupindex)
-        detail = bound(_string(table, "pattern"), name, origin)
-    groups = {group for form in forms for group in form.pattern.groupindex}.union(own)
+        detail, own = patterns.made(_string(table, "pattern"), name)
+    groups = {group for form in forms for group in groups_of(form.expression)}.union(own)
     return tuple(dict.fromkeys(form.anchor for form in forms)), MessagePattern(forms, detail, own), groups
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from health.kernellog import messages
 from supervisor.classify import exits
 from supervisor.classify.logs import rows
 from supervisor.classify.logs.catalogue import build
 from supervisor.classify.logs.match import PlainScanner, read_text
+from supervisor.classify.logs.patterns import KernelMessage, MessagePattern, OwnPattern, groups_of
 from supervisor.config import signatures
 from supervisor.core.model import Cause
 
@@ -94,6 +97,23 @@ def test_a_file_without_a_row_or_with_a_misspelt_table_is_reported(text: str, pr
 
 def test_no_packaged_row_is_out_of_use() -> None:
     assert not PROBLEMS, "\n".join(str(problem) for problem in PROBLEMS)
+
+
+def test_the_rows_that_count_as_tested_are_right() -> None:
+    """Their patterns are compiled at their first use only."""
+    named = {name: tuple(KernelMessage(form.anchor, form.expression) for form in forms) for name, forms in messages.named().items()}
+    for file in signatures.PACKAGED.glob("*.toml"):
+        found, wrong = rows.parse(file.read_text("utf-8"), str(file), messages=named)
+        assert not wrong
+        for row in found:
+            ours = CATALOGUE.row(row.id)
+            assert ours is not None
+            assert isinstance(row.pattern, re.Pattern | MessagePattern)
+            if isinstance(row.pattern, re.Pattern):
+                assert groups_of(row.pattern.pattern) == tuple(row.pattern.groupindex)
+                assert ours.pattern == OwnPattern(row.pattern.pattern)
+    for form in (form for group in messages.named().values() for form in group):
+        assert set(groups_of(form.expression)) == set(form.pattern.groupindex)
 
 
 def test_samples_speak_of_rows_that_exist() -> None:

@@ -44,8 +44,13 @@ def _nowhere() -> TextIO:
 
 def write(stream: TextIO, text: str) -> None:
     """Write `text` and a newline, at once. Raises OSError."""
-    stream.write(text + "\n")
-    stream.flush()
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            stream.write("\n")  # a text larger than the buffer is not kept in it, and stdout_fails looks there
+        raise
 
 
 def say(text: str) -> None:

@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 MARK = "E2E_MARK"
+#: Limits ten times shorter than docs/hangs.md has them, for jobs that do not hang: `pytest --eager-hangs`, or the mark eager_hangs.
+EAGER = {
+    "SUPERVISE_HANG_ACTION": "restart",
+    "SUPERVISE_HANG_TRAIN_S": "6",
+    "SUPERVISE_HANG_PHASE_S": "60",
+    "SUPERVISE_HANG_CONFIRM_S": "3",
+}
 # What a developer's shell may have and a user's may not; it would change what is tested.
 NOT_INHERITED = re.compile(
     r"PYTHON\w*|SUPERVISE_\w*|TORCH\w*|PYTEST\w*|RANK|WORLD_SIZE|LOCAL_\w*|MASTER_\w*|SLURM\w*|COLUMNS|LINES|NO_COLOR"
@@ -264,6 +271,7 @@ RUNS: pytest.StashKey[list[Supervised]] = pytest.StashKey()
 def supervise(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Supervised]]:
     """Give a function that starts a `supervise` run; what its runs leave behind is ended after the test."""
     runs: list[Supervised] = request.node.stash.setdefault(RUNS, [])
+    is_eager = request.config.getoption("--eager-hangs") or request.node.get_closest_marker("eager_hangs") is not None
 
     def start(
         *command: str | Path,
@@ -274,7 +282,7 @@ def supervise(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callab
     ) -> Supervised:
         where = place or tmp_path
         where.mkdir(parents=True, exist_ok=True)
-        runs.append(Supervised(where, command, options, environment, around))
+        runs.append(Supervised(where, command, options, {**(EAGER if is_eager else {}), **environment}, around))
         return runs[-1]
 
     yield start
@@ -282,6 +290,8 @@ def supervise(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callab
         run.clear()
     for run in runs:
         run.check_journals()
+        if is_eager and EAGER.items() <= run.environment.items():
+            assert '"event":"HangConfirmed"' not in run.journal(), "a job that does not hang was called hung"
 
 
 @pytest.fixture(scope="session")

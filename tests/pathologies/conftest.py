@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from tests.e2e.conftest import pytest_runtest_makereport, supervise
+from tests.programs.conftest import bare
 
-__all__ = ["pytest_runtest_makereport", "supervise"]
+__all__ = ["bare", "pytest_runtest_makereport", "supervise"]

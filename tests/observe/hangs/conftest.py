@@ -41,7 +41,9 @@ class Ranks:
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         for rank in range(count):
             numbered = env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self.processes.append(subprocess.Popen([sys.executable, *argv], env=numbered, cwd=cwd or self.directory.parent))  # noqa: S603
+            place = cwd or self.directory.parent
+            command = [sys.executable, *argv]
+            self.processes.append(subprocess.Popen(command, env=numbered, cwd=place, start_new_session=True))  # noqa: S603 - our own interpreter
 
     @property
     def infos(self) -> tuple[RankInfo, ...]:
@@ -65,6 +67,5 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
     yield made
     for process in made.processes:
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGCONT)
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # its workers too
         process.wait(30)

@@ -1,0 +1,216 @@
+"""What one rank does in one look: waits in a collective, or is elsewhere, and where in the user's code. Pure.
+
+A rank waits in a collective if torch's recorder has one of its that is not over, and its training thread waits: in torch's own code, or in
+C below a line of the user's (`work.wait()` is C). A rank that issued a collective and then went on to something else does not wait in it.
+Without the recorder the name of torch's function on the stack has to do, and there is no sequence number.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from supervisor.core.model import Phase
+from supervisor.observe.hangs.look import ProcessLook
+from supervisor.observe.hangs.recorder import Collective, ProcessGroup
+
+if TYPE_CHECKING:
+    from supervisor.observe.hangs.frames import StackFrame, ThreadStack
+    from supervisor.observe.hangs.look import RankLook
+
+_C10D = "torch/distributed/distributed_c10d.py"
+#: Modules of torch in which a thread may stand without a collective, though one is under way.
+_NO_WAIT = ("torch/utils/data/", "torch/multiprocessing/", "torch/serialization.py", "torch/_dynamo/", "torch/_inductor/")
+#: Functions of the standard library in which a main thread waits for another thread of its process.
+_JOINS = {"join", "_wait_for_tstate_lock", "result", "wait", "_join"}
+#: What a function of a library shows that a rank does, and the phase: (module, functions, text, phase). The first on the stack counts.
+_ACTIVITIES: tuple[tuple[str, tuple[str, ...], str, Phase], ...] = (
+    ("torch/utils/data/dataloader.py", (), "in DataLoader.__next__", Phase.DATA),
+    ("torch/distributed/checkpoint/state_dict_saver.py", (), "in torch.distributed.checkpoint.save", Phase.CHECKPOINT),
+    ("torch/distributed/checkpoint/state_dict_loader.py", (), "in torch.distributed.checkpoint.load", Phase.LOAD),
+    ("torch/serialization.py", ("save", "_save", "_legacy_save"), "in torch.save", Phase.CHECKPOINT),
+    ("torch/serialization.py", ("load", "_load", "_legacy_load"), "in torch.load", Phase.LOAD),
+    ("torch/_inductor/", (), "compiling", Phase.TRAIN),
+    ("torch/_dynamo/", (), "compiling", Phase.TRAIN),
+    ("torch/cuda/__init__.py", ("synchronize",), "in torch.cuda.synchronize", Phase.UNKNOWN),
+    (_C10D, ("init_process_group",), "in init_process_group", Phase.INIT),
+    (_C10D, ("new_group", "_new_group_with_tag"), "in new_group", Phase.INIT),
+    ("torch/autograd/", ("backward", "_engine_run_backward"), "in backward", Phase.TRAIN),
+)
+
+
+class Doing(StrEnum):
+    """What a rank does, as far as a diagnosis needs it."""
+
+    GONE = "gone"
+    STOPPED = "stopped"
+    BLOCKED = "blocked"  # in state D, or in a system call on a file
+    WAITS = "waits"  # in a collective
+    ELSEWHERE = "elsewhere"
+    UNKNOWN = "unknown"  # it could not be read
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One rank. text: what it does, behind "rank 7 is": `in DataLoader.__next__ (data.py:88)`. place: the user's file and line, "" unknown.
+
+    group and collective: that it waits in. worker: a loader worker that it waits for, and that is blocked or still.
+    """
+
+    rank: int
+    pid: int
+    doing: Doing
+    text: str
+    place: str = ""
+    phase: Phase = Phase.UNKNOWN
+    group: ProcessGroup | None = None
+    collective: Collective | None = None
+    worker: ProcessLook | None = None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its pid, and that of the worker that it waits for."""
+        return (self.pid,) if self.worker is None else (self.pid, self.worker.pid)
+
+
+def standing(look: RankLook) -> Standing:
+    """Return what a rank does."""
+    process = look.process
+    thread = training_thread(process.stacks)
+    frame = thread.user_frame if thread is not None else None
+    place, phase = "" if frame is None else frame.place, look.phase or Phase.UNKNOWN
+    if process.is_gone:
+        return Standing(look.rank, process.pid, Doing.GONE, "gone", phase=phase)
+    if process.state in {"T", "t"}:
+        by = "by a debugger" if process.state == "t" else "(state T)"
+        return Standing(look.rank, process.pid, Doing.STOPPED, f"stopped {by}", place, phase)
+    if (blocked := _blocked(process)) is not None:
+        return Standing(look.rank, process.pid, Doing.BLOCKED, blocked, place, phase)
+    if thread is None:
+        reason = process.no_stacks or "it did not answer"
+        return Standing(look.rank, process.pid, Doing.UNKNOWN, f"at an unknown place ({reason})", phase=phase)
+    waited = _waited(look, thread)
+    if waited is not None:
+        return Standing(look.rank, process.pid, Doing.WAITS, f"in {waited[1].text}", place, phase, *waited)
+    return _elsewhere(look, thread, place, phase)
+
+
+def training_thread(stacks: tuple[ThreadStack, ...]) -> ThreadStack | None:
+    """Return the thread that trains: the main thread, or, where that waits for another thread, the first that runs code of torch."""
+    if not stacks:
+        return None
+    main = stacks[0]
+    if main.innermost is not None and main.innermost.is_standard and main.innermost.function in _JOINS:
+        return next((one for one in stacks[1:] if one.find("torch/") is not None and one.user_frame is not None), main)
+    return main
+
+
+def doing(thread: ThreadStack) -> tuple[str, Phase]:
+    """Return what a stack shows, behind "is", and the phase: the library's function that is known, else the user's own."""
+    for frame in thread.frames:
+        for module, functions, text, phase in _ACTIVITIES:
+            if frame.module.startswith(module) and (not functions or frame.function in functions):
+                return text, phase
+        if not frame.is_library:
+            return f"in {frame.function}", Phase.UNKNOWN
+    inner = thread.innermost
+    return ("in no Python code" if inner is None else f"in {inner.function}"), Phase.UNKNOWN
+
+
+def compiles(thread: ThreadStack) -> bool:
+    """Return whether torch compiles the model: that takes minutes in one line of the user's."""
+    return thread.find("torch/_dynamo/") is not None or thread.find("torch/_inductor/") is not None
+
+
+def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) -> Standing:
+    text, shown = doing(thread)
+    worker = _stuck_worker(look) if shown is Phase.DATA else None
+    if place:
+        text += f" ({place})"
+    phase = shown if shown is not Phase.UNKNOWN else phase
+    if worker is None:
+        return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place, phase)
+    blocked = _blocked(worker)
+    inner = training_thread(worker.stacks)
+    frame = inner.user_frame if inner is not None else None
+    where = f" in {frame.function} ({frame.place})" if frame is not None else ""
+    does = f"is {blocked}{' ' + where.strip() if where else ''}" if blocked is not None else f"is{where or ' at an unknown place'}"
+    kind = Doing.ELSEWHERE if blocked is None else Doing.BLOCKED
+    text += f", and its worker {worker.pid} {does}"
+    return Standing(look.rank, look.process.pid, kind, text, place, phase, worker=worker)
+
+
+def _stuck_worker(look: RankLook) -> ProcessLook | None:
+    """Return the loader worker that a rank waits for: one that is blocked, else one that runs code of the user's."""
+    workers = [one for one in look.workers if not one.is_gone]
+    blocked = next((one for one in workers if _blocked(one) is not None or one.state in {"T", "t"}), None)
+    if blocked is not None:
+        return blocked
+    # an idle worker waits for its next order, in the loop of torch that the user's code would be called from
+    return next((one for one in workers if (thread := training_thread(one.stacks)) is not None and _runs_users_code(thread)), None)
+
+
+def _runs_users_code(thread: ThreadStack) -> bool:
+    """Return whether a worker is below torch's loop in the dataset's code: a fork shows the frames of the rank above that loop."""
+    for frame in thread.frames:
+        if frame.module.startswith("torch/utils/data/_utils/fetch.py"):
+            return True
+        if frame.module.startswith("torch/utils/data/_utils/worker.py"):
+            return False
+    return False
+
+
+def _blocked(process: ProcessLook) -> str | None:
+    """Return how a process is blocked, behind "is"; None if it is not."""
+    waits = process.waits
+    if waits is None or (waits.state != "D" and waits.file is None):
+        return None
+    state = "in D state" if waits.state == "D" else f"in {waits.file.call}" if waits.file is not None else ""
+    if waits.file is None:
+        return f"blocked {state}" + (f" ({waits.wchan})" if waits.wchan else "")
+    file = waits.file
+    call = f" in {file.call}" if waits.state == "D" else ""
+    mount = f" on {file.mount} ({file.fs_type})" if file.mount not in {"", "/"} else f" ({file.fs_type})" if file.fs_type else ""
+    return f"blocked {state}{call} of {file.path}{mount}"
+
+
+def _waited(look: RankLook, thread: ThreadStack) -> tuple[ProcessGroup, Collective] | None:
+    """Return the collective that a rank waits in, with its group; None if it does not wait in one."""
+    named = _named(thread)
+    if look.collectives.unreadable:
+        return None if named is None else (ProcessGroup(""), Collective(named, 0, done=False))
+    pending = [(group, group.pending) for group in look.collectives.groups]
+    found = [(group, one) for group, one in pending if one is not None]
+    if not found or not _in_wait(look, thread):
+        return None
+    # of two groups, the one whose operation is on the stack; a point-to-point operation only where nothing else is under way
+    found.sort(key=lambda pair: (named is None or _plain(pair[1].operation) != _plain(named), pair[1].is_p2p))
+    return found[0]
+
+
+def _in_wait(look: RankLook, thread: ThreadStack) -> bool:
+    """Return whether a thread waits in torch, or in C below a line that is not the standard library's."""
+    inner: StackFrame | None = thread.innermost
+    if inner is None or compiles(thread):
+        return False
+    if inner.module.startswith("torch/"):
+        return not inner.module.startswith(_NO_WAIT) and thread.find("torch/utils/data/dataloader.py") is None
+    waits = look.process.waits
+    return waits is not None and waits.state == "S" and waits.wchan.startswith("futex") and not inner.is_standard
+
+
+def _named(thread: ThreadStack) -> str | None:
+    """Return the collective that the stack names: the innermost public function of torch's module; None without one."""
+    for frame in thread.frames:
+        if frame.module == _C10D and not frame.function.startswith("_") and frame.function not in {"init_process_group", "new_group"}:
+            return frame.function
+        if not frame.module.startswith("torch/"):
+            return None
+    return None
+
+
+def _plain(operation: str) -> str:
+    """Return a name that torch's functions and its recorder agree on: `all_gather_into_tensor` is recorded as `_allgather_base`."""
+    return re.sub(r"[_]|base|into_tensor|tensor|single|object|list", "", operation).lower()

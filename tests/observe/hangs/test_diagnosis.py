@@ -1,0 +1,237 @@
+"""What two looks mean: each kind of hang with its sentence, and each thing that shows that a rank moved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.core.model import HangKind, Phase
+from supervisor.observe.hangs import diagnosis
+from supervisor.observe.hangs.frames import StackFrame, ThreadStack
+from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
+from supervisor.observe.hangs.procfs import FileWait, ProcessCounters, ThreadWait
+from supervisor.observe.hangs.recorder import Collective, ProcessGroup, RecordedCollectives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SITE = "/venv/lib/python3.11/site-packages"
+MAIN = StackFrame("/me/train.py", 90, "<module>")
+FUTEX = ThreadWait("S", "futex_do_wait", "202")
+RUNS = ThreadWait("R")
+
+
+def stack(*frames: StackFrame) -> tuple[ThreadStack, ...]:
+    return (ThreadStack("0x1", (*frames, MAIN)),)
+
+
+def torch(module: str, function: str, line: int = 7) -> StackFrame:
+    return StackFrame(f"{SITE}/torch/{module}", line, function)
+
+
+def user(line: int, function: str = "train", file: str = "train.py") -> StackFrame:
+    return StackFrame(f"/me/{file}", line, function)
+
+
+def counted(t: float, cpu_s: float = 0.0, switches: int = 0, n_bytes: int = 0, rest_s: float = 0.0) -> ProcessCounters:
+    return ProcessCounters(t, 1 + cpu_s + rest_s, 1 + cpu_s, 100 + switches, 5000 + n_bytes, 0)
+
+
+def process(pid: int, stacks: tuple[ThreadStack, ...], waits: ThreadWait = FUTEX) -> ProcessLook:
+    return ProcessLook(pid, 1, "python", waits, stacks, "" if stacks else "no stacks", counted(0.0), counted(0.1))
+
+
+def waiting(  # noqa: PLR0913, PLR0917 - what a table row names
+    rank: int, operation: str = "all_reduce", sequence: int = 42, line: int = 61, ranks: tuple[int, ...] = (0, 1), group: str = "0"
+) -> RankLook:
+    last = (Collective("all_reduce", sequence - 1, done=True), Collective(operation, sequence, done=False))
+    found = process(100 + rank, stack(torch("distributed/distributed_c10d.py", operation), user(line)))
+    groups = (ProcessGroup(group, ranks, "gloo", 600.0, sequence, sequence - 1, last),)
+    return RankLook(rank, rank, found, collectives=RecordedCollectives(groups), phase=Phase.TRAIN, steps=10)
+
+
+def outside(rank: int, *frames: StackFrame, waits: ThreadWait = FUTEX, workers: tuple[ProcessLook, ...] = ()) -> RankLook:
+    done = ProcessGroup("0", (0, 1), "gloo", 600.0, 41, 41, (Collective("all_reduce", 41, done=True),))
+    found = process(100 + rank, stack(*frames), waits)
+    return RankLook(rank, rank, found, workers, RecordedCollectives((done,)), phase=Phase.TRAIN, steps=10)
+
+
+def later(look: RankLook, **counters: float) -> RankLook:
+    """Return the same rank 30 s later."""
+    return replace(look, process=replace(look.process, before=counted(30.0, **counters), after=counted(30.1, **counters)))  # type: ignore[arg-type]
+
+
+def judged(*ranks: RankLook) -> tuple[HangKind, str, tuple[int, ...]]:
+    hang = diagnosis.hang(Look(0.0, ranks), Look(30.0, tuple(map(later, ranks))), still_s=90, limit_s=60, calibrated=True)
+    return hang.kind, hang.text, hang.ranks
+
+
+LOADER = torch("utils/data/dataloader.py", "_try_get_data"), user(88, "load", "data.py")
+FETCH = torch("utils/data/_utils/fetch.py", "fetch")
+NFS = ThreadWait("D", "rpc_wait_bit_killable", "read", file=FileWait("read", "/mnt/nfs/x.bin", "/mnt/nfs", "nfs4"))
+WORKER = process(500, stack(user(12, "__getitem__", "data.py"), FETCH, torch("utils/data/_utils/worker.py", "_worker_loop"), *LOADER))
+IDLE = process(501, stack(torch("utils/data/_utils/worker.py", "_worker_loop"), *LOADER))
+GONE = RankLook(1, 1, ProcessLook(101, 1, waits=ThreadWait("Z"), no_stacks="it is gone"), steps=10)
+LATE_LOADER = (
+    "rank 0 waits in all_reduce (seq 42, train.py:61); rank 1 is in DataLoader.__next__ (data.py:88), and its worker 500 is "  # and where
+)
+#: (name, ranks, kind, sentence, culprits)
+HANGS: tuple[tuple[str, tuple[RankLook, ...], HangKind, str, tuple[int, ...]], ...] = (
+    ("gone", (waiting(0), GONE), HangKind.GONE, "rank 0 waits in all_reduce (seq 42, train.py:61); rank 1 is gone", (1,)),
+    (
+        "another operation",
+        (waiting(0, "barrier", line=61), waiting(1, "all_reduce", line=75)),
+        HangKind.MISMATCH,
+        "rank 0 waits in barrier (seq 42, train.py:61), rank 1 in all_reduce (seq 42, train.py:75): they wait for ever",
+        (0, 1),
+    ),
+    (
+        "another number, and all of the group wait",
+        (waiting(0, sequence=41), waiting(1, sequence=42)),
+        HangKind.MISMATCH,
+        "rank 0 waits in all_reduce (seq 41, train.py:61), rank 1 in all_reduce (seq 42, train.py:61): they wait for ever",
+        (0, 1),
+    ),
+    (
+        "another number, and a rank of the group is on another node",
+        (waiting(0, sequence=41, ranks=(0, 1, 2)), waiting(1, sequence=42, ranks=(0, 1, 2))),
+        HangKind.STILL,
+        "rank 0 waits in all_reduce (seq 41, train.py:61), rank 1 in all_reduce (seq 42, train.py:61)",
+        (),
+    ),
+    (
+        "another operation, and a rank of the group is on another node",
+        (waiting(0, "barrier", ranks=(0, 1, 2)), waiting(1, ranks=(0, 1, 2))),
+        HangKind.MISMATCH,
+        "rank 0 waits in barrier (seq 42, train.py:61), rank 1 in all_reduce (seq 42, train.py:61): they wait for ever",
+        (0, 1),
+    ),
+    (
+        "two groups that wait for each other",
+        (waiting(0, group="1"), waiting(1, "barrier", group="2")),
+        HangKind.STILL,
+        "rank 0 waits in all_reduce (seq 42, train.py:61), rank 1 in barrier (seq 42, train.py:61)",
+        (),
+    ),
+    (
+        "stopped",
+        (waiting(0), outside(1, waits=ThreadWait("T", "do_signal_stop"))),
+        HangKind.STOPPED,
+        "rank 0 waits in all_reduce (seq 42, train.py:61); rank 1 is stopped (state T)",
+        (1,),
+    ),
+    (
+        "state D",
+        (*(waiting(rank, sequence=1841) for rank in range(7)), outside(7, waits=NFS)),
+        HangKind.BLOCKED,
+        "ranks 0-6 wait in all_reduce (seq 1841, train.py:61); rank 7 is blocked in D state in read of /mnt/nfs/x.bin on /mnt/nfs (nfs4)",
+        (7,),
+    ),
+    (
+        "a loader worker in state D",
+        (waiting(0), outside(1, *LOADER, workers=(IDLE, replace(WORKER, waits=NFS, stacks=())))),
+        HangKind.BLOCKED,
+        LATE_LOADER + "blocked in D state in read of /mnt/nfs/x.bin on /mnt/nfs (nfs4)",
+        (1,),
+    ),
+    (
+        "a loader worker in the user's code",
+        (waiting(0), outside(1, *LOADER, workers=(IDLE, WORKER))),
+        HangKind.LATE,
+        LATE_LOADER + "in __getitem__ (data.py:12)",
+        (1,),
+    ),
+    (
+        "rank 0 saves",
+        (outside(0, torch("serialization.py", "_save"), torch("serialization.py", "save"), user(90, "save")), waiting(1, "barrier")),
+        HangKind.LATE,
+        "rank 1 waits in barrier (seq 42, train.py:61); rank 0 is in torch.save (train.py:90)",
+        (0,),
+    ),
+    (
+        "it issued the collective, and went on to something else",
+        (waiting(0), replace(waiting(1), process=process(101, stack(user(70, "evaluate")), ThreadWait("S", "hrtimer_nanosleep")))),
+        HangKind.LATE,
+        "rank 0 waits in all_reduce (seq 42, train.py:61); rank 1 is in evaluate (train.py:70)",
+        (1,),
+    ),
+    (
+        "one batch fewer",
+        (waiting(0), replace(outside(1, user(99, "finish")), steps=9)),
+        HangKind.LATE,
+        "rank 0 waits in all_reduce (seq 42, train.py:61); rank 1 is in finish (train.py:99); rank 1 is one step behind",
+        (1,),
+    ),
+    ("the network", (waiting(0), waiting(1)), HangKind.WAITING, "ranks 0, 1 wait in all_reduce (seq 42, train.py:61)", ()),
+    ("alone", (outside(0, user(70, "read")),), HangKind.STILL, "rank 0 is in read (train.py:70)", ()),
+)
+
+
+@pytest.mark.parametrize(("ranks", "kind", "text", "culprits"), [row[1:] for row in HANGS], ids=[row[0] for row in HANGS])
+def test_what_two_looks_show(ranks: tuple[RankLook, ...], kind: HangKind, text: str, culprits: tuple[int, ...]) -> None:
+    assert judged(*ranks) == (kind, text, culprits)
+
+
+def test_each_kind_has_a_row() -> None:
+    assert {row[2] for row in HANGS} == set(HangKind)
+
+
+def test_a_hang_has_the_pids_the_phase_and_the_groups_timeout() -> None:
+    first = (waiting(0), outside(1, *LOADER, workers=(WORKER,)))
+    hang = diagnosis.hang(Look(0.0, first), Look(30.0, tuple(map(later, first))), still_s=90, limit_s=60, calibrated=False)
+    assert (hang.pids, hang.phase, hang.group_timeout_s) == ((101, 500), Phase.DATA, 600.0)
+    assert (hang.still_s, hang.limit_s, hang.calibrated, hang.busy) == (90, 60, False, False)
+
+
+def test_what_only_one_look_shows_is_not_proven() -> None:
+    first, second = waiting(1, sequence=41), waiting(1, "barrier")
+    hang = diagnosis.hang(Look(0, (waiting(0), first)), Look(30, (later(waiting(0)), later(second))), still_s=9, limit_s=6, calibrated=True)
+    assert hang.kind is not HangKind.MISMATCH
+
+
+LOOPS = outside(0, user(70, "spin"), waits=RUNS)
+COMPILES = outside(0, torch("_inductor/compile_fx.py", "compile_fx"), user(70), waits=RUNS)
+#: (name, first, second, what moved; None: nothing, and busy; "": nothing at all)
+MOVES: tuple[tuple[str, RankLook, RankLook, str | None], ...] = (
+    ("a step", waiting(0), replace(later(waiting(0)), steps=11), "made steps (10 before, 11 now)"),
+    ("a phase", waiting(0), replace(later(waiting(0)), phase=Phase.EVAL), "went from phase train to eval"),
+    ("another collective", waiting(0), later(waiting(0, sequence=43)), "came to all_reduce (seq 43)"),
+    ("another line", outside(0, user(70)), later(outside(0, user(71))), "was in train (train.py:70) and is in train (train.py:71)"),
+    ("it read", outside(0, user(70)), later(outside(0, user(70)), n_bytes=3 << 20), "read 3 MiB"),
+    ("it logged", outside(0, user(70)), later(outside(0, user(70)), n_bytes=3 << 10), ""),
+    ("it compiles", COMPILES, later(COMPILES, cpu_s=20), "compiles"),
+    ("a compilation that stands still", COMPILES, later(COMPILES), ""),
+    ("another process", waiting(0), replace(waiting(0), process=replace(waiting(0).process, pid=7)), "is another process"),
+    ("it ended", waiting(1), GONE, "ended"),
+    ("a loop", LOOPS, later(LOOPS, cpu_s=29), None),
+    ("a loop, in another line", LOOPS, later(outside(0, user(71, "spin"), waits=RUNS), cpu_s=29), None),
+    ("another function", LOOPS, later(outside(0, user(9, "go")), cpu_s=29), "was in spin (train.py:70) and is in go (train.py:9)"),
+    ("it polls", outside(0, user(70)), later(outside(0, user(70)), switches=300), None),
+    ("it waits in a DataLoader", outside(0, *LOADER), later(outside(0, *LOADER), switches=6), ""),
+    ("other threads in a collective", waiting(0), later(waiting(0), rest_s=9), ""),
+    ("other threads outside of one", outside(0, user(70)), later(outside(0, user(70)), rest_s=9), None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second", "what"), [row[1:] for row in MOVES], ids=[row[0] for row in MOVES])
+def test_what_moved_between_two_looks(first: RankLook, second: RankLook, what: str | None) -> None:
+    movement = diagnosis.compare(Look(0.0, (first,)), Look(30.0, (second,)))
+    assert movement.moved == (((first.rank, what),) if what else ())
+    assert movement.busy == ((first.rank,) if what is None else ())
+    assert movement.text == (f"rank {first.rank} {what}" if what else "")
+
+
+def test_a_loop_is_late_and_may_go_on() -> None:
+    first = (waiting(1), LOOPS)
+    second = (later(waiting(1)), later(LOOPS, cpu_s=29))
+    hang = diagnosis.hang(Look(0.0, first), Look(30.0, second), still_s=90, limit_s=60, calibrated=True)
+    assert (hang.kind, hang.ranks, hang.busy) == (HangKind.LATE, (0,), True)
+
+
+@pytest.mark.parametrize("change", [lambda w: replace(w, before=counted(30, n_bytes=2 << 20)), lambda w: replace(w, pid=9)])
+def test_a_worker_that_reads_or_is_new_moves_its_rank(change: Callable[[ProcessLook], ProcessLook]) -> None:
+    first = outside(0, *LOADER, workers=(WORKER,))
+    second = later(replace(first, workers=(change(WORKER),)))
+    assert diagnosis.compare(Look(0.0, (first,)), Look(30.0, (second,))).moved

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from supervisor.config.alert_settings import Alerts
 from supervisor.config.loss_settings import Loss
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
-from supervisor.config.watch_settings import HangSection, NetworkSection
+from supervisor.config.watch_settings import HangSection, NetworkSection, PaceSection
 from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -431,6 +431,7 @@ class Settings:
     terminal: Terminal = Terminal()
     systemd: Systemd = Systemd()
     loss: Loss = Loss()  # noqa: RUF009  frozen, and as every section here
+    pace: PaceSection = PaceSection()  # noqa: RUF009  as above
     alerts: Alerts = Alerts()  # noqa: RUF009  as above
     origins: tuple[tuple[str, Origin], ...] = ()
     cwd: str = ""

@@ -1,4 +1,4 @@
-"""The settings of hangs and networks: what is watched, and what may be done. A part of the tree in settings.py."""
+"""The settings of hangs, pace and networks: what is watched, and what may be done. A part of the tree in settings.py."""
 
 from __future__ import annotations
 
@@ -41,3 +41,19 @@ class NetworkSection:
         flag="--allow-network",
         env="SUPERVISE_ALLOW_NETWORK",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PaceSection:
+    """[pace]: when a training counts as slow (docs/loss-and-pace.md)."""
+
+    straggler: float = setting(
+        1.3,
+        "Warn of a rank that computes this many times as long per step as the others, which wait for it; 0: never.",
+        "[What is measured](loss-and-pace.md#the-pace).",
+        minimum=0,
+    )
+    drop: float = setting(
+        2.0, "Warn if a step takes this many times as long as in the best earlier stretch of the attempt; 0: never.", minimum=0
+    )
+    window_s: float = setting(60.0, "Over how long the pace is judged; the first two of these windows are left out.", minimum=1)

@@ -72,7 +72,7 @@ from supervisor.core.events import (
     TimerFired,
 )
 from supervisor.core.state import JobState, Stage
-from supervisor.core.training_events import LossChanged
+from supervisor.core.training_events import LossChanged, PaceChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -191,6 +191,7 @@ EVENTS: dict[type, EventRow] = {
     HangConfirmed: EventRow(frozenset({Stage.RUNNING}), hangs.on_hang_confirmed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
     HangCleared: EventRow(frozenset({Stage.RUNNING}), hangs.on_hang_cleared),
     LossChanged: EventRow(LIVES, training.on_loss_changed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
+    PaceChanged: EventRow(frozenset({Stage.RUNNING}), training.on_pace_changed),
     StacksRequested: EventRow(LIVES, shutdown.on_stacks_requested),
 }
 

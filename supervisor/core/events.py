@@ -27,7 +27,7 @@ from supervisor.core.model import (
     RankInfo,
     UnusedCheckpoints,
 )
-from supervisor.core.training_events import LossChanged
+from supervisor.core.training_events import LossChanged, PaceChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,6 +470,7 @@ Event = (
     | HangConfirmed
     | HangCleared
     | LossChanged
+    | PaceChanged
     | StopRequested
     | TimeLeft
     | StacksRequested

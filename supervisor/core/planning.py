@@ -216,9 +216,8 @@ def culprit_gpu(state: JobState, verdict: Verdict) -> str:
     The evidence names it by UUID, by PCI id (without function, in any case) or by CUDA's index; else it is the one of the rank's place,
     where torchrun's agent places the ranks: how a plain command gives its ranks GPUs is not known.
     """
-    visible = tuple(g for g in state.gpus if not state.attempt.visible_gpus or g.uuid in state.attempt.visible_gpus)
-    one_by_one = state.run.policy.launcher is Launcher.ELASTIC
-    place = next((r.local_rank for r in state.attempt.ranks if r.rank == verdict.rank), None) if one_by_one else None
+    visible, one_by_one = _visible(state), state.run.policy.launcher is Launcher.ELASTIC
+    place = _place(state, verdict.rank)
     named = verdict.gpu
     found: Gpu | None = None
     if named.isdigit():
@@ -229,9 +228,24 @@ def culprit_gpu(state: JobState, verdict: Verdict) -> str:
         found = visible[index] if alone and index < len(visible) else None
     elif named:
         found = _known_as(state, named)
-    elif one_by_one and place is not None and len(state.attempt.ranks) <= len(visible):
-        found = visible[place] if place < len(visible) else None
+    else:
+        return gpu_of_rank(state, verdict.rank)
     return found.uuid if found else ""
+
+
+def gpu_of_rank(state: JobState, rank: int | None) -> str:
+    """Return the UUID of the GPU at the rank's place, "" where the place is not known: only torchrun's agent is known to give ranks one."""
+    visible, place = _visible(state), _place(state, rank)
+    return visible[place].uuid if place is not None and place < len(visible) and len(state.attempt.ranks) <= len(visible) else ""
+
+
+def _visible(state: JobState) -> tuple[Gpu, ...]:
+    return tuple(g for g in state.gpus if not state.attempt.visible_gpus or g.uuid in state.attempt.visible_gpus)
+
+
+def _place(state: JobState, rank: int | None) -> int | None:
+    one_by_one = state.run.policy.launcher is Launcher.ELASTIC
+    return next((r.local_rank for r in state.attempt.ranks if r.rank == rank), None) if one_by_one else None
 
 
 def _known_as(state: JobState, name: str) -> Gpu | None:

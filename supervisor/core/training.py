@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core import failure
+from supervisor.core import failure, planning
 from supervisor.core.actions import Alert, PrintMessage
 from supervisor.core.model import Cause, Claim, Evidence
 from supervisor.core.state import JobState, Stage, changed
 
 if TYPE_CHECKING:
     from supervisor.core.state import Step
-    from supervisor.core.training_events import LossChanged
+    from supervisor.core.training_events import LossChanged, PaceChanged
 
 STRANGE_LOSS = "strange_loss"
+SLOW_TRAINING = "slow_training"
 #: Kinds of loss rules that --on-nan is about.
 NOT_FINITE = frozenset({"nan", "inf"})
 #: How sure it is that such a number is the cause: it was read twice.
 SURE = 0.95
+#: Findings of the node's health that a warning names.
+MOST_FINDINGS = 2
 #: Warnings that the state keeps; more would say the same of other numbers.
 MOST_WARNINGS = 8
 
@@ -44,6 +47,24 @@ def on_loss_changed(state: JobState, event: LossChanged) -> Step:
     state = changed(state, attempt=changed(state.attempt, ended_for=(fact,)))
     state, actions = failure.stop_attempt(state, event.t, text)
     return state, (alert, *actions)
+
+
+def on_pace_changed(state: JobState, event: PaceChanged) -> Step:
+    """Report that the training is slow, with the GPU and what the node's health shows of it; or that it is over."""
+    if event.is_over:
+        return _without(state, event.about), (PrintMessage("info", f"pace: over: {event.text}"),)
+    text = f"{event.text}{_gpu_text(state, event.rank)}"
+    state = _with(state, event.about, text)
+    return state, (Alert(SLOW_TRAINING, state.attempt.number, f"pace: {text}; the job goes on"),)
+
+
+def _gpu_text(state: JobState, rank: int | None) -> str:
+    """Return the GPU of the rank and what is known to be wrong with it; without a rank what is wrong with any part of this node."""
+    uuid = planning.gpu_of_rank(state, rank) if rank is not None else ""
+    index = next((gpu.index for gpu in state.gpus if gpu.uuid == uuid), None)
+    named = f" (GPU {index})" if index is not None else ""
+    found = [one.reason for one in state.run.reported_findings if rank is None or one.gpu == uuid or not one.gpu]
+    return f"{named}; health: {'; '.join(found[:MOST_FINDINGS])}" if found else named
 
 
 def _where(event: LossChanged) -> str:

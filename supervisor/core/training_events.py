@@ -27,3 +27,23 @@ class LossChanged:
     def about(self) -> str:
         """The key by which the end of a strange number is matched with its beginning."""
         return f"loss {self.rule} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PaceChanged:
+    """The training became slow, or is as fast as before (`is_over`): docs/loss-and-pace.md.
+
+    kind: straggler or drop (observe/pace/judge.py). text: what is slow. rank: the straggler, None for a drop.
+    """
+
+    t: float
+    attempt: int
+    kind: str
+    text: str
+    rank: int | None = None
+    is_over: bool = False
+
+    @property
+    def about(self) -> str:
+        """The key by which the end is matched with the beginning."""
+        return f"pace {self.kind} {'' if self.rank is None else self.rank}"

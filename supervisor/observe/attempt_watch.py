@@ -24,6 +24,8 @@ from supervisor.observe.host.kernel_watch import KernelWatch
 from supervisor.observe.host.oom_kills import OomKillCounter
 from supervisor.observe.log_watch import LogWatch
 from supervisor.observe.loss_watch import LossStream, LossWatch
+from supervisor.observe.pace.judge import PaceLimits
+from supervisor.observe.pace.watch import PaceWatch
 from supervisor.observe.processes import core_dumps
 from supervisor.observe.processes.job_processes import JobProcesses
 from supervisor.observe.processes.launched_ranks import LaunchedRanks
@@ -67,7 +69,10 @@ class AttemptWatch:
     def __init__(self, job: Job, signatures: Signatures, clock: Clock, rules: tuple[LossRule, ...], post: Callable[[Event], None]) -> None:
         self._job, self._signatures, self._clock = job, signatures, clock
         self._rules, self._post = rules, post
-        self.losses = LossWatch((), 0, 0.0, post)
+        self._losses = LossWatch((), 0, 0.0, post)
+        pace = job.settings.pace
+        self._limits = PaceLimits(pace.straggler, pace.drop, pace.window_s)
+        self._pace = PaceWatch(self._limits, 0, post)
         self.job_processes = JobProcesses(os.getpid())
         self._shm = resources.SharedMemory()
         self._interfaces = InterfaceWatch(rendezvous_ports.of(job.command, job.environ).hosts)
@@ -84,7 +89,8 @@ class AttemptWatch:
         self._problem = ""
         self._kills = OomKillCounter()  # files of the kernel's own: memory
         self._interfaces.begin()
-        losses = self.losses = LossWatch(self._rules, attempt, self._clock.now(), self._post)
+        losses = self._losses = LossWatch(self._rules, attempt, self._clock.now(), self._post)
+        self._pace = PaceWatch(self._limits, attempt, self._post)
 
         def numbers(rank: int) -> LossStream | None:
             return losses.stream(None if rank < 0 or plain else rank)
@@ -113,7 +119,8 @@ class AttemptWatch:
 
     def took(self, beats: Sequence[RankHeartbeat], t: float) -> None:
         """Take the heartbeats that were read. From the thread that read them."""
-        self.losses.sample(beats, t)
+        self._losses.sample(beats, t)
+        self._pace.sample(beats, t)
 
     def add_descendants(self, found: Iterable[ProcessStat]) -> None:
         """Take the descendants of the guardian. From any thread."""

@@ -260,6 +260,12 @@ class LogEvent(StrEnum):
         "attempt rule kind name text rank step is_over",
         "a number that the ranks print or report became strange by a loss rule, or is good again",
     )
+    PACE_CHANGED = (
+        "pace.changed",
+        "warning",
+        "attempt kind text rank is_over",
+        "one rank makes the others wait, or each step takes longer than it did; or that is over",
+    )
     HEALTH_CHANGED = "health.changed", "warning", "findings", "this node became worse, or well again, while the job ran"
     STACKS_DUMPED = "stacks.dumped", "info", "attempt ranks", "SIGQUIT: the stacks of all ranks were requested; the terminal shows them"
     PROCESSES_LEFT = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.events import AttemptEnded
 from supervisor.core.model import Cause, PlanKind
-from supervisor.core.training_events import LossChanged
+from supervisor.core.training_events import LossChanged, PaceChanged
 from supervisor.job import identity
 from supervisor.report import wording
 from supervisor.report.text import clean
@@ -22,6 +22,32 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
 
+#: The alerts of what is strange about a training that runs.
+OF_TRAINING = {LossChanged: "strange_loss", PaceChanged: "slow_training"}
+FROM_SCRATCH = "started_from_scratch"
+#: Alerts whose text another line prints already: the decision's, or how the attempt began.
+ALREADY_PRINTED = frozenset({"batch_changed", FROM_SCRATCH, "resume_suspect"})
+#: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, the node became
+#: worse, and all that is about the keeping of checkpoints.
+WITHOUT_DECISION = frozenset(
+    {
+        "change_ignored",
+        "unkilled",
+        FROM_SCRATCH,
+        "node_health",
+        "hang",
+        "strange_loss",
+        "slow_training",
+        "mirror_failing",
+        "mirror_recovered",
+        "mirror_behind",
+        "disk_filling",
+        "not_finite",
+        "no_copy",
+        "no_checkpoint",
+        "resume_suspect",
+    }
+)
 #: Lines of evidence that an alert may carry, if its sink asks for them.
 MOST_LINES = 5
 
@@ -33,16 +59,23 @@ class OutgoingAlerts:
         self.router: AlertRouter | None = None
         self._job = job
         self._clock = clock
-        self._strange: set[str] = set()  # what is strange about the training now
+        self._strange: dict[str, set[str]] = {kind: set() for kind in OF_TRAINING.values()}  # what is strange about the training now
 
     def took(self, event: Event) -> None:
-        """Note what an event says of a strange loss: the alert is over with the last strange number, or with the attempt."""
-        if isinstance(event, LossChanged) and not event.is_over:
-            self._strange.add(event.about)
-        elif isinstance(event, LossChanged | AttemptEnded):
-            self._strange -= {event.about} if isinstance(event, LossChanged) else self._strange
-            if not self._strange:
-                self.clear("strange_loss")
+        """Note what is strange about the training: its alert is over with the last of these things, or with the attempt."""
+        if isinstance(event, AttemptEnded):
+            for kind, strange in self._strange.items():
+                strange.clear()
+                self.clear(kind)
+        if not isinstance(event, LossChanged | PaceChanged):
+            return
+        kind = OF_TRAINING[type(event)]
+        if not event.is_over:
+            self._strange[kind].add(event.about)
+            return
+        self._strange[kind].discard(event.about)
+        if not self._strange[kind]:
+            self.clear(kind)
 
     def send(  # noqa: PLR0913 (what an event is made of)
         self,

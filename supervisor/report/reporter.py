@@ -14,7 +14,7 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Beginning, PlanKind
-from supervisor.core.training_events import LossChanged
+from supervisor.core.training_events import LossChanged, PaceChanged
 from supervisor.job import identity
 from supervisor.observe.processes import core_dumps
 from supervisor.report import unit_status, wording
@@ -22,7 +22,7 @@ from supervisor.report.attempt_summary import AttemptSummary
 from supervisor.report.card import card
 from supervisor.report.incident_files import IncidentFiles
 from supervisor.report.log_events import LogEvent
-from supervisor.report.outgoing_alerts import OutgoingAlerts
+from supervisor.report.outgoing_alerts import ALREADY_PRINTED, FROM_SCRATCH, WITHOUT_DECISION, OutgoingAlerts
 from supervisor.report.text import clean
 from supervisor.report.vitals import Vitals
 
@@ -45,30 +45,6 @@ if TYPE_CHECKING:
 
 #: What a stop takes beyond the ranks' own deadline, for systemd's timeout.
 STOP_MARGIN_S = 20.0
-
-FROM_SCRATCH = "started_from_scratch"
-#: Alerts whose text another line prints already: the decision's, or how the attempt began.
-ALREADY_PRINTED = frozenset({"batch_changed", FROM_SCRATCH, "resume_suspect"})
-#: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, the node became
-#: worse, and all that is about the keeping of checkpoints.
-WITHOUT_DECISION = frozenset(
-    {
-        "change_ignored",
-        "unkilled",
-        FROM_SCRATCH,
-        "node_health",
-        "hang",
-        "strange_loss",
-        "mirror_failing",
-        "mirror_recovered",
-        "mirror_behind",
-        "disk_filling",
-        "not_finite",
-        "no_copy",
-        "no_checkpoint",
-        "resume_suspect",
-    }
-)
 #: In the command line of multiprocessing's resource tracker, which ends once its parent's pipe is closed.
 RESOURCE_TRACKER = "from multiprocessing.resource_tracker import"
 
@@ -94,6 +70,7 @@ LOGGED: dict[type, LogEvent] = {
     events.HangSuspected: LogEvent.HANG_SUSPECTED,
     events.HangConfirmed: LogEvent.HANG_CONFIRMED,
     events.HangCleared: LogEvent.HANG_CLEARED,
+    PaceChanged: LogEvent.PACE_CHANGED,
     LossChanged: LogEvent.LOSS_CHANGED,
     events.Saved: LogEvent.SAVE_FINISHED,
     events.JournalDegraded: LogEvent.JOURNAL_DEGRADED,

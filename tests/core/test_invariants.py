@@ -26,7 +26,7 @@ from supervisor.core.model import (
     RankInfo,
 )
 from supervisor.core.state import JobState, Stage
-from supervisor.core.training_events import LossChanged
+from supervisor.core.training_events import LossChanged, PaceChanged
 from tests.support.transitions import is_declared
 
 attempts = st.integers(0, 6)
@@ -122,6 +122,7 @@ events = st.one_of(
         st.just("x"),
         is_over=st.booleans(),
     ),
+    st.builds(PaceChanged, st.just(0.0), attempts, st.just("drop"), st.just("x"), st.none(), st.booleans()),
     st.builds(core_events.SaveOnRequestSeen, st.just(0.0), attempts),
     st.builds(core_events.Saved, st.just(0.0), attempts),
     st.builds(core_events.SaveSearched, st.just(0.0), attempts, checkpoints),

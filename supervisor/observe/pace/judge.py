@@ -1,0 +1,226 @@
+"""Judges the pace of an attempt from samples of its ranks, one a second. Pure, but for what it remembers.
+
+The time of a rank is cut into intervals, each from one step of all ranks to a later one. An interval in which any rank was not training
+counts for nothing. Of each rank it gives the *busy* share: running, waiting for a processor, blocked by a disk; what is left is waiting
+for peers, for data, for a GPU.
+
+    straggler  a rank that is busy nearly all the time, `straggler` times as much as the median of the others, in 4 of 5 intervals of the
+               window: the others wait for it. Who is merely busier (rank 0 logs) while all wait for something else is none
+    drop       the median step takes `drop` times as long as in the best earlier stretch, over three windows on end
+
+Nothing is judged in the first two windows of training (compilation, caches), nor across an evaluation or a save.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+#: The least time of an interval: what is read in less is noise.
+LEAST_S = 1.0
+#: A straggler is busy for this share of the time.
+BUSY = 0.7
+#: In so many of the intervals a rank must be the slow one, and in fewer than this it is so no more.
+MOSTLY, SELDOM = 0.8, 0.4
+LEAST_INTERVALS = 10
+MOST_INTERVALS = 600
+#: Steps of a window, and windows on end that show a pace.
+LEAST_STEPS = 5
+STRETCH = 3
+#: The share of its busy time that names a cause.
+NAMED = 0.2
+
+
+class PaceKind(StrEnum):
+    """What is slow."""
+
+    STRAGGLER = "straggler"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class PaceLimits:
+    """straggler, drop: factors, 0: never. window_s: seconds over which is judged."""
+
+    straggler: float = 1.3
+    drop: float = 2.0
+    window_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankSample:
+    """One rank at one time. Times are nanoseconds that only grow. last_step_ns: when its last step ended. trains: its phase is TRAIN."""
+
+    steps: int
+    last_step_ns: int
+    run_ns: int
+    wait_ns: int
+    is_blocked: bool
+    trains: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PaceNews:
+    """What became slow, or is so no more (`is_over`). rank: the straggler, None for a drop. text: without the rank's GPU."""
+
+    kind: PaceKind
+    text: str
+    rank: int | None = None
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _RankShare:
+    """Shares of an interval's time. busy: all of them."""
+
+    busy: float
+    waited: float
+    blocked: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    t: float
+    shares: Mapping[int, _RankShare]
+
+
+class PaceJudge:
+    """The pace of one attempt, of the ranks of this node."""
+
+    def __init__(self, limits: PaceLimits) -> None:
+        """Begin with none."""
+        self._limits = limits
+        self._begin: tuple[float, dict[int, RankSample]] | None = None
+        self._blocked: dict[int, int] = {}
+        self._samples = 0
+        self._first_t: float | None = None
+        self._intervals: deque[_Interval] = deque(maxlen=MOST_INTERVALS)
+        self._slow: dict[int, str] = {}  # stragglers that were reported
+        self._pace = _Pace(limits)
+
+    def take(self, t: float, ranks: Mapping[int, RankSample]) -> list[PaceNews]:
+        """Return what changes with the next sample."""
+        if not ranks or not all(rank.trains and rank.steps > 0 for rank in ranks.values()):
+            self._begin = None
+            return []
+        if self._begin is None or self._begin[1].keys() != ranks.keys():
+            self._start(t, ranks)
+            return []
+        self._samples += 1
+        for rank, sample in ranks.items():
+            self._blocked[rank] += sample.is_blocked
+        began_t, before = self._begin
+        if any(sample.steps < before[rank].steps for rank, sample in ranks.items()):
+            self._start(t, ranks)  # another process in its place
+            return []
+        if t - began_t < LEAST_S or any(sample.steps == before[rank].steps for rank, sample in ranks.items()):
+            return []
+        self._first_t = t if self._first_t is None else self._first_t
+        found: list[PaceNews] = []
+        if t - self._first_t >= 2 * self._limits.window_s:
+            wall_ns = (t - began_t) * 1e9
+            shares = {rank: self._share(rank, before[rank], sample, wall_ns) for rank, sample in ranks.items()}
+            self._intervals.append(_Interval(t, shares))
+            while self._intervals[0].t < t - self._limits.window_s and len(self._intervals) > LEAST_INTERVALS:
+                self._intervals.popleft()
+            found = [*self._stragglers(), *self._pace.take(t, *_steps(before, ranks))]
+        self._start(t, ranks)
+        return found
+
+    def _start(self, t: float, ranks: Mapping[int, RankSample]) -> None:
+        self._begin, self._blocked, self._samples = (t, dict(ranks)), dict.fromkeys(ranks, 0), 0
+
+    def _share(self, rank: int, before: RankSample, now: RankSample, wall_ns: float) -> _RankShare:
+        blocked = self._blocked[rank] / max(1, self._samples)
+        waited = (now.wait_ns - before.wait_ns) / wall_ns
+        return _RankShare(min(1.0, (now.run_ns - before.run_ns) / wall_ns + waited + blocked), waited, blocked)
+
+    def _stragglers(self) -> list[PaceNews]:
+        found = list(self._intervals)
+        if self._limits.straggler <= 0 or len(found) < LEAST_INTERVALS or found[-1].t - found[0].t < 0.9 * self._limits.window_s:
+            return []
+        news: list[PaceNews] = []
+        ranks = set.intersection(*(set(one.shares) for one in found))
+        for rank in sorted(ranks):
+            share = sum(self._is_slow(one, rank) for one in found) / len(found)
+            if share >= MOSTLY and rank not in self._slow:
+                ratio = median(one.shares[rank].busy / max(_others(one, rank), 0.01) for one in found)
+                text = f"rank {rank} {_times(ratio)}, and the others wait for it{_cause([one.shares[rank] for one in found])}"
+                self._slow[rank] = text
+                news.append(PaceNews(PaceKind.STRAGGLER, text, rank))
+            elif share < SELDOM and self._slow.pop(rank, None) is not None:
+                news.append(PaceNews(PaceKind.STRAGGLER, f"rank {rank} is as fast as the others again", rank, is_over=True))
+        return news
+
+    def _is_slow(self, one: _Interval, rank: int) -> bool:
+        busy = one.shares[rank].busy
+        return len(one.shares) > 1 and busy >= BUSY and busy >= self._limits.straggler * _others(one, rank)
+
+
+class _Pace:
+    """The median time of a step in each window, and the best stretch of them so far."""
+
+    def __init__(self, limits: PaceLimits) -> None:
+        self._limits = limits
+        self._from_t: float | None = None
+        self._steps = 0
+        self._times: list[float] = []
+        self._last: deque[float] = deque(maxlen=STRETCH)
+        self._best = 0.0
+        self._is_slow = False
+
+    def take(self, t: float, steps: int, step_s: float) -> list[PaceNews]:
+        """Return what changes with the next interval of so many steps of this time each."""
+        self._from_t = t if self._from_t is None else self._from_t
+        self._steps += steps
+        self._times.append(step_s)
+        if t - self._from_t < self._limits.window_s or self._steps < LEAST_STEPS:
+            return []
+        self._last.append(median(self._times))
+        self._from_t, self._steps, self._times = t, 0, []
+        if len(self._last) < STRETCH or self._limits.drop <= 0:
+            return []
+        slowest, fastest = max(self._last), min(self._last)
+        self._best = min(self._best, slowest) if self._best else slowest
+        if not self._is_slow and fastest >= self._limits.drop * self._best:
+            self._is_slow = True
+            text = (
+                f"a step takes {_seconds(median(self._last))}, {fastest / self._best:.1f} times as long as it did ({_seconds(self._best)})"
+            )
+            return [PaceNews(PaceKind.DROP, text)]
+        if self._is_slow and self._last[-1] < (1 + self._limits.drop) / 2 * self._best:
+            self._is_slow = False
+            return [PaceNews(PaceKind.DROP, f"a step takes {_seconds(self._last[-1])} again", is_over=True)]
+        return []
+
+
+def _steps(before: Mapping[int, RankSample], now: Mapping[int, RankSample]) -> tuple[int, float]:
+    """Return the steps between two samples and the seconds of each, of the rank that made the fewest."""
+    rank = min(now, key=lambda rank: now[rank].steps - before[rank].steps)
+    steps = now[rank].steps - before[rank].steps
+    return steps, (now[rank].last_step_ns - before[rank].last_step_ns) / 1e9 / steps
+
+
+def _others(one: _Interval, rank: int) -> float:
+    return median([share.busy for other, share in one.shares.items() if other != rank] or [0.0])
+
+
+def _times(ratio: float) -> str:
+    return f"computes {ratio:.1f} times as long per step as the others" if ratio < 10 else "alone computes"  # noqa: PLR2004 (the others hardly do)
+
+
+def _cause(shares: list[_RankShare]) -> str:
+    """Return what the kernel shows of why it is slow, "" for nothing."""
+    waited, blocked = median(one.waited for one in shares), sum(one.blocked for one in shares) / len(shares)
+    if blocked >= NAMED and blocked >= waited:
+        return f": it waits for a disk or a network file system {100 * blocked:.0f} % of the time"
+    if waited >= NAMED:
+        return f": it waits for a processor {100 * waited:.0f} % of the time, because others use them"
+    return ""
+
+
+def _seconds(time_s: float) -> str:
+    return f"{time_s:.3g} s" if time_s >= 0.1 else f"{1000 * time_s:.3g} ms"  # noqa: PLR2004 (as people write it)

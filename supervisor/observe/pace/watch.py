@@ -1,0 +1,47 @@
+"""Samples the ranks of this node once a second, from their heartbeats and the kernel's counters, and posts PaceChanged. One per attempt.
+
+It costs two small reads of /proc for each rank and second, and nothing in the ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core.model import Phase
+from supervisor.core.training_events import PaceChanged
+from supervisor.observe.pace.judge import PaceJudge, RankSample
+from supervisor.observe.pace.usage import thread_usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from supervisor.core.events import Event
+    from supervisor.observe.pace.judge import PaceLimits
+    from supervisor.observe.ranks.heartbeats import RankHeartbeat
+
+SAMPLE_S = 0.9
+
+
+class PaceWatch:
+    """The pace of one attempt. Called from one thread at a time."""
+
+    def __init__(self, limits: PaceLimits, attempt: int, post: Callable[[Event], None]) -> None:
+        """Take the limits, and where to post."""
+        self._judge = PaceJudge(limits)
+        self._attempt, self._post = attempt, post
+        self._sampled_t: float | None = None
+
+    def sample(self, beats: Sequence[RankHeartbeat], t: float) -> None:
+        """Take the heartbeats that were read at `t`."""
+        if self._sampled_t is not None and 0 <= t - self._sampled_t < SAMPLE_S:
+            return
+        self._sampled_t = t
+        ranks: dict[int, RankSample] = {}
+        for beat in beats:
+            usage = thread_usage(beat.pid)
+            if usage is None or beat.last_step_ns is None:
+                continue
+            trains = beat.phase is Phase.TRAIN
+            ranks[beat.rank] = RankSample(beat.steps, beat.last_step_ns, usage.run_ns, usage.wait_ns, usage.is_blocked, trains)
+        for news in self._judge.take(t, ranks):
+            self._post(PaceChanged(t, self._attempt, news.kind.value, news.text, news.rank, news.is_over))

@@ -1,0 +1,41 @@
+"""A rank that makes the others wait, in a real training of two ranks: named from outside, and not where both are alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.conftest import Supervised
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2", str(ROOT / "tests" / "jobs" / "uneven.py")]
+QUICK = {"SUPERVISE_PACE_WINDOW_S": "5"}
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+def test_a_rank_that_computes_twice_as_much_is_named_and_the_job_goes_on(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*TORCHRUN, EXTRA="2", **QUICK)
+    wait_for(lambda: '"event":"PaceChanged"' in run.journal(), "the warning", 90, alive=run.alive)
+    wait_for(lambda: "pace: rank 1 computes" in run.stderr, "its line", 10, alive=run.alive)
+    assert "rank 0 computes" not in run.stderr
+    (warning,) = run.status()["warnings"]
+    assert warning.startswith("rank 1 computes ")
+    (run.place / "end").touch()
+    assert run.exit_code(deadline_s=30) == 0
+    assert run.status()["incidents"] == 0
+
+
+def test_two_ranks_that_are_alike_are_not(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*TORCHRUN, EXTRA="1", **QUICK)
+    wait_for(lambda: int(run.status().get("step") or 0) > 250, "half a minute of steps", 120, alive=run.alive)
+    (run.place / "end").touch()
+    assert run.exit_code(deadline_s=30) == 0
+    assert '"event":"PaceChanged"' not in run.journal()

@@ -322,7 +322,7 @@ def test_it_imports_nothing_that_costs(written: Any) -> None:
         " from supervisor.cli.jobs.status import status;"
         " from supervisor.cli.jobs.why import why;"
         f"s = dataclasses.replace(Settings(), job=JobSection(state_dir={str(state_root(written.settings))!r}));"
-        "names = {'structlog', 'torch', 'prometheus_client', 'tenacity', 'asyncio'};"
+        "names = {'torch', 'prometheus_client', 'tenacity', 'asyncio'};"
         "status(s, None, True); why(s, None, None, as_json=True);"
         "light = 'rich' not in sys.modules; status(s, None, False); why(s, None, None);"
         "print(light, 'rich' in sys.modules, sorted({m.split('.')[0] for m in sys.modules} & names))"

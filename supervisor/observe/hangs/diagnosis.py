@@ -8,14 +8,14 @@ threads wake up now and then in a rank that hangs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Hang, HangKind, Phase
-from supervisor.observe.hangs.standing import Doing, Standing, compiles, standing, training_thread
+from supervisor.observe.hangs.standing import Doing, Standing, compiles, rank_list, standing, training_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from supervisor.observe.hangs.frames import ThreadStack
     from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
@@ -63,8 +63,11 @@ def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrate
     before = {look.rank: standing(look) for look in first.ranks}
     now = tuple(standing(look) for look in second.ranks)
     lasting = tuple(one for one in now if one.rank in before and _same(before[one.rank], one))
-    kind, text, culprits = _judged(now, lasting, second)
     busy = compare(first, second).busy
+    now = tuple(
+        replace(one, text=f"{one.text}, and uses CPU time") if one.doing is Doing.ELSEWHERE and one.rank in busy else one for one in now
+    )
+    kind, text, culprits = _judged(now, lasting, second)
     concerned = [one.rank for one in culprits or now]
     waiters = [one for one in now if one.group is not None]
     timeouts = [one.group.timeout_s for one in waiters if one.group is not None and one.group.timeout_s is not None]
@@ -132,7 +135,7 @@ def _sentence(waits: tuple[Standing, ...], others: tuple[Standing, ...], look: L
     alike: dict[str, list[Standing]] = {}
     for one in others:
         alike.setdefault(one.text, []).append(one)
-    parts += [f"{_ranks(one.rank for one in ones)} {'is' if len(ones) == 1 else 'are'} {text}" for text, ones in alike.items()]
+    parts += [f"{rank_list(one.rank for one in ones)} {'is' if len(ones) == 1 else 'are'} {text}" for text, ones in alike.items()]
     behind = _behind(look)
     return "; ".join([*parts, *([behind] if behind else [])])
 
@@ -148,7 +151,7 @@ def _waiting(waits: Sequence[Standing]) -> str:
     parts: list[str] = []
     for text, ones in alike.items():
         verb = "" if parts else " waits" if len(ones) == 1 else " wait"
-        parts.append(f"{_ranks(one.rank for one in ones)}{verb} {text}")
+        parts.append(f"{rank_list(one.rank for one in ones)}{verb} {text}")
     return ", ".join(parts)
 
 
@@ -160,23 +163,10 @@ def _behind(look: Look) -> str:
     for rank, made in steps.items():
         by_lag.setdefault(most - made, []).append(rank)
     return ", ".join(
-        f"{_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {'one step' if lag == 1 else f'{lag} steps'} behind"
+        f"{rank_list(ranks)} {'is' if len(ranks) == 1 else 'are'} {'one step' if lag == 1 else f'{lag} steps'} behind"
         for lag, ranks in sorted(by_lag.items())
         if lag
     )
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    """Return `rank 3`, `ranks 0-2, 5`."""
-    numbers = sorted(ranks)
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)  # noqa: PLR2004 - a range
-    return f"rank {text}" if len(numbers) == 1 else f"ranks {text}"
 
 
 def _same(before: Standing, after: Standing) -> bool:

@@ -17,6 +17,8 @@ from supervisor.observe.hangs.look import ProcessLook
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from supervisor.observe.hangs.frames import StackFrame, ThreadStack
     from supervisor.observe.hangs.look import RankLook
 
@@ -122,6 +124,19 @@ def doing(thread: ThreadStack) -> tuple[str, Phase]:
 def compiles(thread: ThreadStack) -> bool:
     """Return whether torch compiles the model: that takes minutes in one line of the user's."""
     return thread.find("torch/_dynamo/") is not None or thread.find("torch/_inductor/") is not None
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Return `rank 3`, `ranks 0-2, 5`."""
+    numbers = sorted(ranks)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)  # noqa: PLR2004 - a range
+    return f"rank {text}" if len(numbers) == 1 else f"ranks {text}"
 
 
 def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) -> Standing:

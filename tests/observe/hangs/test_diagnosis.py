@@ -228,6 +228,7 @@ def test_a_loop_is_late_and_may_go_on() -> None:
     second = (later(waiting(1)), later(LOOPS, cpu_s=29))
     hang = diagnosis.hang(Look(0.0, first), Look(30.0, second), still_s=90, limit_s=60, calibrated=True)
     assert (hang.kind, hang.ranks, hang.busy) == (HangKind.LATE, (0,), True)
+    assert hang.text.endswith("rank 0 is in spin (train.py:70), and uses CPU time")
 
 
 @pytest.mark.parametrize("change", [lambda w: replace(w, before=counted(30, n_bytes=2 << 20)), lambda w: replace(w, pid=9)])

@@ -1,0 +1,124 @@
+"""Lays a look at the ranks out for a person: a line for each rank, its collectives, and each stack once, with the ranks that have it.
+
+It is made for 80 columns. A path is one line, whatever its length, so that it can be copied.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from supervisor.observe.hangs.standing import rank_list, standing
+from supervisor.report.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from supervisor.core.model import Hang
+    from supervisor.observe.hangs.frames import StackFrame, ThreadStack
+    from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
+    from supervisor.observe.hangs.recorder import ProcessGroup
+
+WIDTH = 80
+#: What a fork of a rank shows below this loop are the frames of the rank.
+_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+
+
+def text_of(look: Look, hang: Hang | None = None) -> str:
+    """Return the page, with a line feed at its end. hang: what two looks showed, of which this is the second."""
+    lines = []
+    if hang is not None:
+        lines += [f"-- hang: {hang.kind}", *_wrapped(hang.text), ""]
+        lines += _wrapped(f"No progress for {hang.still_s:.0f} s; the limit was {hang.limit_s:.0f} s.")
+        lines.append("")
+    lines.append(f"-- {'rank' if len(look.ranks) == 1 else 'ranks'} of this node, a look of {look.took_s:.1f} s")
+    for one in look.ranks:
+        lines += _rank(one)
+    for label, frames in _stacks(look):
+        lines += ["", f"-- stack of {label}, the innermost call first", *(_frame(frame) for frame in frames)]
+    return "\n".join(lines) + "\n"
+
+
+def _rank(look: RankLook) -> Iterator[str]:
+    """Yield what one rank does, the processes that it started, and its process groups."""
+    found = standing(look)
+    made = "" if look.steps is None else f", {look.steps} steps made" if look.step is None else f", step {look.step}"
+    phase = "" if look.phase is None else f", phase {look.phase}"
+    place = f" ({found.place})" if found.place and found.place not in found.text else ""
+    yield from _wrapped(f"rank {look.rank} is {found.text}{place}{made}{phase}")
+    yield from _process("process", look.process)
+    for worker in look.workers:
+        yield from _process("worker", worker)
+    if look.collectives.unreadable:
+        yield from _wrapped(f"recorder unreadable: {look.collectives.unreadable}", "  ")
+    for group in look.collectives.groups:
+        yield from _wrapped(_group(group), "  ")
+
+
+def _process(label: str, look: ProcessLook) -> Iterator[str]:
+    """Yield what the kernel shows of one process."""
+    waits = look.waits
+    if waits is None:
+        yield f"  {label} {look.pid}: did not answer"
+        return
+    parts = [f"state {waits.state}" if waits.state else "gone"]
+    parts += [f"in {waits.wchan}"] if waits.wchan else []
+    parts += [f"{look.before.cpu_s:.1f} s CPU"] if look.before is not None else []
+    yield from _wrapped(f"{label} {look.pid} {look.name}: {', '.join(parts)}".replace(" :", ":"), "  ")
+    if waits.file is not None:
+        yield f"    {waits.file.call} of {clean(waits.file.path)}"
+        yield f"    on {clean(waits.file.mount) or 'an unknown mount'} {waits.file.fs_type}".rstrip()
+    if not look.stacks and look.no_stacks:
+        yield from _wrapped(f"no stacks: {look.no_stacks}", "    ")
+
+
+def _group(group: ProcessGroup) -> str:
+    """Return a process group: what is under way in it, or what was its last."""
+    known = [group.backend] if group.backend else []
+    known += [rank_list(group.ranks)] if group.ranks else []
+    known += [f"timeout {group.timeout_s:.0f} s"] if group.timeout_s is not None else []
+    pending = group.pending
+    done = next((one for one in reversed(group.last) if one.done), None)
+    parts = [f"in {pending.text}{_sizes(pending.sizes)}"] if pending is not None else []
+    parts += [f"last over: {done.text}"] if done is not None else []
+    return f"group {group.name} ({', '.join(known)}): {', '.join(parts) or 'no collective recorded'}"
+
+
+def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
+    """Return ` of 8x8, 8`; "" where a collective has no tensors."""
+    shown = ", ".join("x".join(map(str, one)) or "1" for one in sizes[:3])
+    return f" of {shown}{', ...' if len(sizes) > 3 else ''}" if shown else ""  # noqa: PLR2004 - as many as fit a line
+
+
+def _stacks(look: Look) -> Iterator[tuple[str, tuple[StackFrame, ...]]]:
+    """Yield each stack once: of the main threads, of the workers, of other threads."""
+    mains: dict[tuple[StackFrame, ...], list[int]] = {}
+    others: dict[tuple[StackFrame, ...], list[int]] = {}
+    for one in look.ranks:
+        for index, thread in enumerate(one.process.stacks):
+            (others if index else mains).setdefault(thread.frames, []).append(one.rank)
+    for frames, ranks in mains.items():
+        yield rank_list(ranks), frames
+    for one in look.ranks:
+        for worker in one.workers:
+            for thread in worker.stacks[:1]:
+                yield f"worker {worker.pid} of rank {one.rank}", _own(thread)
+    for frames, ranks in others.items():
+        if frames:
+            yield f"another thread of {rank_list(set(ranks))}", frames
+
+
+def _own(thread: ThreadStack) -> tuple[StackFrame, ...]:
+    """Return a worker's own frames."""
+    loop = next((at for at, frame in enumerate(thread.frames) if frame.module.startswith(_WORKER_LOOP)), len(thread.frames))
+    return thread.frames[: loop + 1]
+
+
+def _frame(frame: StackFrame) -> str:
+    return f"{'  ' if frame.is_library else '> '}{clean(frame.file)}:{frame.line} {frame.function}"
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        clean(text), WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False
+    )

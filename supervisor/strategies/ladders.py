@@ -29,7 +29,7 @@ _COLLECTIVES = (
     LAST,
 )
 _GLOO = (*GUARDS, "longer_timeout", "interface", "start_tries", "trace_collectives", "wait_for_network", LAST)
-_HANG = (*GUARDS, "longer_timeout", "step_back", "trace_collectives", "same_gpu_hangs", "same_place", LAST)
+_HANG = (*GUARDS, "longer_timeout", "step_back", "same_gpu_hangs", *_TRANSPORTS, "trace_collectives", "same_place", LAST)
 _ENVIRONMENT = (*GUARDS, "environment_at_fault", LAST)
 _GPU = (*GUARDS, "exclude_gpu", "same_gpu_twice", LAST)
 _NATIVE = (*GUARDS, "step_back", "same_place", "same_gpu_twice", LAST)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core import budget
-from supervisor.core.model import Cause, Change, Plan, PlanKind
+from supervisor.core.model import Cause, Change, HangKind, Plan, PlanKind
 from supervisor.strategies.rung import Rung
 from supervisor.strategies.situation import UNSET
 
@@ -127,6 +127,8 @@ def _transport(name: str) -> Callable[[Situation], Plan | None]:
     def planned(situation: Situation) -> Plan | None:
         if situation.variable(variable) or situation.tried(name) or not situation.unanswered or is_down(situation):
             return None
+        if situation.verdict.cause is Cause.HANG_NO_ERROR and situation.fact("hang_kind") != HangKind.WAITING:
+            return None  # the network does not stand still: a rank does
         named, shown = _named(situation), _shown(situation)
         if (named and name not in named) or (not named and (not situation.traced or (shown and transport not in shown))):
             return None

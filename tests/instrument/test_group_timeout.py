@@ -28,17 +28,19 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(
     ("seconds", "gloo_s", "nccl_s"),
-    [("", 1800, 600), ("1200", 1800, 1200), ("5400", 5400, 5400), ("soon", 1800, 600)],
+    [("", 1800, 600), ("1200", 1800, 1200), ("5400", 5400, 5400)],
 )
-def test_torchs_defaults_are_made_at_least_so_long(seconds: str, gloo_s: int, nccl_s: int) -> None:
+def test_torchs_defaults_are_made_at_least_so_long(monkeypatch: pytest.MonkeyPatch, seconds: str, gloo_s: int, nccl_s: int) -> None:
+    monkeypatch.setenv(GROUP_TIMEOUT, seconds)
     module = SimpleNamespace(default_pg_timeout=timedelta(minutes=30), default_pg_nccl_timeout=timedelta(minutes=10))
-    lengthen_timeouts(module, seconds)
+    lengthen_timeouts(module)
     assert (module.default_pg_timeout.total_seconds(), module.default_pg_nccl_timeout.total_seconds()) == (gloo_s, nccl_s)
 
 
-def test_torch_without_nccl_has_one_default() -> None:
+def test_torch_without_nccl_has_one_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GROUP_TIMEOUT, "3600")
     module = SimpleNamespace(default_pg_timeout=timedelta(minutes=30), default_pg_nccl_timeout=None)
-    lengthen_timeouts(module, "3600")
+    lengthen_timeouts(module)
     assert (module.default_pg_timeout, module.default_pg_nccl_timeout) == (timedelta(hours=1), None)
 
 

@@ -61,6 +61,7 @@ class TorchHooks:
             "torch.optim.optimizer": self._optimizers,
             "torch.autograd": self._autograd,
             "torch.serialization": self._serialization,
+            "torch.distributed.constants": lengthen_timeouts,
             "torch.distributed.distributed_c10d": self._process_groups,
             "torch.distributed.checkpoint.state_dict_saver": self._dcp_save,
             "torch.distributed.checkpoint.state_dict_loader": self._dcp_load,
@@ -108,7 +109,6 @@ class TorchHooks:
 
     def _process_groups(self, module: Any) -> None:
         self._phased(module, "init_process_group", layout.INIT)
-        lengthen_timeouts(module, os.environ.get(layout.GROUP_TIMEOUT, ""))
 
     def _dcp_save(self, module: Any) -> None:
         for name in ("save", "async_save", "save_state_dict"):
@@ -194,9 +194,12 @@ class TorchHooks:
         self._save_requests.ended(well=well)
 
 
-@quiet
-def lengthen_timeouts(module: Any, seconds: str) -> None:
-    """Make the default timeout of process groups at least so long. It is read at each call since torch 2.2; a script's own stays."""
+def lengthen_timeouts(module: Any) -> None:
+    """Make torch's default timeout of process groups at least so long as the supervisor asks; one that a script passes stays.
+
+    The defaults are taken from this module by all others, Lightning too, so it is changed before they import it.
+    """
+    seconds = os.environ.get(layout.GROUP_TIMEOUT, "")
     if not seconds:
         return
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):

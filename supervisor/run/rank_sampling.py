@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import TYPE_CHECKING
 
+from checkpointing.io import staging
 from supervisor.core.events import ProgressObserved
 from supervisor.core.model import RankInfo
 from supervisor.core.state import Stage
@@ -16,6 +18,8 @@ from supervisor.observe.hangs.threshold import HangLimits
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats
 from supervisor.observe.ranks.progress_sampler import ProgressSampler
+from supervisor.report import look_page
+from supervisor.run.rank_requests import LOOK_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,7 +104,7 @@ class RankSampling:
 
 
 class RankLooks:
-    """Takes looks at the ranks in worker threads (watch.Looks)."""
+    """Takes looks at the ranks in worker threads (watch.Looks), and keeps the page of the newest in the attempt's directory."""
 
     def __init__(self, loop: Loop, threads: Threads) -> None:
         self._loop, self._threads = loop, threads
@@ -115,6 +119,7 @@ class RankLooks:
             try:
                 if directory is not None:
                     found = look.take(with_beats(ranks, beats), directory, beats={beat.rank: beat for beat in beats})
+                    self._keep(look_page.text_of(found))
             finally:
                 done(found)
 
@@ -125,8 +130,15 @@ class RankLooks:
         return diagnosis.compare(first, second)
 
     def hang(self, first: Look, second: Look, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
-        """Return what two looks agree on."""
-        return diagnosis.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=calibrated)
+        """Return what two looks agree on, and keep it with the page, before anybody hears of it."""
+        found = diagnosis.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=calibrated)
+        self._keep(look_page.text_of(second, found))
+        return found
+
+    def _keep(self, text: str) -> None:
+        if self.directory is not None:
+            with contextlib.suppress(OSError):  # whoever reads it reports that it is missing
+                staging.write(str(self.directory / LOOK_FILE), text.encode(errors="replace"), is_durable=False)
 
 
 def with_beats(ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat]) -> tuple[RankInfo, ...]:

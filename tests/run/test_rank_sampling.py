@@ -99,6 +99,7 @@ def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWr
     beat.report_step(40)
     loop.t += 1.0
     made.sample((rank,))
+    assert "-- hang: still" in (tmp_path / "hang.txt").read_text(), "it is there when the hang is posted"
     assert HangCleared in {type(event) for event in loop.posted}
 
 

@@ -54,13 +54,16 @@ def _listed(words: list[str]) -> str:
 def summary(fields: Mapping[str, str]) -> str:
     """Return one sentence on what differs, "" where the evidence does not say it."""
     if "peer_operation" in fields:
-        mine, peers = (
-            f"rank {fields.get(rank, '?')} called {fields.get(operation, '?').lower()}" + (f" at {fields[site]}" if site in fields else "")
-            for rank, operation, site in (("rank", "operation", "call_site"), ("peer", "peer_operation", "peer_call_site"))
-        )
-        return f"the ranks call different collectives: {mine}, {peers}"
+        what = "different collectives" if fields.get("operation") != fields["peer_operation"] else "one collective with different sizes"
+        return f"the ranks call {what}: {_call(fields, '', 'rank')}, {_call(fields, 'peer_', 'peer')}"
     if "names" in fields or "parameters" in fields:
         return f"DDP got no gradient for parameters {parameters(fields)}"
     if "parameter" in fields or "index" in fields:
         return f"DDP got two gradients for one parameter in one step: {parameters(fields)}"
     return ""
+
+
+def _call(fields: Mapping[str, str], prefix: str, rank: str) -> str:
+    shape, site = fields.get(f"{prefix}shape"), fields.get(f"{prefix}call_site")
+    of = f" of shape [{shape}]" if shape else ""
+    return f"rank {fields.get(rank, '?')} called {fields.get(f'{prefix}operation', '?').lower()}{of}" + (f" at {site}" if site else "")

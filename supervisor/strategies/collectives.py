@@ -128,7 +128,9 @@ def unsynced(situation: Situation) -> Plan | None:
     signature = _signature(situation)
     remedy = _REMEDIES.get(signature, "")
     early = situation.before_first_step or (situation.step is not None and situation.step <= _EARLY_STEPS and situation.resume is None)
-    if not remedy or not (situation.tried("name_unsynced") or (early and not _LEVELS.get(signature, ("", "", ""))[0])):
+    _, field, _ = _LEVELS.get(signature, ("", "", ""))
+    is_named = not field or bool(situation.fact(field))
+    if not remedy or not (situation.tried("name_unsynced") or (early and is_named)):
         return None
     return Plan(
         kind=PlanKind.STOP,

@@ -36,13 +36,20 @@ def test_both_ranks_of_a_mismatch_are_named_with_their_calls() -> None:
     second = raised(1, MISMATCH.format(1, "BROADCAST", 0, "ALLREDUCE"), TRACE.format(35, "send_it"))
     verdict = classify((*first, *second))
     assert verdict.cause is Cause.DDP_UNSYNCED
-    calls = "rank 0 called allreduce at /x/train.py:31, rank 1 called broadcast at /x/train.py:35"
+    calls = "rank 0 called allreduce of shape [4] at /x/train.py:31, rank 1 called broadcast of shape [4] at /x/train.py:35"
     assert verdict.summary == f"the ranks call different collectives: {calls}"
+
+
+def test_one_collective_with_two_sizes_is_no_different_collective() -> None:
+    fields = {"rank": "1", "operation": "ALLREDUCE", "shape": "8", "peer": "0", "peer_operation": "ALLREDUCE", "peer_shape": "4"}
+    assert unsynced.summary(fields) == (
+        "the ranks call one collective with different sizes: rank 1 called allreduce of shape [8], rank 0 called allreduce of shape [4]"
+    )
 
 
 def test_a_rank_that_left_no_traceback_is_named_without_its_call() -> None:
     verdict = classify(raised(1, MISMATCH.format(1, "BROADCAST", 0, "ALLREDUCE"), TRACE.format(35, "send_it")))
-    assert verdict.summary.endswith("rank 1 called broadcast at /x/train.py:35, rank 0 called allreduce")
+    assert verdict.summary.endswith("rank 1 called broadcast of shape [4] at /x/train.py:35, rank 0 called allreduce of shape [4]")
 
 
 @pytest.mark.parametrize(

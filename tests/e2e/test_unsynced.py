@@ -40,6 +40,18 @@ def test_different_collectives_are_named_with_both_calls(supervise: Callable[...
     run = supervise(*command("differ"), options=("--max-attempts=1",), TORCH_DISTRIBUTED_DEBUG="DETAIL")
     run.exit_code(deadline_s=100)
     shown = " ".join(run.stderr.split())
-    assert f"rank 0 called allreduce at {JOB}:{line_of('of rank 0')}" in shown
-    assert f"rank 1 called broadcast at {JOB}:{line_of('of rank 1')}" in shown
+    assert f"rank 0 called allreduce of shape [4] at {JOB}:{line_of('of rank 0')}" in shown
+    assert f"rank 1 called broadcast of shape [4] at {JOB}:{line_of('of rank 1')}" in shown
+    run.wait_for_nothing_left()
+
+
+def test_sizes_that_differ_are_named_after_one_attempt_in_which_torch_compares_the_collectives(
+    supervise: Callable[..., Supervised],
+) -> None:
+    run = supervise(*command("sizes"))
+    assert run.exit_code(deadline_s=100) == 65
+    assert run.attempts() == 2
+    shown = " ".join(run.stderr.split())
+    assert f"called allreduce of shape [8] at {JOB}:{line_of('of both')}" in shown
+    assert f"called allreduce of shape [4] at {JOB}:{line_of('of both')}" in shown
     run.wait_for_nothing_left()

@@ -1,4 +1,4 @@
-"""Ranks that do not do the same thing: `unused` has a layer that no loss uses, `differ` calls two collectives at once."""
+"""Ranks that do not do the same thing: `unused` has a layer that no loss uses, `differ` calls two collectives, `sizes` one."""
 
 from __future__ import annotations
 
@@ -40,5 +40,11 @@ def differ() -> None:
     dist.barrier()
 
 
+def sizes() -> None:
+    value = torch.ones(4 if dist.get_rank() == 0 else 8)
+    dist.all_reduce(value)  # of both
+    dist.barrier()
+
+
 dist.init_process_group("gloo")
-{"unused": train, "differ": differ}[sys.argv[1]]()
+{"sizes": sizes, "unused": train, "differ": differ}[sys.argv[1]]()

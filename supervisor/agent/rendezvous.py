@@ -18,7 +18,6 @@ import socket
 import threading
 import time
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo
 
 from supervisor.agent.round_agreement import AttemptCancelled, end_round_of, is_ended, unprefixed
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,9 @@ import importlib
 import inspect
 import os
 import sys
-from dataclasses import dataclass
 from types import CodeType
+
+from supervisor.core.values import dataclass
 
 #: The agent's exit code if it refused to run because torch does not have this form, or the system has no pidfds.
 UNFIT = 79

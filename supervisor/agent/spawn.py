@@ -17,12 +17,12 @@ import subprocess
 import termios
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from supervisor.agent.ranks import MonitoredRank, spawned
+from supervisor.core.values import dataclass
 from supervisor.guardian.messages import RankStream
 
 PIPE_BYTES = 1 << 20

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from supervisor.core.model import Cause
 from supervisor.core.time_text import timestamp
+from supervisor.core.values import dataclass
 
 #: The payload's version: it grows when a field changes its meaning or goes, not when one is added.
 VERSION = 1

@@ -16,10 +16,10 @@ import os
 import re
 import stat
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from checkpointing.io import staging
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,7 +7,7 @@ never raise; the sinks' own threads do the rest.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +17,7 @@ from supervisor.alerts.delivery import AlertSender
 from supervisor.alerts.model import OF_RUNS, AlertSeverity, OutgoingAlert, ThreadEffect
 from supervisor.alerts.outbox import read_threads
 from supervisor.core.model import Cause
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

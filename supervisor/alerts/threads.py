@@ -16,11 +16,12 @@ receivers know, and what is still to be sent. delivery.py keeps it in the outbox
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
 from supervisor.alerts.model import AlertEvent, AlertSeverity, OutgoingAlert, ThreadEffect
+from supervisor.core.values import dataclass
 
 GATHER_S: Final = 1.0
 #: Threads that are kept; beyond it the oldest goes, which a receiver then has to close itself.

@@ -16,7 +16,7 @@ the same rows.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -28,6 +28,7 @@ from checkpointing.select import Selection
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import CheckpointRef
 from supervisor.core.planning import DECLARED
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

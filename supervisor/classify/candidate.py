@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from supervisor.core.model import Claim, Evidence
+from supervisor.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

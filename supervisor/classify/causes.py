@@ -6,11 +6,11 @@ remedy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,13 +10,13 @@ import dataclasses
 import os
 import re
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.config.alert_settings import Alerts
 from supervisor.config.loss_settings import Loss
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
 from supervisor.config.watch_settings import HangSection, NetworkSection, PaceSection
+from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -421,18 +421,18 @@ class Settings:
     knobs: Knobs = Knobs()
     restart: Restart = Restart()
     gpus: Gpus = Gpus()
-    network: NetworkSection = NetworkSection()  # noqa: RUF009  as alerts
+    network: NetworkSection = NetworkSection()
     health: Health = Health()
-    hang: HangSection = HangSection()  # noqa: RUF009  as alerts
+    hang: HangSection = HangSection()
     stop: Stop = Stop()
     instrument: Instrument = Instrument()
     logs: Logs = Logs()
     classify: Classify = Classify()
     terminal: Terminal = Terminal()
     systemd: Systemd = Systemd()
-    loss: Loss = Loss()  # noqa: RUF009  frozen, and as every section here
-    pace: PaceSection = PaceSection()  # noqa: RUF009  as above
-    alerts: Alerts = Alerts()  # noqa: RUF009  as above
+    loss: Loss = Loss()
+    pace: PaceSection = PaceSection()
+    alerts: Alerts = Alerts()
     origins: tuple[tuple[str, Origin], ...] = ()
     cwd: str = ""
 

@@ -6,10 +6,10 @@ an attempt. Stopping ranks never waits for a disk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from supervisor.core.model import Beginning, CheckpointRef, FirstCause, Gpu, Plan, Verdict
+from supervisor.core.values import dataclass
 
 #: signal(7); core imports nothing that touches the system.
 SIGTERM = 15

@@ -11,10 +11,10 @@ The rung `recurring` (strategies/guards.py) asks for infrastructure, and `restar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from supervisor.core.model import Failure, Policy

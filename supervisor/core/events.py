@@ -11,8 +11,6 @@ neither the supervisor's clock nor core's types.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from supervisor.core.model import (
     CheckpointRef,
     Evidence,
@@ -28,6 +26,7 @@ from supervisor.core.model import (
     UnusedCheckpoints,
 )
 from supervisor.core.training_events import LossChanged, PaceChanged
+from supervisor.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

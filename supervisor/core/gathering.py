@@ -11,13 +11,13 @@ searches at once and finds step 40. The others search when their ranks are gone 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core import failure, lifecycle, planning, resumption, start
 from supervisor.core.actions import BroadcastStart, PrintMessage, SelectCheckpoint, SetTimer
 from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
 from supervisor.core.state import JobState, Stage, changed
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from supervisor.core.events import CheckpointSelected, NodeBegan, NodesGathered, ProgressObserved

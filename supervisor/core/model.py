@@ -13,9 +13,10 @@ UNKNOWN is a value of its own everywhere: a step of None was not seen, which is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from supervisor.core.values import dataclass
 
 
 class Cause(StrEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from supervisor.classify.exits import END_SIGNALS
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
 from supervisor.core.model import RESUME, Cause, Launcher, Phase, ResumeKind, Verdict
 from supervisor.core.state import changed
+from supervisor.core.values import dataclass
 from supervisor.strategies import consent
 from supervisor.strategies.gpu import fewer_ranks, usable_again
 from supervisor.strategies.repetition import HANGS

@@ -12,7 +12,6 @@ a default, so that an older journal can be read; a default is neutral and never 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from supervisor.core.model import (
     UnusedCheckpoints,
     Verdict,
 )
+from supervisor.core.values import dataclass
 
 
 class Stage(StrEnum):

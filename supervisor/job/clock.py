@@ -7,7 +7,8 @@ Shared by the loop and whatever turns another process's CLOCK_MONOTONIC into a t
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+
+from supervisor.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from supervisor.config.settings import Settings
+from supervisor.core.values import dataclass
 from supervisor.job import identity
 from supervisor.knobs.knob_set import KnobSet
 

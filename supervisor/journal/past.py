@@ -8,12 +8,13 @@ longer exists) it keeps the parts that fit. Nothing fails: `problems` lists the 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from supervisor.core.state import Attempt, JobState, Run, Stage, changed
+from supervisor.core.values import dataclass
 from supervisor.journal import format2, renames
 from supervisor.journal.format1 import Format1
 from supervisor.journal.landmarks import Landmarks

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from dataclasses import MISSING, dataclass, field, is_dataclass
+from dataclasses import MISSING, field, is_dataclass
 from dataclasses import fields as fields_of
 from enum import Enum
 from functools import cache
@@ -23,6 +23,7 @@ import msgspec
 from checkpointing.io import durable
 from supervisor.core import actions, events
 from supervisor.core.time_text import timestamp
+from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:

@@ -14,11 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from supervisor.classify import redact
 from supervisor.core.state import JobState
+from supervisor.core.values import dataclass
 from supervisor.journal import landmarks, records
 from supervisor.journal.file import JournalFile, OsFiles, earlier
 from supervisor.journal.landmarks import Landmarks

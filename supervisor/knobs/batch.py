@@ -9,10 +9,11 @@ accumulation per rank, over the world, or derived (the program divides its globa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Change
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from supervisor.core.model import Knob

@@ -17,10 +17,10 @@ A word is a value if it does not begin with "-" or is a negative number: only th
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import RESUME
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,10 +11,10 @@ import importlib
 import json
 import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from supervisor.core.values import dataclass
 from supervisor.knobs import bindings
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from supervisor.core.model import RESUME
+from supervisor.core.values import dataclass
 from supervisor.knobs.bindings import (
     COUNTS,
     DEEPSPEED_KEYS,

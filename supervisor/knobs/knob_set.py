@@ -6,12 +6,13 @@ The user's own files are never written: an attempt gets copies, made from what w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpointing.io import staging
 from supervisor.core.model import Knob
+from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError
 from supervisor.knobs import bindings, config_files
 from supervisor.knobs.bindings import Binding, Env, FileKey, Placeholder

@@ -8,11 +8,12 @@ accumulation are enabled together or not at all: one without the other cannot ke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Knob
+from supervisor.core.values import dataclass
 from supervisor.knobs import bindings, config_files, declaration
 from supervisor.knobs.bindings import DEEPSPEED_KEYS, DEEPSPEED_TOTAL, Env, FileKey, Flag
 from supervisor.knobs.knob_set import BoundKnob, NotEnabledError, UnavailableKnob

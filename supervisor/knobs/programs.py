@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import shutil
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.core.model import RESUME
+from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import torchrun
 from supervisor.knobs.bindings import NAMES

@@ -6,9 +6,10 @@ Only the first line of a script is read.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,10 +8,11 @@ program's.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import RESUME, Knob, ResumeKind
+from supervisor.core.values import dataclass
 from supervisor.knobs import bindings, config_files
 from supervisor.knobs.bindings import Flag
 from supervisor.knobs.knob_set import NotEnabledError, ResumeWay, UnavailableKnob

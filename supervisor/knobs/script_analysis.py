@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+
+from supervisor.core.values import dataclass
 
 #: A script is written by hand; a larger file is data.
 MOST_BYTES = 2 << 20

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from supervisor.core.model import Launcher
+from supervisor.core.values import dataclass
 from supervisor.knobs import bindings
 from supervisor.knobs.python_command import first_line, is_interpreter, split_python
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.agent.link import filled
+from supervisor.core.values import dataclass
 from supervisor.job.sd_notify import strip
 from supervisor.launch import tracing
 

@@ -16,10 +16,10 @@ import os
 import signal
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, AnyStr
 
+from supervisor.core.values import dataclass
 from supervisor.guardian import killing, process_tree
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ import json
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from checkpointing.io import durable
+from supervisor.core.values import dataclass
 from supervisor.guardian import killing, process_tree
 from supervisor.job.identity import boot_id
 from supervisor.launch import orphans

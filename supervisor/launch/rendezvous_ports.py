@@ -10,10 +10,10 @@ uses whatever already serves there, perhaps another agent on this host; `--stand
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from health.probes.network.names import split
+from supervisor.core.values import dataclass
 from supervisor.knobs import bindings, torchrun
 
 if TYPE_CHECKING:

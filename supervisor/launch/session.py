@@ -8,11 +8,12 @@ them, AttemptEnded is posted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBack
 from supervisor.core.model import Evidence
+from supervisor.core.values import dataclass
 from supervisor.guardian.messages import RemainingProcess
 from supervisor.job.job import Job
 from supervisor.launch.guardian_client import GuardianClient

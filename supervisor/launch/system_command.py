@@ -9,10 +9,10 @@ from __future__ import annotations
 import atexit
 import subprocess
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from health.probing.process_groups import kill_group
+from supervisor.core.values import dataclass
 from supervisor.launch import orphans
 
 if TYPE_CHECKING:

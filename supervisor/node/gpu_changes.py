@@ -6,7 +6,7 @@ those of classify/gpu/state.py; Xids get the claims of the kernel's rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpu import gpus
@@ -17,6 +17,7 @@ from supervisor.classify.gpu.state import CLAIMS, SOURCE
 from supervisor.classify.gpu.state import REPEATED as REPEATED_WEIGHT
 from supervisor.classify.logs.match import claims
 from supervisor.core.model import Evidence
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -19,11 +19,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.io import durable
 from supervisor.classify import redact
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +25,7 @@ from health.probes.gpu import pci
 from health.probing.runner import OUTCOME, Runner, asked
 from supervisor.config.health import healthset
 from supervisor.core.model import Evidence, Finding
+from supervisor.core.values import dataclass
 from supervisor.launch import orphans, rendezvous_ports
 from supervisor.node import gpu_changes
 

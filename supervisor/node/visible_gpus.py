@@ -11,10 +11,10 @@ container runtime) is "none", or narrows by UUIDs; its numbers are the host's, a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpu.gpus import all_named
+from supervisor.core.values import dataclass
 from supervisor.launch import system_command
 
 if TYPE_CHECKING:

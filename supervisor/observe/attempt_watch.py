@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Evidence
+from supervisor.core.values import dataclass
 from supervisor.guardian.messages import StreamTail
 from supervisor.knobs.knob_set import ENV
 from supervisor.launch import rendezvous_ports

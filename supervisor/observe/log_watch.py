@@ -19,11 +19,11 @@ import re
 import stat
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.classify.logs.match import Reader
 from supervisor.core.model import Evidence
+from supervisor.core.values import dataclass
 from supervisor.guardian.logs import KEPT
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import io
 import os
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from supervisor.core.values import dataclass
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Finding, Gpu, Hang
 from supervisor.core.time_text import span_text
+from supervisor.core.values import dataclass
 from supervisor.report import wording
 from supervisor.report.card import outcome_text
 from supervisor.report.layout import Fact, FactPage, Tone

@@ -6,7 +6,6 @@ Imported only where a sink is configured: tenacity and ssl cost memory that othe
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.alerts import sinks
@@ -18,6 +17,7 @@ from supervisor.alerts.sinks import AlertSink, SinkOptions
 from supervisor.alerts.text import AlertDetail
 from supervisor.config import alert_secrets
 from supervisor.core.model import Cause
+from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError
 from supervisor.launch import orphans
 

@@ -8,12 +8,12 @@ only if fewer ranks and another global batch are both allowed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from health.nvidia.xids import Retry, lookup_text
 from supervisor.core.budget import INFRASTRUCTURE_PERIOD_S, family
 from supervisor.core.model import Cause, Change, Gpu, HangKind, Launcher, Phase, Plan, PlanKind
+from supervisor.core.values import dataclass
 from supervisor.knobs import batch
 from supervisor.strategies import consent
 from supervisor.strategies.memory import BATCHNORM, ENABLE_BATCH

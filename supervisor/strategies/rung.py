@@ -7,10 +7,11 @@ name that cannot be imported. Nothing is imported here: a function that is not l
 from __future__ import annotations
 
 import sys
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Change, Plan
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

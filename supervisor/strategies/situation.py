@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.core.budget import family
 from supervisor.core.model import Cause, CheckpointRef, Evidence, Failure, Gpu, Knob, Phase, Policy, RankExit, Verdict
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

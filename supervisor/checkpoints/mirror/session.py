@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror.process import mirrors
+from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.records import RESTORED, Note
 

@@ -6,12 +6,12 @@ supervisor/config/signatures.py reads the files; this folder does no IO.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from supervisor.classify.logs import footers
 from supervisor.classify.logs.rows import Problem, Signature, parse
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -7,10 +7,10 @@ does not show which process ended first.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from supervisor.classify.exits import SIGNAL_NUMBERS
 from supervisor.core.model import Evidence
+from supervisor.core.values import dataclass
 
 #: What a shell prints for a child that died of a signal (bash, dash), and srun for a task.
 _SHELL = {

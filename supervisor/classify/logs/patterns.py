@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
+
+from supervisor.core.values import dataclass
 
 _GROUP = re.compile(r"\(\?P<(\w+)>")
 

@@ -7,7 +7,8 @@ A doubtful prefix stays: a wrong rank is worse than no rank.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from supervisor.core.values import dataclass
 
 #: Of a longer line, or of an exception, only this many bytes around a hit are searched.
 LONGEST_LINE = 12288

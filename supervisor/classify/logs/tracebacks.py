@@ -8,10 +8,11 @@ Traceback` inside another message (DataLoader workers, spawned processes) all be
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from supervisor.classify.logs.text import Line
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

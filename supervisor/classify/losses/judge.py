@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 from typing import TYPE_CHECKING
 
 from supervisor.classify.losses.rules import LossRule, RuleKind
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

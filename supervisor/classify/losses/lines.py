@@ -12,11 +12,11 @@ No loss: `loss scale`, `loss_weight`, `best_val_loss` (it begins as inf), `packe
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.classify.logs import text
 from supervisor.classify.losses.rules import LossRule
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

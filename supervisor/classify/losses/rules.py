@@ -21,11 +21,11 @@ lines cost nothing. The pattern has a group `value`; it may have the groups `nam
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from supervisor.classify.logs.patterns import Pattern
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

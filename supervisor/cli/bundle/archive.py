@@ -10,12 +10,12 @@ import io
 import json
 import tarfile
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from checkpointing.io import staging
 from supervisor.classify import redact
 from supervisor.classify.logs.text import plain
+from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.records import frame
 

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +20,7 @@ from supervisor.cli.bundle.archive import AbsentError, BundleContents
 from supervisor.cli.jobs import log_files, status
 from supervisor.cli.jobs.job_files import MOST_LISTED, JobFiles
 from supervisor.config.loading import show
+from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.journal.file import earlier

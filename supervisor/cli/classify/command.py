@@ -12,7 +12,7 @@ import json
 import os
 import stat
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from supervisor.cli.invocation import Invocation, json_option, setting_options
 from supervisor.cli.jobs import log_files
 from supervisor.config import loss_rules, signatures
 from supervisor.core.model import Cause, Evidence, Verdict
+from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.observe.anchor_scanner import scanner
 from supervisor.report.layout import render, surface_of

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify import redact
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.core.model import Cause, Verdict
+from supervisor.core.values import dataclass
 from supervisor.report import wording
 from supervisor.report.layout import Fact, FactPage, Tone
 from supervisor.report.text import clean

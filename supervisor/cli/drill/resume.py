@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from checkpointing.discover import find
@@ -27,6 +26,7 @@ from supervisor.cli.drill import scratch_copy
 from supervisor.cli.drill.comparison import StateComparison, StateRow, compare, rows_of
 from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, steps_made
 from supervisor.config.alert_settings import Alerts
+from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity, resume_proof
 from supervisor.journal.records import EventTaken

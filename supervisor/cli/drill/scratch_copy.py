@@ -22,12 +22,12 @@ import shutil
 import stat
 import tempfile
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io import durable
 from supervisor.cli.drill import confinement
+from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:

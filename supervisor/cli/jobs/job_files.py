@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.cli import stdio
 from supervisor.core.model import Progress
+from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity, known_jobs
 from supervisor.journal.file import earlier

@@ -12,12 +12,13 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from supervisor.cli import stdio
 from supervisor.cli.jobs.log_files import TimeIndex, attempts, earlier_runs, of_run, streams
+from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +14,7 @@ from supervisor.cli.invocation import STATE_DIR, Invocation, json_option, settin
 from supervisor.cli.jobs import status
 from supervisor.cli.jobs.job_files import JobFiles, changed_at, places_in, state_root
 from supervisor.core.time_text import span_text
+from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError
 from supervisor.report.status_page import Status
 from supervisor.report.wording import step_text

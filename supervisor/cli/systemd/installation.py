@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import os
 import pwd
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io import staging
 from supervisor.cli.systemd import CONFIGURATION
 from supervisor.config.settings import JOB_NAME_FORM, is_job_name
+from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ threads wake up now and then in a rank that hangs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Hang, HangKind, Phase
+from supervisor.core.values import dataclass
 from supervisor.observe.hangs.standing import Doing, Standing, compiles, rank_list, standing, training_thread
 
 if TYPE_CHECKING:

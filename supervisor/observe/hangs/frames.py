@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
+
+from supervisor.core.values import dataclass
 
 #: The most frames of a thread that are kept: the innermost. faulthandler itself writes 100.
 MOST_FRAMES = 100

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
+from supervisor.core.values import dataclass
 from supervisor.guardian import process_tree
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.observe.hangs import frames, procfs, py_spy, recorder

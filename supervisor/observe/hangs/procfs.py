@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import dataclass
+
+from supervisor.core.values import dataclass
 
 #: The system calls that wait for a file, by number: the name, and whether the first argument is a descriptor of it.
 _X86_64 = {

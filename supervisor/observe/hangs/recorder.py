@@ -12,8 +12,9 @@ import errno
 import json
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

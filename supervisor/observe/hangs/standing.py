@@ -8,11 +8,11 @@ Without the recorder the name of torch's function on the stack has to do, and th
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
+from supervisor.core.values import dataclass
 from supervisor.observe.hangs.look import ProcessLook
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

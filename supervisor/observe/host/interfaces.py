@@ -12,7 +12,6 @@ import selectors
 import socket
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from health.checks.network.ethernet import names_chosen
@@ -20,6 +19,7 @@ from health.model import Ask
 from health.probes.network import ethernet
 from health.probes.network.names import split
 from supervisor.core.model import Evidence
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from health.nvidia import xids
 from supervisor.classify.logs.match import claims
 from supervisor.core.model import Cause, Evidence
+from supervisor.core.values import dataclass
 from supervisor.observe.processes.job_processes import ProcessOwner
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
+
+from supervisor.core.values import dataclass
 
 #: The least time of an interval: what is read in less is noise.
 LEAST_S = 1.0

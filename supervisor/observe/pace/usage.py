@@ -6,7 +6,7 @@ that spins while it waits (CUDA's default) is busy to the kernel, as busy as all
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from supervisor.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

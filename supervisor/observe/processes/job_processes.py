@@ -12,10 +12,10 @@ import os
 import re
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor.core.values import dataclass
 from supervisor.guardian import process_tree
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ import queue
 import select
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import RankExit, RankInfo
+from supervisor.core.values import dataclass
 from supervisor.guardian import process_tree
 from supervisor.instrument._supervise_shim import layout
 

@@ -9,10 +9,10 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Phase
+from supervisor.core.values import dataclass
 from supervisor.instrument._supervise_shim.layout import UNCLAIMED, file_name
 from supervisor.observe.ranks import heartbeats
 

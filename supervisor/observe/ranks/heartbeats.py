@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import struct
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from checkpointing.io import staging
 from supervisor.core.model import Phase
+from supervisor.core.values import dataclass
 from supervisor.instrument._supervise_shim import layout as shim
 
 if TYPE_CHECKING:

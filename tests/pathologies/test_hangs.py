@@ -44,7 +44,7 @@ FOUND = {
     "python_loop": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "while self.place:"),
     "c_loop": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "collections.deque(itertools.repeat(0), maxlen=0)"),
     "c_wait": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "libc.pthread_mutex_lock(mutex)  # the deadlock"),
-    "pipe": Found(HangKind.BLOCKED, (1,), r"rank 1 .*fifo", "os.read(descriptor, 1)"),
+    "pipe": Found(HangKind.LATE, (1,), r"rank 1 is in pipe \(hangs\.py:\d+\)", "os.read(descriptor, 1)"),
     "fuse": Found(HangKind.BLOCKED, (1,), r"rank 1 .*mnt", '(self.place / "mnt" / "data").read_bytes()'),
     "frozen": Found(HangKind.BLOCKED, (1,), r"rank 1 .*D state", '(self.place / "mnt" / "more").write_bytes(b"x")'),
 }
@@ -135,7 +135,7 @@ def test_warn_does_not_end_what_waits_for_ever(supervise: Callable[..., Supervis
 @pytest.mark.slow
 def test_auto_does_not_end_a_rank_that_is_late_before_torch_does(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     run = supervise(*command("pipe"), options=[*RESUMING, "--on-hang", "auto"], **SOON)
-    assert confirmed(run)["kind"] == HangKind.BLOCKED
+    assert confirmed(run)["kind"] == HangKind.LATE
     run.wait_for_line(r"no progress for \d+ s: .*the job goes on")
     with (tmp_path / "fifo").open("wb") as fifo:
         fifo.write(b"x")

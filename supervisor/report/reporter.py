@@ -28,6 +28,7 @@ from supervisor.report.vitals import Vitals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from supervisor.core.events import Event
     from supervisor.core.model import Evidence
@@ -354,7 +355,7 @@ class Reporter:
         if action.incident:
             self._write_file(action.incident, path.name, text)
         else:
-            self._incident_files.write_soon(lambda: path.parent, path.name, text)
+            self._incident_files.write_soon(lambda: _made(path.parent), path.name, text)
 
     # what the guardian reports
 
@@ -477,3 +478,9 @@ def _gpu(action: act.Quarantine) -> dict[str, object]:
 
 def _level(level: str) -> Level:
     return cast("Level", level) if level in {"info", "warning", "error"} else "info"
+
+
+def _made(directory: Path) -> Path:
+    """Return a directory that is there. Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory

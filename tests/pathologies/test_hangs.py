@@ -60,7 +60,7 @@ def digest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (run.place / "digest").read_bytes()
 
 
-@pytest.mark.parametrize("pathology", [pytest.param(name, marks=pytest.mark.slow) for name in FOUND])
+@pytest.mark.parametrize("pathology", [pytest.param(name, marks=() if name == "fewer" else pytest.mark.slow) for name in FOUND])
 def test_a_hang_is_found_and_a_restart_cures_it(
     supervise: Callable[..., Supervised], tmp_path: Path, digest: bytes, pathology: str
 ) -> None:

@@ -78,6 +78,12 @@ def network_allow(settings: Settings) -> tuple[str, ...]:
             hint=f"Name one of docs/recovery.md: {', '.join(OPTIONAL)}.",
             exit_code=settings.origin("network.allow").exit_code,
         )
+    if "longer_timeout" in names and not settings.instrument.enabled:
+        raise SuperviseError(
+            f"network.allow ({settings.origin('network.allow')}): longer_timeout needs the instrumentation, which is switched off",
+            hint="Leave --no-instrument out, or longer_timeout.",
+            exit_code=settings.origin("network.allow").exit_code,
+        )
     return tuple(dict.fromkeys(names))
 
 

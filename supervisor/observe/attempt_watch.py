@@ -75,7 +75,7 @@ class AttemptWatch:
         self._pace = PaceWatch(self._limits, 0, post)
         self.job_processes = JobProcesses(os.getpid())
         self._shm = resources.SharedMemory()
-        self._interfaces = InterfaceWatch(rendezvous_ports.of(job.command, job.environ).hosts)
+        self._interfaces = InterfaceWatch(rendezvous_ports.of(job.command, job.environ).hosts, job.environ)
         self._logs: LogWatch | None = None
         self._kernel: KernelWatch | None = None
         self.rank_ends: LaunchedRanks | None = None

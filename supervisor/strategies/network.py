@@ -70,7 +70,7 @@ def not_enabled(name: str, planned: Callable[[Situation], Plan | None]) -> Calla
 
 
 def interfaces(situation: Situation) -> tuple[Mapping[str, str], ...]:
-    """Return this node's interfaces as the observer found them: name, state (up or down), used (yes), reaches (all, some, none or "")."""
+    """Return this node's interfaces as found: name, state (up, down, missing), used (yes), reaches (all, some, none or "")."""
     return tuple(dict(fact.fields) for fact in situation.evidence if (fact.source, fact.name) == ("network", "interface"))
 
 

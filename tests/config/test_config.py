@@ -412,3 +412,5 @@ def test_rungs_for_networks_are_named_with_or_without_commas_and_an_unknown_one_
         to_policy(load({"network.allow": ("ib",)}), Launcher.ELASTIC)
     assert refused.value.exit_code == ExitCode.USAGE
     assert "p2p_disable" in refused.value.hint
+    with pytest.raises(SuperviseError, match="longer_timeout needs the instrumentation"):
+        to_policy(load({"network.allow": ("longer_timeout",), "instrument.enabled": False}), Launcher.ELASTIC)

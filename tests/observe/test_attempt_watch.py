@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,6 @@ from supervisor.observe.attempt_watch import AttemptWatch, LauncherFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from supervisor.core.model import Evidence
 
@@ -80,3 +80,16 @@ def test_an_attempt_that_is_watched_leaves_no_descriptor(watch: AttemptWatch) ->
         watch.begin(2)
         _asked(watch, "logs", "kernel")
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # noqa: PTH208  a count; the last one may not yet be closed
+
+
+def test_the_interface_that_a_plan_chose_and_nccls_own_log_are_evidence(watch: AttemptWatch) -> None:
+    watch.begin(1)
+    logs = Path(watch._job.log_dir(1))  # noqa: SLF001  where the attempt's output goes
+    logs.mkdir(parents=True, exist_ok=True)
+    log = "node:7:8 [0] NCCL INFO Channel 00/0 : 1[1] -> 0[0] [send] via NET/Socket/0\n"
+    (logs / "nccl-node-7.log").write_text(log)
+    launcher = LauncherFacts(list, tuple, (("env:NCCL_SOCKET_IFNAME", "lo"), ("batch_size", "8")))
+    facts = watch.sources(1, (), 0, (), launcher)["network"]()
+    transports, *interfaces = facts
+    assert (transports.name, transports.text) == ("transports", "NET/Socket")
+    assert [dict(one.fields)["name"] for one in interfaces if dict(one.fields).get("used") == "yes"] == ["lo"]

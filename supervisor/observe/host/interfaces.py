@@ -44,23 +44,27 @@ class Interface:
 
 
 class InterfaceWatch:
-    """Remembers which interface leads to the other nodes, as long as one does."""
+    """Remembers which interfaces there were, and which led to the other nodes, as long as one did."""
 
-    def __init__(self, peers: Sequence[str]) -> None:
-        """Take the other nodes, as `host:port`."""
+    def __init__(self, peers: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Take the other nodes, as `host:port`, and the user's environment."""
         self._peers = tuple(peers)[:MOST_PEERS]
+        self._matters = bool(peers) or any(environ.get(name) for name in VARIABLES)
+        self._there: frozenset[str] = frozenset()
         self._addresses: tuple[_Address, ...] = ()
         self._route = ""  # the interface by which the first of them was reached when the attempt began
 
     def begin(self) -> None:
         """An attempt begins. A resolver may take long, so a thread asks it."""
-        if self._peers:
+        if self._matters:
             threading.Thread(target=self._look, name="interfaces", daemon=True).start()
 
     def _look(self) -> None:
+        found = listed()
+        self._there = frozenset(one.name for one in found)
         self._addresses = tuple(address for peer in self._peers if (address := _resolved(peer)))
         local = next((ip for address in self._addresses if (ip := _local_address(address))), "")
-        self._route = next((one.name for one in listed() if one.ipv4 == local), self._route) if local else self._route
+        self._route = next((one.name for one in found if one.ipv4 == local), self._route) if local else self._route
 
     def evidence(self, environ: Mapping[str, str], logged: str = "") -> tuple[Evidence, ...]:
         """Return the interfaces that the ranks can use. environ: of the attempt; logged: the interface in NCCL's log, "" for none.
@@ -76,13 +80,15 @@ class InterfaceWatch:
         shown = [one for one in found if one.name == used or not one.name.startswith(_LAST_CHOICE)]
         if used and not any(one.name == used for one in shown):
             shown.append(Interface(used, is_up=False, ipv4=""))  # it is gone
-        return tuple(self._fact(one, used, reached.get(one.name, 0)) for one in shown)
+        there = self._there | {one.name for one in found}
+        return tuple(self._fact(one, used, reached.get(one.name, 0), is_known=one.name in there) for one in shown)
 
-    def _fact(self, one: Interface, used: str, count: int) -> Evidence:
-        peers = len(self._addresses)
-        reaches = "" if not peers else "all" if count == peers else "some" if count else "none"
-        text = f"interface {one.name} is {'up' if one.is_up else 'down'}" + (f", {count} of {peers} other nodes answer" if peers else "")
-        fields = {"name": one.name, "state": "up" if one.is_up else "down", "reaches": reaches, "ipv4": one.ipv4}
+    def _fact(self, one: Interface, used: str, count: int, *, is_known: bool) -> Evidence:
+        """Return the evidence on an interface. One that was never there is missing: to wait for it makes no sense."""
+        peers, state = len(self._addresses), "up" if one.is_up else "down" if is_known else "missing"
+        reaches = "" if not peers or state == "missing" else "all" if count == peers else "some" if count else "none"
+        text = f"interface {one.name} is {state}" + (f", {count} of {peers} other nodes answer" if reaches else "")
+        fields = {"name": one.name, "state": state, "reaches": reaches, "ipv4": one.ipv4}
         return Evidence("network", "interface", text, fields=tuple((fields | ({"used": "yes"} if one.name == used else {})).items()))
 
 

@@ -35,7 +35,7 @@ exit $code
 LOOK = """
 import subprocess
 from supervisor.observe.host.interfaces import InterfaceWatch
-watch = InterfaceWatch(["10.9.0.2:29500"])
+watch = InterfaceWatch(["10.9.0.2:29500"], {})
 watch._look()
 def show(environ=()):
     rows = [dict(fact.fields) for fact in watch.evidence(dict(environ))]
@@ -45,6 +45,8 @@ subprocess.run(["ip", "link", "set", "va", "down"], check=True)
 show()
 show({"NCCL_SOCKET_IFNAME": "vc"}.items())
 show({"NCCL_SOCKET_IFNAME": "gone0"}.items())
+subprocess.run(["ip", "link", "delete", "va"], check=True)
+show()
 """
 
 
@@ -62,7 +64,8 @@ def test_an_interface_that_goes_down_is_known_to_have_been_used_and_another_reac
         "va:up:all:used vc:up:all",
         "va:down:none:used vc:up:all",
         "va:down:none vc:up:all:used",
-        "gone0:down:none:used va:down:none vc:up:all",
+        "gone0:missing::used va:down:none vc:up:all",
+        "va:down:none:used vc:up:none",  # the other node's end went with it
     ]
 
 
@@ -83,7 +86,7 @@ def test_which_interface_a_variable_names(named: str, used: str) -> None:
 
 
 def test_a_job_without_other_nodes_says_nothing_of_interfaces() -> None:
-    watch = InterfaceWatch(())
+    watch = InterfaceWatch((), {})
     watch.begin()
     assert watch.evidence({}) == ()
     assert [dict(fact.fields)["used"] for fact in watch.evidence({}, "gone0") if "used" in dict(fact.fields)] == ["yes"]

@@ -127,6 +127,9 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "warn",
         "--allow-network",
         "interface,ib_disable",
+        "--no-loss-watch",
+        "--on-nan",
+        "restart",
         "--no-instrument",
         "-q",
         "--log-format",
@@ -143,6 +146,7 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "gpus.minimum": 2, "stop.deadline_s": 3.0, "checkpoints.mirror": ("s3://b/p", "/m"), "checkpoints.restore_from": "o",
         "checkpoints.keep": 3, "checkpoints.keep_every": 500, "checkpoints.trusted": True,
         "health.enabled": False, "health.evict_on": ("gpu_ecc",), "hang.action": "warn", "network.allow": ("interface,ib_disable",),
+        "loss.watch": False, "loss.on_nan": "restart",
         "instrument.enabled": False, "terminal.verbosity": "quiet", "terminal.log_format": "json",
     }  # fmt: skip
     assert set(expected) == {row.key for row in ROWS if row.flag}

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import field
-from statistics import median
 from typing import TYPE_CHECKING
 
+from supervisor.classify.losses.median import median
 from supervisor.classify.losses.rules import LossRule, RuleKind
 from supervisor.core.values import dataclass
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import StrEnum
-from statistics import median
+
+from supervisor.classify.losses.median import median
 
 from supervisor.core.values import dataclass
 
@@ -188,10 +189,8 @@ class _Pace:
         self._best = min(self._best, slowest) if self._best else slowest
         if not self._is_slow and fastest >= self._limits.drop * self._best:
             self._is_slow = True
-            text = (
-                f"a step takes {_seconds(median(self._last))}, {fastest / self._best:.1f} times as long as it did ({_seconds(self._best)})"
-            )
-            return [PaceNews(PaceKind.DROP, text)]
+            longer = f"{fastest / self._best:.1f} times as long as it did ({_seconds(self._best)})"
+            return [PaceNews(PaceKind.DROP, f"a step takes {_seconds(median(self._last))}, {longer}")]
         if self._is_slow and self._last[-1] < (1 + self._limits.drop) / 2 * self._best:
             self._is_slow = False
             return [PaceNews(PaceKind.DROP, f"a step takes {_seconds(self._last[-1])} again", is_over=True)]

@@ -56,4 +56,11 @@ class PaceSection:
     drop: float = setting(
         2.0, "Warn if a step takes this many times as long as in the best earlier stretch of the attempt; 0: never.", minimum=0
     )
+    gpu_floor: float = setting(
+        0.0,
+        "Warn of a GPU that is busy for less than this share of the time, such as 0.3; 0: never.",
+        "The mean of ten samples, one in `health.sample_s`. A collective that waits counts as busy.",
+        minimum=0,
+        maximum=1,
+    )
     window_s: float = setting(60.0, "Over how long the pace is judged; the first two of these windows are left out.", minimum=1)

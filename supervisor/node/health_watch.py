@@ -199,6 +199,14 @@ class HealthWatch:
         """Return how many uncorrectable errors a GPU has counted since its last reset, None where nobody knows."""
         return None if self._last is None else self._last.count("gpu.ecc_uncorrected_volatile", f"gpu:{uuid}")
 
+    def busy_gpus(self) -> dict[str, tuple[float, float]]:
+        """Return by UUID when each GPU was sampled last (Unix seconds), and the per cent of the time that it was busy. From any thread."""
+        found = {}
+        for one in (self._last or Readings()).of("gpu.busy_percent"):
+            if isinstance(one.value, (int, float)):
+                found[one.subject.removeprefix("gpu:")] = (one.t, float(one.value))
+        return found
+
     def _last_reading(self) -> tuple[Readings, str]:
         """Return the newest readings of the GPUs, and why some of them are older, "" where none is."""
         with self._turns(_TURN_S) as mine:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
     from supervisor.observe.log_watch import Signatures, StreamRead
+    from supervisor.observe.pace.watch import BusyGpus
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
     Sources = Mapping[str, Callable[[], Iterable[Evidence]]]
@@ -71,8 +72,9 @@ class AttemptWatch:
         self._rules, self._post = rules, post
         self._losses = LossWatch((), 0, 0.0, post)
         pace = job.settings.pace
-        self._limits = PaceLimits(pace.straggler, pace.drop, pace.window_s)
+        self._limits = PaceLimits(pace.straggler, pace.drop, pace.window_s, pace.gpu_floor)
         self._pace = PaceWatch(self._limits, 0, post)
+        self.busy_gpus: Callable[[], BusyGpus] = dict
         self.job_processes = JobProcesses(os.getpid())
         self._shm = resources.SharedMemory()
         self._interfaces = InterfaceWatch(rendezvous_ports.of(job.command, job.environ).hosts, job.environ)
@@ -90,7 +92,7 @@ class AttemptWatch:
         self._kills = OomKillCounter()  # files of the kernel's own: memory
         self._interfaces.begin()
         losses = self._losses = LossWatch(self._rules, attempt, self._clock.now(), self._post)
-        self._pace = PaceWatch(self._limits, attempt, self._post)
+        self._pace = PaceWatch(self._limits, attempt, self._post, self.busy_gpus)
 
         def numbers(rank: int) -> LossStream | None:
             return losses.stream(None if rank < 0 or plain else rank)

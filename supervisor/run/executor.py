@@ -89,6 +89,7 @@ class Executor:
         self.left = LeftProcesses(loop, reporter)
         self.sampling = RankSampling(job, loop, self.threads, factory.checkpoints.belongs_to_job, self.watch.took)
         self.node = NodeRequests(job, loop, reporter, factory, self.threads)
+        self.watch.busy_gpus = self.node.busy_gpus
         self._guardian: GuardianClient | None = None
         self._session: Session | None = None
         # What the session was given. The state has what was ordered, which may still wait for the journal or for the user's disk.

@@ -289,3 +289,14 @@ def test_a_check_that_fails_itself_is_reported_once(watch: Callable[..., HealthW
     looks._set = replace(looks._set, checks={"rack_water": broken})  # noqa: SLF001  as a package's plug-in comes
     assert looks.before((), 0).problem == "check rack_water: the check itself failed: LookupError: rack"
     assert looks.before((), 0).problem == ""
+
+
+@pytest.mark.process
+def test_how_busy_each_gpu_is_comes_with_its_sample(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+    fake_nvml.set({"0.busy": 97, "1.busy": 4})
+    looks = watch()
+    assert looks.busy_gpus() == {}
+    looks.before((), 0)
+    busy = looks.busy_gpus()
+    assert {uuid: percent for uuid, (_, percent) in busy.items()} == {UUID.format(0): 97.0, UUID.format(1): 4.0}
+    assert all(t > 0 for t, _ in busy.values())

@@ -6,6 +6,7 @@ for peers, for data, for a GPU.
 
     straggler  a rank that is busy nearly all the time, `straggler` times as much as the median of the others, in 4 of 5 intervals of the
                window: the others wait for it. Who is merely busier (rank 0 logs) while all wait for something else is none
+    gpu_idle   the GPU of a rank is busy less than `gpu_floor`, by the mean of the last GPU_SAMPLES samples of its driver
     drop       the median step takes `drop` times as long as in the best earlier stretch, over three windows on end
 
 Nothing is judged in the first two windows of training (compilation, caches), nor across an evaluation or a save.
@@ -18,7 +19,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from supervisor.classify.losses.median import median
-
 from supervisor.core.values import dataclass
 
 #: The least time of an interval: what is read in less is noise.
@@ -32,6 +32,8 @@ MOST_INTERVALS = 600
 #: Steps of a window, and windows on end that show a pace.
 LEAST_STEPS = 5
 STRETCH = 3
+#: Samples of a GPU's driver that are judged together, each of a fraction of a second.
+GPU_SAMPLES = 10
 #: The share of its busy time that names a cause.
 NAMED = 0.2
 
@@ -41,15 +43,17 @@ class PaceKind(StrEnum):
 
     STRAGGLER = "straggler"
     DROP = "drop"
+    GPU_IDLE = "gpu_idle"
 
 
 @dataclass(frozen=True, slots=True)
 class PaceLimits:
-    """straggler, drop: factors, 0: never. window_s: seconds over which is judged."""
+    """straggler, drop: factors, gpu_floor: a share, each 0: never. window_s: seconds over which is judged."""
 
     straggler: float = 1.3
     drop: float = 2.0
     window_s: float = 60.0
+    gpu_floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class RankSample:
 
 @dataclass(frozen=True, slots=True)
 class PaceNews:
-    """What became slow, or is so no more (`is_over`). rank: the straggler, None for a drop. text: without the rank's GPU."""
+    """What became slow, or is so no more (`is_over`). rank: whose, None for a drop. text: without the rank's GPU."""
 
     kind: PaceKind
     text: str
@@ -195,6 +199,39 @@ class _Pace:
             self._is_slow = False
             return [PaceNews(PaceKind.DROP, f"a step takes {_seconds(self._last[-1])} again", is_over=True)]
         return []
+
+
+class GpuFloor:
+    """The GPUs of the ranks, by what their driver reports of how busy they are."""
+
+    def __init__(self, floor: float) -> None:
+        """Take the least share of the time that a GPU is to be busy, 0: any."""
+        self._floor = floor
+        self._samples: dict[int, deque[tuple[float, float]]] = {}
+        self._idle: set[int] = set()
+
+    def take(self, gpus: Mapping[int, tuple[float, float]]) -> list[PaceNews]:
+        """Return what changes with these samples: of each rank's GPU when it was taken, and the per cent of the time that it was busy."""
+        news: list[PaceNews] = []
+        for rank, sample in gpus.items() if self._floor > 0 else ():
+            kept = self._samples.setdefault(rank, deque(maxlen=GPU_SAMPLES))
+            if kept and kept[-1][0] == sample[0]:
+                continue
+            kept.append(sample)
+            share = sum(percent for _, percent in kept) / len(kept) / 100
+            if len(kept) == GPU_SAMPLES and share < self._floor and rank not in self._idle:
+                self._idle.add(rank)
+                text = f"the GPU of rank {rank} is busy {100 * share:.0f} % of the time, less than {100 * self._floor:.0f} %"
+                news.append(PaceNews(PaceKind.GPU_IDLE, text, rank))
+            elif share >= self._floor and rank in self._idle:
+                self._idle.discard(rank)
+                text = f"the GPU of rank {rank} is busy {100 * share:.0f} % of the time again"
+                news.append(PaceNews(PaceKind.GPU_IDLE, text, rank, is_over=True))
+        return news
+
+    def forget(self) -> None:
+        """Begin anew: the ranks do something else than training."""
+        self._samples.clear()
 
 
 def _steps(before: Mapping[int, RankSample], now: Mapping[int, RankSample]) -> tuple[int, float]:

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
 from supervisor.core.training_events import PaceChanged
-from supervisor.observe.pace.judge import PaceJudge, RankSample
+from supervisor.observe.pace.judge import GpuFloor, PaceJudge, RankSample
 from supervisor.observe.pace.usage import thread_usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from supervisor.core.events import Event
     from supervisor.observe.pace.judge import PaceLimits
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
+
+    #: By rank: when its GPU was sampled last, and the per cent of the time that it was busy.
+    BusyGpus = Mapping[int, tuple[float, float]]
 
 SAMPLE_S = 0.9
 
@@ -25,9 +28,9 @@ SAMPLE_S = 0.9
 class PaceWatch:
     """The pace of one attempt. Called from one thread at a time."""
 
-    def __init__(self, limits: PaceLimits, attempt: int, post: Callable[[Event], None]) -> None:
-        """Take the limits, and where to post."""
-        self._judge = PaceJudge(limits)
+    def __init__(self, limits: PaceLimits, attempt: int, post: Callable[[Event], None], gpus: Callable[[], BusyGpus] = dict) -> None:
+        """Take the limits, and where to post. gpus: returns the newest sample of each rank's GPU."""
+        self._judge, self._floor, self._gpus = PaceJudge(limits), GpuFloor(limits.gpu_floor), gpus
         self._attempt, self._post = attempt, post
         self._sampled_t: float | None = None
 
@@ -43,5 +46,10 @@ class PaceWatch:
                 continue
             trains = beat.phase is Phase.TRAIN
             ranks[beat.rank] = RankSample(beat.steps, beat.last_step_ns, usage.run_ns, usage.wait_ns, usage.is_blocked, trains)
-        for news in self._judge.take(t, ranks):
+        found = self._judge.take(t, ranks)
+        if ranks and all(rank.trains and rank.steps > 0 for rank in ranks.values()):
+            found += self._floor.take(self._gpus())
+        else:
+            self._floor.forget()
+        for news in found:
             self._post(PaceChanged(t, self._attempt, news.kind.value, news.text, news.rank, news.is_over))

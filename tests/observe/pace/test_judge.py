@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from supervisor.observe.pace.judge import PaceJudge, PaceLimits, RankSample
+from supervisor.observe.pace.judge import GPU_SAMPLES, GpuFloor, PaceJudge, PaceLimits, RankSample
 
 LIMITS = PaceLimits(window_s=20.0)
 
@@ -151,3 +151,18 @@ def test_two_hundred_healthy_jobs_with_noise_evaluations_and_saves_raise_no_aler
 
         job = Job(ranks, compute, exchange_s=base * source.uniform(0.05, 2), pause=pause, spins=source.random() < 0.3)
         assert job.run(400) == [], (seed, job.texts)
+
+
+def test_a_gpu_below_the_floor_is_named_by_the_mean_of_its_samples_each_taken_once() -> None:
+    floor = GpuFloor(0.3)
+    busy = {0: 90.0, 1: 10.0}
+
+    def sampled(t: float, busy: dict[int, float]) -> list[str]:
+        return [one.text for _ in range(3) for one in floor.take({rank: (t, percent) for rank, percent in busy.items()})]
+
+    texts = [text for t in range(GPU_SAMPLES - 1) for text in sampled(t, busy)]
+    assert texts == []
+    assert sampled(GPU_SAMPLES, busy) == ["the GPU of rank 1 is busy 10 % of the time, less than 30 %"]
+    after = [text for t in range(20, 24) for text in sampled(t, {0: 90.0, 1: 100.0})]
+    assert after == ["the GPU of rank 1 is busy 37 % of the time again"]
+    assert GpuFloor(0.0).take({0: (1.0, 0.0)}) == []

@@ -90,18 +90,30 @@ def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrate
 def _judged(now: tuple[Standing, ...], lasting: tuple[Standing, ...], look: Look) -> tuple[HangKind, str, tuple[Standing, ...]]:
     """Return kind, sentence and culprits: the first kind that is proven. `lasting`: the ranks that do the same in both looks."""
     waits = tuple(one for one in now if one.doing is Doing.WAITS)
-    for kind, which in ((HangKind.GONE, Doing.GONE), (None, None), (HangKind.STOPPED, Doing.STOPPED), (HangKind.BLOCKED, Doing.BLOCKED)):
-        if kind is None:
-            if conflict := _mismatch(lasting):
-                return HangKind.MISMATCH, f"{_waiting(conflict)}: they wait for ever", conflict
-        elif culprits := tuple(one for one in lasting if one.doing is which):
+    if missed := _missed(now, lasting, waits):
+        return HangKind.GONE, _sentence(waits, missed, look), missed
+    if conflict := _mismatch(lasting):
+        return HangKind.MISMATCH, f"{_waiting(conflict)}: they wait for ever", conflict
+    for kind, which in ((HangKind.STOPPED, Doing.STOPPED), (HangKind.BLOCKED, Doing.BLOCKED)):
+        if culprits := tuple(one for one in lasting if one.doing is which):
             return kind, _sentence(waits, culprits, look), culprits
-    rest = tuple(one for one in now if one.doing is not Doing.WAITS)
+    rest = tuple(one for one in now if one.doing not in {Doing.WAITS, Doing.GONE})
     if waits and rest:
         return HangKind.LATE, _sentence(waits, rest, look), rest
     if waits and len({(one.group.name if one.group else "", one.text) for one in waits}) == 1:
         return HangKind.WAITING, _sentence(waits, (), look), ()
     return HangKind.STILL, _sentence(waits, rest, look) or "no rank of this node is known", ()
+
+
+def _missed(now: tuple[Standing, ...], lasting: tuple[Standing, ...], waits: tuple[Standing, ...]) -> tuple[Standing, ...]:
+    """Return the ranks that are gone and that a peer waits for, or all if none lives.
+
+    A rank may also have ended in order, while another one still uploads what was trained: that is no hang.
+    """
+    gone = tuple(one for one in lasting if one.doing is Doing.GONE)
+    if len(gone) == len(now):
+        return gone
+    return tuple(one for one in gone if any(wait.group is None or not wait.group.ranks or one.rank in wait.group.ranks for wait in waits))
 
 
 def _mismatch(lasting: tuple[Standing, ...]) -> tuple[Standing, ...]:

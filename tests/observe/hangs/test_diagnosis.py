@@ -80,6 +80,15 @@ LATE_LOADER = (
 #: (name, ranks, kind, sentence, culprits)
 HANGS: tuple[tuple[str, tuple[RankLook, ...], HangKind, str, tuple[int, ...]], ...] = (
     ("gone", (waiting(0), GONE), HangKind.GONE, "rank 0 waits in all_reduce (seq 42, train.py:61); rank 1 is gone", (1,)),
+    ("all are gone", (GONE,), HangKind.GONE, "rank 1 is gone", (1,)),
+    ("a rank ended in order, and another one goes on", (outside(0), GONE), HangKind.STILL, "rank 0 is in <module> (train.py:90)", ()),
+    (
+        "a rank ended in order, and another one waits in a group that it is not in",
+        (waiting(0, ranks=(0, 2)), GONE),
+        HangKind.WAITING,
+        "rank 0 waits in all_reduce (seq 42, train.py:61)",
+        (),
+    ),
     (
         "another operation",
         (waiting(0, "barrier", line=61), waiting(1, "all_reduce", line=75)),

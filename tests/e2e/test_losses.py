@@ -68,3 +68,6 @@ def test_with_on_nan_restart_the_attempt_is_ended_and_nan_is_the_cause(supervise
     status = run.status()
     assert (status["attempt"], status["incidents"]) == (2, 1)
     assert '"cause":"nan_loss"' in run.journal()
+    page = run.ask("why").stdout
+    assert "strange " in page
+    assert "loss is NaN, 2 times in a row (step " in page

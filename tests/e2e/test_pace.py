@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2", str(ROOT / "tests" / "jobs" / "uneven.py")]
 QUICK = {"SUPERVISE_PACE_WINDOW_S": "5"}
+
+#: Steps that take 30 ms, and 150 ms as long as the file `slow` is there.
+SLOWED = """
+import pathlib, time, torch
+parameter = torch.nn.Parameter(torch.zeros(3))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+while not pathlib.Path("end").exists():
+    time.sleep(0.15 if pathlib.Path("slow").exists() else 0.03)
+    parameter.sum().backward()
+    optimizer.step()
+"""
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -39,3 +51,16 @@ def test_two_ranks_that_are_alike_are_not(supervise: Callable[..., Supervised]) 
     (run.place / "end").touch()
     assert run.exit_code(deadline_s=30) == 0
     assert '"event":"PaceChanged"' not in run.journal()
+
+
+def test_steps_that_take_longer_than_they_did_are_reported_and_that_it_is_over(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(sys.executable, "-c", SLOWED, SUPERVISE_PACE_WINDOW_S="2")
+    wait_for(lambda: int(run.status().get("step") or 0) > 450, "a pace of its own", 90, alive=run.alive)  # 14 s of steps
+    assert '"event":"PaceChanged"' not in run.journal()
+    (run.place / "slow").touch()
+    wait_for(lambda: "times as long as it did" in run.stderr, "the warning", 60, alive=run.alive)
+    (run.place / "slow").unlink()
+    wait_for(lambda: "pace: over: a step takes" in run.stderr, "the end of it", 60, alive=run.alive)
+    assert run.status()["warnings"] == []
+    (run.place / "end").touch()
+    assert run.exit_code(deadline_s=30) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from supervisor.core.actions import BeginAttempt, CloseIncident, ReportDecision,
 from supervisor.core.events import AttemptEnded, AttemptStarted, CheckpointSelected, ProgressObserved, StartCeilingPassed
 from supervisor.core.model import Cause, Change, Claim, Evidence, Gpu, Phase, Plan, PlanKind, Verdict
 from supervisor.core.state import Attempt, Incident
+from supervisor.core.training_events import LossChanged, PaceChanged
 from supervisor.job.clock import Clock
 from supervisor.report.layout import render
 from supervisor.report.log_events import LogEvent
@@ -338,6 +340,21 @@ def test_a_new_run_that_trains_ends_what_an_earlier_one_gave_up_and_an_open_inci
     reporter.decided(ReportDecision(1, 1, VERDICT, PLAN, 40))
     reporter.took(ProgressObserved(3.0, 1, 2, 2, Phase.TRAIN))
     assert cleared(reporter) == ["incident"]
+
+
+def test_a_strange_loss_is_over_with_the_last_number_that_is_strange_and_a_slow_training_with_the_attempt(reporter: Reporter) -> None:
+    bad = [LossChanged(1.0, 1, "loss.nan", "nan", name, "x") for name in ("loss_a", "loss_b")]
+    slow = PaceChanged(1.0, 1, "straggler", "x", 3)
+    for event in (*bad, slow, replace(bad[0], is_over=True)):
+        reporter.took(event)
+    assert cleared(reporter) == []
+    reporter.took(replace(bad[1], is_over=True))
+    assert cleared(reporter) == ["loss"]
+    reporter.took(AttemptEnded(2.0, 1, "failed"))
+    assert set(cleared(reporter)[1:]) >= {"loss", "pace"}
+    reporter.alerted(act.Alert("slow_training", 1, "pace: rank 3 computes 2.0 times as long; the job goes on"))
+    (alert,) = sent(reporter)
+    assert (alert.event.value, alert.severity.value) == ("slow_training", "warning")
 
 
 def test_an_alert_carries_the_node_the_confidence_and_lines_without_secrets(reporter: Reporter) -> None:

@@ -8,6 +8,7 @@ threads wake up now and then in a rank that hangs.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -225,7 +226,7 @@ def _moved_process(old: ProcessLook, new: ProcessLook, busy: bool) -> str:  # no
         if busy and compiles(was) and compiles(now):
             return "compiles"
         if _signature(was, busy) != _signature(now, busy):
-            return f"was {_at(was)} and is {_at(now)}"
+            return f"was {_at(was)} and is {_at(now)}" if _at(was) != _at(now) else f"computes a model {_at(now)}"
     for name, count in (("read", _bytes(old, new, "read_bytes")), ("wrote", _bytes(old, new, "written_bytes"))):
         if count >= MOVED_BYTES:
             return f"{name} {count >> 20} MiB"
@@ -246,11 +247,14 @@ def _moved_workers(before: RankLook, after: RankLook) -> str:
 def _signature(thread: ThreadStack, busy: bool) -> object:  # noqa: FBT001 - as above
     """Return what is the same in two looks at a thread that stands still: the user's frames with their lines, and torch's functions.
 
-    Of one that is busy it is the innermost function of the user's: a loop without an end is in different lines of it.
+    Of one that is busy it is the innermost function of the user's: a loop without an end is in different lines of it. Where that computes a
+    model of torch's, it is also the place in it: an evaluation is in another layer at nearly each look.
     """
     frame = thread.user_frame
     if busy:
-        return None if frame is None else (frame.file, frame.function)
+        below = list(itertools.takewhile(lambda one: one.is_library, thread.frames))
+        computes = any(one.module.startswith("torch/nn/") for one in below)
+        return None if frame is None else (frame.file, frame.function, [(one.file, one.line) for one in below if computes])
     return [(one.file, one.function, 0 if one.is_library else one.line) for one in thread.frames if not one.is_standard]
 
 

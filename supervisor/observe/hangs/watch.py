@@ -48,6 +48,8 @@ WAITS_ELSEWHERE = frozenset({HangKind.WAITING, HangKind.STILL})
 #: Where that is so, and where ranks use CPU time in one function, they get so many times the limit: a long computation looks like an
 #: endless loop.
 BUSY_TIMES = 10.0
+#: They are examined so often within one limit: the more looks see one place, the less it is chance.
+BUSY_LOOKS = 4
 #: The longest time between two looks at a hang that is confirmed.
 RELOOK_S = 600.0
 #: In a minute, so many bytes read or written are a checkpoint; fewer may be a log.
@@ -228,7 +230,7 @@ class HangWatch(Generic[L]):
         patient_s, is_first = BUSY_TIMES * limit_s, suspicion.confirmed is None
         may_go_on = hang.busy or (hang.kind in WAITS_ELSEWHERE and not self._is_whole)
         if is_first and may_go_on and still_s < patient_s:
-            suspicion.delay_s = max(suspicion.delay_s, min(2 * suspicion.delay_s, limit_s))
+            suspicion.delay_s = max(suspicion.delay_s, limit_s / BUSY_LOOKS)
             suspicion.due_t = min(t + suspicion.delay_s, max(self._since_t + patient_s, t + SAMPLE_S))
             return
         if is_first or any(t >= due for due in suspicion.repeats_t):

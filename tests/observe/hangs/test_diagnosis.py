@@ -217,6 +217,18 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str | None], ...] = (
     ("a loop", LOOPS, later(LOOPS, cpu_s=29), None),
     ("a loop, in another line", LOOPS, later(outside(0, user(71, "spin"), waits=RUNS), cpu_s=29), None),
     ("another function", LOOPS, later(outside(0, user(9, "go")), cpu_s=29), "was in spin (train.py:70) and is in go (train.py:9)"),
+    (
+        "another layer of a model",
+        outside(0, torch("nn/modules/linear.py", "forward"), torch("nn/modules/module.py", "_call_impl"), user(9, "evaluate")),
+        later(outside(0, torch("nn/modules/module.py", "_call_impl"), user(9, "evaluate")), cpu_s=29),
+        "computes a model in evaluate (train.py:9)",
+    ),
+    (
+        "the same layer of a model",
+        outside(0, torch("nn/modules/linear.py", "forward"), user(9, "evaluate")),
+        later(outside(0, torch("nn/modules/linear.py", "forward"), user(9, "evaluate")), cpu_s=29),
+        None,
+    ),
     ("it polls", outside(0, user(70)), later(outside(0, user(70)), switches=300), None),
     ("it waits in a DataLoader", outside(0, *LOADER), later(outside(0, *LOADER), switches=6), ""),
     ("other threads in a collective", waiting(0), later(waiting(0), rest_s=9), ""),

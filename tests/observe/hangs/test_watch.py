@@ -133,7 +133,7 @@ def test_a_rank_that_computes_in_one_place_is_confirmed_after_ten_times_the_limi
         job.look = VirtualLook("loop", second)
         job.passes(1)
     assert job.kinds == ["Suspected"]
-    assert len(job.looked_t) < 15
+    assert 15 < len(job.looked_t) < 25, "many looks, so that a healthy job is seen elsewhere in one of them"
     for second in range(600, 640):
         job.look = VirtualLook("loop", second)
         job.passes(1)

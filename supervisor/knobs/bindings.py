@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 #: All knobs; docs/knobs.md describes their values.
-NAMES = ("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "skip_window", RESUME)
+NAMES = ("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "skip_window", "group_timeout", RESUME)
 #: Those that hold a whole number, and the least that it may be.
-LEAST = {"batch_size": 1, "grad_accum": 1, "num_workers": 0}
+LEAST = {"batch_size": 1, "grad_accum": 1, "num_workers": 0, "group_timeout": 1}
 #: Those that are off in the user's command, and may be turned on (value "on").
 SWITCHES = frozenset({"activation_checkpointing", "cpu_offload"})
 ON = "on"

@@ -321,9 +321,9 @@ def text(data: Mapping[str, Any]) -> list[str]:
     ]
     lines += ["enabled", *(_columns([_enabled_row(one) for one in data["enabled"]]) or ["  nothing"])]
     lines += ["not enabled", *_columns([(one["knob"], one["why"], one["remedy"]) for one in data["not_enabled"]])]
-    lines += [data["on_cuda_oom"], ""]
+    lines += [data["on_cuda_oom"]]
     if "cause" in data:
-        return lines + _one_ladder(data)
+        return [*lines, "", *_one_ladder(data)]
     rows = [(key, json.dumps(one["value"], ensure_ascii=False), one["origin"]) for key, one in data["settings"].items()]
     return [*lines, "settings", *_columns(rows), "", *_all_ladders(data["ladders"])]
 

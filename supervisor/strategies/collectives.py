@@ -4,7 +4,7 @@
 cost next to nothing and change nothing of the training, so this is a restart like any other: charged, within the budget, without consent.
 
 `longer_timeout`: a rank that evaluates, saves or loads while its peers wait is late, and no fault. The instrumentation makes torch's
-default timeout longer (instrument/_supervise_shim/torchhooks.py); a timeout that the script passes by itself stays as it is.
+default timeout longer (instrument/_supervise_shim/torchhooks.py); one that the script passes needs the knob `group_timeout`.
 
 `name_unsynced`: torch names what differs between the ranks only with TORCH_DISTRIBUTED_DEBUG. INFO names parameters. DETAIL compares every
 collective before it runs, which is slow; together with unused parameters it crashes (SIGSEGV, torch 2.13), so it is for collectives alone.
@@ -39,6 +39,8 @@ _REMEDIES = {
 }
 #: The variable by which the ranks get a longer default timeout of their process groups, in seconds.
 TIMEOUT = "SUPERVISE_JOB_GROUP_TIMEOUT_S"
+#: The knob that sets the same in the command, where there is one.
+KNOB = "group_timeout"
 #: torch's own defaults (torch/distributed/constants.py, 2.1 to 2.13).
 _DEFAULT_TIMEOUT_S = {Cause.NCCL_TIMEOUT: 600.0, Cause.GLOO_ERROR: 1800.0, Cause.HANG_NO_ERROR: 600.0}
 #: The timeout grows by this factor, at most so often without progress, and to this limit.
@@ -65,12 +67,19 @@ def _longer_timeout(situation: Situation) -> Plan | None:
     if not late or now_s >= _LONGEST_S or situation.tried("longer_timeout") >= _TIMES or _timeout_is_the_scripts(situation):
         return None
     new_s = min(now_s * _LONGER, _LONGEST_S)
+    knob = situation.enabled(KNOB)
+    change = (
+        Change(f"env:{TIMEOUT}", f"{now_s:.0f}", f"{new_s:.0f}", "process group timeout")
+        if knob is None
+        else Change(KNOB, knob.value, f"{new_s:.0f}", knob.how)
+    )
+    where = "" if knob else ", where the script sets no timeout"
     return Plan(
         kind=PlanKind.RESTART,
-        reason=f"{late}, and its peers waited {now_s:.0f} s for it: the process groups get {new_s:.0f} s, where the script sets no timeout",
+        reason=f"{late}, and its peers waited {now_s:.0f} s for it: the process groups get {new_s:.0f} s{where}",
         next_rung="",
         strategy="longer_timeout",
-        changes=(Change(f"env:{TIMEOUT}", f"{now_s:.0f} s", f"{new_s:.0f}", "process group timeout"),),
+        changes=(change,),
     )
 
 
@@ -101,13 +110,15 @@ def _timeout_s(situation: Situation) -> float:
 
 def _timeout_is_the_scripts(situation: Situation) -> bool:
     """Whether the groups timed out earlier than this rung had set: the script passes its own timeout, which stays as it is."""
-    ours = dict(situation.overrides).get(f"env:{TIMEOUT}", "")
+    now = dict(situation.overrides)
+    ours = now.get(KNOB) or now.get(f"env:{TIMEOUT}", "")
     return bool(ours) and _timeout_s(situation) < float(ours)
 
 
 def _timeout_missing(situation: Situation) -> str:
     if _late(situation) and _timeout_is_the_scripts(situation):
-        return f"longer_timeout has no effect: the script sets its own timeout of {_timeout_s(situation):.0f} s; raise it there"
+        own = f"the script sets its own timeout of {_timeout_s(situation):.0f} s"
+        return f"longer_timeout has no effect: {own}; --knob {KNOB}=--YOUR-FLAG changes it"
     return network.not_enabled("longer_timeout", _longer_timeout)(situation)
 
 

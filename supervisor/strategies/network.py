@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OPTIONAL = {
     "longer_timeout": (
         "one rank saved, evaluated or loaded while the others waited for it",
-        "torch's default timeout of process groups, times three, at most twice and to 4 h; a timeout that the script passes stays",
+        "torch's default timeout of process groups, times three, at most twice and to 4 h; or the knob `group_timeout`",
     ),
     "interface": (
         "the interface in use is down or does not reach the other nodes, and another one reaches all of them",

@@ -33,7 +33,7 @@ def test_it_says_what_is_enabled_and_what_is_not_on_one_screen(there: Path, caps
     assert main.main(["plan", "--max-attempts", "7", "--", *HF]) == 0
     text = capsys.readouterr().out
     assert "hf_trainer.py (HF Trainer)" in text
-    assert "batch_size   --per_device_train_batch_size 32  per GPU   HF Trainer, once a rank is seen to train with it" in text
+    assert "batch_size     --per_device_train_batch_size 32  per GPU   HF Trainer, once a rank is seen to train with it" in text
     assert "--knob skip_window=--YOUR-FLAG" in text
     assert "on CUDA OOM: --per_device_train_batch_size 32→16, --gradient_accumulation_steps 1→2 (HF Trainer)" in text
     assert "restart.max_attempts     7       command line --max-attempts" in text
@@ -60,7 +60,7 @@ def test_as_data_it_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["plan", "--json", "--cause", "nan_loss", "--", *HF]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["programs"] == ["HF Trainer"]
-    assert {one["knob"] for one in data["enabled"]} == {"batch_size", "grad_accum", "num_workers"}
+    assert {one["knob"] for one in data["enabled"]} == {"batch_size", "grad_accum", "num_workers", "group_timeout"}
     assert {one["knob"] for one in data["enabled"] + data["not_enabled"]} == set(NAMES)
     assert all(one["remedy"].startswith(("--knob ", "--resume-args ")) for one in data["not_enabled"])
     assert list(data["ladders"]) == ["nan_loss"]

@@ -36,8 +36,12 @@ LOCATED = {
 }
 #: What each script's own command enables, and the command.
 AVAILABLE = [
-    ("hf_trainer", "torchrun hf_trainer.py --per-device-train-batch-size 32", {"batch_size": "32", "grad_accum": "1", "num_workers": "0"}),
-    ("hf_trainer", "torchrun hf_trainer.py", {"batch_size": "8", "grad_accum": "1", "num_workers": "0"}),
+    (
+        "hf_trainer",
+        "torchrun hf_trainer.py --per-device-train-batch-size 32",
+        {"batch_size": "32", "grad_accum": "1", "num_workers": "0", "group_timeout": "1800"},
+    ),
+    ("hf_trainer", "torchrun hf_trainer.py", {"batch_size": "8", "grad_accum": "1", "num_workers": "0", "group_timeout": "1800"}),
     (
         "lightning",
         "python lightning.py fit --data.batch_size=16 --trainer.accumulate_grad_batches 2",
@@ -80,7 +84,7 @@ def test_a_declared_program_needs_no_text_and_none_is_recognised_where_that_is_d
     assert find(place, command).programs == ()
     found = find(place, command, program="hf_trainer")
     assert found.programs == ("hf_trainer",)
-    assert values_of(found) == {"batch_size": "32", "grad_accum": "1", "num_workers": "0"}
+    assert values_of(found) == {"batch_size": "32", "grad_accum": "1", "num_workers": "0", "group_timeout": "1800"}
     assert all(knob.seen for knob in found.knobs)
     assert find(place, "python nanogpt.py", program="hf_trainer").programs == ("hf_trainer",)
     assert find(place, "python nanogpt.py", program="none").programs == ()

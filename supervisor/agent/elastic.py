@@ -21,8 +21,8 @@ from torch.distributed.elastic.multiprocessing import api as processes
 
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import round_agreement
-from supervisor.agent.link import filled_command
 from supervisor.agent.messages import RendezvousCompleted
+from supervisor.agent.placeholders import filled_command
 from supervisor.agent.rendezvous import RoundRendezvous, served_here
 from supervisor.agent.signals import nothing
 from supervisor.agent.spawn import AttemptEnvironment, RankHandler

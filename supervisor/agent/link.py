@@ -6,7 +6,6 @@ ends the agent. A line that is no command raises ValueError; that is a bug of ou
 
 from __future__ import annotations
 
-import re
 import select
 import threading
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from supervisor.agent.messages import decode_command, encode
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     from supervisor.agent.messages import AgentMessage, Command
 
@@ -51,13 +50,3 @@ class AgentLink:
                     yield decode_command(line)
             except OSError:
                 return
-
-
-def filled(word: str, values: Mapping[str, str]) -> str:
-    """Return `word` with each placeholder replaced by its value (placeholder → value)."""
-    return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], word) if values else word
-
-
-def filled_command(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Return the command with its placeholders replaced by their values."""
-    return [filled(word, values) for word in command]

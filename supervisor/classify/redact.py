@@ -104,9 +104,11 @@ def document(value: Any, known: KnownSecrets = _NONE_KNOWN) -> Any:  # noqa: ANN
 
 def secrets_in(line: str) -> Iterator[str]:
     """Yield the secrets that `text` would hide, as they are: for a `KnownSecrets`."""
-    for pattern in (*secret_forms.PLACED, *secret_forms.NAMED):
-        for found in pattern.finditer(line):
-            yield found[_group_of(found)]
+    for pattern in secret_forms.PLACED:
+        yield from (found[_group_of(found)] for found in pattern.finditer(line))
+    for begin, end in secret_forms.named_parts(line):
+        for pattern in secret_forms.named():
+            yield from (found[_group_of(found)] for found in pattern.finditer(line[begin:end]))
     yield from (found[0] for found in secret_forms.ISSUED.finditer(line))
 
 
@@ -120,7 +122,7 @@ def _plain(line: str) -> str:
     shown, done = [], 0
     for begin, end in secret_forms.named_parts(line):
         part = line[begin:end]
-        for pattern in secret_forms.NAMED:
+        for pattern in secret_forms.named():
             part = pattern.sub(_hidden, part)
         shown += [line[done:begin], part]
         done = end

@@ -6,6 +6,7 @@ A pattern has its value in one of `GROUPS`.
 from __future__ import annotations
 
 import re
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -113,19 +114,24 @@ PLACED: Final = tuple(
     )
 )
 #: What stands under a telling name.
-NAMED: Final = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        # a list of variables, as Kubernetes has it: the name is the value of one key, and the value that of the next
-        rf"""\b(?:name|key)["']?\s*[:=]\s*["']?(?P<name>{_NAMED}["']?\s*,?\s*["']?value["']?\s*[:=]\s*){_VALUE}""",
-        rf"(?P<name>{_NAMED}{_BETWEEN}){_VALUE}",
-        rf"""(?P<name>(?=--?\w){_NAMED}(?:\\*["'])?[\s,]+)(?!["']?-){_VALUE}""",
-        rf"""(?P<name>{_NAMED}(?:\\*["'])?(?:\s+(?:(?:is|was)\s+|for\s[^\n]{{1,100}}?:\s+)?|\s*[(\[]\s*|,\s*)\\*["']?){_LIKELY}""",
-        rf"""(?P<name>{_NAMED}\([^()\n]{{0,200}}?["']){_LIKELY}(?=["'])""",  # BasicAuth("bob", "c4f09aa17b")
-        rf"(?P<name>{_SHORT_NAME}(?:{_BETWEEN}|\\*[\"']?[ \t,]+)(?:{_QUOTE})?){_LIKELY}",
-    )
+_NAMED_FORMS: Final = (
+    # a list of variables, as Kubernetes has it: the name is the value of one key, and the value that of the next
+    rf"""\b(?:name|key)["']?\s*[:=]\s*["']?(?P<name>{_NAMED}["']?\s*,?\s*["']?value["']?\s*[:=]\s*){_VALUE}""",
+    rf"(?P<name>{_NAMED}{_BETWEEN}){_VALUE}",
+    rf"""(?P<name>(?=--?\w){_NAMED}(?:\\*["'])?[\s,]+)(?!["']?-){_VALUE}""",
+    rf"""(?P<name>{_NAMED}(?:\\*["'])?(?:\s+(?:(?:is|was)\s+|for\s[^\n]{{1,100}}?:\s+)?|\s*[(\[]\s*|,\s*)\\*["']?){_LIKELY}""",
+    rf"""(?P<name>{_NAMED}\([^()\n]{{0,200}}?["']){_LIKELY}(?=["'])""",  # BasicAuth("bob", "c4f09aa17b")
+    rf"(?P<name>{_SHORT_NAME}(?:{_BETWEEN}|\\*[\"']?[ \t,]+)(?:{_QUOTE})?){_LIKELY}",
 )
-#: In every name of `NAMED`. Most lines have none: they cost one search.
+
+
+@cache
+def named() -> tuple[re.Pattern[str], ...]:
+    """Return what finds the values under telling names; compiled where a text may hold one, which few do."""
+    return tuple(re.compile(form, re.IGNORECASE) for form in _NAMED_FORMS)
+
+
+#: In every name of `named`. Most lines have none: they cost one search.
 _IN_NAMES = re.compile(
     rf"{_WORD}|(?:pass|pwd?|pat|psk|otp|jwt|dsn|sas|cred)(?![\w.-])|(?:api|access|private|account|license) key", re.IGNORECASE
 )
@@ -166,7 +172,7 @@ _SHORTEST_WORD: Final = 5
 
 
 def named_parts(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where the parts of a text begin and end in which `NAMED` can find something."""
+    """Yield where the parts of a text begin and end in which `named` can find something."""
     begin = end = -1
     for found in _IN_NAMES.finditer(text):
         if found.start() < end:

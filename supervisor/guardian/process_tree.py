@@ -49,7 +49,7 @@ class ProcessStat:
 
 def read(pid: int) -> ProcessStat | None:
     """Read one process, or None if there is none."""
-    text = _read_proc(pid, "stat")
+    text = _read_proc(pid, "stat", whole=False)
     if not text:
         return None
     # the name in parentheses may hold anything, blanks and parentheses included: count from the last one
@@ -92,12 +92,15 @@ def command_line(pid: int) -> str:
     return text[:200].decode("utf-8", "replace")
 
 
-def _read_proc(pid: int, name: str) -> bytes:
+def _read_proc(pid: int, name: str, *, whole: bool = True) -> bytes:
+    """Read a file of a process; not `whole`: what the kernel gives at once, which is all of a `stat`."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
+        if not whole:
+            return os.read(fd, 4096)
         parts = []
         while part := os.read(fd, 65536):
             parts.append(part)

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.agent.link import filled
+from supervisor.agent.placeholders import filled
 from supervisor.core.values import dataclass
 from supervisor.job.sd_notify import strip
 from supervisor.launch import tracing

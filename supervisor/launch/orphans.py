@@ -123,12 +123,16 @@ def started(start: Callable[[], subprocess.Popen[AnyStr]]) -> subprocess.Popen[A
     return process
 
 
-def collect_zombies() -> None:
-    """Collect the ended children that were adopted. The owner of a process that we started collects it."""
+def collect_zombies(processes: dict[int, process_tree.ProcessStat] | None = None) -> None:
+    """Collect the ended children that were adopted. The owner of a process that we started collects it.
+
+    processes: as a snapshot just showed them; None: they are read here.
+    """
+    processes = process_tree.snapshot() if processes is None else processes
     with _starting:
         _started[:] = [process for process in _started if process.poll() is None]
         owned = {process.pid for process in _started}
-        for process in process_tree.snapshot().values():
+        for process in processes.values():
             if process.ppid == os.getpid() and process.pid not in owned and not process.alive:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process.pid, os.WNOHANG)

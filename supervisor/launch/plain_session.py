@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from supervisor.agent.link import filled_command
+from supervisor.agent.placeholders import filled_command
 from supervisor.core.events import AttemptStarted, LauncherExited, RankExited
 from supervisor.core.model import RankExit, RankInfo
 from supervisor.launch.environment import attempt_variables, job_environment, resume_handover

@@ -20,7 +20,6 @@ from supervisor.guardian.libc import return_free_memory
 from supervisor.job import identity
 from supervisor.knobs import python_command, torchrun
 from supervisor.launch import orphans, previous_processes
-from supervisor.launch.elastic_session import ElasticSession
 from supervisor.launch.guardian_client import GuardianClient, OnEvent
 from supervisor.launch.plain_session import PlainSession
 from supervisor.node import gpu_quarantine, visible_gpus
@@ -111,8 +110,9 @@ class JobFactory:
 
         In memory: it must outlive us, not the machine. The guardian itself has no cookie, and ends by itself.
         """
-        orphans.collect_zombies()
-        found = process_tree.below(root, process_tree.snapshot())
+        processes = process_tree.snapshot()
+        orphans.collect_zombies(processes)
+        found = process_tree.below(root, processes)
         self._orphans.seen(found)
         for process in found:
             name = (process.pid, process.start_ticks)
@@ -128,6 +128,8 @@ class JobFactory:
             return PlainSession(context, lambda argv, _nproc: argv, self._shim(python_command.shim_mode(self._job.command)))
         if command.interpreter is None:
             return self.stock_session(context)
+        from supervisor.launch.elastic_session import ElasticSession  # noqa: PLC0415 (its messages cost a plain command's start a tenth)
+
         argv = torchrun.agent_argv(
             command,
             command.interpreter,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.agent.link import filled_command
+from supervisor.agent.placeholders import filled_command
 from supervisor.config.settings import Checkpoints, Knobs, ResumeKnob, Settings
 from supervisor.core.model import CheckpointRef
 from supervisor.knobs.resume import declared_way

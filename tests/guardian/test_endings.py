@@ -298,7 +298,8 @@ def test_the_kernel_takes_the_command_before_the_supervisor_where_memory_runs_ou
     ours = int(Path(f"/proc/{one.hello['pid']}/oom_score_adj").read_text())
     one.run(["sh", "-c", "cat /proc/self/oom_score_adj"])
     one.wait("exited")
-    printed = wait_for((one.logs() / "rank-0.out").read_text, "its output is in the log, maybe after its end")
+    log = one.logs() / "rank-0.out"
+    printed = wait_for(lambda: log.exists() and log.read_text(), "its output is in the log, maybe after its end")
     assert int(printed) == min(1000, ours + 100)
 
 

@@ -26,27 +26,29 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 @dataclass(frozen=True)
 class Found:
-    """What is to be found of a pathology. text: in the sentence; line: of the script, in the look."""
+    """What is to be found of a pathology. text: in the sentence; line: of the script, in the look.
+
+    No line is found of a process that waits for a file, because it answers no signal.
+    """
 
     kind: HangKind
     ranks: tuple[int, ...] | None
     text: str
-    line: str
-    auto: bool = False  # `auto` ends it
+    line: str = ""
 
 
 FOUND = {
-    "one_sided": Found(HangKind.MISMATCH, None, r"barrier.*all_reduce|all_reduce.*barrier", "self.dist.barrier()", auto=True),
-    "fewer": Found(HangKind.MISMATCH, None, r"barrier.*all_reduce|all_reduce.*barrier", "self.dist.all_reduce(parameter.grad)", auto=True),
-    "swallowed": Found(HangKind.MISMATCH, None, r"all_reduce", "self.dist.all_reduce(parameter.grad)", auto=True),
+    "one_sided": Found(HangKind.MISMATCH, None, r"barrier.*all_reduce|all_reduce.*barrier", "self.dist.barrier()"),
+    "fewer": Found(HangKind.MISMATCH, None, r"barrier.*all_reduce|all_reduce.*barrier", "self.dist.all_reduce(parameter.grad)"),
+    "swallowed": Found(HangKind.MISMATCH, None, r"all_reduce", "self.dist.all_reduce(parameter.grad)"),
     "stuck_save": Found(HangKind.LATE, (0,), r"rank 0 .*hangs\.py:\d+", "time.sleep(1e6)  # the save"),
     "loader": Found(HangKind.LATE, (1,), r"rank 1 .*DataLoader", "time.sleep(1e6)  # the worker"),
     "python_loop": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "while self.place:"),
     "c_loop": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "collections.deque(itertools.repeat(0), maxlen=0)"),
     "c_wait": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "libc.pthread_mutex_lock(mutex)  # the deadlock"),
     "pipe": Found(HangKind.LATE, (1,), r"rank 1 is in pipe \(hangs\.py:\d+\)", "os.read(descriptor, 1)"),
-    "fuse": Found(HangKind.BLOCKED, (1,), r"rank 1 .*mnt", '(self.place / "mnt" / "data").read_bytes()'),
-    "frozen": Found(HangKind.BLOCKED, (1,), r"rank 1 .*D state", '(self.place / "mnt" / "more").write_bytes(b"x")'),
+    "fuse": Found(HangKind.BLOCKED, (1,), r"rank 1 is blocked in open\w* of \S+/mnt/data on \S+/mnt \(fuse\)"),
+    "frozen": Found(HangKind.BLOCKED, (1,), r"rank 1 is blocked in D state in open\w* of \S+/mnt/more on \S+/mnt \(ext4\)"),
 }
 
 
@@ -72,7 +74,7 @@ def test_a_hang_is_found_and_a_restart_cures_it(
         assert hang["kind"] == due.kind, hang
         assert due.ranks is None or tuple(hang["ranks"]) == due.ranks, hang
         assert re.search(due.text, hang["text"]), hang["text"]
-        assert f"hangs.py:{line_of(due.line)}" in hang["look"] or f'hangs.py", line {line_of(due.line)}' in hang["look"], hang["look"]
+        assert f"hangs.py:{line_of(due.line)}" in hang["look"] if due.line else "answers no signal" in hang["look"], hang["look"]
         assert hang["calibrated"]
         assert hang["busy"] == (pathology in {"python_loop", "c_loop"})
         if pathology == "frozen":

@@ -94,3 +94,27 @@ def faketime(place: Path) -> dict[str, str]:
         "FAKETIME_CACHE_DURATION": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
+
+
+UPLOADS = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+parameter = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([parameter])
+for _ in range(80):
+    parameter.grad = torch.ones(4)
+    dist.all_reduce(parameter.grad)
+    optimizer.step()
+    time.sleep(0.05)
+if dist.get_rank() == 0:
+    time.sleep(12)  # six times the limit
+"""
+
+
+def test_a_rank_that_ended_in_order_is_not_missed_by_one_that_uploads(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UPLOADS)
+    run = supervise("torchrun", "--standalone", "--nproc-per-node=2", "train.py", options=["--on-hang", "auto"], **SOON)
+    assert run.exit_code() == 0
+    assert run.attempts() == 1
+    kinds = {event["hang"]["kind"] for event in taken(run, "HangConfirmed")}
+    assert kinds == {"still"}, "that it stands still is reported; nobody waits for the rank that is gone"

@@ -21,6 +21,7 @@ from supervisor.core.actions import (
 )
 from supervisor.core.model import RESUME, Cause, Plan, PlanKind, Progress, Verdict
 from supervisor.core.state import NOTICES, JobState, Run, Stage, changed
+from supervisor.strategies import network
 from supervisor.strategies.situation import overridden
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     died_with_us = state.stage not in {Stage.ENDED, Stage.NEW}
     if _terms(event.policy) != _terms(state.run.policy):  # the changes were of other knobs, or permitted by other options
         state = changed(state, run=changed(state.run, overrides=(), nproc=None, programs=(), knob_values=(), disputes=(), batchnorm=False))
+    overrides = network.still_permitted(state.run.overrides, event.policy)
+    state = changed(state, run=changed(state.run, overrides=overrides))
     over_t = event.last_alive_t if state.attempt.over_t is None and event.last_alive_t is not None else state.attempt.over_t
     state = changed(
         state,

@@ -157,11 +157,16 @@ def resume_line(settings: Settings, found: KnobSet, programs_seen: Sequence[str]
     )
 
 
-def network_line(policy: Policy) -> str:
-    """Return what --allow-network permits, "" where it permits nothing. A rung whose variable the user set has no answer."""
+def network_line(policy: Policy, overrides: tuple[tuple[str, str], ...] = ()) -> str:
+    """Return what --allow-network permits, "" where it permits nothing. A rung whose variable the user set has no answer.
+
+    overrides: what a run that goes on has changed already.
+    """
     rungs = [name for name in policy.network_allow if not _users_own(name, policy)]
     theirs = [name for name in policy.network_allow if name not in rungs]
     parts = [", ".join(rungs) and f"{', '.join(rungs)} may act", ", ".join(theirs) and f"{', '.join(theirs)} may not: you set its variable"]
+    now = network.in_words(network.still_permitted(overrides, policy))
+    parts.append(now and f"goes on with {now}")
     return f"network (--allow-network): {'; '.join(filter(None, parts))}" if policy.network_allow else ""
 
 

@@ -393,7 +393,7 @@ class _Run:
             *of_knobs,
             *([self.new_run_reason] if self.new_run_reason else []),
             resume_line(settings, self.job.knobs, self.programs_seen),
-            *filter(None, (network_line(policy),)),
+            *filter(None, (network_line(policy, changed),)),
             self._proof_line(),
             *(mirror_session.opening_lines(self.job, several_nodes=self.factory.has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",

@@ -37,10 +37,6 @@ _REMEDIES = {
     "ddp_unsynced.ready_twice": "use the parameter once in a forward pass; checkpoint activations with use_reentrant=False",
     "ddp_unsynced.collectives": "make all ranks call the same collectives in the same order: none for one rank alone, equally many batches",
 }
-#: The variable by which the ranks get a longer default timeout of their process groups, in seconds.
-TIMEOUT = "SUPERVISE_JOB_GROUP_TIMEOUT_S"
-#: The knob that sets the same in the command, where there is one.
-KNOB = "group_timeout"
 #: torch's own defaults (torch/distributed/constants.py, 2.1 to 2.13).
 _DEFAULT_TIMEOUT_S = {Cause.NCCL_TIMEOUT: 600.0, Cause.GLOO_ERROR: 1800.0, Cause.HANG_NO_ERROR: 600.0}
 #: The timeout grows by this factor, at most so often without progress, and to this limit.
@@ -67,11 +63,11 @@ def _longer_timeout(situation: Situation) -> Plan | None:
     if not late or now_s >= _LONGEST_S or situation.tried("longer_timeout") >= _TIMES or _timeout_is_the_scripts(situation):
         return None
     new_s = min(now_s * _LONGER, _LONGEST_S)
-    knob = situation.enabled(KNOB)
+    knob = situation.enabled(network.TIMEOUT_KNOB)
     change = (
-        Change(f"env:{TIMEOUT}", f"{now_s:.0f}", f"{new_s:.0f}", "process group timeout")
+        Change(f"env:{network.TIMEOUT}", f"{now_s:.0f}", f"{new_s:.0f}", "process group timeout")
         if knob is None
-        else Change(KNOB, knob.value, f"{new_s:.0f}", knob.how)
+        else Change(network.TIMEOUT_KNOB, knob.value, f"{new_s:.0f}", knob.how)
     )
     where = "" if knob else ", where the script sets no timeout"
     return Plan(
@@ -111,14 +107,14 @@ def _timeout_s(situation: Situation) -> float:
 def _timeout_is_the_scripts(situation: Situation) -> bool:
     """Whether the groups timed out earlier than this rung had set: the script passes its own timeout, which stays as it is."""
     now = dict(situation.overrides)
-    ours = now.get(KNOB) or now.get(f"env:{TIMEOUT}", "")
+    ours = now.get(network.TIMEOUT_KNOB) or now.get(f"env:{network.TIMEOUT}", "")
     return bool(ours) and _timeout_s(situation) < float(ours)
 
 
 def _timeout_missing(situation: Situation) -> str:
     if _late(situation) and _timeout_is_the_scripts(situation):
         own = f"the script sets its own timeout of {_timeout_s(situation):.0f} s"
-        return f"longer_timeout has no effect: {own}; --knob {KNOB}=--YOUR-FLAG changes it"
+        return f"longer_timeout has no effect: {own}; --knob {network.TIMEOUT_KNOB}=--YOUR-FLAG changes it"
     return network.not_enabled("longer_timeout", _longer_timeout)(situation)
 
 

@@ -20,6 +20,7 @@ from supervisor.strategies.situation import UNSET
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from supervisor.core.model import Policy
     from supervisor.strategies.situation import Situation
 
 #: The rungs that --allow-network may name: when each acts, and what it sets (docs/recovery.md).
@@ -43,9 +44,30 @@ TRANSPORTS = {
     "ib_disable": ("NCCL_IB_DISABLE", "NET/IB", "nodes exchange data by sockets instead of InfiniBand or RoCE"),
     "shm_disable": ("NCCL_SHM_DISABLE", "SHM", "ranks of one node exchange data by sockets instead of shared memory"),
 }
+#: The variable by which the ranks get a longer default timeout of their process groups, in seconds, and the knob that does it in a command.
+TIMEOUT, TIMEOUT_KNOB = "SUPERVISE_JOB_GROUP_TIMEOUT_S", "group_timeout"
+#: What each rung of OPTIONAL sets: knobs, or `env:NAME`.
+_SETS = {
+    "longer_timeout": (f"env:{TIMEOUT}", TIMEOUT_KNOB),
+    "interface": tuple(f"env:{name}" for name in SOCKETS),
+    **{rung: (f"env:{variable}",) for rung, (variable, _, _) in TRANSPORTS.items()},
+}
 FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 600.0
 #: So many restarts in a row before an unexplained failure of NCCL's network is waited for.
 PLAIN_RESTARTS = 2
+
+
+def still_permitted(overrides: tuple[tuple[str, str], ...], policy: Policy) -> tuple[tuple[str, str], ...]:
+    """Return the overrides of a run that goes on, less those whose rung is permitted no more, or whose variable the user sets by now."""
+    refused = {knob for rung, knobs in _SETS.items() if rung not in policy.network_allow for knob in knobs}
+    theirs = {f"env:{name}" for name, _ in policy.variables}
+    return tuple(row for row in overrides if row[0] not in refused | theirs)
+
+
+def in_words(overrides: tuple[tuple[str, str], ...]) -> str:
+    """Return what rungs for networks have set, as NAME=VALUE, "" for nothing."""
+    ours = {knob for knobs in _SETS.values() for knob in knobs}
+    return ", ".join(f"{knob.removeprefix('env:')}={value}" for knob, value in overrides if knob in ours)
 
 
 def enabling(name: str) -> str:

@@ -138,6 +138,8 @@ def test_the_line_at_start_names_the_rungs_for_networks_that_may_act() -> None:
     allowed = Policy(network_allow=("interface", "ib_disable"), variables=(("NCCL_IB_DISABLE", "0"), ("NCCL_SOCKET_IFNAME", "eth0")))
     line = start_plan.network_line(allowed)
     assert line == "network (--allow-network): interface may act; ib_disable may not: you set its variable"
+    kept = (("env:NCCL_P2P_DISABLE", "1"), ("env:GLOO_SOCKET_IFNAME", "eth1"), ("env:NCCL_IB_DISABLE", "1"), ("batch_size", "8"))
+    assert start_plan.network_line(allowed, kept) == f"{line}; goes on with GLOO_SOCKET_IFNAME=eth1"
     assert start_plan._missing("interface", allowed) == ""  # noqa: SLF001 -- as above
     assert start_plan._missing("p2p_disable", allowed) == "--allow-network p2p_disable"  # noqa: SLF001 -- as above
 

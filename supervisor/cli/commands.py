@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "status": ("jobs.status:command", "Show where a job stands, even if its supervisor is gone."),
     "why": ("jobs.why:command", "Explain an incident, by default the last: what failed, the evidence, what was done, what comes next."),
     "logs": ("jobs.logs:command", "Print the output of the ranks."),
+    "stacks": ("jobs.stacks:command", "Show what each rank does now: its stacks, its process, the collective that it waits in."),
     "stop": ("jobs.stop:command", "Stop a job: let it save, wait for its end, and show what became of it."),
     "bundle": ("bundle.command:command", "Pack what explains an incident into one file without secrets, to be sent to whoever helps."),
     "plan": ("start.plan:command", "Show what a recovery may change in CMD, and the answer to each cause. CMD does not run."),

@@ -1,0 +1,61 @@
+"""`supervise stacks`: the look at the ranks that the detection of hangs takes, at any job that runs on this node."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from supervisor.cli import stdio
+from supervisor.cli.invocation import JOB, Invocation, setting_options
+from supervisor.cli.jobs.job_files import JobFiles, find_job, live_beats, standing_of, state_root
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity
+
+if TYPE_CHECKING:
+    from supervisor.config.settings import Settings
+    from supervisor.core.model import RankInfo
+    from supervisor.journal.reader import History
+
+
+@click.command()
+@setting_options(*JOB)
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show one rank only.")
+def command(invocation: Invocation, *, rank: int | None) -> int:
+    """Without --job it shows the most recent job here. Of each rank of this node and its DataLoader workers it shows the Python stacks, the state
+    of the process, the file that it waits for, and the collective that it is in. The job goes on. It takes 10 s at most.
+    """  # noqa: D205, D209  the whole is one paragraph of --help
+    settings = invocation.settings_to_read_with()
+    return stacks(settings, invocation.job(settings), rank)
+
+
+def stacks(settings: Settings, job: str | None, rank: int | None) -> int:
+    """Print what the ranks of this node do now. Returns 0. Raises SuperviseError (64) where none runs here."""
+    from supervisor.observe.hangs import look  # noqa: PLC0415  not for --help
+    from supervisor.report.look_page import text_of  # noqa: PLC0415  as above
+
+    place = find_job(state_root(settings), job)
+    history, alive = standing_of(place)
+    ranks = _ranks(place, history, alive, rank)
+    assert history.run is not None  # noqa: S101  an attempt runs
+    directory = identity.attempt_dir(history.run.scratch, history.attempt)
+    beats = {beat.rank: beat for beat in live_beats(history)}
+    stdio.write(sys.stdout, text_of(look.take(ranks, directory, beats=beats)).rstrip("\n"))
+    return 0
+
+
+def _ranks(place: JobFiles, history: History, alive: bool | None, rank: int | None) -> tuple[RankInfo, ...]:  # noqa: FBT001  three values
+    """Return the ranks to look at. Raises SuperviseError (64) where there are none."""
+    if place.node != identity.node_name():
+        hint = f"Run the same command on {place.node}."
+        raise SuperviseError(f"no rank of this node: job {place.job}: it runs on {place.node}", hint=hint, exit_code=ExitCode.USAGE)
+    if alive is False or history.end is not None or history.run is None or not history.ranks:
+        hint = "`supervise status` shows where the job stands; `supervise why` has the stacks of a hang that was confirmed."
+        raise SuperviseError(f"no rank runs: job {place.job}: attempt {history.attempt}", hint=hint, exit_code=ExitCode.USAGE)
+    found = tuple(info for info in history.ranks if rank is None or info.rank == rank)
+    if not found:
+        there = ", ".join(str(info.rank) for info in history.ranks)
+        hint = f"Name one of {there} with --rank, or leave it out; the ranks of another node are shown there."
+        raise SuperviseError(f"no such rank on this node: job {place.job}: {rank}", hint=hint, exit_code=ExitCode.USAGE)
+    return found

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 @setting_options(*JOB)
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show one rank only.")
 def command(invocation: Invocation, *, rank: int | None) -> int:
-    """Without --job it shows the most recent job here. Of each rank of this node and its DataLoader workers it shows the Python stacks, the state
-    of the process, the file that it waits for, and the collective that it is in. The job goes on. It takes 10 s at most.
-    """  # noqa: D205, D209  the whole is one paragraph of --help
+    """Without --job it shows the most recent job here.
+
+    It shows the ranks of this node and their DataLoader workers: Python stacks, the state of the process, the file that one waits for, and
+    the collective that a rank is in. The job goes on. It takes 10 s at most.
+    """
     settings = invocation.settings_to_read_with()
     return stacks(settings, invocation.job(settings), rank)
 

@@ -13,7 +13,7 @@ import pytest
 from supervisor.config.settings import Settings
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected, ProgressObserved
 from supervisor.core.model import RankInfo
-from supervisor.core.state import JobState, Stage
+from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe.hangs import look
@@ -101,6 +101,19 @@ def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWr
     made.sample((rank,))
     assert "-- hang: still" in (tmp_path / "hang.txt").read_text(), "it is there when the hang is posted"
     assert HangCleared in {type(event) for event in loop.posted}
+
+
+def test_ranks_that_may_wait_for_another_node_get_more_time(tmp_path: Path, beat: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    (rank,) = with_beats((), heartbeats.read(tmp_path / "heartbeat"))
+    loop = VirtualLoop(state=JobState(stage=Stage.RUNNING, attempt=Attempt(1, ranks=(rank,), world_size=2)))
+    monkeypatch.setattr(look, "take", lambda *_args, **_kwargs: look.Look(0.0, ()))
+    made = sampling(loop, tmp_path)
+    for step in range(150):
+        loop.t += 1.0
+        if step < 40:
+            beat.report_step(step)
+        made.sample((rank,))
+    assert [type(event) for event in loop.posted if not isinstance(event, ProgressObserved)] == [HangSuspected]
 
 
 def test_ranks_that_are_being_stopped_are_not_watched(tmp_path: Path, beat: HeartbeatWriter) -> None:

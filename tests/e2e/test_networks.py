@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import two_links
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.e2e.conftest import Supervised, Surroundings
 
 JOB = Path(__file__).parents[1] / "jobs" / "late_save.py"
 COMMAND = ("torchrun", "--standalone", "--nproc-per-node=2", str(JOB), "5")
@@ -33,3 +35,26 @@ def test_without_permission_the_card_names_the_option(supervise: Callable[..., S
     assert run.exit_code(deadline_s=100) == 75
     assert "longer_timeout is not enabled: --allow-network longer_timeout" in " ".join(run.ask("why", "1").stdout.split())
     run.wait_for_nothing_left()
+
+
+#: Of a rank whose interface goes down, as NCCL prints it; the next attempt prints the interface that it is to use.
+LOSES_ITS_LINK = """
+import os, subprocess, sys
+if os.environ["SUPERVISE_JOB_ATTEMPT"] == "1":
+    subprocess.run(["ip", "link", "set", "va", "down"], check=True)
+    sys.exit("node0:7:8 [0] NCCL WARN socketStartConnect: Connect to 10.9.0.2<55921> failed : No route to host")
+print("uses", os.environ["NCCL_SOCKET_IFNAME"], os.environ["GLOO_SOCKET_IFNAME"])
+"""
+
+
+def test_a_rank_whose_interface_goes_down_uses_the_other_one_that_reaches_the_node(
+    supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOSES_ITS_LINK)
+    ranks = {"MASTER_ADDR": two_links.NODE, "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "2"}
+    around = surroundings(prefix=two_links.inside())
+    run = supervise("python", str(script), options=("--allow-network", "interface"), around=around, **ranks)
+    assert run.exit_code(deadline_s=100) == 0
+    assert "uses vc vc" in run.stdout
+    assert "NCCL_SOCKET_IFNAME" in run.stderr

@@ -10,28 +10,12 @@ import pytest
 
 from supervisor.observe.host import interfaces
 from supervisor.observe.host.interfaces import Interface, InterfaceWatch
+from tests.support import two_links
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Refused at once: nobody listens there, and the host answers.
 HERE, NOWHERE = ("127.0.0.1", 9), ("192.0.2.1", 9)  # TEST-NET-1 of RFC 5737
 
-# Two links to another node: va to 10.9.0.2, which is the node's address, and vc, by which a route leads there too.
-NODES = """
-mount -t sysfs sysfs /sys && ip link set lo up || exit 77
-unshare -n sleep 60 & peer=$!
-until [ "$(readlink /proc/$peer/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do :; done
-ip link add name va type veth peer name vb && ip link add name vc type veth peer name vd || exit 77
-ip link set vb netns $peer && ip link set vd netns $peer
-ip addr add 10.9.0.1/24 dev va && ip link set va up && ip addr add 10.8.0.1/24 dev vc && ip link set vc up
-inside="nsenter -t $peer -n"
-$inside ip link set lo up
-$inside ip addr add 10.9.0.2/24 dev vb; $inside ip link set vb up; $inside ip addr add 10.8.0.2/24 dev vd; $inside ip link set vd up
-ip route add 10.9.0.0/24 via 10.8.0.2 dev vc metric 500
-"$1" -c "$2"
-code=$?
-kill $peer
-exit $code
-"""
 LOOK = """
 import subprocess
 from supervisor.observe.host.interfaces import InterfaceWatch
@@ -52,13 +36,8 @@ show()
 
 @pytest.mark.process
 def test_an_interface_that_goes_down_is_known_to_have_been_used_and_another_reaches_the_node() -> None:
-    words = ["unshare", "-nm", "sh", "-c", NODES, "sh", sys.executable, LOOK]
-    try:
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  words of our own
-    except FileNotFoundError:
-        pytest.skip("no unshare here")
-    if done.returncode in {1, 77} and "Traceback" not in done.stderr:
-        pytest.skip(f"no network namespace can be made here: {done.stderr[-200:]}")
+    words = [*two_links.inside(), sys.executable, "-c", LOOK]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  words of our own
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "va:up:all:used vc:up:all",

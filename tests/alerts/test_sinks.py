@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.alerts import sinks
+from supervisor.alerts import sinks, text
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
 from supervisor.alerts.sinks import SINKS, SinkOptions, kind_of
 from supervisor.alerts.text import AlertDetail
@@ -355,3 +355,11 @@ def test_an_odd_job_name_fits_every_service(kind: str, notification: Callable[..
     bodies = b"".join(one.body for one in sink(kind).requests(odd))
     assert b"<!channel>" not in bodies
     assert len(bodies) < 28 << 10
+
+
+@pytest.mark.parametrize("state", ["firing", "resolved"])
+def test_a_process_that_survives_kill_is_named(notification: Callable[..., Notification], state: str) -> None:
+    sent = notification(AlertEvent.UNKILLED, state)
+    sent = dataclasses.replace(sent, alert=dataclasses.replace(sent.alert, subject="4242"))
+    assert "Process 4242 of the job survives KILL" in text.sentences(sent, AlertDetail.SUMMARY)
+    assert "4242" not in text.sentences(sent, AlertDetail.NONE)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.alerts import sinks, text
+from supervisor.alerts import sinks
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
 from supervisor.alerts.sinks import SINKS, SinkOptions, kind_of
-from supervisor.alerts.text import AlertDetail
+from supervisor.alerts.text import AlertDetail, sentences
 from supervisor.alerts.threads import Notification, NotificationState
 from supervisor.core.model import Cause
 from supervisor.core.time_text import timestamp
@@ -361,5 +361,5 @@ def test_an_odd_job_name_fits_every_service(kind: str, notification: Callable[..
 def test_a_process_that_survives_kill_is_named(notification: Callable[..., Notification], state: str) -> None:
     sent = notification(AlertEvent.UNKILLED, state)
     sent = dataclasses.replace(sent, alert=dataclasses.replace(sent.alert, subject="4242"))
-    assert "Process 4242 of the job survives KILL" in text.sentences(sent, AlertDetail.SUMMARY)
-    assert "4242" not in text.sentences(sent, AlertDetail.NONE)
+    assert "Process 4242 of the job survives KILL" in sentences(sent, AlertDetail.SUMMARY)
+    assert "4242" not in sentences(sent, AlertDetail.NONE)

@@ -175,7 +175,8 @@ class AttemptWatch:
             logged = nccl_logs.evidence(Path(self._job.log_dir(attempt)), {rank.pid: rank.rank for rank in ranks}, self._signatures)
             variables = {name.removeprefix(ENV): value for name, value in launcher.overrides if name.startswith(ENV)}
             interface = next((fact.text for fact in logged if fact.name == "interface"), "")
-            return (*logged, *self._interfaces.evidence({**self._job.environ, **variables}, interface))
+            peers = [value for fact in logged for name, value in fact.fields if name in {"peer", "other"}]
+            return (*logged, *self._interfaces.evidence({**self._job.environ, **variables}, interface, peers))
 
         def of_exceptions() -> Iterable[Evidence]:
             reported = collect.errors(directory, ranks, self._clock, since_ns, deaths)

@@ -31,6 +31,9 @@ MOST_INTERFACES, MOST_PEERS = 8, 16
 #: NCCL does not use these unless nothing else is there, or they are named.
 _LAST_CHOICE = ("lo", "docker", "virbr", "veth")
 
+#: Of a host without a known port: the discard service's. A host that refuses it is reached too.
+_ANY_PORT = 9
+
 _Address = tuple[str, int]
 
 
@@ -66,30 +69,26 @@ class InterfaceWatch:
         local = next((ip for address in self._addresses if (ip := _local_address(address))), "")
         self._route = next((one.name for one in found if one.ipv4 == local), self._route) if local else self._route
 
-    def evidence(self, environ: Mapping[str, str], logged: str = "") -> tuple[Evidence, ...]:
+    def evidence(self, environ: Mapping[str, str], logged: str = "", named_peers: Iterable[str] = ()) -> tuple[Evidence, ...]:
         """Return the interfaces that the ranks can use. environ: of the attempt; logged: the interface in NCCL's log, "" for none.
 
+        named_peers: IPv4 addresses of other nodes in NCCL's warnings; the node of rank 0 knows the others by nothing else.
         Nothing where the job has no other node and no interface is named: then no interface matters.
         """
         named = next((value for name in VARIABLES if (value := environ.get(name, ""))), "")
         if not self._addresses and not named and not logged:
             return ()
         found = listed()
+        own = {one.ipv4 for one in found}
+        more = ((ip, _ANY_PORT) for ip in named_peers if _is_ipv4(ip) and ip not in own)
+        peers = tuple(dict.fromkeys((*self._addresses, *more)))[:MOST_PEERS]
         used = _used(found, named) if named else logged or self._route
-        reached = _reached([one for one in found if one.is_up and one.ipv4][:MOST_INTERFACES], self._addresses)
+        reached = _reached([one for one in found if one.is_up and one.ipv4][:MOST_INTERFACES], peers)
         shown = [one for one in found if one.name == used or not one.name.startswith(_LAST_CHOICE)]
         if used and not any(one.name == used for one in shown):
             shown.append(Interface(used, is_up=False, ipv4=""))  # it is gone
         there = self._there | {one.name for one in found}
-        return tuple(self._fact(one, used, reached.get(one.name, 0), is_known=one.name in there) for one in shown)
-
-    def _fact(self, one: Interface, used: str, count: int, *, is_known: bool) -> Evidence:
-        """Return the evidence on an interface. One that was never there is missing: to wait for it makes no sense."""
-        peers, state = len(self._addresses), "up" if one.is_up else "down" if is_known else "missing"
-        reaches = "" if not peers or state == "missing" else "all" if count == peers else "some" if count else "none"
-        text = f"interface {one.name} is {state}" + (f", {count} of {peers} other nodes answer" if reaches else "")
-        fields = {"name": one.name, "state": state, "reaches": reaches, "ipv4": one.ipv4}
-        return Evidence("network", "interface", text, fields=tuple((fields | ({"used": "yes"} if one.name == used else {})).items()))
+        return tuple(_fact(one, used, reached.get(one.name, 0), len(peers), is_known=one.name in there) for one in shown)
 
 
 def listed() -> list[Interface]:
@@ -103,11 +102,28 @@ def listed() -> list[Interface]:
     return found
 
 
+def _fact(one: Interface, used: str, count: int, peers: int, *, is_known: bool) -> Evidence:
+    """Return the evidence on an interface. One that was never there is missing: to wait for it makes no sense."""
+    state = "up" if one.is_up else "down" if is_known else "missing"
+    reaches = "" if not peers or state == "missing" else "all" if count == peers else "some" if count else "none"
+    text = f"interface {one.name} is {state}" + (f", {count} of {peers} other nodes answer" if reaches else "")
+    fields = {"name": one.name, "state": state, "reaches": reaches, "ipv4": one.ipv4}
+    return Evidence("network", "interface", text, fields=tuple((fields | ({"used": "yes"} if one.name == used else {})).items()))
+
+
 def _used(found: Sequence[Interface], named: str) -> str:
     """Return the first interface that a variable names; the name itself where there is no such interface."""
     names = names_chosen(named, [one.name for one in found], exact=False)
     up = [one.name for one in found if one.name in names and one.is_up]
     return next(iter(up or names), named.lstrip("=").partition(",")[0] if not named.startswith("^") else "")
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET, text)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _resolved(peer: str) -> _Address | None:
@@ -123,7 +139,7 @@ def _local_address(address: _Address) -> str:
     """Return this node's address on the way to another, "" where there is no way. A datagram socket sends nothing on connect."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-            asked.connect((address[0], address[1] or 9))
+            asked.connect((address[0], address[1] or _ANY_PORT))
             return str(asked.getsockname()[0])
     except OSError:
         return ""

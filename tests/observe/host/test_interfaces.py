@@ -29,6 +29,9 @@ subprocess.run(["ip", "link", "set", "va", "down"], check=True)
 show()
 show({"NCCL_SOCKET_IFNAME": "vc"}.items())
 show({"NCCL_SOCKET_IFNAME": "gone0"}.items())
+other = InterfaceWatch((), {})
+rows = [dict(fact.fields) for fact in other.evidence({}, "va", ["10.9.0.2", "10.8.0.1", "node7"])]
+print(*sorted(f"{row['name']}:{row['reaches']}" for row in rows))
 subprocess.run(["ip", "link", "delete", "va"], check=True)
 show()
 """
@@ -44,6 +47,7 @@ def test_an_interface_that_goes_down_is_known_to_have_been_used_and_another_reac
         "va:down:none:used vc:up:all",
         "va:down:none vc:up:all:used",
         "gone0:missing::used va:down:none vc:up:all",
+        "va:none vc:all",  # of what NCCL's log names, without this node's own address
         "va:down:none:used vc:up:none",  # the other node's end went with it
     ]
 

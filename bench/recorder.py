@@ -35,7 +35,7 @@ dist.destroy_process_group()
 
 def job(entries: str, steps: int, port: int) -> tuple[float, float, int]:
     """Run two ranks whose recorder keeps so many entries; return CPU and wall microseconds per step of rank 0, and the entries kept."""
-    env = os.environ | {"TORCH_FR_BUFFER_SIZE": entries, "TORCH_NCCL_TRACE_BUFFER_SIZE": entries, "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"TORCH_FR_BUFFER_SIZE": entries, "OMP_NUM_THREADS": "1"}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     command = [sys.executable, "-c", RANK, str(steps)]
     ranks = [subprocess.Popen(command, env=env | {"RANK": str(rank)}, stdout=subprocess.PIPE) for rank in range(2)]  # noqa: S603

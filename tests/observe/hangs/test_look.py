@@ -1,0 +1,176 @@
+"""Looks at real processes that stand still, each in its own way."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.core.model import Hang, HangKind
+from supervisor.observe.hangs import diagnosis, frames
+from supervisor.observe.hangs.procfs import mount_of, waits
+from tests.checkpointing import mounts
+from tests.jobs.hang_names import HANGS
+from tests.pathologies import driving
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from conftest import Ranks
+
+    from supervisor.observe.hangs.look import Look, ProcessLook
+
+pytestmark = pytest.mark.process
+
+#: Which kind each pathology of tests/jobs/hangs.py is, and what its sentence holds.
+KINDS = {
+    "fewer": (HangKind.MISMATCH, "rank 1 in barrier (seq "),
+    "swallowed": (HangKind.MISMATCH, "they wait for ever"),
+    "loader": (HangKind.LATE, "rank 1 is in DataLoader.__next__ (hangs.py:"),
+    "stuck_save": (HangKind.LATE, "rank 0 is in save (hangs.py:"),
+    "one_sided": (HangKind.MISMATCH, "rank 0 waits in barrier (seq "),
+    "python_loop": (HangKind.LATE, "rank 1 is in python_loop (hangs.py:"),
+    "c_loop": (HangKind.LATE, "rank 1 is in c_loop (hangs.py:"),
+    "c_wait": (HangKind.LATE, "rank 1 is in c_wait (hangs.py:"),
+    "pipe": (HangKind.LATE, "rank 1 is in pipe (hangs.py:"),
+    "fuse": (HangKind.BLOCKED, "/mnt (fuse)"),
+    "frozen": (HangKind.BLOCKED, "rank 1 is blocked in D state"),
+}
+BUSY = {"python_loop", "c_loop"}
+GIL_HELD = {"c_loop", "c_wait"}
+
+
+def begun(ranks: Ranks, code: str, *, at: str = "") -> ProcessLook:
+    """Start one rank of plain Python and look at it once it has come to the function `at`."""
+    ranks.start("-c", code)
+    pid = ranks.processes[0].pid
+    wait_for(lambda: list(ranks.directory.glob(f"stacks-*-{pid}.txt")), "the instrumentation")
+    if at:
+        wait_for(lambda: any(frame.function == at for frame in _frames(ranks.look())), f"{at} on the stack")
+    return ranks.look().ranks[0].process
+
+
+def _frames(look: Look) -> tuple[frames.StackFrame, ...]:
+    stacks = look.ranks[0].process.stacks
+    return stacks[0].frames if stacks else ()
+
+
+def two_looks(ranks: Ranks, gap_s: float = 1.0) -> tuple[diagnosis.Movement, Hang, Look]:
+    """Take two looks, and return what they mean. The time between them is what is measured."""
+    first = ranks.look()
+    time.sleep(gap_s)
+    second = ranks.look()
+    return diagnosis.compare(first, second), diagnosis.hang(first, second, still_s=9, limit_s=6, calibrated=True), second
+
+
+def test_a_sleeping_rank_moves_nothing_and_a_stopped_one_is_named(ranks: Ranks) -> None:
+    found = begun(ranks, "import time\ndef evaluate(): time.sleep(1e6)\nevaluate()", at="evaluate")
+    assert (found.state, found.no_stacks, found.stacks[0].frames[0].function) == ("S", "", "evaluate")
+    movement, hang, _ = two_looks(ranks, 0.3)
+    assert movement == diagnosis.Movement()
+    assert (hang.kind, hang.text) == (HangKind.STILL, "rank 0 is in evaluate (<string>:2)")
+    ranks.processes[0].send_signal(signal.SIGSTOP)
+    wait_for(lambda: waits(ranks.processes[0].pid).state == "T", "the stop")
+    movement, hang, look = two_looks(ranks, 0.0)
+    assert movement == diagnosis.Movement()
+    assert (hang.kind, hang.pids) == (HangKind.STOPPED, (ranks.processes[0].pid,))
+    assert "it is stopped" in look.ranks[0].process.no_stacks
+    ranks.processes[0].send_signal(signal.SIGCONT)
+    assert wait_for(lambda: ranks.look().ranks[0].process.stacks, "stacks again")
+
+
+def test_a_rank_that_ended_is_gone(ranks: Ranks) -> None:
+    begun(ranks, "import time\ntime.sleep(1e6)")
+    infos = ranks.infos
+    ranks.processes[0].kill()
+    wait_for(lambda: waits(infos[0].pid).state == "Z", "the end")
+    assert ranks.look(infos).ranks[0].process.state == "Z"
+    ranks.processes[0].wait()
+    assert ranks.look(infos).ranks[0].process.is_gone
+
+
+def test_a_pipe_is_no_file_that_is_read(ranks: Ranks, tmp_path: Path) -> None:
+    fifo = repr(str(tmp_path / "p"))
+    code = f"import os\ndef receive(fd): os.read(fd, 1)\nos.mkfifo({fifo})\nreceive(os.open({fifo}, os.O_RDWR))"
+    found = begun(ranks, code, at="receive")
+    assert found.waits is not None
+    assert (found.waits.call, found.waits.file) == ("read", None)
+
+
+def test_a_read_from_a_dead_file_system_names_file_and_mount_and_gets_no_signal(ranks: Ranks, tmp_path: Path) -> None:
+    mount = tmp_path / "mnt"
+    (behind := tmp_path / "behind").mkdir()
+    (behind / "data").write_bytes(b"x" * 100)
+    with mounts.served(mount, behind) as server:
+        mounts.hang(server, mount)
+        ranks.start("-c", f"open({str(mount / 'data')!r}, 'rb').read()")
+        pid = ranks.processes[0].pid
+        wait_for(lambda: waits(pid).file is not None or waits(pid).state == "D", "the wait")
+        movement, hang, look = two_looks(ranks, 0.2)
+        found = look.ranks[0].process
+        assert found.waits is not None
+        assert found.waits.file is not None
+        assert (found.waits.file.path, found.waits.file.mount, found.waits.file.fs_type) == (str(mount / "data"), str(mount), "fuse")
+        assert "answers no signal" in found.no_stacks
+        assert movement == diagnosis.Movement()
+        assert (hang.kind, hang.ranks, hang.pids) == (HangKind.BLOCKED, (0,), (pid,))
+        assert f"of {mount}/data on {mount} (fuse)" in hang.text
+
+
+def test_the_later_of_two_mounts_at_a_point_and_escaped_blanks() -> None:
+    text = (
+        "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:3 / /a\\040b rw shared:1 - nfs4 s:/x rw\n3 1 0:4 / /a\\040b rw - fuse.sshfs h: rw\nbroken\n"
+    )
+    assert mount_of(text, "/a b/c") == ("/a b", "fuse.sshfs")
+    assert mount_of(text, "/a b/c", "2") == ("/a b", "nfs4")
+    assert mount_of(text, "/a bc") == ("/", "ext4")
+    assert mount_of("", "/x") == ("", "")
+
+
+def test_each_pathology_has_a_kind() -> None:
+    assert KINDS.keys() == set(HANGS)
+
+
+def _judged(ranks: Ranks, tmp_path: Path, pathology: str, at: int) -> tuple[diagnosis.Movement, Hang, Look]:
+    """Have two gloo ranks stand still, and look twice."""
+    words = [word for word in driving.command(pathology) if word.startswith("--") and word not in {"--standalone", "--nproc-per-node=2"}]
+    with driving.mounted(pathology, tmp_path / "place") as have_it_hang:
+        ranks.start(str(Path(driving.SCRIPT)), *words, f"--at={at}", f"--place={tmp_path / 'place'}", "--step-ms=1", count=2, cwd=tmp_path)
+        have_it_hang()
+        made = [-1, 0.0]
+
+        def stands_still() -> bool:
+            steps = sum(beat.steps for beat in ranks.beats().values())
+            if steps != made[0]:
+                made[:] = [steps, time.monotonic()]
+            return steps >= 2 * (at - 2) and time.monotonic() - made[1] > 2
+
+        wait_for(stands_still, "two seconds without a step", 90)
+        return two_looks(ranks, 2.0)
+
+
+def test_two_gloo_ranks_in_different_collectives(ranks: Ranks, tmp_path: Path) -> None:
+    movement, hang, look = _judged(ranks, tmp_path, "swallowed", 3)
+    assert movement == diagnosis.Movement()
+    assert (hang.kind, hang.ranks, hang.group_timeout_s) == (HangKind.MISMATCH, (0, 1), 1800.0)
+    pending = [one.pending.text for rank in look.ranks for one in rank.collectives.groups if one.pending is not None]
+    assert hang.text.startswith(f"rank 0 waits in {pending[0][:-1]}, hangs.py:")
+    assert f", rank 1 in {pending[1][:-1]}, hangs.py:" in hang.text
+    assert look.took_s < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pathology", HANGS)
+def test_each_pathology_is_the_kind_that_it_is(ranks: Ranks, tmp_path: Path, pathology: str) -> None:
+    kind, text = KINDS[pathology]
+    movement, hang, look = _judged(ranks, tmp_path, pathology, 40 if pathology == "fewer" else 23)
+    assert movement.moved == ()
+    assert (hang.kind, hang.busy) == (kind, pathology in BUSY)
+    assert text in hang.text
+    unreadable = ["GIL may be held" in one.collectives.unreadable for one in look.ranks]
+    assert unreadable == [False, pathology in GIL_HELD]
+    if pathology == "loader":
+        assert "in __getitem__ (hangs.py:" in hang.text
+        assert len(hang.pids) == 2

@@ -31,7 +31,7 @@ HEALTHY: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "no_optimizer": (("--steps=500",), {"SUPERVISE_HANG_PHASE_S": "2"}),
     "long_step": (("--long-s=6", "--steps=4", "--save-every=2"), {"SUPERVISE_HANG_PHASE_S": "2"}),
     "rollouts": (("--long-s=6", "--epoch-steps=40"), {}),
-    "inference": (("--steps=500",), {"SUPERVISE_HANG_PHASE_S": "2"}),
+    "inference": (("--steps=1500",), {"SUPERVISE_HANG_PHASE_S": "2"}),
 }
 
 

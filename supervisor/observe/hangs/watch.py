@@ -14,6 +14,7 @@ suspicion proves nothing; two looks decide. Each look is compared with the one b
 
 from __future__ import annotations
 
+import math
 import queue
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,7 +228,10 @@ class HangWatch(Generic[L]):
             return
         still_s, limit_s = t - self._since_t, suspicion.limit.seconds
         hang = self._looks.hang(first, second, still_s=still_s, limit_s=limit_s, calibrated=suspicion.limit.calibrated)
-        patient_s, is_first = BUSY_TIMES * limit_s, suspicion.confirmed is None
+        # a job without any step may be inference, or prepare its data for hours: as long as it computes, it may go on
+        has_trained = any(beat.last_step_ns is not None for beat in self._beats)
+        patient_s = math.inf if hang.busy and not has_trained else BUSY_TIMES * limit_s
+        is_first = suspicion.confirmed is None
         may_go_on = hang.busy or (hang.kind in WAITS_ELSEWHERE and not self._is_whole)
         if is_first and may_go_on and still_s < patient_s:
             suspicion.delay_s = max(suspicion.delay_s, limit_s / BUSY_LOOKS)

@@ -16,7 +16,10 @@ RUN_S = 4000.0
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """One job: its false alarms while it ran, and after how long its hang was confirmed, None: too late. limit_s: of its stillness then."""
+    """One job: its false alarms while it ran, and after how long its hang was confirmed, None: too late. limit_s: of its stillness then.
+
+    is_known: it made steps, or uses no CPU time: a job that only computes, and never made a step, may be inference.
+    """
 
     seed: int
     family: str
@@ -24,6 +27,7 @@ class Examined:
     false_alarms: int
     limit_s: float
     confirmed_s: float | None
+    is_known: bool = True
 
 
 def examine(seed: int) -> Examined:
@@ -36,20 +40,21 @@ def examine(seed: int) -> Examined:
     false_alarms = sum(isinstance(event, HangConfirmed) for event in job.posted)
     how, limit_s = job.dice.choice(["stands", "spins"]), job.watch._times.limit(job.beats, job.limits).seconds  # noqa: SLF001
     due_s = ((MOST_PATIENCE + 1) * limit_s + 4 * job.limits.confirm_s) * (1.0 if how == "stands" else BUSY_TIMES)
-    return Examined(seed, job.family, how, false_alarms, limit_s, job.hangs(how, due_s))
+    is_known = how == "stands" or any(beat.last_step_ns is not None for beat in job.beats)
+    return Examined(seed, job.family, how, false_alarms, limit_s, job.hangs(how, due_s), is_known)
 
 
 def check(seeds: range) -> list[Examined]:
     """Examine each."""
     found = [examine(seed) for seed in seeds]
     assert [one for one in found if one.false_alarms] == [], "healthy jobs were confirmed to hang"
-    assert [one for one in found if one.confirmed_s is None] == [], "hangs were not confirmed in time"
+    assert [one for one in found if (one.confirmed_s is None) == one.is_known] == [], "hangs were not confirmed in time"
     return found
 
 
 def limits(found: list[Examined], how: str) -> float:
     """Return after how many limits such a hang is usually confirmed."""
-    return median((one.confirmed_s or 0.0) / one.limit_s for one in found if one.how == how)
+    return median((one.confirmed_s or 0.0) / one.limit_s for one in found if one.how == how and one.is_known)
 
 
 def test_thirty_healthy_jobs() -> None:

@@ -141,6 +141,16 @@ def test_a_rank_that_computes_in_one_place_is_confirmed_after_ten_times_the_limi
     assert confirmed(job).hang.busy
 
 
+def test_a_rank_that_computes_and_has_made_no_step_is_never_confirmed() -> None:
+    job = VirtualJob(ranks=2)
+    job.set(0, steps=0, last_step_ns=None)
+    job.set(1, steps=0, last_step_ns=None)
+    for second in range(7000):
+        job.look = VirtualLook("infer", second)
+        job.passes(1)
+    assert job.kinds == ["Suspected"]
+
+
 def test_a_rank_that_computed_and_then_stands_still_is_confirmed_without_that_wait(job: VirtualJob) -> None:
     for second in range(150):
         job.look = VirtualLook("loop", second)

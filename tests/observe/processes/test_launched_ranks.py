@@ -124,7 +124,7 @@ def test_an_end_whose_status_a_sandbox_does_not_show_is_no_success(
     one = started(0)
     add(seen, one.pid)
     read_proc = process_tree._read_proc  # noqa: SLF001 -- the kernel of a sandbox
-    monkeypatch.setattr(process_tree, "_read_proc", lambda pid, name: b" ".join(read_proc(pid, name).split(b" ")[:45]))
+    monkeypatch.setattr(process_tree, "_read_proc", lambda pid, name, **how: b" ".join(read_proc(pid, name, **how).split(b" ")[:45]))
     os.kill(one.pid, signal.SIGKILL)
     wait_for(lambda: bool(seen.ends), "its end", 10)
     assert [type(end) for end in seen.ends] == [VanishedRank]

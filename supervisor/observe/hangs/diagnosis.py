@@ -123,7 +123,7 @@ def _mismatch(lasting: tuple[Standing, ...]) -> tuple[Standing, ...]:
     Two ranks whose collectives of one number are different operations wait for ever, whatever the others do. Different numbers prove it
     only if all ranks of the group are seen, and all wait: a broadcast is over for its source before the others have come.
     """
-    groups: dict[tuple[str, str], list[Standing]] = {}
+    groups: dict[tuple[str, str, tuple[int, ...]], list[Standing]] = {}  # two groups that share no rank may share a name
     for one in lasting:
         if (
             one.doing is Doing.WAITS
@@ -132,7 +132,7 @@ def _mismatch(lasting: tuple[Standing, ...]) -> tuple[Standing, ...]:
             and one.collective is not None
             and not one.collective.is_p2p
         ):
-            groups.setdefault((one.group.name, one.group.backend), []).append(one)
+            groups.setdefault((one.group.name, one.group.backend, one.group.ranks), []).append(one)
     for found in groups.values():
         calls = {(one.collective.sequence, one.collective.operation) for one in found if one.collective is not None}
         differ_in_name = len(calls) > len({sequence for sequence, _ in calls})

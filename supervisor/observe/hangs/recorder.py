@@ -61,9 +61,14 @@ class ProcessGroup:
 
     @property
     def pending(self) -> Collective | None:
-        """The first collective that is not over: what the rank waits in, if it waits. None: all are over."""
-        begun = next((one for one in self.last if not one.done and not one.is_p2p), None)
-        return begun or next((one for one in self.last if not one.done), None)
+        """The first collective that is not over: what the rank waits in, if it waits. None: all are over.
+
+        NCCL's run in their order, so what stands before one that is over is over too: the parts of a coalesced one are never marked.
+        """
+        over = [at for at, one in enumerate(self.last) if one.done]
+        last = self.last[over[-1] + 1 :] if over and self.backend == "nccl" else self.last
+        begun = next((one for one in last if not one.done and not one.is_p2p), None)
+        return begun or next((one for one in last if not one.done), None)
 
 
 @dataclass(frozen=True, slots=True)

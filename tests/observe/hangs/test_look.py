@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.core.model import Hang, HangKind
-from supervisor.observe.hangs import diagnosis, frames
+from supervisor.observe.hangs import diagnosis, frames, py_spy
 from supervisor.observe.hangs.procfs import mount_of, waits
 from tests.checkpointing import mounts
 from tests.jobs.hang_names import HANGS
@@ -65,7 +65,8 @@ def two_looks(ranks: Ranks, gap_s: float = 1.0) -> tuple[diagnosis.Movement, Han
     return diagnosis.compare(first, second), diagnosis.hang(first, second, still_s=9, limit_s=6, calibrated=True), second
 
 
-def test_a_sleeping_rank_moves_nothing_and_a_stopped_one_is_named(ranks: Ranks) -> None:
+def test_a_sleeping_rank_moves_nothing_and_a_stopped_one_is_named(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(py_spy, "PROGRAM", "no-such-py-spy")  # it could read a stopped process
     found = begun(ranks, "import time\ndef evaluate(): time.sleep(1e6)\nevaluate()", at="evaluate")
     assert (found.state, found.no_stacks, found.stacks[0].frames[0].function) == ("S", "", "evaluate")
     movement, hang, _ = two_looks(ranks, 0.3)
@@ -116,6 +117,32 @@ def test_a_read_from_a_dead_file_system_names_file_and_mount_and_gets_no_signal(
         assert "answers no signal" in found.no_stacks
         assert movement == diagnosis.Movement()
         assert (hang.kind, hang.ranks, hang.pids) == (HangKind.BLOCKED, (0,), (pid,))
+        assert f"of {mount}/data on {mount} (fuse)" in hang.text
+
+
+LOADS = """
+import sys, torch
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, item): return open(sys.argv[1], 'rb').read()
+for batch in torch.utils.data.DataLoader(Data(), num_workers=1): pass
+"""
+
+
+@pytest.mark.slow
+def test_a_loader_worker_at_a_dead_file_system_is_what_its_rank_is_blocked_by(ranks: Ranks, tmp_path: Path) -> None:
+    mount = tmp_path / "mnt"
+    (behind := tmp_path / "behind").mkdir()
+    (behind / "data").write_bytes(b"x" * 100)
+    with mounts.served(mount, behind) as server:
+        mounts.hang(server, mount)
+        ranks.start("-c", LOADS, str(mount / "data"))
+        wait_for(lambda: any(one.waits and one.waits.file for one in ranks.look().ranks[0].workers), "the worker's wait")
+        movement, hang, look = two_looks(ranks)
+        (worker,) = look.ranks[0].workers
+        assert movement == diagnosis.Movement()
+        assert (hang.kind, hang.ranks, hang.pids) == (HangKind.BLOCKED, (0,), (ranks.processes[0].pid, worker.pid))
+        assert hang.text.startswith("rank 0 is in DataLoader.__next__ (<string>:6), and its worker ")
         assert f"of {mount}/data on {mount} (fuse)" in hang.text
 
 

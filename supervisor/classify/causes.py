@@ -154,9 +154,10 @@ _ROWS = {
         "Go back to an earlier checkpoint; lower the learning rate, clip gradients, look at the batch of that step; bf16 instead of fp16",
     ),
     Cause.HANG_NO_ERROR: Explanation(
-        "The job made no progress, and no evidence says why",
-        "a watchdog's or a person's stop after silence: stack dumps, heartbeat monitors, 'no progress'",
-        "Compare the stacks of all ranks at that time: the rank with a different stack is the culprit",
+        "The job stood still, and no error was raised",
+        "two looks at all ranks that show the same ([hangs](hangs.md)); a watchdog's or a person's stop after silence: stack dumps, "
+        "heartbeat monitors, 'no progress'",
+        "Look at the rank that its peers wait for, at the line that its stack names; else compare the stacks of all ranks at that time",
     ),
     Cause.USER_CODE: Explanation(
         "The training program raised an exception of its own",

@@ -67,7 +67,8 @@ _DIED = "supervise died while this attempt ran"
 class Round:
     """One failure within an incident, and what was done about it. Times are those of the events; None is: not recorded.
 
-    warnings: what was strange about the attempt's loss and pace when it failed.
+    began, began_t: the attempt that was ordered, and when; started_t: when its ranks were there. warnings: what was strange about the
+    attempt's loss and pace when it failed.
     """
 
     attempt: int
@@ -79,6 +80,7 @@ class Round:
     selected: events.CheckpointSelected | None = None
     began: int | None = None
     began_t: float | None = None
+    started_t: float | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -382,7 +384,10 @@ class _Reading:
         history = self.history
         if isinstance(event, (events.AttemptStarted, events.RanksFound)):
             history.ranks, history.world_size, history.hang = event.ranks, event.world_size, None
-            history.attempt_t = event.t if isinstance(event, events.AttemptStarted) else history.attempt_t
+            if isinstance(event, events.AttemptStarted):
+                history.attempt_t = event.t
+                if history.open_incident is not None:
+                    history.open_incident.rounds[-1].started_t = event.t
         elif isinstance(event, events.ProgressObserved):
             history.progress = self.progress_of(event)
         elif isinstance(event, events.RankExited):

@@ -141,6 +141,11 @@ KINDS: Mapping[Cause, tuple[Kind, ...]] = {
     Cause.DDP_UNSYNCED: (
         Kind("ddp_unsynced.reduction", "RuntimeError: Expected to have finished reduction in the prior iteration before", 0.97),
         Kind("ddp_unsynced.shapes", "RuntimeError: Detected mismatch between collectives on ranks", 0.95),
+        Kind("ddp_unsynced.parameters_differ", "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 4 params", 0.96),
+        Kind("ddp_unsynced.unused_parameters", "RuntimeError: Expected to have finished reduction in the prior iteration before", 0.96),
+        Kind("ddp_unsynced.ready_twice", "RuntimeError: Expected to mark a variable ready only once", 0.96),
+        Kind("ddp_unsynced.gloo_size", "RuntimeError: [gloo/transport/tcp/pair.cc:77] op.preamble.length <= op.nbytes. 16 vs 8", 0.93),
+        Kind("ddp_unsynced.collectives", "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running", 0.97),
     ),
     Cause.NAN_LOSS: (
         Kind("nan_loss.check", "ValueError: loss is nan at this step, stopping training", 0.93),
@@ -194,7 +199,8 @@ class Strike:
     """A fault that ends an attempt.
 
     at: the absolute step that is not made any more, -1: before the first one of the attempt. sure: it shows in more than words of a log,
-    and clearly. facts: from its text (bytes, Xid, GPU). gpu: UUID of the GPU at fault, "" for none.
+    and clearly. facts: from its text (bytes, Xid, GPU). gpu: UUID of the GPU at fault, "" for none. beside: what else the observers find.
+    remedy: what would end it, where the laws need that beside the evidence.
     """
 
     cause: Cause
@@ -205,6 +211,8 @@ class Strike:
     sure: bool = True
     facts: tuple[tuple[str, str], ...] = ()
     gpu: str = ""
+    beside: tuple[Evidence, ...] = ()
+    remedy: str = ""
 
     @property
     def shows(self) -> Kind:
@@ -250,7 +258,7 @@ def evidence(strike: Strike, t: float, seen: tuple[Evidence, ...]) -> tuple[Evid
     if strike.cause is Cause.USER_CODE:
         trace = f'File "train.py", line {20 + strike.kind}, in main'
         return (exit_fact, message, Evidence("error_file", "traceback", trace, rank, t - 0.05), *seen)
-    return (exit_fact, message, *seen)
+    return (exit_fact, message, *seen, *strike.beside)
 
 
 def heartbeat(strike: Strike, step: int | None, steps: int) -> tuple[Evidence, ...]:

@@ -16,6 +16,7 @@ from supervisor.core.budget import family
 from supervisor.core.model import Cause, Hang, HangKind, Knob, Plan, PlanKind, Verdict
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
+from supervisor.strategies.situation import UNSET
 from tests.simulation import laws
 from tests.simulation.faults import Strike
 from tests.simulation.laws import Record
@@ -39,6 +40,8 @@ CODES: dict[str, tuple[int, ...]] = {
     "memory_held_by_others": (ExitCode.BAD_NODE,),
     "exclude_gpu": (ExitCode.BAD_NODE,),
     "same_gpu_twice": (ExitCode.DETERMINISTIC, ExitCode.BAD_NODE),
+    "same_gpu_hangs": (ExitCode.BAD_NODE,),
+    "unsynced": (ExitCode.DETERMINISTIC,),
     "environment_at_fault": (ExitCode.BAD_NODE, ExitCode.CONFIG),
     "exhausted": (ExitCode.DETERMINISTIC,),
     "same_place": (ExitCode.DETERMINISTIC, ExitCode.HANG),
@@ -278,6 +281,7 @@ class Watch:
 
     def _folds(self, plan: Plan) -> None:
         self.overrides.update({c.knob: c.new for c in plan.changes})
+        self.overrides = {knob: value for knob, value in self.overrides.items() if value != UNSET}
         for path in plan.rejected:
             self.rejected[path] = self.world.files.get(path)
             self.verified.pop(path, None)

@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Cause, Gpu, HangKind, Knob, Phase, Policy
+from supervisor.strategies.network import OPTIONAL
 from tests.simulation import world as w
 from tests.simulation.ailments import BadFile, BadGpu, Early, Hunger, Outage, Place, Spoiled, Stranger, Wear, Workers
+from tests.simulation.networks import EARLY, SHOWN, TRANSPORTS, BadInterface, BadTransport, HangingGpu, Late, Unsynced
 from tests.simulation.world import File, Happening, Job
 
 if TYPE_CHECKING:
@@ -118,6 +120,20 @@ class Draft:
         if window:
             found.append(Knob("skip_window", "", "--skip"))
         self.policy["knobs"] = tuple(found)
+
+    def several(self) -> None:
+        """Let there be two ranks at least."""
+        if self.ranks > 1:
+            return
+        self.ranks = 2
+        self.elsewhere = self.elsewhere and 2
+        self.gpus = tuple(Gpu(i, f"GPU-{i}") for i in range(2)) if self.gpus else ()
+
+    def permits(self, *wanted: str, theirs: tuple[str, ...] = ()) -> None:
+        """Draw --allow-network, most often with what would help, and now and then a variable that the user set, of `theirs`."""
+        self.policy["network_allow"] = tuple(name for name in OPTIONAL if self.odds(0.8 if name in wanted else 0.25))
+        if theirs and self.odds(0.12):
+            self.policy["variables"] = ((self.rng.choice(theirs), "theirs"),)
 
     def happenings(self) -> tuple[Happening, ...]:
         """Draw what comes from outside."""
@@ -244,6 +260,51 @@ def _outage(d: Draft) -> tuple[Ailment, ...]:
     return (Outage(d.cause, d.rng.uniform(0.0, 400.0), until, kinds=d.rng.choice((1, 3)), early=d.odds(0.3)),)
 
 
+def _transport(d: Draft) -> tuple[Ailment, ...]:
+    d.permits("p2p_disable", "ib_disable", "shm_disable", theirs=tuple(name.removeprefix("env:") for name, _ in TRANSPORTS.values()))
+    bad = d.rng.choice(tuple(TRANSPORTS))
+    others = tuple(name for name in TRANSPORTS if name != bad and d.odds(0.3))
+    logs = (bad, *others) if d.odds(0.6) else ()
+    names = bad != "P2P" and d.odds(0.4)
+    return (BadTransport(d.cause, bad, d.rng.randrange(40, 150), names, logs, sure=d.sure()),)
+
+
+def _interface(d: Draft) -> tuple[Ailment, ...]:
+    d.permits("interface", theirs=("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"))
+    until, early = d.rng.choice((700.0, 2500.0, 10**6)), d.odds(0.2)
+    gain = d.rng.randrange(5, 150)
+    return (BadInterface(d.cause, gain, until, down=d.odds(0.7), other_works=d.odds(0.7), early=early, sure=d.sure()),)
+
+
+def _late(d: Draft) -> tuple[Ailment, ...]:
+    d.several()
+    d.permits("longer_timeout")
+    d.job["sight"] = w.ABSOLUTE
+    own, knob = d.rng.choice(((0, False), (0, False), (0, False), (900, False), (900, True)))
+    d.knobs()
+    if knob:
+        d.policy["knobs"] += (Knob("group_timeout", str(own), "--ddp-timeout"),)
+    phase, needs = d.rng.choice((Phase.CHECKPOINT, Phase.EVAL)), d.rng.choice((2000, 5000, 9000, 20_000))
+    return (Late(d.cause, d.rng.randrange(5, 150), needs, phase, own, knob, sure=d.sure()),)
+
+
+def _hanging_gpu(d: Draft) -> tuple[Ailment, ...]:
+    d.several()
+    d.gpus = d.gpus or tuple(Gpu(i, f"GPU-{i}") for i in range(d.ranks))
+    d.permits()
+    d.job["sight"] = w.ABSOLUTE
+    bad = d.rng.choice(d.gpus[: d.ranks]).uuid
+    return (HangingGpu(d.cause, bad, d.rng.randrange(40, 150), sure=d.sure(0.85)),)
+
+
+def _unsynced(d: Draft) -> tuple[Ailment, ...]:
+    d.several()
+    d.permits(theirs=("TORCH_DISTRIBUTED_DEBUG",))
+    d.job["sight"] = w.ABSOLUTE
+    at = d.rng.choice((1, EARLY, d.rng.randrange(20, 150)))
+    return (Unsynced(d.rng.choice(tuple(SHOWN)), at, told=d.odds(0.3), sure=d.sure()),)
+
+
 def _none(d: Draft) -> tuple[Ailment, ...]:
     del d
     return ()
@@ -267,12 +328,23 @@ OF_CAUSE: dict[Cause, tuple[Theme, ...]] = {
     Cause.NAN_LOSS: (_spoiled, _spoiled, _spoiled, _spoiled, _place),
     Cause.NONE: (_none,),
 }
+#: Themes in the place of those above, in most jobs of their cause: what is wrong between the ranks.
+BETWEEN_RANKS: dict[Cause, tuple[Theme, ...]] = {
+    Cause.NCCL_TIMEOUT: (_transport, _transport, _transport, _interface, _interface, _late, _hanging_gpu, _hanging_gpu),
+    Cause.HANG_NO_ERROR: (_transport, _transport, _late, _hanging_gpu),
+    Cause.NCCL_NETWORK: (_transport, _transport, _interface),
+    Cause.GLOO_ERROR: (_interface, _late),
+    Cause.RENDEZVOUS: (_interface,),
+    Cause.DDP_UNSYNCED: (_unsynced,),
+}
 
 
 def drawn(rng: Random, cause: Cause) -> Job:
     """Return a job that this cause may befall."""
     draft = Draft(rng, cause)
     theme = rng.choice((*ANY, *OF_CAUSE.get(cause, ())))
+    if cause in BETWEEN_RANKS and draft.odds(0.75 if cause is Cause.NCCL_TIMEOUT else 0.6):  # that ladder is the longest
+        theme = rng.choice(BETWEEN_RANKS[cause])
     ailments = theme(draft)
     if draft.odds(0.1):
         ailments = (*ailments, Wear(Cause.KILLED_UNKNOWN, rng.randrange(40, 200), times=1))

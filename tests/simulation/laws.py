@@ -14,6 +14,7 @@ from supervisor.core.budget import family
 from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Phase, Plan, PlanKind, Verdict
 from supervisor.errors import ExitCode
 from tests.simulation.faults import Strike
+from tests.simulation.networks import DEBUG, EARLY, GROUP_TIMEOUT
 from tests.simulation.world import BLIND
 
 if TYPE_CHECKING:
@@ -25,6 +26,24 @@ if TYPE_CHECKING:
     Law = Callable[["Record", Past, Watch], str]
 
 GUARDS = frozenset({"within_cap", "recurring"})
+#: What leaves the training as it is: by what is set, the rung that --allow-network must name for it.
+HARMLESS = {
+    "env:NCCL_SOCKET_IFNAME": "interface",
+    "env:GLOO_SOCKET_IFNAME": "interface",
+    "env:NCCL_P2P_DISABLE": "p2p_disable",
+    "env:NCCL_IB_DISABLE": "ib_disable",
+    "env:NCCL_SHM_DISABLE": "shm_disable",
+    "env:SUPERVISE_JOB_GROUP_TIMEOUT_S": "longer_timeout",
+    "group_timeout": "longer_timeout",
+    DEBUG: "",
+}
+OF_TRANSPORTS = {"p2p_disable": "P2P", "ib_disable": "NET/IB", "shm_disable": "SHM"}
+HANGS = frozenset({Cause.NCCL_TIMEOUT, Cause.HANG_NO_ERROR})
+DAY_S = 86_400.0
+#: A timeout is made longer so often, and to this limit.
+TIMES, LONGEST_S = 2, 14_400
+#: Restarts in a row before an unexplained failure of NCCL's network is waited for.
+PLAIN_RESTARTS = 2
 #: As much memory, held by others or in pieces, is no small matter.
 LEAST = 1 << 30
 #: Half of the first wait for storage: the other half is jitter.
@@ -62,6 +81,17 @@ class Record:
     def fact(self, name: str) -> str:
         """Return a fact from the text of the strike."""
         return next((value for key, value in self.strike.facts if key == name), "") if self.strike else ""
+
+    def rows(self, source: str, name: str) -> list[dict[str, str]]:
+        """Return what the observers found beside the strike."""
+        found = self.strike.beside if self.strike else ()
+        return [{"text": one.text, **dict(one.fields)} for one in found if (one.source, one.name) == (source, name)]
+
+    @property
+    def interface(self) -> str:
+        """Return the interface in use if it is known to fail, "" else."""
+        used = [row for row in self.rows("network", "interface") if row.get("used") == "yes"]
+        return next((row["name"] for row in used if row["state"] == "down" or row["reaches"] != "all"), "")
 
     def amount(self, name: str) -> int:
         """Return it in bytes."""
@@ -106,10 +136,21 @@ def consent(record: Record, _past: Past, books: Watch) -> str:
     """Only what is enabled, and only where it is clear."""
     if not record.changed:
         return ""
-    if record.strike is not None and not record.strike.clear:
+    plan = record.plan
+    harmless = not (plan.rejected or plan.exclude or plan.nproc is not None) and all(c.knob in HARMLESS for c in plan.changes)
+    if record.strike is not None and not record.strike.clear and not harmless:
         return "the job is changed on evidence that is not sure"
     loose = [c.knob for c in record.plan.changes if not c.knob.startswith("env:") and books.enabled(c.knob) is None]
     return f"{loose} set, and nobody enabled that" if loose else ""
+
+
+def permitted(record: Record, _past: Past, books: Watch) -> str:
+    """Of the network, only what --allow-network names, and no variable of the user's own."""
+    policy = books.job.policy
+    theirs = {f"env:{name}" for name, _ in policy.variables}
+    loose = [c.knob for c in record.plan.changes if HARMLESS.get(c.knob) and HARMLESS[c.knob] not in policy.network_allow]
+    loose += [c.knob for c in record.plan.changes if c.knob in theirs]
+    return f"{loose} set, and the user did not permit that" if loose else ""
 
 
 def recurring(record: Record, past: Past, books: Watch) -> str:
@@ -146,7 +187,8 @@ def start_tries(record: Record, past: Past, books: Watch) -> str:
 def same_place(record: Record, past: Past, books: Watch) -> str:
     """The same failure at the same place, and nothing changed or gained."""
     strike = record.strike
-    if record.stops or record.changed or strike is None or not _seen(record, books) or record.amount("other_bytes"):
+    differs = record.changed or record.plan.trace  # a traced attempt names what an untraced one hides
+    if record.stops or differs or strike is None or not _seen(record, books) or record.amount("other_bytes"):
         return ""
     absolute = books.job.sight == "absolute"
     for twin in past:
@@ -290,8 +332,97 @@ def _of_hardware(record: Record, mine: Sequence[Record], books: Watch) -> bool:
 
 
 def traced(record: Record, _past: Past, books: Watch) -> str:
-    """A collective that did not come back is traced the next time."""
+    """A collective that did not come back is traced the next time, unless an interface that is down explains it."""
+    if record.interface or (record.verdict.cause is Cause.GLOO_ERROR and not record.fact("timeout")):
+        return ""
     return "" if record.stops or record.changed or record.plan.trace or books.traced else "nothing will show what hangs the next time"
+
+
+def _tried(record: Record, past: Past, strategy: str) -> int:
+    """Return how often it answered this cause at most since the last progress: the core may count less as progress than the books do."""
+    return sum(1 for r in past if r.verdict.cause is record.verdict.cause and r.plan.strategy == strategy)
+
+
+def interface_left(record: Record, past: Past, books: Watch) -> str:
+    """An interface that fails is left for one that reaches all nodes."""
+    policy = books.job.policy
+    taken = {books.overrides.get("env:NCCL_SOCKET_IFNAME"), books.overrides.get("env:GLOO_SOCKET_IFNAME")}
+    others = [r["name"] for r in record.rows("network", "interface") if (r["state"], r["reaches"]) == ("up", "all")]
+    fits = [name for name in others if name not in taken]
+    free = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} - {name for name, _ in policy.variables}
+    if not record.interface or not fits or not free or "interface" not in policy.network_allow or _tried(record, past, "interface"):
+        return ""
+    return "" if record.changed else f"interface {record.interface} fails, and {fits[0]} is not used"
+
+
+def transport_left(record: Record, past: Past, books: Watch) -> str:
+    """Transports that may be at fault are switched off, one at a time, before the run goes on as it was or is given up."""
+    policy, cause = books.job.policy, record.verdict.cause
+    if record.changed or record.interface or not _unanswered(record, past):
+        return ""
+    if cause is Cause.HANG_NO_ERROR and record.fact("hang_kind") != "waiting":
+        return ""
+    named = "ib_disable" if record.fact("hca") else "shm_disable" if record.fact("segment") else ""
+    shown = " ".join(row["text"] for row in record.rows("nccl", "transports"))
+    kept = {*(knob.removeprefix("env:") for knob in books.overrides), *(name for name, _ in policy.variables)}
+    left = [
+        rung
+        for rung, transport in OF_TRANSPORTS.items()
+        if rung in policy.network_allow
+        and f"NCCL_{rung.partition('_')[0].upper()}_DISABLE" not in kept
+        and not _tried(record, past, rung)
+        and (rung == named if named else books.traced and (not shown or transport in shown))
+    ]
+    return f"{left} could be tried" if left else ""
+
+
+def time_given(record: Record, past: Past, books: Watch) -> str:
+    """A rank that is merely late is given more time, unless the script's own timeout passed, which no variable changes."""
+    strike, timeout_s = record.strike, record.amount("timeout")
+    if strike is None or strike.remedy != "longer_timeout" or "longer_timeout" not in books.job.policy.network_allow:
+        return ""
+    given = int(books.overrides.get("group_timeout") or books.overrides.get(GROUP_TIMEOUT) or 0)
+    if timeout_s >= LONGEST_S or timeout_s < given or _tried(record, past, "longer_timeout") >= TIMES:
+        return ""
+    return "" if record.changed else "a rank is late, and is given no more time"
+
+
+def hanging_gpu(record: Record, past: Past, books: Watch) -> str:
+    """A GPU whose rank hangs at several places goes out of use."""
+    strike = record.strike
+    if strike is None or strike.remedy != "another_gpu" or not strike.clear or books.job.sight != "absolute":
+        return ""
+    mine = [r.strike for r in past if r.verdict.cause in HANGS and record.t - r.t <= DAY_S]
+    if not mine or not all(s is not None and s.gpu == strike.gpu for s in mine):
+        return ""
+    apart = any(s is not None and s.at >= 0 and abs(s.at - strike.at) > books.job.policy.same_place_steps for s in mine)
+    return f"{strike.gpu} hangs again and stays in use" if apart and strike.gpu not in record.plan.exclude else ""
+
+
+def named_by_torch(record: Record, _past: Past, books: Watch) -> str:
+    """What differs between ranks is named by torch in the next attempt."""
+    known = DEBUG in books.overrides or DEBUG.removeprefix("env:") in dict(books.job.policy.variables)
+    if record.strike is None or record.strike.remedy != "name_it" or known or record.stops:
+        return ""
+    return "" if [c.knob for c in record.plan.changes] == [DEBUG] else "nothing will name what differs the next time"
+
+
+def named_and_ended(record: Record, past: Past, books: Watch) -> str:
+    """What torch has named, and a restart would meet, ends the run."""
+    strike = record.strike
+    if strike is None or strike.remedy not in {"name_it", "repair"} or record.stops:
+        return ""
+    early = strike.remedy == "repair" and 0 <= strike.at <= EARLY and not record.resume and books.job.sight == "absolute"
+    again = any(r.plan.strategy == "name_unsynced" for r in _unanswered(record, past))
+    return "what torch has named is met by a restart" if early or again else ""
+
+
+def network_waited_for(record: Record, past: Past, _books: Watch) -> str:
+    """A network that is down, or failed again and again, is given time."""
+    again = record.verdict.cause is Cause.NCCL_NETWORK and len(_unanswered(record, past)) >= PLAIN_RESTARTS
+    if record.stops or record.changed or record.plan.trace or not (record.interface or again):
+        return ""
+    return "" if record.plan.delay_s >= LEAST_WAIT_S else "the network is not waited for"
 
 
 def waited_for(record: Record, _past: Past, _books: Watch) -> str:
@@ -307,7 +438,7 @@ def does_not_fit(record: Record, past: Past, books: Watch) -> str:
     return "what does not fit is started again" if (certain or met) and not record.stops else ""
 
 
-ALWAYS: tuple[Law, ...] = (caps, consent, recurring)
+ALWAYS: tuple[Law, ...] = (caps, consent, permitted, recurring)
 _PROGRAM: tuple[Law, ...] = (own_code, same_place)
 _MEMORY: tuple[Law, ...] = (workers_halved, exhausted, same_place)
 _NATIVE: tuple[Law, ...] = (steps_back, same_gpu, same_place)
@@ -316,16 +447,17 @@ _STORAGE: tuple[Law, ...] = (start_tries, waited_for)
 OF_CAUSE: dict[Cause, tuple[Law, ...]] = {
     Cause.CUDA_OOM: (held_by_others, in_pieces, batch_halved, switched, exhausted, same_place),
     **dict.fromkeys((Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER), _MEMORY),
-    Cause.NCCL_TIMEOUT: (start_tries, same_place, traced),
-    Cause.HANG_NO_ERROR: (steps_back, same_place, traced),
+    Cause.NCCL_TIMEOUT: (time_given, interface_left, hanging_gpu, transport_left, start_tries, same_place, traced),
+    Cause.HANG_NO_ERROR: (time_given, steps_back, hanging_gpu, transport_left, same_place, traced),
     Cause.CHECKPOINT_CORRUPT: (steps_back, same_place),
-    **dict.fromkeys((Cause.NCCL_NETWORK, Cause.GLOO_ERROR, Cause.RENDEZVOUS), (start_tries,)),
+    Cause.NCCL_NETWORK: (interface_left, transport_left, start_tries, traced, network_waited_for),
+    Cause.GLOO_ERROR: (time_given, interface_left, start_tries, traced, network_waited_for),
+    Cause.RENDEZVOUS: (interface_left, start_tries, network_waited_for),
+    Cause.DDP_UNSYNCED: (named_by_torch, named_and_ended, own_code, same_place),
     **dict.fromkeys((Cause.NCCL_INIT, Cause.GPU_DRIVER), (does_not_fit,)),
     **dict.fromkeys((Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause.NVLINK), _GPU),
     **dict.fromkeys((Cause.CUDA_ILLEGAL_ACCESS, Cause.SEGFAULT, Cause.UNKNOWN_NATIVE_ABORT), _NATIVE),
     **dict.fromkeys((Cause.DISK_FULL, Cause.IO_ERROR, Cause.STORAGE_REMOTE), _STORAGE),
     Cause.NAN_LOSS: (steps_back, window_skipped, exhausted, same_place),
-    **dict.fromkeys(
-        (Cause.USER_CODE, Cause.DEPENDENCY, Cause.DATA_ERROR, Cause.DDP_UNSYNCED, Cause.CHECKPOINT_MISMATCH, Cause.UNKNOWN), _PROGRAM
-    ),
+    **dict.fromkeys((Cause.USER_CODE, Cause.DEPENDENCY, Cause.DATA_ERROR, Cause.CHECKPOINT_MISMATCH, Cause.UNKNOWN), _PROGRAM),
 }

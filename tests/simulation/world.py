@@ -53,6 +53,7 @@ class Trial:
     workers: int
     gpus: tuple[str, ...]
     overrides: dict[str, str]
+    traced: bool = False
 
 
 class Ailment(Protocol):
@@ -168,6 +169,7 @@ class World:
             int(set_now.get("num_workers", job.workers)),
             visible[:ranks],
             set_now,
+            begun.trace,
         )
 
     def _batch(self, set_now: dict[str, str], world: int) -> tuple[int, int]:

@@ -262,7 +262,7 @@ def _outage(d: Draft) -> tuple[Ailment, ...]:
 
 def _transport(d: Draft) -> tuple[Ailment, ...]:
     d.permits("p2p_disable", "ib_disable", "shm_disable", theirs=tuple(name.removeprefix("env:") for name, _ in TRANSPORTS.values()))
-    bad = d.rng.choice(tuple(TRANSPORTS))
+    bad = d.rng.choice((*TRANSPORTS, "SHM", "SHM"))  # it is the last that is tried
     others = tuple(name for name in TRANSPORTS if name != bad and d.odds(0.3))
     logs = (bad, *others) if d.odds(0.6) else ()
     names = bad != "P2P" and d.odds(0.4)

@@ -189,7 +189,7 @@ class HangKind(StrEnum):
     """What a hang is, as two looks at the ranks showed it. The first that is proven counts."""
 
     GONE = "gone"  # a rank's process is gone, and nobody ended the attempt
-    MISMATCH = "mismatch"  # all ranks of one process group wait in collectives of it that differ: they wait for ever
+    MISMATCH = "mismatch"  # ranks of one process group wait in collectives of it that differ: they wait for ever
     STOPPED = "stopped"  # a rank is in state T: SIGSTOP, scontrol suspend or a debugger
     BLOCKED = "blocked"  # a rank or its loader worker waits for a disk, or reads a file that does not answer
     LATE = "late"  # a rank is outside of the collective that its peers wait in

@@ -4,8 +4,8 @@ The time of a rank is cut into intervals, each from one step of all ranks to a l
 counts for nothing. Of each rank it gives the *busy* share: running, waiting for a processor, blocked by a disk; what is left is waiting
 for peers, for data, for a GPU.
 
-    straggler  a rank that is busy nearly all the time, `straggler` times as much as the median of the others, in 4 of 5 intervals of the
-               window: the others wait for it. Who is merely busier (rank 0 logs) while all wait for something else is none
+    straggler  a rank that is busy nearly all the time, `straggler` times as much as the median of the others, in 80 % of the intervals
+               of the window: the others wait for it. Who is merely busier (rank 0 logs) while all wait for something else is none
     gpu_idle   the GPU of a rank is busy less than `gpu_floor`, by the mean of the last GPU_SAMPLES samples of its driver
     drop       the median step takes `drop` times as long as in the best earlier stretch, over three windows on end
 

@@ -14,7 +14,7 @@ from supervisor.report.look_page import text_of
 C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 FRAMES = (StackFrame(C10D, 3252, "all_reduce"), StackFrame("/me/train.py", 61, "train"))
 LAST = (Collective("all_reduce", 41, done=True), Collective("all_reduce", 42, done=False, sizes=((8, 8), (8,))))
-GROUP = ProcessGroup("0", (0, 1, 2), "gloo", 600.0, 42, 41, LAST)
+GROUP = ProcessGroup("0", (0, 1, 2), "gloo", 600.0, LAST)
 PROCESS = ProcessLook(
     7, 1, "python", ThreadWait("S", "futex_do_wait"), (ThreadStack("0x1", FRAMES),), "", ProcessCounters(0, 12.34, 1, 1, 1, 1)
 )

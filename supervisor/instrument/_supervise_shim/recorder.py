@@ -85,7 +85,6 @@ def _groups() -> dict[str, dict[str, Any]]:
             "ranks": sorted(world.pg_group_ranks[group]),
             "backend": str(world.pg_map[group][0]),
             "timeout_s": quiet(_timeout_s)(group),
-            "sequence": quiet(group._get_sequence_number_for_group)(),  # noqa: SLF001 - as above
         }
     return found
 

@@ -47,16 +47,13 @@ class Collective:
 class ProcessGroup:
     """One process group as one of its ranks sees it. `last`: its newest collectives, the oldest first.
 
-    name: torch's, equal on all ranks of the group. ranks: its members, empty where unknown. enqueued and completed: sequence numbers, None
-    where the recorder does not count them.
+    name: torch's, equal on all ranks of the group. ranks: its members, empty where unknown.
     """
 
     name: str
     ranks: tuple[int, ...] = ()
     backend: str = ""
     timeout_s: float | None = None
-    enqueued: int | None = None
-    completed: int | None = None
     last: tuple[Collective, ...] = ()
 
     @property
@@ -114,27 +111,23 @@ def read(answer: bytes) -> RecordedCollectives:
         known: dict[str, dict[str, Any]] = json.loads(ours)["groups"]
         recorders: list[dict[str, Any]] = [json.loads(line) for line in theirs if line.strip()]
         groups = [group for recorded in recorders for group in _recorded(known, recorded)]
-        silent = [_group(name, known, "", (), {}) for name in known if not any(group.name == name for group in groups)]
+        silent = [_group(name, known, "", ()) for name in known if not any(group.name == name for group in groups)]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return RecordedCollectives(unreadable=f"its answer is not as expected: {type(error).__name__}: {error}")
     return RecordedCollectives((*groups, *silent), "" if recorders else "its torch has no recorder that writes JSON")
 
 
 def _recorded(known: dict[str, dict[str, Any]], recorded: dict[str, Any]) -> list[ProcessGroup]:
-    """Return the groups of one recorder; its counts are by a number, of which only the entries give the name."""
+    """Return the groups of one recorder: each of its entries has the name and the number of its group."""
     entries: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for entry in recorded.get("entries") or ():
         entries.setdefault((str(entry["process_group"][0]), str(entry["pg_id"])), []).append(entry)
-    status = recorded.get("pg_status") or {}
     return [
-        _group(name, known, _backend(of_group[-1]), [_collective(entry) for entry in of_group], status.get(number) or {})
-        for (name, number), of_group in entries.items()
+        _group(name, known, _backend(of_group[-1]), [_collective(entry) for entry in of_group]) for (name, _), of_group in entries.items()
     ]
 
 
-def _group(
-    name: str, known: dict[str, dict[str, Any]], backend: str, collectives: Sequence[Collective], status: dict[str, Any]
-) -> ProcessGroup:
+def _group(name: str, known: dict[str, dict[str, Any]], backend: str, collectives: Sequence[Collective]) -> ProcessGroup:
     of_python = known.get(name) or {}
     last = tuple(collectives[-MOST_KEPT:])
     timeouts = [of_python.get("timeout_s"), *(one.timeout_s for one in reversed(last))]
@@ -143,8 +136,6 @@ def _group(
         tuple(int(rank) for rank in of_python.get("ranks") or ()),
         backend=backend or str(of_python.get("backend") or ""),
         timeout_s=next((float(value) for value in timeouts if value is not None), None),
-        enqueued=_number(status.get("last_enqueued_collective", of_python.get("sequence"))),
-        completed=_number(status.get("last_completed_collective")),
         last=last,
     )
 
@@ -165,9 +156,3 @@ def _collective(entry: dict[str, Any]) -> Collective:
         is_p2p=is_p2p,
         timeout_s=None if timeout_ms is None else float(timeout_ms) / 1000,
     )
-
-
-def _number(value: object) -> int | None:
-    """Return a count of the recorder's, None for its -1."""
-    found = int(str(value)) if value is not None else -1
-    return found if found >= 0 else None

@@ -48,12 +48,12 @@ def waiting(  # noqa: PLR0913, PLR0917 - what a table row names
 ) -> RankLook:
     last = (Collective("all_reduce", sequence - 1, done=True), Collective(operation, sequence, done=False))
     found = process(100 + rank, stack(torch("distributed/distributed_c10d.py", operation), user(line)))
-    groups = (ProcessGroup(group, ranks, "gloo", 600.0, sequence, sequence - 1, last),)
+    groups = (ProcessGroup(group, ranks, "gloo", 600.0, last),)
     return RankLook(rank, rank, found, collectives=RecordedCollectives(groups), phase=Phase.TRAIN, steps=10)
 
 
 def outside(rank: int, *frames: StackFrame, waits: ThreadWait = FUTEX, workers: tuple[ProcessLook, ...] = ()) -> RankLook:
-    done = ProcessGroup("0", (0, 1), "gloo", 600.0, 41, 41, (Collective("all_reduce", 41, done=True),))
+    done = ProcessGroup("0", (0, 1), "gloo", 600.0, (Collective("all_reduce", 41, done=True),))
     found = process(100 + rank, stack(*frames), waits)
     return RankLook(rank, rank, found, workers, RecordedCollectives((done,)), phase=Phase.TRAIN, steps=10)
 

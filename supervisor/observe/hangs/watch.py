@@ -105,7 +105,6 @@ class HangWatch(Generic[L]):
         self._post, self._limits, self._looks = post, limits, looks
         self._suspended_s = suspended_s
         self._moved_bytes = moved_bytes or read_and_written
-        self._attempt = 0  # that is watched; 0: none
 
     def watch(self, attempt: int) -> None:
         """Begin with a new attempt."""
@@ -120,13 +119,9 @@ class HangWatch(Generic[L]):
         self._answers: queue.SimpleQueue[L | None] = queue.SimpleQueue()  # of the look under way alone
         self._files: dict[int, tuple[float, int]] = {}  # by pid: since when, and the bytes moved by then
 
-    def forget(self) -> None:
-        """Nothing runs."""
-        self._attempt = 0
-
     def sample(self, t: float, beats: tuple[RankHeartbeat, ...], ranks: Sequence[RankInfo], *, is_whole: bool = True) -> None:
         """Take the heartbeats, as often as they come; `t` is a time of the job's clock. is_whole: no rank is on another node."""
-        if not self._attempt or (self._sampled_t is not None and t - self._sampled_t < 0.9 * SAMPLE_S):
+        if self._sampled_t is not None and t - self._sampled_t < 0.9 * SAMPLE_S:
             return
         pause = self._pause(t, beats)
         self._sampled_t = t

@@ -349,12 +349,6 @@ def test_ranks_without_a_heartbeat_are_not_watched() -> None:
     assert job.posted == []
 
 
-def test_after_the_attempt_nothing_is_watched(job: VirtualJob) -> None:
-    job.watch.forget()
-    job.passes(500)
-    assert job.posted == []
-
-
 def test_samples_that_come_too_often_are_passed_over(job: VirtualJob) -> None:
     for _ in range(1000):
         job.t += 0.2

@@ -58,7 +58,7 @@ class Doing(StrEnum):
 class Standing:
     """One rank. text: what it does, behind "rank 7 is": `in DataLoader.__next__ (data.py:88)`. place: the user's file and line, "" unknown.
 
-    group and collective: that it waits in. worker: a loader worker that it waits for, and that is blocked or still.
+    group and collective: that it waits in. worker: a loader worker that it waits for: blocked, stopped, or in the user's code.
     """
 
     rank: int
@@ -85,9 +85,8 @@ def standing(look: RankLook) -> Standing:
     place, phase = "" if frame is None else frame.place, look.phase or Phase.UNKNOWN
     if process.is_gone:
         return Standing(look.rank, process.pid, Doing.GONE, "gone", phase=phase)
-    if process.state in {"T", "t"}:
-        by = "by a debugger" if process.state == "t" else "(state T)"
-        return Standing(look.rank, process.pid, Doing.STOPPED, f"stopped {by}", place, phase)
+    if (stopped := _stopped(process)) is not None:
+        return Standing(look.rank, process.pid, Doing.STOPPED, stopped, place, phase)
     if (blocked := _blocked(process)) is not None:
         return Standing(look.rank, process.pid, Doing.BLOCKED, blocked, place, phase)
     if thread is None:
@@ -148,19 +147,20 @@ def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) ->
     if worker is None:
         return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place, phase)
     blocked = _blocked(worker)
+    held = blocked or _stopped(worker)
     inner = training_thread(worker.stacks)
     frame = inner.user_frame if inner is not None else None
     where = f" in {frame.function} ({frame.place})" if frame is not None else ""
-    does = f"is {blocked}{' ' + where.strip() if where else ''}" if blocked is not None else f"is{where or ' at an unknown place'}"
+    does = f"is {held}{where}" if held is not None else f"is{where or ' at an unknown place'}"
     kind = Doing.ELSEWHERE if blocked is None else Doing.BLOCKED
     text += f", and its worker {worker.pid} {does}"
     return Standing(look.rank, look.process.pid, kind, text, place, phase, worker=worker)
 
 
 def _stuck_worker(look: RankLook) -> ProcessLook | None:
-    """Return the loader worker that a rank waits for: one that is blocked, else one that runs code of the user's."""
+    """Return the loader worker that a rank waits for: one that is blocked or stopped, else one that runs code of the user's."""
     workers = [one for one in look.workers if not one.is_gone]
-    blocked = next((one for one in workers if _blocked(one) is not None or one.state in {"T", "t"}), None)
+    blocked = next((one for one in workers if _blocked(one) is not None or _stopped(one) is not None), None)
     if blocked is not None:
         return blocked
     # an idle worker waits for its next order, in the loop of torch that the user's code would be called from
@@ -175,6 +175,11 @@ def _runs_users_code(thread: ThreadStack) -> bool:
         if frame.module.startswith("torch/utils/data/_utils/worker.py"):
             return False
     return False
+
+
+def _stopped(process: ProcessLook) -> str | None:
+    """Return by what a process is stopped, behind "is"; None if it is not."""
+    return {"T": "stopped (state T)", "t": "stopped by a debugger"}.get(process.state)
 
 
 def _blocked(process: ProcessLook) -> str | None:

@@ -146,6 +146,13 @@ HANGS: tuple[tuple[str, tuple[RankLook, ...], HangKind, str, tuple[int, ...]], .
         (1,),
     ),
     (
+        "a loader worker that is stopped",
+        (waiting(0), outside(1, *LOADER, workers=(IDLE, replace(WORKER, waits=ThreadWait("T"), stacks=())))),
+        HangKind.LATE,
+        LATE_LOADER + "stopped (state T)",
+        (1,),
+    ),
+    (
         "a loader worker in the user's code",
         (waiting(0), outside(1, *LOADER, workers=(IDLE, WORKER))),
         HangKind.LATE,

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 SHM = Path("/dev/shm")  # noqa: S108  checked below: a directory of ours, and no symbolic link
 #: Heartbeats and stacks of a large node need about as much; a full /dev/shm is no place for them.
 _SHM_NEEDED_BYTES = 1 << 20
+#: The page of the newest look at ranks that stood still: in an attempt's directory, and where `look_path` keeps it.
+LOOK_FILE = "hang.txt"
 #: A run is named for the second in which it began, in UTC.
 _RUN_TIME = "%Y%m%dT%H%M%S"
 #: After these exit codes only a person starts the job again: it was done, must be changed, or must go to another node.
@@ -196,7 +198,7 @@ def incident_dir(node_state: Path, number: int) -> Path:
 def look_path(node_state: Path, attempt: int, incident: int = 0) -> Path:
     """Return the file of the newest look at ranks that stood still: beside the card of `incident`, with the attempt's logs if that is 0."""
     parent = incident_dir(node_state, incident) if incident else node_state / "attempts" / f"{attempt:04d}"
-    return parent / "hang.txt"
+    return parent / LOOK_FILE
 
 
 def make_node_state(state_dir: str, cwd: Path, job: str, node: str) -> Path:

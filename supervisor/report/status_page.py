@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Finding, Gpu, Hang
 from supervisor.core.time_text import span_text
 from supervisor.core.values import dataclass
+from supervisor.job import identity
 from supervisor.report import wording
 from supervisor.report.card import outcome_text
 from supervisor.report.layout import Fact, FactPage, Tone
@@ -179,8 +181,8 @@ def _hang(status: Status) -> list[Fact]:
         return []
     t, hang = status.hang
     text = f"no progress for {span_text(hang.still_s + status.now - t)}: {hang.text}"
-    stacks = f"{status.state_dir}/attempts/{status.attempt:04d}/hang.txt"
-    return [Fact("hang", text, Tone.WARNING), Fact("stacks", stacks, copied=True)]
+    stacks = identity.look_path(Path(status.state_dir), status.attempt)
+    return [Fact("hang", text, Tone.WARNING), Fact("stacks", str(stacks), copied=True)]
 
 
 def _stored(found: StoredCheckpoint | None, now: float, how: str) -> str:

@@ -47,7 +47,8 @@ class LeftProcesses:
         before = self._unkilled.known()
         left = self._unkilled.await_end(unkilled.UNKILLED_S) if before else ()
         ended = [one.pid for one in before if one not in left]
-        self._loop.call_soon(lambda: self._ended(ended)) if ended else None
+        if ended:
+            self._loop.call_soon(lambda: self._ended(ended))
         return refusal([one.pid for one in left]) if left else ""
 
     @property

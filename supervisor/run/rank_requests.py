@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core import actions as act
 from supervisor.core.events import SaveSearched
+from supervisor.job.identity import LOOK_FILE
 from supervisor.observe.processes import stack_dumps
 from supervisor.observe.ranks import heartbeats
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from supervisor.run.threads import Threads
 
 STACKS_DEADLINE_S = 3.0
-#: In the attempt's directory: the newest look, as people read it.
-LOOK_FILE = "hang.txt"
 
 
 def wall_t(clock: Clock, t: float) -> float:
@@ -85,7 +84,7 @@ class RankRequests:
                 text = f"the look at the ranks was not kept: {path}: {error.strerror}"
             self._loop.call_soon(lambda: self._reporter.look(action, text))
 
-        self._threads.start("look", work)
+        self._threads.start("look", work, awaited=False)  # the attempt goes on, or ends, without its page
 
     def find_save(self, action: act.FindSave) -> None:
         """Look for a checkpoint that is newer than the stop request, by its files' modification times."""

@@ -9,24 +9,21 @@ from typing import TYPE_CHECKING
 
 from checkpointing.io import staging
 from supervisor.core.events import ProgressObserved
-from supervisor.core.model import RankInfo
 from supervisor.core.state import Stage
-from supervisor.instrument._supervise_shim.layout import start_ticks_of
-from supervisor.job.identity import SHM
+from supervisor.job.identity import LOOK_FILE, SHM
 from supervisor.observe.hangs import diagnosis, look
 from supervisor.observe.hangs.threshold import HangLimits
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats
 from supervisor.observe.ranks.progress_sampler import ProgressSampler
 from supervisor.report import look_page
-from supervisor.run.rank_requests import LOOK_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from supervisor.core.events import Event
-    from supervisor.core.model import CheckpointRef, Hang
+    from supervisor.core.model import CheckpointRef, Hang, RankInfo
     from supervisor.job.job import Job
     from supervisor.observe.hangs.diagnosis import Movement
     from supervisor.observe.hangs.look import Look
@@ -78,8 +75,8 @@ class RankSampling:
             beats = heartbeats.read(directory / "heartbeat")
             self._progress.sample(now, ranks, beats, last=last)
             if is_watched:
-                self._hangs.sample(now, beats, ranks, is_whole=is_whole)
-                self._also(beats, now)
+                self._threads.observe("hangs", lambda: self._hangs.sample(now, beats, ranks, is_whole=is_whole))
+                self._threads.observe("loss and pace", lambda: self._also(beats, now))
 
         if self._job.scratch.is_relative_to(SHM):
             work()
@@ -118,7 +115,7 @@ class RankLooks:
             found = None
             try:
                 if directory is not None:
-                    found = look.take(with_beats(ranks, beats), directory, beats={beat.rank: beat for beat in beats})
+                    found = look.take(look.with_beats(ranks, beats), directory, beats={beat.rank: beat for beat in beats})
                     self._keep(look_page.text_of(found))
             finally:
                 done(found)
@@ -139,13 +136,6 @@ class RankLooks:
         if self.directory is not None:
             with contextlib.suppress(OSError):  # whoever reads it reports that it is missing
                 staging.write(str(self.directory / LOOK_FILE), text.encode(errors="replace"), is_durable=False)
-
-
-def with_beats(ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat]) -> tuple[RankInfo, ...]:
-    """Return the ranks, and those that only their heartbeats show: torch.multiprocessing starts them below a process that we started."""
-    known = {info.rank for info in ranks}
-    found = [RankInfo(beat.rank, beat.local_rank, beat.pid, beat.start_ticks) for beat in beats if beat.rank not in known]
-    return (*ranks, *(info for info in found if start_ticks_of(info.pid) == info.start_ticks))
 
 
 def suspended_s() -> float:

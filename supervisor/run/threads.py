@@ -71,6 +71,7 @@ class Threads:
         self._loop = loop
         self._warn = warn
         self._under_way: set[str] = set()
+        self._failed_observers: set[str] = set()
 
     def start(self, name: str, work: Callable[[], None], *, awaited: bool = True) -> None:
         """Run `work` in a thread. `awaited`: the loop waits for what it posts, so that its exception ends the run."""
@@ -105,6 +106,15 @@ class Threads:
 
         self.start(name, once, awaited=False)
         done.wait(wait_s)
+
+    def observe(self, name: str, work: Callable[[], None]) -> None:
+        """Run `work` here, in any thread: what only watches the job must not end it. Its exception is a warning, once for each name."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  (a bug in it, whatever it is)
+            if name not in self._failed_observers:
+                self._failed_observers.add(name)
+                self._failed(name, error, awaited=False)
 
     def _failed(self, name: str, error: BaseException, *, awaited: bool) -> None:
         if awaited:

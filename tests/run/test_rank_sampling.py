@@ -17,8 +17,10 @@ from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe.hangs import look
+from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats
-from supervisor.run.rank_sampling import RankLooks, RankSampling, suspended_s, with_beats
+from supervisor.run.rank_sampling import RankLooks, RankSampling, suspended_s
+from supervisor.run.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +56,10 @@ class VirtualLoop:
         except OSError as error:
             self.posted.append(error)
 
+    def observe(self, name: str, work: Callable[[], None]) -> None:
+        """As in run/threads.py."""
+        Threads(self, self.posted.append).observe(name, work)  # type: ignore[arg-type]
+
     def recur(self, _name: str, work: Callable[[], None], *, wait_s: float) -> None:
         """Do what a thread would do while the loop waits."""
         assert wait_s > 0
@@ -72,16 +78,16 @@ def beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HeartbeatWriter:
     return made
 
 
-def sampling(loop: VirtualLoop, directory: Path) -> RankSampling:
+def sampling(loop: VirtualLoop, directory: Path, also: Callable[[Any, float], None] = lambda _beats, _t: None) -> RankSampling:
     job: Any = SimpleNamespace(settings=Settings(), scratch=directory, attempt_dir=lambda _attempt: directory)
-    made = RankSampling(job, loop, loop, lambda _path: True, lambda _beats, _t: None)  # type: ignore[arg-type]
+    made = RankSampling(job, loop, loop, lambda _path: True, also)  # type: ignore[arg-type]
     made.watch(1, None)
     return made
 
 
 def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, taken = VirtualLoop(), []
-    (rank,) = with_beats((), heartbeats.read(tmp_path / "heartbeat"))
+    (rank,) = look.with_beats((), heartbeats.read(tmp_path / "heartbeat"))
     nothing_moves = look.Look(0.0, ())
     monkeypatch.setattr(look, "take", lambda ranks, directory, *, beats: taken.append((ranks, directory, list(beats))) or nothing_moves)
     made = sampling(loop, tmp_path)
@@ -104,7 +110,7 @@ def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWr
 
 
 def test_ranks_that_may_wait_for_another_node_get_more_time(tmp_path: Path, beat: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    (rank,) = with_beats((), heartbeats.read(tmp_path / "heartbeat"))
+    (rank,) = look.with_beats((), heartbeats.read(tmp_path / "heartbeat"))
     loop = VirtualLoop(state=JobState(stage=Stage.RUNNING, attempt=Attempt(1, ranks=(rank,), world_size=2)))
     monkeypatch.setattr(look, "take", lambda *_args, **_kwargs: look.Look(0.0, ()))
     made = sampling(loop, tmp_path)
@@ -124,6 +130,21 @@ def test_ranks_that_are_being_stopped_are_not_watched(tmp_path: Path, beat: Hear
         loop.t += 1.0
         made.sample(())
     assert {type(event) for event in loop.posted} == {ProgressObserved}
+
+
+def test_an_observer_that_fails_is_reported_and_the_others_go_on(
+    tmp_path: Path, beat: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_args: object, **_kwargs: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(HangWatch, "sample", broken)
+    loop, seen = VirtualLoop(), []
+    made = sampling(loop, tmp_path, lambda beats, _t: seen.append(beats))
+    beat.report_step(1)
+    made.sample(())
+    assert loop.posted[1:] == ["a part of supervise failed (hangs): ZeroDivisionError: ; the job goes on"]
+    assert len(seen) == 1
 
 
 def test_after_the_last_attempt_nothing_is_read(tmp_path: Path, beat: HeartbeatWriter) -> None:
@@ -152,11 +173,11 @@ def test_ranks_that_only_a_heartbeat_shows_are_examined_while_they_live(tmp_path
     beat.report_step(1)
     (seen,) = heartbeats.read(tmp_path / "heartbeat")
     this = RankInfo(0, 0, os.getpid(), seen.start_ticks)
-    assert with_beats((), (seen,)) == (this,)
+    assert look.with_beats((), (seen,)) == (this,)
     launcher = RankInfo(0, 0, 1, 2)
-    assert with_beats((launcher,), (seen,)) == (launcher,)
+    assert look.with_beats((launcher,), (seen,)) == (launcher,)
     heartbeat_of_the_dead = heartbeats.RankHeartbeat(**{name: getattr(seen, name) for name in seen.__slots__} | {"start_ticks": 1})
-    assert with_beats((), (heartbeat_of_the_dead,)) == ()
+    assert look.with_beats((), (heartbeat_of_the_dead,)) == ()
 
 
 def test_the_machine_s_sleep_is_known() -> None:

@@ -71,6 +71,16 @@ def test_what_recurs_comes_again_after_an_exception_and_not_while_it_hangs(loop:
     assert len(told) == 1
 
 
+def test_what_only_watches_is_reported_once_and_ends_nothing(loop: Loop) -> None:
+    told: list[str] = []
+    threads = Threads(loop, told.append)
+    for name in ("hangs", "hangs", "pace"):
+        threads.observe(name, recurses)
+    ends(loop, lambda: len(told) > 1)
+    assert loop.run().exit_code == 0
+    assert [text.partition(":")[0] for text in told] == ["a part of supervise failed (hangs)", "a part of supervise failed (pace)"]
+
+
 def test_a_wait_is_reported_once_it_lasts_and_a_short_one_is_not() -> None:
     reported: list[str] = []
     seen = threading.Event()

@@ -39,25 +39,30 @@ def stacks(settings: Settings, job: str | None, rank: int | None) -> int:
 
     place = find_job(state_root(settings), job)
     history, alive = standing_of(place)
-    ranks = _ranks(place, history, alive, rank)
+    _require_ranks(place, history, alive)
+    beats = live_beats(history)
+    ranks = _chosen(place, look.with_beats(history.ranks, beats), rank)
     assert history.run is not None  # noqa: S101  an attempt runs
     directory = identity.attempt_dir(history.run.scratch, history.attempt)
-    beats = {beat.rank: beat for beat in live_beats(history)}
-    stdio.write(sys.stdout, text_of(look.take(ranks, directory, beats=beats)).rstrip("\n"))
+    stdio.write(sys.stdout, text_of(look.take(ranks, directory, beats={beat.rank: beat for beat in beats})).rstrip("\n"))
     return 0
 
 
-def _ranks(place: JobFiles, history: History, alive: bool | None, rank: int | None) -> tuple[RankInfo, ...]:  # noqa: FBT001  three values
-    """Return the ranks to look at. Raises SuperviseError (64) where there are none."""
+def _require_ranks(place: JobFiles, history: History, alive: bool | None) -> None:  # noqa: FBT001  three values
+    """Raise SuperviseError (64) where no rank of this node runs."""
     if place.node != identity.node_name():
         hint = f"Run the same command on {place.node}."
         raise SuperviseError(f"no rank of this node: job {place.job}: it runs on {place.node}", hint=hint, exit_code=ExitCode.USAGE)
     if alive is False or history.end is not None or history.run is None or not history.ranks:
         hint = "`supervise status` shows where the job stands; `supervise why` has the stacks of a hang that was confirmed."
         raise SuperviseError(f"no rank runs: job {place.job}: attempt {history.attempt}", hint=hint, exit_code=ExitCode.USAGE)
-    found = tuple(info for info in history.ranks if rank is None or info.rank == rank)
+
+
+def _chosen(place: JobFiles, ranks: tuple[RankInfo, ...], rank: int | None) -> tuple[RankInfo, ...]:
+    """Return the ranks to look at. Raises SuperviseError (64) where none has this number."""
+    found = tuple(info for info in ranks if rank is None or info.rank == rank)
     if not found:
-        there = ", ".join(str(info.rank) for info in history.ranks)
-        hint = f"Name one of {there} with --rank, or leave it out; the ranks of another node are shown there."
+        there = ", ".join(str(info.rank) for info in ranks)
+        hint = f"Name one of {there} with --rank, or leave it out. For a rank of another node, run the command on that node."
         raise SuperviseError(f"no such rank on this node: job {place.job}: {rank}", hint=hint, exit_code=ExitCode.USAGE)
     return found

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import Phase
+from supervisor.core.model import Phase, RankInfo
 from supervisor.core.values import dataclass
 from supervisor.guardian import process_tree
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
@@ -27,10 +27,9 @@ from supervisor.observe.hangs.recorder import RecordedCollectives
 from supervisor.observe.processes import stack_dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from supervisor.core.model import RankInfo
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 ANSWER_S = 2.0
@@ -118,6 +117,13 @@ def take(
             answers.ask((look.rank, child.pid), partial(_worker, look, child, directory, until))
     found = answers.wait(until)
     return Look(began, tuple(_assembled(look, found) for _, look in sorted(looks.items())), time.monotonic() - began)
+
+
+def with_beats(ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat]) -> tuple[RankInfo, ...]:
+    """Return the ranks, and those that only their heartbeats show: torch.multiprocessing starts them below a process that we started."""
+    known = {info.rank for info in ranks}
+    found = [RankInfo(beat.rank, beat.local_rank, beat.pid, beat.start_ticks) for beat in beats if beat.rank not in known]
+    return (*ranks, *(info for info in found if start_ticks_of(info.pid) == info.start_ticks))
 
 
 class _Answers:

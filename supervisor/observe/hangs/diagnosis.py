@@ -170,8 +170,8 @@ def _waiting(waits: Sequence[Standing]) -> str:
 
 
 def _behind(look: Look) -> str:
-    """Return which ranks made fewer steps than the others; "" where all made as many."""
-    steps = {one.rank: one.steps for one in look.ranks if one.steps}
+    """Return which ranks made fewer steps than the others; "" where all made as many. One that ended lags behind nobody."""
+    steps = {one.rank: one.steps for one in look.ranks if one.steps and not one.process.is_gone}
     most = max(steps.values(), default=0)
     by_lag: dict[int, list[int]] = {}
     for rank, made in steps.items():

@@ -81,7 +81,13 @@ LATE_LOADER = (
 HANGS: tuple[tuple[str, tuple[RankLook, ...], HangKind, str, tuple[int, ...]], ...] = (
     ("gone", (waiting(0), GONE), HangKind.GONE, "rank 0 waits in all_reduce (seq 42, train.py:61); rank 1 is gone", (1,)),
     ("all are gone", (GONE,), HangKind.GONE, "rank 1 is gone", (1,)),
-    ("a rank ended in order, and another one goes on", (outside(0), GONE), HangKind.STILL, "rank 0 is in <module> (train.py:90)", ()),
+    (
+        "a rank ended in order, and another one goes on",
+        (outside(0), replace(GONE, steps=3)),
+        HangKind.STILL,
+        "rank 0 is in <module> (train.py:90)",
+        (),
+    ),
     (
         "a rank ended in order, and another one waits in a group that it is not in",
         (waiting(0, ranks=(0, 2)), GONE),

@@ -219,9 +219,7 @@ def judge_if_ready(state: JobState, t: float) -> Step:
     if not state.attempt.ended or state.attempt.evidence is None or state.attempt.awaits_own_signal or state.run.incident is None:
         return state, ()
     evicted = node_health.evidence(state.attempt.eviction, state.attempt.over_t or t)
-    verdict = _with_hang(
-        state, classify((*state.attempt.evidence, *evicted, *_differing(state, t), *_hang(state, t), *state.attempt.ended_for))
-    )
+    verdict = _with_hang(state, classify((*state.attempt.evidence, *evicted, *_differing(state, t), *state.attempt.ended_for)))
     failed_gpus = planning.failed_gpus(state, (*state.attempt.evidence, *evicted))
     culprit = planning.culprit_gpu(state, verdict)
     # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself
@@ -249,16 +247,6 @@ def _differing(state: JobState, t: float) -> tuple[Evidence, ...]:
         if state.attempt.start_mismatch
         else ()
     )
-
-
-def _hang(state: JobState, t: float) -> tuple[Evidence, ...]:
-    """Return the hang that ended the attempt, as evidence."""
-    hang = state.attempt.hang
-    if hang is None or not state.attempt.ended_by_hang:
-        return ()
-    culprit = hang.ranks[0] if len(hang.ranks) == 1 else None
-    claim = Claim(Cause.HANG_NO_ERROR, 0.95, transient=True)
-    return (Evidence("hang", hang.kind.value, hang.text, culprit, state.attempt.over_t or t, claim=claim),)
 
 
 def _with_hang(state: JobState, verdict: Verdict) -> Verdict:

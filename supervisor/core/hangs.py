@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core import failure
 from supervisor.core.actions import Alert, KeepLook, PrintMessage
-from supervisor.core.model import HangKind
+from supervisor.core.model import Cause, Claim, Evidence, HangKind
 from supervisor.core.state import JobState, changed
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: What no rank can end by itself.
 _FOR_EVER = frozenset({HangKind.GONE, HangKind.MISMATCH})
+#: Two looks are measured, not guessed.
+SURE = 0.95
 #: Beyond the process group's own timeout, for torch to act first: its watchdog looks about once a minute.
 TORCH_ACTS_S = 90.0
 
@@ -32,8 +34,11 @@ def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     """End the attempt where that is due, else alert once for each kind of hang."""
     hang, before = event.hang, state.attempt.hang
     goes_on = why_it_goes_on(state, hang, is_first=before is None)
-    state = changed(state, attempt=changed(state.attempt, hang=hang, ended_by_hang=not goes_on))
+    state = changed(state, attempt=changed(state.attempt, hang=hang))
     if not goes_on:
+        culprit = hang.ranks[0] if len(hang.ranks) == 1 else None
+        fact = Evidence("hang", hang.kind.value, hang.text, culprit, event.t, claim=Claim(Cause.HANG_NO_ERROR, SURE, transient=True))
+        state = changed(state, attempt=changed(state.attempt, ended_for=(fact,)))
         state, actions = failure.stop_attempt(state, event.t, hang.text)
         return state, (KeepLook(state.attempt.number, state.incidents), *actions)
     if before is not None and before.kind is hang.kind:

@@ -205,8 +205,7 @@ class Attempt:
     evidence: tuple[Evidence, ...] | None = None
     awaits_own_signal: bool = False  # a rank died of a signal that may be on its way to us too
     eviction: tuple[Finding, ...] = ()  # what ends it by --evict-on
-    ended_by_hang: bool = False
-    ended_for: tuple[Evidence, ...] = ()  # what ends it by --on-nan
+    ended_for: tuple[Evidence, ...] = ()  # what ends it by --on-nan or --on-hang
 
     @property
     def trains(self) -> bool:

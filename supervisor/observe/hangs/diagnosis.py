@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Hang, HangKind, Phase
 from supervisor.core.values import dataclass
-from supervisor.observe.hangs.standing import Doing, Standing, compiles, rank_list, standing, training_thread
+from supervisor.observe.hangs.standing import Doing, Standing, compiles, doing, rank_list, standing, training_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -266,6 +266,8 @@ def _at(thread: ThreadStack) -> str:
 def _is_busy(before: RankLook, after: RankLook) -> bool:
     """Return whether a rank, or a worker of its, used CPU time or woke up often between two looks."""
     thread = training_thread(after.process.stacks)
+    if thread is not None and doing(thread)[1] is Phase.INIT:
+        return False  # it asks torch's store again and again whether the others have come
     # a rank that waits in a collective, with a recorder to prove it: only its own thread counts, unless gradients are still computed
     waits = standing(after)
     by_thread = waits.doing is Doing.WAITS and waits.collective is not None and (thread is None or thread.find("torch/autograd/") is None)

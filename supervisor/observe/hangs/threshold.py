@@ -85,7 +85,10 @@ class StepTimes:
                 continue
             began_ns = last.last_step_ns if beat.phase_since_ns >= beat.last_step_ns else max(last.last_step_ns, beat.phase_since_ns)
             longest_ns = max(longest_ns, beat.last_step_ns - began_ns)
-            made = max(made, beat.steps - last.steps, (beat.step or 0) - (last.step or 0), 1)
+            # a training that was resumed goes on from a high number: the first that is reported, or is from another source, counts nothing
+            one_count = beat.step is not None and last.step is not None and beat.step_source == last.step_source
+            reported = (beat.step or 0) - (last.step or 0) if one_count else 0
+            made = max(made, beat.steps - last.steps, reported, 1)
         if longest_ns:
             self._times_s.append(longest_ns / 1e9 / made)
             self._longest_s.append(longest_ns / 1e9)

@@ -215,6 +215,7 @@ def test_what_only_one_look_shows_is_not_proven() -> None:
 
 LOOPS = outside(0, user(70, "spin"), waits=RUNS)
 COMPILES = outside(0, torch("_inductor/compile_fx.py", "compile_fx"), user(70), waits=RUNS)
+JOINS = outside(0, torch("distributed/rendezvous.py", "_create_c10d_store"), torch("distributed/distributed_c10d.py", "init_process_group"))
 #: (name, first, second, what moved; None: nothing, and busy; "": nothing at all)
 MOVES: tuple[tuple[str, RankLook, RankLook, str | None], ...] = (
     ("a step", waiting(0), replace(later(waiting(0)), steps=11), "made steps (10 before, 11 now)"),
@@ -227,6 +228,7 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str | None], ...] = (
     ("a compilation that stands still", COMPILES, later(COMPILES), ""),
     ("another process", waiting(0), replace(waiting(0), process=replace(waiting(0).process, pid=7)), "is another process"),
     ("it ended", waiting(1), GONE, "ended"),
+    ("asks the store for its peers", JOINS, later(JOINS, switches=3000, cpu_s=1.0), ""),
     ("a loop", LOOPS, later(LOOPS, cpu_s=29), None),
     ("a loop, in another line", LOOPS, later(outside(0, user(71, "spin"), waits=RUNS), cpu_s=29), None),
     ("another function", LOOPS, later(outside(0, user(9, "go")), cpu_s=29), "was in spin (train.py:70) and is in go (train.py:9)"),

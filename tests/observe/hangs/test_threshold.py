@@ -141,6 +141,15 @@ def test_a_step_that_only_the_script_reports_counts() -> None:
     assert (times.calibrated, times.limit([beat], LIMITS).seconds) == (True, 100.0)
 
 
+@pytest.mark.parametrize(("step", "source"), [(None, None), (1, "optimizer")], ids=["none before", "another source"])
+def test_the_first_number_that_a_resumed_script_reports_is_no_number_of_steps(step: int | None, source: str | None) -> None:
+    times = StepTimes()
+    beat = replace(FIRST, step=step, step_source=source)
+    times.add([beat])
+    times.add([replace(after(beat, 1.0), step=10_010, step_source="worker")])
+    assert not times.calibrated
+
+
 def test_the_slowest_rank_of_a_sample_counts_and_old_times_are_forgotten() -> None:
     times = StepTimes()
     beat = trained(times, 1.0, 30)

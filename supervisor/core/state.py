@@ -214,6 +214,11 @@ class Attempt:
         return self.steps_seen > 0 or (self.first_step is not None and step is not None and step > self.first_step)
 
     @property
+    def stopped_t(self) -> float | None:
+        """When we ended it by ourselves, while its ranks ran; None where a failure or a person did."""
+        return self.over_t if self.ended_for or self.eviction or self.start_mismatch else None
+
+    @property
     def live_ranks(self) -> tuple[RankInfo, ...]:
         """Its ranks, none once all are gone."""
         return () if self.ended else self.ranks

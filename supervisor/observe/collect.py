@@ -75,16 +75,19 @@ def together(sources: Mapping[str, Callable[[], Iterable[Evidence]]], deadline_s
     return [fact for name in sources for fact in answers.get(name, ())] + silent
 
 
-def exits(
+def exits(  # noqa: PLR0913  what is known of the ends, each by name
     deaths: Iterable[RankExit],
     clock: Clock,
     grace_s: float,
     ends: Iterable[RankExit | VanishedRank] = (),
     pids: Mapping[int, int] = MappingProxyType({}),
+    *,
+    stopped_t: float | None = None,
 ) -> tuple[Evidence, ...]:
     """Return the deaths as evidence. ends, pids: of ranks that the command started by itself; it then is their launcher.
 
-    The first failure ends the attempt: who dies of TERM after it, or of KILL after it and the grace, was ended by us.
+    The first failure ends the attempt, or we do at `stopped_t`: who dies of TERM after it, or of KILL after it and the grace, was ended
+    by us.
     """
     found = []
     first: RankExit | None = None
@@ -100,12 +103,12 @@ def exits(
         is_term = (
             death.signal == signal.SIGTERM or death.code == exits_of.OF_A_SIGNAL + signal.SIGTERM
         )  # or a handler of it saved, and left so
-        if first is not None and (is_term or death.signal == signal.SIGKILL):
-            after_s = (death.at_ns - first.at_ns) / 1e9
-            if is_term or after_s > grace_s - GRACE_MARGIN_S:
-                name = "ended_by_us"
-        first = first or death
         t = clock.at_monotonic_ns(death.at_ns)
+        end_t = stopped_t if first is None else clock.at_monotonic_ns(first.at_ns)
+        by_kill = death.signal == signal.SIGKILL
+        if end_t is not None and t >= end_t and (is_term or (by_kill and t - end_t > grace_s - GRACE_MARGIN_S)):
+            name = "ended_by_us"
+        first = first or death
         if pids.get(death.rank, death.pid) != death.pid:
             found.append(Evidence("launcher", name, text, t=t))
             found.append(Evidence("launcher", "who", "the command"))

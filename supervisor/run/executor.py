@@ -382,12 +382,14 @@ class Executor:
     def _collected(
         self, action: act.CollectEvidence, found: list[Evidence], beats: tuple[RankHeartbeat, ...], session: Session | None
     ) -> None:
-        deaths: tuple[RankExit, ...] = self._loop.state.attempt.deaths
+        attempt = self._loop.state.attempt
+        deaths: tuple[RankExit, ...] = attempt.deaths
         clock, grace_s = self._loop.clock, self._job.settings.stop.grace_s
         started = self.watch.rank_ends
         ends, pids = (started.ends, started.pids) if started is not None else ((), {})
         of_launcher = collect.without_secrets(collect.of_launcher(session.facts if session else (), found))
-        facts = reconciled((*collect.exits(deaths, clock, grace_s, ends, pids), *found, *of_launcher), deaths, beats, clock)
+        of_ranks = collect.exits(deaths, clock, grace_s, ends, pids, stopped_t=attempt.stopped_t)
+        facts = reconciled((*of_ranks, *found, *of_launcher), deaths, beats, clock)
         self._reporter.evidence(action.incident, facts)
         event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), random.random())  # noqa: S311 (jitter, no secret)
         self._loop.feed(event)

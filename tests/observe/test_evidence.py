@@ -107,6 +107,14 @@ def test_those_that_we_ended_after_the_first_failure_failed_of_nothing() -> None
     assert (verdict.cause, verdict.rank) == (Cause.UNKNOWN, 1)  # and not that rank 0 was killed
 
 
+def test_those_that_we_ended_without_a_failure_failed_of_nothing() -> None:
+    deaths = [death(0, 3.9, code=1), death(1, 4.2, signum=15), death(2, 9.3, signum=9)]
+    found = collect.exits(deaths[1:], CLOCK, 5.0, stopped_t=1004.0)
+    assert [(fact.rank, fact.name) for fact in found] == [(1, "ended_by_us"), (2, "ended_by_us")]
+    assert [fact.name for fact in collect.exits(deaths[1:2], CLOCK, 5.0, stopped_t=1005.0)] == ["signal"]  # before we did
+    assert [fact.name for fact in collect.exits(deaths[:2], CLOCK, 5.0, stopped_t=1004.0)] == ["exit_code", "ended_by_us"]
+
+
 # --- logs and tails
 
 

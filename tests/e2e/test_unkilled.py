@@ -89,6 +89,17 @@ def test_while_it_stays_the_job_waits_with_its_pid_on_the_card(supervise: Run, d
     assert run.exit_code() == 143
 
 
+def waits_for_it(again: Supervised, pid: int, attempt: int, disk: FreezableFs) -> None:
+    """See that the next supervisor starts no rank beside the process, and does once the disk answers."""
+    again.wait_for_line(rf"pid {pid} \(python\S*, state D[^)]*\(ext4\)\) survives KILL")
+    again.wait_for_line(f"attempt {attempt} is not started yet")
+    assert starts(again) == 1
+    disk.thaw()
+    wait_for(lambda: starts(again) == 2, "the attempt")
+    again.signal(signal.SIGTERM)
+    assert again.exit_code() == 143
+
+
 @pytest.mark.slow
 def test_a_stop_ends_in_time_and_the_next_start_waits_for_what_it_left(supervise: Run, disk: FreezableFs) -> None:
     run = supervise(*job(disk), options=[*RESUMING, "--stop-deadline-s=2"])
@@ -98,13 +109,7 @@ def test_a_stop_ends_in_time_and_the_next_start_waits_for_what_it_left(supervise
     assert run.exit_code(20) == 143
     assert f"pid {pid} (python" in run.stderr
     again = supervise(*job(disk), options=RESUMING)
-    again.wait_for_line(rf"pid {pid} \(python\S*, state D[^)]*\(ext4\)\) survives KILL")
-    again.wait_for_line("attempt 1 is not started yet")
-    assert starts(again) == 1
-    disk.thaw()
-    wait_for(lambda: starts(again) == 2, "the attempt")
-    again.signal(signal.SIGTERM)
-    assert again.exit_code() == 143
+    waits_for_it(again, pid, 1, disk)
 
 
 @pytest.mark.slow
@@ -115,13 +120,7 @@ def test_the_successor_of_a_killed_supervisor_waits_for_it(supervise: Run, disk:
     run.signal(signal.SIGKILL)
     run.exit_code()
     again = supervise(*job(disk), options=RESUMING)
-    again.wait_for_line(rf"pid {pid} \(python\S*, state D[^)]*\(ext4\)\) survives KILL")
-    again.wait_for_line("attempt 2 is not started yet")
-    assert starts(again) == 1
-    disk.thaw()
-    wait_for(lambda: starts(again) == 2, "the attempt")
-    again.signal(signal.SIGTERM)
-    assert again.exit_code() == 143
+    waits_for_it(again, pid, 2, disk)
 
 
 @pytest.mark.slow

@@ -67,11 +67,12 @@ _DIED = "supervise died while this attempt ran"
 class Round:
     """One failure within an incident, and what was done about it. Times are those of the events; None is: not recorded.
 
-    began, began_t: the attempt that was ordered, and when; started_t: when its ranks were there. warnings: what was strange about the
-    attempt's loss and pace when it failed.
+    failed_t: when this node's ranks were ended: one of them died then, or supervise ended the attempt. began, began_t: the attempt that was
+    ordered, and when; started_t: when its ranks were there. warnings: what was strange about the attempt's loss and pace when it failed.
     """
 
     attempt: int
+    failed_t: float | None = None
     deaths: list[tuple[float, RankExit]] = field(default_factory=list)
     ended_t: float | None = None
     evidence: tuple[Evidence, ...] = ()
@@ -443,6 +444,8 @@ class _Reading:
             self.resume = action.resume
             if incident is not None:
                 incident.rounds[-1].began, incident.rounds[-1].began_t = action.attempt, t
+        elif isinstance(action, act.CollectEvidence):
+            self.round(action.attempt).failed_t = t
         elif isinstance(action, act.ReportDecision):
             one = self.round(action.attempt)
             one.decision, one.decided_t = action, t

@@ -124,17 +124,24 @@ def _failed_t(incident: RecordedIncident, last: Round) -> float | None:
     """Return when it failed: of several failures the last one, which the page describes."""
     if last is incident.rounds[0]:
         return incident.opened_t
+    if last.failed_t is not None:
+        return last.failed_t
     return min((t for t, _ in last.deaths), default=last.ended_t)
 
 
 def _when(last: Round, failed_t: float | None) -> str:
-    """Return the date and time of the failure, and how long it took until no rank was left."""
+    """Return the date and time of the failure, and how long it took until no rank was left.
+
+    Where no death was the failure, such as a hang, who died was ended by supervise, and is not counted.
+    """
     at = "unknown" if failed_t is None else time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(failed_t))
     if last.ended_t is None:
         return at
     first = min((t for t, _ in last.deaths), default=None)
-    took = "no rank was left" if first is None else f"no rank was left {max(0.0, last.ended_t - first):.1f} s later"
-    peers = len({death.rank for _, death in last.deaths if death.rank >= 0}) - 1
+    by_death = first is not None and (last.failed_t is None or first <= last.failed_t)
+    began = first if by_death else last.failed_t
+    took = "no rank was left" if began is None else f"no rank was left {max(0.0, last.ended_t - began):.1f} s later"
+    peers = len({death.rank for _, death in last.deaths if death.rank >= 0}) - 1 if by_death else 0
     others = f" ({peers} more {'rank' if peers == 1 else 'ranks'} died with it)" if peers > 0 else ""
     return f"{at}; {took}{others}"
 

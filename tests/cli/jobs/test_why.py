@@ -13,8 +13,8 @@ import pytest
 
 from supervisor.cli.jobs.why import why
 from supervisor.core.actions import ReportDecision, ReportResume, SetTimer
-from supervisor.core.events import CheckpointSelected, HangConfirmed, TimerFired
-from supervisor.core.model import Cause, Evidence, Hang, HangKind, Plan, PlanKind, Verdict
+from supervisor.core.events import AttemptEnded, CheckpointSelected, EvidenceCollected, HangConfirmed, RankExited, TimerFired
+from supervisor.core.model import Cause, Evidence, Hang, HangKind, Plan, PlanKind, RankExit, Verdict
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
 from supervisor.report.card import card
@@ -74,6 +74,24 @@ def test_ranks_that_stand_still_are_no_incident_and_are_named(written: Any, caps
     assert "job train stands still in attempt 1" in text
     assert re.search(r"cause +rank 1 waits; rank 0 is in evaluate\n", text)
     assert re.search(r"stacks +/\S+/attempts/0001/hang.txt", text)
+
+
+def test_an_attempt_that_supervise_ended_for_a_hang_took_from_then_until_no_rank_was_left(
+    written: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hang = Hang(HangKind.MISMATCH, "rank 0 waits in broadcast, rank 1 in all_reduce: they wait for ever", (0, 1))
+    written.begin()
+    written.start(1)
+    written.progress(5, 9)
+    for number, at in ((1, 100), (2, 200)):
+        written.feed(HangConfirmed(written.T0 + at, number, hang))
+        written.feed(*(RankExited(written.T0 + at + 3, number, RankExit(rank, 100 + rank, 10, signal=15)) for rank in range(2)))
+        written.feed(AttemptEnded(written.T0 + at + 3, number, "failed"))
+        written.feed(EvidenceCollected(written.T0 + at + 3, number, 1, (), 0.5))
+        written.again(at + 20)
+    written.close()
+    text = re.sub(r"\n +", " ", explained(written, capsys))
+    assert re.search(r"when +\d{4}-\d\d-\d\d \d\d:\d\d:40 \S+; no rank was left 3\.0 s later earlier", text), text
 
 
 def test_each_incident_by_its_number(written: Any, capsys: pytest.CaptureFixture[str]) -> None:

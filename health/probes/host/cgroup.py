@@ -57,6 +57,11 @@ def tightest_memory(root: str = "/") -> GroupLimit | None:
     return _tightest(control_groups.read("memory", root), _MEMORY_LIMIT, _MEMORY_USED, less_caches=True)[0]
 
 
+def memory_limits(root: str = "/") -> list[GroupLimit]:
+    """Return every memory limit, in bytes, of our group and those above it, the nearest first."""
+    return _limits(control_groups.read("memory", root), _MEMORY_LIMIT, _MEMORY_USED, less_caches=True)[0]
+
+
 def _made(name: str, value: Json) -> Reading:
     return Reading(NAME, HOST, name, value, NOT_SUPPORTED if value is None else "")
 
@@ -65,7 +70,15 @@ def _tightest(
     groups: list[ControlGroup], limit_names: Names, used_names: Names, *, less_caches: bool = False
 ) -> tuple[GroupLimit | None, bool]:
     """Return the limit that leaves the least, None where nothing limits us, and whether any group counts."""
-    best: GroupLimit | None = None
+    limits, seen = _limits(groups, limit_names, used_names, less_caches=less_caches)
+    return min(limits, key=lambda one: one.limit - one.used, default=None), seen
+
+
+def _limits(
+    groups: list[ControlGroup], limit_names: Names, used_names: Names, *, less_caches: bool = False
+) -> tuple[list[GroupLimit], bool]:
+    """Return the limits, and whether any group counts."""
+    found: list[GroupLimit] = []
     seen = False
     for group in groups:
         limit, used = system_files.whole(group.path(*limit_names)), system_files.whole(group.path(*used_names))
@@ -75,9 +88,8 @@ def _tightest(
         if less_caches:
             stat = system_files.table(group.directory / "memory.stat")
             used -= min(used, sum(size for name in _CACHES[group.version == 1] if isinstance(size := stat.get(name), int)))
-        if best is None or limit - used < best.limit - best.used:
-            best = GroupLimit(limit, used, str(group.directory))
-    return best, seen
+        found.append(GroupLimit(limit, used, str(group.directory)))
+    return found, seen
 
 
 def _row(best: GroupLimit | None, seen: bool) -> Json:  # noqa: FBT001 -- as _tightest returns them

@@ -1,0 +1,50 @@
+"""How much memory the job may still take: of the machine, and of each control group that limits it.
+
+The kernel's own estimate counts for the machine (MemAvailable, proc_meminfo(5)). In a control group the file caches count as free, because
+the kernel gives them up before it kills. Files of the kernel's own are read: they do not hang.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from health.probes import system_files
+from health.probes.host import cgroup
+from supervisor.core.values import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_MIB: Final = 1 << 20
+#: This part of the memory stays free, whatever the setting is.
+KEEP_FREE_PART: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRoom:
+    """What may still be taken of one amount of memory, in bytes. whose: "the machine", or the path of a control group."""
+
+    free: int
+    total: int
+    whose: str
+
+
+def rooms(root: str = "/") -> tuple[MemoryRoom, ...]:
+    """Read the machine's memory and each limit of our control group and those above it. root: the directory that counts as /."""
+    machine = system_files.table(f"{root.rstrip('/')}/proc/meminfo")
+    free, total = machine.get("MemAvailable"), machine.get("MemTotal")
+    whole = [MemoryRoom(free, total, "the machine")] if isinstance(free, int) and isinstance(total, int) else []
+    return (*whole, *(MemoryRoom(max(0, one.limit - one.used), one.limit, one.path) for one in cgroup.memory_limits(root)))
+
+
+def shortage(found: Iterable[MemoryRoom], needed: int, keep_free: int, *, part: float = 1.0) -> str:
+    """Return why `needed` bytes more are too many, "" where everywhere `keep_free` and a tenth of the memory stay free after them.
+
+    part: of what is to stay free. What was started with room is given up only when less than half of that is left.
+    """
+    for room in found:
+        kept = int(part * max(keep_free, KEEP_FREE_PART * room.total))
+        if room.free - needed < kept:
+            more = f" and {needed // _MIB} MiB more are needed" if needed else ""
+            return f"{room.whose} has {room.free // _MIB} of {room.total // _MIB} MiB free{more}; {kept // _MIB} MiB are to stay free"
+    return ""

@@ -257,8 +257,8 @@ def _with_hang(state: JobState, verdict: Verdict) -> Verdict:
     facts = {"hang_kind": hang.kind.value, "hang_phase": hang.phase.value, "hang_ranks": ",".join(map(str, hang.ranks))}
     if hang.group_timeout_s is not None:
         facts["hang_group_timeout_s"] = f"{hang.group_timeout_s:g}"
-    seen = Evidence("hang", hang.kind.value, hang.text, t=state.attempt.over_t or 0.0)
-    because = verdict.because if any(fact.source == "hang" for fact in verdict.because) else (*verdict.because, seen)
+    seen = any(fact.source == "hang" for fact in verdict.because)
+    because = verdict.because if seen else (*verdict.because, hang.evidence(state.attempt.over_t or 0.0))
     rank = verdict.rank if verdict.rank is not None or len(hang.ranks) != 1 else hang.ranks[0]
     return replace(verdict, rank=rank, facts=(*verdict.facts, *facts.items()), because=because)
 

@@ -5,11 +5,12 @@ A suspicion alone decides nothing: it is logged. Once two looks agree, `auto` en
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core import failure
 from supervisor.core.actions import Alert, KeepLook, PrintMessage
-from supervisor.core.model import Cause, Claim, Evidence, HangKind
+from supervisor.core.model import Cause, Claim, HangKind
 from supervisor.core.state import JobState, changed
 
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     goes_on = why_it_goes_on(state, hang, is_first=before is None)
     state = changed(state, attempt=changed(state.attempt, hang=hang))
     if not goes_on:
-        culprit = hang.ranks[0] if len(hang.ranks) == 1 else None
-        fact = Evidence("hang", hang.kind.value, hang.text, culprit, event.t, claim=Claim(Cause.HANG_NO_ERROR, SURE, transient=True))
+        fact = replace(hang.evidence(event.t), claim=Claim(Cause.HANG_NO_ERROR, SURE, transient=True))
         state = changed(state, attempt=changed(state.attempt, ended_for=(fact,)))
         state, actions = failure.stop_attempt(state, event.t, hang.text)
         return state, (KeepLook(state.attempt.number, state.incidents), *actions)

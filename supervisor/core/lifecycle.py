@@ -79,7 +79,9 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
         state = changed(state, run=changed(state.run, losses=losses.until(state.run.losses, ended_t)))
     actions: tuple[Action, ...] = ()
     if died_with_us and state.run.incident is None:
-        verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, "supervise died, and its attempt with it", "supervisor:died")
+        summary, hang = "supervise died, and its attempt with it", state.attempt.hang
+        seen = () if hang is None else (hang.evidence(state.attempt.over_t or event.t),)
+        verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, summary, "supervisor:died", because=seen)
         plan = Plan(PlanKind.RESTART, "the job is taken over", "the same again", "takeover")
         state, opening = start.with_incident(state, event.t, verdict.summary, decision=(verdict, plan))
         state = changed(state, run=changed(state.run, losses=losses.since(state.run.losses, ended_t)))

@@ -218,6 +218,10 @@ class Hang:
     busy: bool = False
     group_timeout_s: float | None = None
 
+    def evidence(self, t: float) -> Evidence:
+        """Return what the looks showed, as evidence of a failure at the time `t`. It claims no cause."""
+        return Evidence("hang", self.kind.value, self.text, self.ranks[0] if len(self.ranks) == 1 else None, t)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

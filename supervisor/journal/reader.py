@@ -148,11 +148,13 @@ class History:
         """Complete the history if the supervisor is gone and wrote no end record."""
         if self.run is None or self.end is not None or self.stage == Stage.ENDED:
             return
+        seen = () if self.hang is None else (self.hang[1].evidence(self.hang[0]),)
         self.hang = None
         incident = self.open_incident
         if incident is None:
             number = (self.incidents[-1].number if self.incidents else self.incidents_before) + 1
-            incident = RecordedIncident(number, self.run.run_id, self.last_t, None, _DIED, self.progress, [Round(self.attempt)])
+            last = Round(self.attempt, evidence=seen)
+            incident = RecordedIncident(number, self.run.run_id, self.last_t, None, _DIED, self.progress, [last])
             self.incidents.append(incident)
         incident.died_t = self.last_t
         incident.outcome = "supervise died"

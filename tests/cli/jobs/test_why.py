@@ -193,6 +193,24 @@ def test_the_successor_s_own_incident_takes_the_place_of_ours(written: Any, make
     assert "attempt 2 resumed at step 3" in text
 
 
+def test_the_hang_in_which_we_died_is_named_before_and_after_the_job_is_taken_over(
+    written: Any, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = "rank 0 waits in all_reduce; rank 1 is in evaluate"
+    written.begin()
+    written.start(1)
+    written.feed(HangConfirmed(written.T0 + 100, 1, Hang(HangKind.LATE, sentence, (1,))))
+    written.close()
+    assert sentence in " ".join(explained(written, capsys).split())
+    again = make_job(root)
+    again.begin(continues=True)
+    again.restart(160)
+    again.succeed(190)
+    text = " ".join(explained(again, capsys).split())
+    assert "incident 1 of job train: resolved" in text
+    assert f"evidence supervise died, and its attempt with it hang of rank 1: {sentence}" in text
+
+
 def test_an_attempt_that_ends_well_before_any_progress_is_no_second_failure(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)

@@ -54,7 +54,7 @@ class GatedAgent(LocalElasticAgent):
         self._own_args = tuple(str(arg) for arg in spec.args)
         self._own_nproc = spec.local_world_size
         self._own_max_restarts = spec.max_restarts
-        self._rounds = RoundRendezvous(spec.rdzv_handler, controller, nodes=nodes)
+        self._rounds = RoundRendezvous(spec.rdzv_handler, controller, nodes=nodes, master_addr=spec.master_addr or "")
         self._environment: AttemptEnvironment | None = None
         spec.rdzv_handler = self._rounds
         spec.monitor_interval = WAKE_S
@@ -216,6 +216,7 @@ class GatedAgent(LocalElasticAgent):
         """The ranks are dead already, by the watcher's hand; torch reaps them and closes its logs."""
         self._controller.end_ranks(self._attempt)
         super()._stop_workers(worker_group, *args, **kwargs)
+        self._rounds.drop_attempt_store()
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Also the end of a failed rendezvous or spawn, where ranks may live: torch's own closing would wait 30 s for each."""

@@ -1,9 +1,9 @@
-"""The agents' rendezvous: which nodes take part in a round, and the port on which the ranks of its attempt meet.
+"""The agents' rendezvous: which nodes take part in a round, and the store in which the ranks of its attempt meet.
 
 torch lets the ranks of every attempt use the agents' store, without a prefix per attempt, so restarted ranks read the addresses of the
-dead (pytorch #135712, #167302). Here the node of rank 0 chooses a fresh port for each attempt, on which rank 0 hosts a store, and gives the
-port to the other nodes through the agents' store. The static rendezvous has no rounds: every attempt gets the same keys and no node waits
-for another. `enter_round` counts rounds for it.
+dead (pytorch #135712, #167302). Here the agent on the node of rank 0 serves a new store for each attempt, on a fresh port, before any rank
+starts; the other nodes get the port through the agents' store. The static rendezvous has no rounds: every attempt gets the same keys and
+no node waits for another. `enter_round` counts rounds for it.
 
 Raises TimeoutError if a peer does not come within PEER_TIMEOUT_S, AttemptCancelled if the attempt was stopped meanwhile, and torch's own
 errors if the store is lost.
@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
 import socket
 import threading
 import time
 import uuid
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # exported where the build has them
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo
 
-from supervisor.agent.round_agreement import AttemptCancelled, end_round_of, is_ended, unprefixed
+from supervisor.agent.round_agreement import CLIENT_TIMEOUT_S, AttemptCancelled, end_round_of, is_ended, unprefixed
 from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
@@ -55,9 +57,11 @@ class Handover:
 class RoundRendezvous(RendezvousHandler):
     """The user's rendezvous, whatever its backend, with rounds for the static one and nodes admitted only when that was decided."""
 
-    def __init__(self, inner: RendezvousHandler, controller: AttemptController, *, nodes: int) -> None:
-        """Wrap `inner`; `nodes` is the greatest number of nodes."""
+    def __init__(self, inner: RendezvousHandler, controller: AttemptController, *, nodes: int, master_addr: str = "") -> None:
+        """Wrap `inner`; `nodes` is the greatest number of nodes, `master_addr` the address of rank 0's node where the user gave one."""
         self._inner = inner
+        self._master_addr = master_addr
+        self._attempt_store: TCPStore | None = None
         self._controller = controller
         self._several = nodes > 1
         self._me = uuid.uuid4().hex
@@ -85,21 +89,28 @@ class RoundRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """No: the ranks of every attempt have a store of their own (TORCHELASTIC_USE_AGENT_STORE)."""
-        return False
+        """Yes: the ranks are clients of the store that an agent serves for their attempt (TORCHELASTIC_USE_AGENT_STORE)."""
+        return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Gather the nodes, then agree on the attempt's port."""
+        """Gather the nodes, then agree on the attempt's port. On the node of rank 0, serve the attempt's store there."""
+        self.drop_attempt_store()
         info = self._inner.next_rendezvous()
         store, cancelled = info.store, self._controller.cancelled
         if self._inner.get_backend() == "static":  # the one that gives every attempt the same keys
             self._last = enter_round(store, info.rank, info.world_size, last=self._last, me=self._me, cancelled=cancelled)
             store = static_store(store, self._last)
-        self.handover = hand_over(store, info.rank, cancelled)
+        if info.rank == 0:
+            self._attempt_store = serve_store(self._master_addr or str(info.bootstrap_store_info.master_addr))
+        self.handover = hand_over(store, self._attempt_store, cancelled)
         self.store = store
         self._waiting = 0
         self._others = info.world_size - 1
         return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)  # type: ignore[arg-type]  # None only from handlers that torch itself could not use
+
+    def drop_attempt_store(self) -> None:
+        """Stop serving the store of the last attempt, whose ranks here are gone: nothing of it may reach the ranks of another."""
+        self._attempt_store = None
 
     def num_nodes_waiting(self) -> int:
         """Report nodes that want to join, and answer 0: torch would restart the ranks without asking."""
@@ -149,10 +160,20 @@ def wait_keys(store: Store, keys: list[str], cancelled: Callable[[], bool], what
         time.sleep(POLL_S)
 
 
-def hand_over(store: Store, rank: int, cancelled: Callable[[], bool]) -> Handover:
-    """Agree on the attempt's port: chosen by the node of rank 0, read by the others, through the round's own `store`."""
-    if rank == 0:
-        mine = Handover(int(unprefixed(store).add("supervise/handovers", 1)), free_port(), uuid.uuid4().hex)
+def serve_store(address: str) -> TCPStore:
+    """Serve an empty store on a fresh port for as long as the result lives. Its `port` is bound from here on.
+
+    Our own client takes the ranks' address: what does not lead here fails before any rank starts. Raises torch's RuntimeError then.
+    """
+    use_libuv = os.environ.get("USE_LIBUV", "1") == "1"  # as rank 0 would read it
+    timeout = timedelta(seconds=CLIENT_TIMEOUT_S)
+    return TCPStore(address, free_port(), None, True, timeout=timeout, wait_for_workers=False, use_libuv=use_libuv)  # noqa: FBT003  positional in every version
+
+
+def hand_over(store: Store, serves: TCPStore | None, cancelled: Callable[[], bool]) -> Handover:
+    """Agree on the attempt's port through the round's own `store`: written by the node that `serves` it, that of rank 0."""
+    if serves is not None:
+        mine = Handover(int(unprefixed(store).add("supervise/handovers", 1)), serves.port, uuid.uuid4().hex)
         store.set(HANDOVER, json.dumps({"port": mine.port, "token": mine.token, "round": mine.round}))
         return mine
     wait_keys(store, [HANDOVER], cancelled, "the port from the node of rank 0")
@@ -210,7 +231,7 @@ def static_store(store: Store, number: int) -> Store:
 def free_port(ephemeral: Path = EPHEMERAL) -> int:
     """Return a free TCP port outside the kernel's ephemeral range, if there is one.
 
-    It is only tested, not held: rank 0 binds it seconds later. A collision fails one attempt; the next has another port.
+    It is tested, not held: if another process takes it before the store is bound, this attempt fails, and the next has another port.
     """
     try:
         low, high = (int(n) for n in ephemeral.read_text().split())

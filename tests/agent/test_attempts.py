@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from supervisor.agent.messages import Go, ScriptArgs
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +48,29 @@ def test_arguments_that_are_not_the_scripts_are_refused_aloud(start: Callable[..
     assert not list(tmp_path.glob("facts-*"))
 
 
+def test_the_store_of_an_attempt_is_served_before_a_rank_starts_and_goes_with_its_ranks(start: Callable[..., Any]) -> None:
+    agent = start(JOB="1 exit=42;0 sleep;* sleep 2")  # without torch: no rank serves anything
+    seen = []
+    for attempt in (1, 2):
+        agent.send(Go(attempt))
+        port = agent.expect("rendezvous", attempt)["master_port"]
+        agent.expect("started", attempt)
+        if attempt == 1:
+            agent.expect("stopped", 1)
+            wait_for(lambda: not is_served(port), "the end of the store of attempt 1")  # noqa: B023  in this turn
+        else:
+            assert is_served(port)
+        seen.append(port)
+    assert seen[0] != seen[1]
+    agent.stop(2)
+    agent.wait_exit()
+
+
+def is_served(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("localhost", port)) == 0
+
+
 def test_one_agent_runs_many_attempts_each_with_its_own_store_arguments_and_environment(start: Callable[..., Any], tmp_path: Path) -> None:
     agent = start(
         "--standalone",
@@ -74,7 +99,7 @@ def test_one_agent_runs_many_attempts_each_with_its_own_store_arguments_and_envi
 
     before, after = facts(tmp_path, 1, 1), facts(tmp_path, 2, 1)
     assert before["MASTER_PORT"] != after["MASTER_PORT"]
-    assert after["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert after["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     assert (before["MARK"], before["GONE"], before["argv"]) == ("a", "here", ["own"])
     assert (after["MARK"], after["GONE"], after["argv"]) == ("b", None, ["mine", "--more"])
     assert after["pgid"]

@@ -53,16 +53,18 @@ def test_a_bound_port_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_port_is_handed_over_and_a_stop_ends_the_wait(store: Store) -> None:
     with pytest.raises(round_agreement.AttemptCancelled):
-        rendezvous.hand_over(store, 1, lambda: True)
-    mine = rendezvous.hand_over(store, 0, never)
-    assert rendezvous.hand_over(store, 1, never) == mine
-    assert rendezvous.hand_over(rendezvous.static_store(store, 2), 0, never).round == mine.round + 1
+        rendezvous.hand_over(store, None, lambda: True)
+    served = rendezvous.serve_store("localhost")
+    mine = rendezvous.hand_over(store, served, never)
+    assert mine.port == served.port
+    assert rendezvous.hand_over(store, None, never) == mine
+    assert rendezvous.hand_over(rendezvous.static_store(store, 2), served, never).round == mine.round + 1
 
 
 def test_a_peer_that_never_comes_is_waited_for_within_a_bound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "PEER_TIMEOUT_S", 0.1)
     with pytest.raises(TimeoutError, match="the port from the node of rank 0"):
-        rendezvous.hand_over(store, 1, never)
+        rendezvous.hand_over(store, None, never)
 
 
 def test_a_static_round_begins_when_all_are_in_it_and_never_twice(store: Store) -> None:

@@ -12,6 +12,7 @@ import sys
 
 from . import layout
 from .layout import quiet
+from .stores import AgentStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class TorchHooks:
         self._drill = drill
         self._spawned = spawned
         self._collectives = collectives
+        self._agent_store = AgentStore()
         self._step_hooks: list[Any] = []  # the handles of our hooks on the optimizers' steps
 
     def table(self) -> dict[str, Callable[[Any], None]]:
@@ -63,6 +65,7 @@ class TorchHooks:
             "torch.serialization": self._serialization,
             "torch.distributed.constants": lengthen_timeouts,
             "torch.distributed.distributed_c10d": self._process_groups,
+            "torch.distributed.rendezvous": self._agent_store.watch,
             "torch.distributed.checkpoint.state_dict_saver": self._dcp_save,
             "torch.distributed.checkpoint.state_dict_loader": self._dcp_load,
             "torch.distributed.checkpoint.state_dict": self._dcp_state,
@@ -174,6 +177,7 @@ class TorchHooks:
                     self._ended(token, result, well=complete)
                 leave(phase, _afterwards(phase, before) if complete else before)
                 if complete and phase == layout.INIT:
+                    self._agent_store.group_made()
                     self._collectives.start()
                 if find is not None and not saves:
                     self._load_log.note(find(args, kwargs), complete, via)

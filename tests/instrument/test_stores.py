@@ -1,0 +1,71 @@
+"""Process groups of ranks whose store torchrun's agent serves: what torch alone makes hang or fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported where the build has it
+
+from tests.support.ports import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.instrument.conftest import Attempt
+
+pytestmark = pytest.mark.process
+
+#: Rank 1 is quick, so that it would read the address that rank 0 had in the group before.
+GROUPS = """
+import os, sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+rank = int(os.environ["RANK"])
+
+def group(**where):
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30), **where)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total)
+
+if rank == 0:  # a rank may make a group of its own before the common one
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+found = [group()]
+for _ in range(3):
+    time.sleep(0.2 * (rank == 0))
+    found.append(group())
+found.append(group(init_method=sys.argv[1], rank=rank, world_size=2))
+print(found)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_group_and_one_at_a_place_of_the_scripts_own(attempt: Attempt, tmp_path: Path) -> None:
+    script = tmp_path / "groups.py"
+    script.write_text(GROUPS)
+    store = TCPStore("localhost", 0, None, True, wait_for_workers=False)  # noqa: FBT003  positional in every version
+    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    where = f"tcp://localhost:{free_port()}"
+    ranks = [
+        subprocess.Popen(  # noqa: S603  our own interpreter
+            [sys.executable, str(script), where],
+            env=attempt.env(RANK=rank, LOCAL_RANK=rank, **env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        ended = [rank.communicate(timeout=100) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [out for out, _ in ended] == ["[2, 2, 2, 2, 2]\n"] * 2, ended

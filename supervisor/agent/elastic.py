@@ -23,7 +23,7 @@ from supervisor.agent import ranks as outcomes
 from supervisor.agent import round_agreement
 from supervisor.agent.messages import RendezvousCompleted
 from supervisor.agent.placeholders import filled_command
-from supervisor.agent.rendezvous import RoundRendezvous, served_here
+from supervisor.agent.rendezvous import RoundRendezvous, meet_at_once, served_here
 from supervisor.agent.signals import nothing
 from supervisor.agent.spawn import AttemptEnvironment, RankHandler
 
@@ -246,5 +246,7 @@ def install(launcher: Any, controller: AttemptController, output: OutputChannel,
         return agent
 
     launcher.LocalElasticAgent = make
+    if nodes == 1:
+        meet_at_once()
     # torch's handler raises in the main thread whatever it is doing; its name is looked up when torch registers it
     vars(processes)["_terminate_process_handler"] = nothing

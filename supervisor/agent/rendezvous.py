@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo
 
 from supervisor.agent.round_agreement import CLIENT_TIMEOUT_S, AttemptCancelled, end_round_of, is_ended, unprefixed
@@ -62,6 +63,7 @@ class RoundRendezvous(RendezvousHandler):
         self._inner = inner
         self._master_addr = master_addr
         self._attempt_store: TCPStore | None = None
+        self._met: RendezvousInfo | None = None
         self._controller = controller
         self._several = nodes > 1
         self._me = uuid.uuid4().hex
@@ -95,18 +97,25 @@ class RoundRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Gather the nodes, then agree on the attempt's port. On the node of rank 0, serve the attempt's store there."""
         self.drop_attempt_store()
+        if self._several or self._met is None:
+            self._met = self._meet()
+        met = self._met  # a node alone has met all others
+        if met.rank == 0:
+            self._attempt_store = serve_store(self._master_addr or str(met.bootstrap_store_info.master_addr))  # type: ignore[union-attr]  # None only from handlers that torch itself could not use
+        self.handover = hand_over(met.store, self._attempt_store, self._controller.cancelled)
+        self.store = met.store
+        self._waiting = 0
+        self._others = met.world_size - 1
+        return met
+
+    def _meet(self) -> RendezvousInfo:
         info = self._inner.next_rendezvous()
-        store, cancelled = info.store, self._controller.cancelled
+        store = info.store
         if self._inner.get_backend() == "static":  # the one that gives every attempt the same keys
+            cancelled = self._controller.cancelled
             self._last = enter_round(store, info.rank, info.world_size, last=self._last, me=self._me, cancelled=cancelled)
             store = static_store(store, self._last)
-        if info.rank == 0:
-            self._attempt_store = serve_store(self._master_addr or str(info.bootstrap_store_info.master_addr))
-        self.handover = hand_over(store, self._attempt_store, cancelled)
-        self.store = store
-        self._waiting = 0
-        self._others = info.world_size - 1
-        return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)  # type: ignore[arg-type]  # None only from handlers that torch itself could not use
+        return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)  # type: ignore[arg-type]
 
     def drop_attempt_store(self) -> None:
         """Stop serving the store of the last attempt, whose ranks here are gone: nothing of it may reach the ranks of another."""
@@ -146,6 +155,13 @@ class RoundRendezvous(RendezvousHandler):
                 mark_left(shared)
         except Exception:  # noqa: BLE001  the store may have gone with its host; we are leaving anyway
             return
+
+
+def meet_at_once() -> None:
+    """For a node alone: torch sleeps up to 0.3 s before its first two rendezvous, lest many nodes ask at once."""
+    delay = getattr(dynamic_rendezvous, "_delay", None)
+    if delay is not None:
+        vars(dynamic_rendezvous)["_delay"] = lambda seconds: None if isinstance(seconds, tuple) else delay(seconds)
 
 
 def wait_keys(store: Store, keys: list[str], cancelled: Callable[[], bool], what: str) -> None:

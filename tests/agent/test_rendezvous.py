@@ -1,14 +1,18 @@
 """Ports and static rounds over a real store of torch's."""
+# ruff: noqa: D102  the methods of a handler are torch's
 
 from __future__ import annotations
 
 import queue
 import socket
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from supervisor.agent import rendezvous, round_agreement
 
@@ -65,6 +69,61 @@ def test_a_peer_that_never_comes_is_waited_for_within_a_bound(store: Store, monk
     monkeypatch.setattr(rendezvous, "PEER_TIMEOUT_S", 0.1)
     with pytest.raises(TimeoutError, match="the port from the node of rank 0"):
         rendezvous.hand_over(store, None, never)
+
+
+class Meeting(RendezvousHandler):
+    """A user's rendezvous, that counts how often its nodes meet."""
+
+    def __init__(self, store: Store, nodes: int) -> None:
+        self._info = RendezvousInfo(store, 0, nodes, RendezvousStoreInfo("localhost", 0))
+        self.met = 0
+
+    def get_backend(self) -> str:
+        return "theirs"
+
+    def get_run_id(self) -> str:
+        return "run"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self.met += 1
+        return self._info
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("nodes", "meetings"), [(1, 1), (2, 3)])
+def test_a_node_alone_meets_nobody_again_and_has_a_new_store_each_time(store: Store, nodes: int, meetings: int) -> None:
+    theirs = Meeting(store, nodes)
+    rounds = rendezvous.RoundRendezvous(theirs, SimpleNamespace(cancelled=never), nodes=nodes)  # type: ignore[arg-type]  # nothing else is asked
+    ports = []
+    for _ in range(3):
+        rounds.next_rendezvous()
+        port = rounds.handover.port
+        client = TCPStore("localhost", port, None, False, wait_for_workers=False)  # noqa: FBT003  positional in every version
+        assert client.add("key", 1) == 1, "a store of an attempt before"
+        ports.append(port)
+    assert len(set(ports)) == 3
+    assert theirs.met == meetings
+
+
+def test_a_node_alone_does_not_wait_before_its_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(dynamic_rendezvous, "_delay", slept.append)
+    rendezvous.meet_at_once()
+    dynamic_rendezvous._delay((0, 0.3))  # noqa: SLF001  of torch's
+    assert not slept
+    dynamic_rendezvous._delay(1)  # noqa: SLF001
+    assert slept == [1]
 
 
 def test_a_static_round_begins_when_all_are_in_it_and_never_twice(store: Store) -> None:

@@ -201,8 +201,8 @@ class HangKind(StrEnum):
 class Hang:
     """A hang on which two looks agreed (docs/hangs.md).
 
-    text: one sentence, with ranks, collective, file and line. ranks: the culprits, empty where none is known; pids: theirs on this node, or
-    that of a loader worker. phase: of the culprit. still_s: since the last progress of any rank; limit_s: what that passed. calibrated:
+    text: one sentence, with ranks, collective, file and line. ranks: the culprits, empty where none is known; code: where they stand in the
+    user's code, "" unknown. phase: of the culprit. still_s: since the last progress of any rank; limit_s: what that passed. calibrated:
     the limit comes from steps of this attempt. busy: a rank used CPU time between the looks, so it may go on. group_timeout_s: of the
     process group that is waited in, None: unknown.
     """
@@ -210,7 +210,7 @@ class Hang:
     kind: HangKind
     text: str
     ranks: tuple[int, ...] = ()
-    pids: tuple[int, ...] = ()
+    code: str = ""
     phase: Phase = Phase.UNKNOWN
     still_s: float = 0.0
     limit_s: float = 0.0

@@ -24,7 +24,6 @@ from supervisor.observe.host.kernel_watch import KernelWatch
 from supervisor.observe.host.oom_kills import OomKillCounter
 from supervisor.observe.log_watch import LogWatch
 from supervisor.observe.loss_watch import LossStream, LossWatch
-from supervisor.observe.pace.judge import PaceLimits
 from supervisor.observe.pace.watch import PaceWatch
 from supervisor.observe.processes import core_dumps
 from supervisor.observe.processes.job_processes import JobProcesses
@@ -71,9 +70,7 @@ class AttemptWatch:
         self._job, self._signatures, self._clock = job, signatures, clock
         self._rules, self._post = rules, post
         self._losses = LossWatch((), 0, 0.0, post)
-        pace = job.settings.pace
-        self._limits = PaceLimits(pace.straggler, pace.drop, pace.window_s, pace.gpu_floor)
-        self._pace = PaceWatch(self._limits, 0, post)
+        self._pace = PaceWatch(job.settings.pace, 0, post)
         self.busy_gpus: Callable[[], BusyGpus] = dict
         self.job_processes = JobProcesses(os.getpid())
         self._shm = resources.SharedMemory()
@@ -92,7 +89,7 @@ class AttemptWatch:
         self._kills = OomKillCounter()  # files of the kernel's own: memory
         self._interfaces.begin()
         losses = self._losses = LossWatch(self._rules, attempt, self._clock.now(), self._post)
-        self._pace = PaceWatch(self._limits, attempt, self._post, self.busy_gpus)
+        self._pace = PaceWatch(self._job.settings.pace, attempt, self._post, self.busy_gpus)
 
         def numbers(rank: int) -> LossStream | None:
             return losses.stream(None if rank < 0 or plain else rank)

@@ -48,7 +48,7 @@ def card(  # noqa: PLR0913 (all that the card names)
     """
     verdict, plan = decision.verdict, decision.plan
     at, step = f" on {node}" if node else "", step_text(decision.step, at_least=decision.at_least)
-    whose = f"{'' if verdict.rank is None else f'rank {verdict.rank}'}{at}".strip()
+    whose = f"{wording.ranks_text(verdict, verdict.rank)}{at}".strip()
     phase = wording.phase_of(verdict.because)
     known = [whose, f"attempt {decision.attempt}", step, "" if phase == Phase.UNKNOWN else f"phase {phase}"]
     where = ", ".join(filter(None, known))
@@ -153,7 +153,8 @@ def _where(incident: RecordedIncident, last: Round, node: str) -> str:
     phase = wording.phase_of(decision.verdict.because) if decision else "unknown"
     if phase == "unknown":
         phase = incident.progress.phase.value
-    whose = "" if rank is None else f"rank {rank} "
+    named = wording.ranks_text(decision.verdict if decision else None, rank)
+    whose = f"{named} " if named else ""
     relative = incident.progress.relative and step == incident.progress.step
     first = incident.rank if last is incident.rounds[0] else None  # the one that died first need not be the one whose fault it is
     ended = f"; rank {first} ended first" if first is not None and rank is not None and first != rank else ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from supervisor.observe.hangs.standing import rank_list, standing
+from supervisor.core.numeric import rank_list
+from supervisor.observe.hangs.standing import standing
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:

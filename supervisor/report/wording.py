@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from supervisor.classify import exits
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.core.model import Beginning, Cause, PlanKind
+from supervisor.core.numeric import rank_list
 from supervisor.report.layout import Fact, Tone
 from supervisor.report.text import clean, cut
 
@@ -65,11 +66,19 @@ def cause_text_of(cause: Cause, confidence: float, *, is_transient: bool = False
 
 
 def code_text(verdict: Verdict) -> str:
-    """Return the failing frame in the user's code, as FILE:LINE in FUNCTION; "" if none is known."""
+    """Return the failing frame in the user's code, as FILE:LINE in FUNCTION, or where the culprits of a hang stand; "" if none is known."""
     facts = dict(verdict.facts)
     if not facts.get("file") or not facts.get("line"):
-        return ""
+        return facts.get("hang_code", "")
     return f"{facts['file']}:{facts['line']}" + (f" in {facts['function']}" if facts.get("function") else "")
+
+
+def ranks_text(verdict: Verdict | None, rank: int | None) -> str:
+    """Return whose failure it is: `rank 1`, or all culprits of a hang; "" if that is not known."""
+    if rank is not None:
+        return f"rank {rank}"
+    several = dict(verdict.facts).get("hang_ranks") if verdict is not None else None
+    return rank_list(map(int, several.split(","))) if several else ""
 
 
 def evidence_facts(verdict: Verdict, facts: Sequence[Evidence], most: int) -> list[Fact]:

@@ -12,7 +12,6 @@ from supervisor.core.events import ProgressObserved
 from supervisor.core.state import Stage
 from supervisor.job.identity import LOOK_FILE, SHM
 from supervisor.observe.hangs import diagnosis, look
-from supervisor.observe.hangs.threshold import HangLimits
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats
 from supervisor.observe.ranks.progress_sampler import ProgressSampler
@@ -45,10 +44,9 @@ class RankSampling:
         self, job: Job, loop: Loop, threads: Threads, is_ours: Callable[[str], bool], also: Callable[[Sequence[RankHeartbeat], float], None]
     ) -> None:
         self._job, self._loop, self._threads, self._is_ours, self._also = job, loop, threads, is_ours, also
-        hang = job.settings.hang
         self._looks = RankLooks(loop, threads)
         self._progress = ProgressSampler(loop.post, job.settings.instrument.start_ceiling_s, is_ours)
-        self._hangs = HangWatch(loop.post, HangLimits(hang.train_s, hang.phase_s, hang.confirm_s), self._looks, suspended_s=suspended_s)
+        self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, suspended_s=suspended_s)
         self._directory: Path | None = None
 
     def watch(self, attempt: int, resume: CheckpointRef | None) -> None:

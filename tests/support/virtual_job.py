@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from supervisor.config.watch_settings import HangSection
 from supervisor.core.model import Hang, HangKind, Phase, RankInfo
 from supervisor.observe.hangs.diagnosis import Movement
-from supervisor.observe.hangs.threshold import HangLimits
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
@@ -49,7 +49,7 @@ class VirtualLook:
 class VirtualJob:
     """The ranks as they are now, and what the watch has posted. `look` None: a look fails; `answers` False: it never comes."""
 
-    limits: HangLimits = field(default_factory=HangLimits)
+    limits: HangSection = field(default_factory=HangSection)
     ranks: int = 1
     t: float = 1000.0
     look: VirtualLook | None = field(default_factory=lambda: VirtualLook("train", 0.0))

@@ -10,8 +10,8 @@ from collections import deque
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from supervisor.classify.losses.median import median
 from supervisor.classify.losses.rules import LossRule, RuleKind
+from supervisor.core.numeric import median
 from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Hang, HangKind, Phase
+from supervisor.core.numeric import rank_list
 from supervisor.core.values import dataclass
-from supervisor.observe.hangs.standing import Doing, Standing, compiles, doing, rank_list, standing, training_thread
+from supervisor.observe.hangs.standing import Doing, Standing, compiles, doing, standing, training_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,7 @@ def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrate
         kind,
         text,
         tuple(one.rank for one in culprits),
-        tuple(pid for one in culprits for pid in one.pids),
+        _code(culprits),
         Phase.UNKNOWN if shown is None else shown.phase,
         still_s,
         limit_s,
@@ -101,7 +102,8 @@ def _judged(now: tuple[Standing, ...], lasting: tuple[Standing, ...], look: Look
     rest = tuple(one for one in now if one.doing not in {Doing.WAITS, Doing.GONE})
     if waits and rest:
         return HangKind.LATE, _sentence(waits, rest, look), rest
-    if waits and len({(one.group.name if one.group else "", one.text) for one in waits}) == 1:
+    calls = {(one.group.name if one.group else "", one.text) for one in waits}
+    if len(calls) == 1 and not any(one.collective is not None and one.collective.is_p2p for one in waits):
         return HangKind.WAITING, _sentence(waits, (), look), ()
     return HangKind.STILL, _sentence(waits, rest, look) or "no rank of this node is known", ()
 
@@ -167,6 +169,17 @@ def _waiting(waits: Sequence[Standing]) -> str:
         verb = "" if parts else " waits" if len(ones) == 1 else " wait"
         parts.append(f"{rank_list(one.rank for one in ones)}{verb} {text}")
     return ", ".join(parts)
+
+
+def _code(culprits: Sequence[Standing]) -> str:
+    """Return where the culprits stand in the user's code: `train.py:61`, `train.py:61 (rank 0), train.py:75 (ranks 1-3)`."""
+    places: dict[str, list[int]] = {}
+    for one in culprits:
+        if one.place:
+            places.setdefault(one.place, []).append(one.rank)
+    if len(places) == 1:
+        return next(iter(places))
+    return ", ".join(f"{place} ({rank_list(ranks)})" for place, ranks in places.items())
 
 
 def _behind(look: Look) -> str:

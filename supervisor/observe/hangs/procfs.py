@@ -39,7 +39,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 class ProcessCounters:
     """Counters that only grow. `main_` is of the main thread: other threads of torch wake up now and then in a rank that hangs.
 
-    switches: voluntary context switches. read_bytes and written_bytes: through system calls, also of pipes; -1: they may not be read.
+    switches: voluntary context switches. read_bytes and written_bytes: as io_bytes counts them; -1: they may not be read.
     """
 
     t: float
@@ -81,15 +81,31 @@ def counters(pid: int, t: float) -> ProcessCounters | None:
     if whole is None or main is None:
         return None
     switches = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", _text(f"/proc/{pid}/task/{pid}/status"), re.MULTILINE)
-    io = dict(re.findall(r"^(\w+): (\d+)$", _text(f"/proc/{pid}/io"), re.MULTILINE))
     return ProcessCounters(
         t,
         _cpu_s(whole),
         _cpu_s(main),
         int(switches[1]) if switches else 0,
-        int(io.get("rchar", -1)),
-        int(io.get("wchar", -1)),
+        *(io_bytes(pid) or (-1, -1)),
     )
+
+
+def io_bytes(pid: int) -> tuple[int, int] | None:
+    """Return the bytes that a process has read, and those that it has written; None where they may not be read.
+
+    By system calls, also of pipes, and from and to a disk by memory maps (proc_pid_io(5)). What a call reads from a disk counts twice.
+    """
+    rows = dict(re.findall(r"^(\w+): (\d+)$", _text(f"/proc/{pid}/io"), re.MULTILINE))
+    try:
+        return int(rows["rchar"]) + int(rows["read_bytes"]), int(rows["wchar"]) + int(rows["write_bytes"])
+    except KeyError:
+        return None
+
+
+def moved_bytes(pid: int) -> int | None:
+    """Return the sum of both."""
+    found = io_bytes(pid)
+    return None if found is None else sum(found)
 
 
 def waits(pid: int) -> ThreadWait:

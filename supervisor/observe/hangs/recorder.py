@@ -28,7 +28,10 @@ MOST_KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective. operation: without its backend (`all_reduce`). sizes: of the input tensors. done: it is over."""
+    """One collective. operation: without its backend (`all_reduce`). sequence: 0 where no recorder has it. done: it is over.
+
+    sizes: of the input tensors.
+    """
 
     operation: str
     sequence: int
@@ -40,7 +43,7 @@ class Collective:
     @property
     def text(self) -> str:
         """As people are shown it: `all_reduce (seq 1841)`."""
-        return f"{self.operation} (seq {self.sequence})"
+        return f"{self.operation} (seq {self.sequence})" if self.sequence else self.operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 A rank waits in a collective if torch's recorder has one of its that is not over, and its training thread waits: in torch's own code, or in
 C below a line of the user's (`work.wait()` is C). A rank that issued a collective and then went on to something else does not wait in it.
-Without the recorder the name of torch's function on the stack has to do, and there is no sequence number.
+Without the recorder the name of torch's function on the stack has to do, and there is no sequence number. So it is with gloo's `send`,
+`recv` and `monitored_barrier`, which no recorder has.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
 from supervisor.core.values import dataclass
-from supervisor.observe.hangs.look import ProcessLook
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from supervisor.observe.hangs.frames import StackFrame, ThreadStack
-    from supervisor.observe.hangs.look import RankLook
+    from supervisor.observe.hangs.look import ProcessLook, RankLook
 
 _C10D = "torch/distributed/distributed_c10d.py"
 #: Modules of torch in which a thread may stand without a collective, though one is under way.
 _NO_WAIT = ("torch/utils/data/", "torch/multiprocessing/", "torch/serialization.py", "torch/_dynamo/", "torch/_inductor/")
+#: Functions of torch's that wait by themselves. Their operations on gloo are in no recorder, only on the stack.
+_POINT_TO_POINT = frozenset({"send", "recv"})
+_UNRECORDED = _POINT_TO_POINT | {"monitored_barrier"}
 #: Functions of the standard library in which a main thread waits for another thread of its process.
 _JOINS = {"join", "_wait_for_tstate_lock", "result", "wait", "_join"}
 #: What a function of a library shows that a rank does, and the phase: (module, functions, text, phase). The first on the stack counts.
@@ -58,7 +59,7 @@ class Doing(StrEnum):
 class Standing:
     """One rank. text: what it does, behind "rank 7 is": `in DataLoader.__next__ (data.py:88)`. place: the user's file and line, "" unknown.
 
-    group and collective: that it waits in. worker: a loader worker that it waits for: blocked, stopped, or in the user's code.
+    group and collective: that it waits in.
     """
 
     rank: int
@@ -69,12 +70,6 @@ class Standing:
     phase: Phase = Phase.UNKNOWN
     group: ProcessGroup | None = None
     collective: Collective | None = None
-    worker: ProcessLook | None = None
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Its pid, and that of the worker that it waits for."""
-        return (self.pid,) if self.worker is None else (self.pid, self.worker.pid)
 
 
 def standing(look: RankLook) -> Standing:
@@ -125,19 +120,6 @@ def compiles(thread: ThreadStack) -> bool:
     return thread.find("torch/_dynamo/") is not None or thread.find("torch/_inductor/") is not None
 
 
-def rank_list(ranks: Iterable[int]) -> str:
-    """Return `rank 3`, `ranks 0-2, 5`."""
-    numbers = sorted(ranks)
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)  # noqa: PLR2004 - a range
-    return f"rank {text}" if len(numbers) == 1 else f"ranks {text}"
-
-
 def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) -> Standing:
     text, shown = doing(thread)
     worker = _stuck_worker(look) if shown is Phase.DATA else None
@@ -154,7 +136,7 @@ def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) ->
     does = f"is {held}{where}" if held is not None else f"is{where or ' at an unknown place'}"
     kind = Doing.ELSEWHERE if blocked is None else Doing.BLOCKED
     text += f", and its worker {worker.pid} {does}"
-    return Standing(look.rank, look.process.pid, kind, text, place, phase, worker=worker)
+    return Standing(look.rank, look.process.pid, kind, text, place, phase)
 
 
 def _stuck_worker(look: RankLook) -> ProcessLook | None:
@@ -198,16 +180,25 @@ def _blocked(process: ProcessLook) -> str | None:
 
 def _waited(look: RankLook, thread: ThreadStack) -> tuple[ProcessGroup, Collective] | None:
     """Return the collective that a rank waits in, with its group; None if it does not wait in one."""
-    named = _named(thread)
+    named, groups = _named(thread), look.collectives.groups
     if look.collectives.unreadable:
-        return None if named is None else (ProcessGroup(""), Collective(named, 0, done=False))
-    pending = [(group, group.pending) for group in look.collectives.groups]
+        return None if named is None else (ProcessGroup(""), _unnumbered(named))
+    pending = [(group, group.pending) for group in groups]
     found = [(group, one) for group, one in pending if one is not None]
+    if named in _UNRECORDED and not any(_plain(one.operation) == _plain(named) for _, one in found):
+        # the stack does not show the group: it is the only one, or unknown, and then the longest timeout of all is the one to wait for
+        longest_s = max((group.timeout_s for group in groups if group.timeout_s is not None), default=None)
+        return groups[0] if len(groups) == 1 else ProcessGroup("", timeout_s=longest_s), _unnumbered(named)
     if not found or not _in_wait(look, thread):
         return None
     # of two groups, the one whose operation is on the stack; a point-to-point operation only where nothing else is under way
     found.sort(key=lambda pair: (named is None or _plain(pair[1].operation) != _plain(named), pair[1].is_p2p))
     return found[0]
+
+
+def _unnumbered(operation: str) -> Collective:
+    """Return a collective that only the stack shows."""
+    return Collective(operation, 0, done=False, is_p2p=operation in _POINT_TO_POINT)
 
 
 def _in_wait(look: RankLook, thread: ThreadStack) -> bool:

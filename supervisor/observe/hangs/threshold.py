@@ -16,6 +16,7 @@ from supervisor.core.values import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from supervisor.config.watch_settings import HangSection
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 #: From so many steps on the step times say what is long for this job.
@@ -25,15 +26,6 @@ KEPT = 1000
 QUANTILE = 0.9
 TIMES_QUANTILE = 10.0
 TIMES_LONGEST = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class HangLimits:
-    """The settings [hang], in seconds: the least limit in training, the limit in other phases, and the least time between two looks."""
-
-    train_s: float = 60.0
-    phase_s: float = 600.0
-    confirm_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +91,7 @@ class StepTimes:
         """Begin anew after samples were missed: the time until the next one is no step time."""
         self._last.clear()
 
-    def limit(self, beats: Iterable[RankHeartbeat], limits: HangLimits) -> Limit:
+    def limit(self, beats: Iterable[RankHeartbeat], limits: HangSection) -> Limit:
         """Return the limit for ranks in these phases: the longest of any, because the others wait for that one."""
         if self._limit is None or self._limit[0] != limits.train_s:
             self._limit = limits.train_s, train_limit(self._times_s, max(self._longest_s, default=0.0), limits.train_s)

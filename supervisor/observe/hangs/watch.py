@@ -17,26 +17,25 @@ from __future__ import annotations
 import math
 import queue
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
 from supervisor.core.hangs import TORCH_ACTS_S
 from supervisor.core.model import Hang, HangKind, Phase
+from supervisor.observe.hangs import procfs
 from supervisor.observe.hangs.threshold import Limit, StepTimes
+from supervisor.observe.ranks.heartbeats import LEAST_APART_S, SAMPLE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from supervisor.config.watch_settings import HangSection
     from supervisor.core.model import RankInfo
     from supervisor.observe.hangs.diagnosis import Movement
-    from supervisor.observe.hangs.threshold import HangLimits
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 L = TypeVar("L")
 
-#: How often the heartbeats are wanted.
-SAMPLE_S = 1.0
 #: So long without a sample means that we did not run ourselves: stopped, paused with the machine, or held up by a disk.
 PAUSE_S = 5.0
 #: CLOCK_BOOTTIME goes on while the machine is suspended, CLOCK_MONOTONIC does not.
@@ -92,7 +91,7 @@ class HangWatch(Generic[L]):
     def __init__(
         self,
         post: Callable[[HangSuspected | HangConfirmed | HangCleared], None],
-        limits: HangLimits,
+        limits: HangSection,
         looks: Looks[L],
         *,
         suspended_s: Callable[[], float] = lambda: 0.0,
@@ -104,7 +103,7 @@ class HangWatch(Generic[L]):
         """
         self._post, self._limits, self._looks = post, limits, looks
         self._suspended_s = suspended_s
-        self._moved_bytes = moved_bytes or read_and_written
+        self._moved_bytes = moved_bytes or procfs.moved_bytes
 
     def watch(self, attempt: int) -> None:
         """Begin with a new attempt."""
@@ -121,7 +120,7 @@ class HangWatch(Generic[L]):
 
     def sample(self, t: float, beats: tuple[RankHeartbeat, ...], ranks: Sequence[RankInfo], *, is_whole: bool = True) -> None:
         """Take the heartbeats, as often as they come; `t` is a time of the job's clock. is_whole: no rank is on another node."""
-        if self._sampled_t is not None and t - self._sampled_t < 0.9 * SAMPLE_S:
+        if self._sampled_t is not None and t - self._sampled_t < LEAST_APART_S:
             return
         pause = self._pause(t, beats)
         self._sampled_t = t
@@ -266,12 +265,3 @@ def _sign(before: Sequence[RankHeartbeat], beats: Sequence[RankHeartbeat]) -> st
             return f"rank {beat.rank} is in phase {beat.phase}"
         return f"rank {beat.rank} reports"
     return "a rank's heartbeat is gone"
-
-
-def read_and_written(pid: int) -> int | None:
-    """Return the bytes that a process has read and written (proc_pid_io(5)): by calls, or from and to a disk by memory maps."""
-    try:
-        rows = [line.partition(":") for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()]
-        return sum(int(value) for name, _, value in rows if name in {"rchar", "wchar", "read_bytes", "write_bytes"})
-    except (OSError, ValueError):
-        return None

@@ -17,9 +17,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from supervisor.classify.losses.median import median
+from supervisor.core.numeric import median
 from supervisor.core.values import dataclass
+
+if TYPE_CHECKING:
+    from supervisor.config.watch_settings import PaceSection
 
 #: The least time of an interval: what is read in less is noise.
 LEAST_S = 1.0
@@ -44,16 +48,6 @@ class PaceKind(StrEnum):
     STRAGGLER = "straggler"
     DROP = "drop"
     GPU_IDLE = "gpu_idle"
-
-
-@dataclass(frozen=True, slots=True)
-class PaceLimits:
-    """straggler, drop: factors, gpu_floor: a share, each 0: never. window_s: seconds over which is judged."""
-
-    straggler: float = 1.3
-    drop: float = 2.0
-    window_s: float = 60.0
-    gpu_floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +90,7 @@ class _Interval:
 class PaceJudge:
     """The pace of one attempt, of the ranks of this node."""
 
-    def __init__(self, limits: PaceLimits) -> None:
+    def __init__(self, limits: PaceSection) -> None:
         """Begin with none."""
         self._limits = limits
         self._begin: tuple[float, dict[int, RankSample]] | None = None
@@ -169,7 +163,7 @@ class PaceJudge:
 class _Pace:
     """The median time of a step in each window, and the best stretch of them so far."""
 
-    def __init__(self, limits: PaceLimits) -> None:
+    def __init__(self, limits: PaceSection) -> None:
         self._limits = limits
         self._from_t: float | None = None
         self._steps = 0

@@ -11,24 +11,23 @@ from supervisor.core.model import Phase
 from supervisor.core.training_events import PaceChanged
 from supervisor.observe.pace.judge import GpuFloor, PaceJudge, RankSample
 from supervisor.observe.pace.usage import thread_usage
+from supervisor.observe.ranks.heartbeats import LEAST_APART_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from supervisor.config.watch_settings import PaceSection
     from supervisor.core.events import Event
-    from supervisor.observe.pace.judge import PaceLimits
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
     #: By rank: when its GPU was sampled last, and the per cent of the time that it was busy.
     BusyGpus = Mapping[int, tuple[float, float]]
 
-SAMPLE_S = 0.9
-
 
 class PaceWatch:
     """The pace of one attempt. Called from one thread at a time."""
 
-    def __init__(self, limits: PaceLimits, attempt: int, post: Callable[[Event], None], gpus: Callable[[], BusyGpus] = dict) -> None:
+    def __init__(self, limits: PaceSection, attempt: int, post: Callable[[Event], None], gpus: Callable[[], BusyGpus] = dict) -> None:
         """Take the limits, and where to post. gpus: returns the newest sample of each rank's GPU."""
         self._judge, self._floor, self._gpus = PaceJudge(limits), GpuFloor(limits.gpu_floor), gpus
         self._attempt, self._post = attempt, post
@@ -36,7 +35,7 @@ class PaceWatch:
 
     def sample(self, beats: Sequence[RankHeartbeat], t: float) -> None:
         """Take the heartbeats that were read at `t`."""
-        if self._sampled_t is not None and 0 <= t - self._sampled_t < SAMPLE_S:
+        if self._sampled_t is not None and 0 <= t - self._sampled_t < LEAST_APART_S:
             return
         self._sampled_t = t
         ranks: dict[int, RankSample] = {}

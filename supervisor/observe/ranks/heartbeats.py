@@ -18,6 +18,8 @@ from supervisor.instrument._supervise_shim import layout as shim
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: How often those who watch the ranks take the heartbeats. They are read more often: what comes sooner than LEAST_APART_S is passed over.
+SAMPLE_S, LEAST_APART_S = 1.0, 0.9
 WORDS = shim.SLOT_BYTES // 8
 
 

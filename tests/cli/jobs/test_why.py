@@ -79,7 +79,9 @@ def test_ranks_that_stand_still_are_no_incident_and_are_named(written: Any, caps
 def test_an_attempt_that_supervise_ended_for_a_hang_took_from_then_until_no_rank_was_left(
     written: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hang = Hang(HangKind.MISMATCH, "rank 0 waits in broadcast, rank 1 in all_reduce: they wait for ever", (0, 1))
+    hang = Hang(
+        HangKind.MISMATCH, "rank 0 waits in broadcast, rank 1 in all_reduce: they wait for ever", (0, 1), "a.py:6 (rank 0), a.py:7 (rank 1)"
+    )
     written.begin()
     written.start(1)
     written.progress(5, 9)
@@ -92,6 +94,7 @@ def test_an_attempt_that_supervise_ended_for_a_hang_took_from_then_until_no_rank
     written.close()
     text = re.sub(r"\n +", " ", explained(written, capsys))
     assert re.search(r"when +\d{4}-\d\d-\d\d \d\d:\d\d:40 \S+; no rank was left 3\.0 s later earlier", text), text
+    assert re.search(r"where +ranks 0, 1 on \S+, attempt 2, step 9.* code +a\.py:6 \(rank 0\), a\.py:7 \(rank 1\)", text), text
 
 
 def test_each_incident_by_its_number(written: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,7 @@ FETCH = torch("utils/data/_utils/fetch.py", "fetch")
 NFS = ThreadWait("D", "rpc_wait_bit_killable", "read", file=FileWait("read", "/mnt/nfs/x.bin", "/mnt/nfs", "nfs4"))
 WORKER = process(500, stack(user(12, "__getitem__", "data.py"), FETCH, torch("utils/data/_utils/worker.py", "_worker_loop"), *LOADER))
 IDLE = process(501, stack(torch("utils/data/_utils/worker.py", "_worker_loop"), *LOADER))
+RECV = torch("distributed/distributed_c10d.py", "recv")
 GONE = RankLook(1, 1, ProcessLook(101, 1, waits=ThreadWait("Z"), no_stacks="it is gone"), steps=10)
 LATE_LOADER = (
     "rank 0 waits in all_reduce (seq 42, train.py:61); rank 1 is in DataLoader.__next__ (data.py:88), and its worker 500 is "  # and where
@@ -186,6 +187,27 @@ HANGS: tuple[tuple[str, tuple[RankLook, ...], HangKind, str, tuple[int, ...]], .
         "rank 0 waits in all_reduce (seq 42, train.py:61); rank 1 is in finish (train.py:99); rank 1 is one step behind",
         (1,),
     ),
+    (
+        "both receive: gloo's recv is in no recorder",
+        (outside(0, RECV, user(61)), outside(1, RECV, user(61))),
+        HangKind.STILL,
+        "ranks 0, 1 wait in recv (train.py:61)",
+        (),
+    ),
+    (
+        "one receives from a rank that computes, while another operation of it is under way",
+        (replace(waiting(0), process=process(100, stack(RECV, user(61)))), outside(1, user(70, "evaluate"))),
+        HangKind.LATE,
+        "rank 0 waits in recv (train.py:61); rank 1 is in evaluate (train.py:70)",
+        (1,),
+    ),
+    (
+        "a monitored barrier",
+        tuple(outside(rank, torch("distributed/distributed_c10d.py", "monitored_barrier"), user(61)) for rank in range(2)),
+        HangKind.WAITING,
+        "ranks 0, 1 wait in monitored_barrier (train.py:61)",
+        (),
+    ),
     ("the network", (waiting(0), waiting(1)), HangKind.WAITING, "ranks 0, 1 wait in all_reduce (seq 42, train.py:61)", ()),
     ("alone", (outside(0, user(70, "read")),), HangKind.STILL, "rank 0 is in read (train.py:70)", ()),
 )
@@ -200,11 +222,17 @@ def test_each_kind_has_a_row() -> None:
     assert {row[2] for row in HANGS} == set(HangKind)
 
 
-def test_a_hang_has_the_pids_the_phase_and_the_groups_timeout() -> None:
+def test_a_hang_has_the_code_the_phase_and_the_groups_timeout() -> None:
     first = (waiting(0), outside(1, *LOADER, workers=(WORKER,)))
     hang = diagnosis.hang(Look(0.0, first), Look(30.0, tuple(map(later, first))), still_s=90, limit_s=60, calibrated=False)
-    assert (hang.pids, hang.phase, hang.group_timeout_s) == ((101, 500), Phase.DATA, 600.0)
+    assert (hang.code, hang.phase, hang.group_timeout_s) == ("data.py:88", Phase.DATA, 600.0)
     assert (hang.still_s, hang.limit_s, hang.calibrated, hang.busy) == (90, 60, False, False)
+
+
+def test_the_code_of_several_culprits_names_their_ranks() -> None:
+    first = (waiting(0, "barrier", line=61, ranks=(0, 1, 2)), *(waiting(rank, line=75, ranks=(0, 1, 2)) for rank in (1, 2)))
+    hang = diagnosis.hang(Look(0.0, first), Look(30.0, tuple(map(later, first))), still_s=90, limit_s=60, calibrated=True)
+    assert (hang.kind, hang.code) == (HangKind.MISMATCH, "train.py:61 (rank 0), train.py:75 (ranks 1, 2)")
 
 
 def test_what_only_one_look_shows_is_not_proven() -> None:

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.config.watch_settings import HangSection
 from supervisor.core.model import Phase
-from supervisor.observe.hangs.threshold import CALIBRATION_STEPS, KEPT, HangLimits, StepTimes, train_limit
+from supervisor.observe.hangs.threshold import CALIBRATION_STEPS, KEPT, StepTimes, train_limit
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
-LIMITS = HangLimits()
+LIMITS = HangSection()
 FIRST = RankHeartbeat(
     local_rank=0,
     rank=0,

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.config.watch_settings import HangSection
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
 from supervisor.core.hangs import TORCH_ACTS_S
 from supervisor.core.model import HangKind, Phase
-from supervisor.observe.hangs.threshold import HangLimits
-from supervisor.observe.hangs.watch import read_and_written
+from supervisor.observe.hangs import procfs
 from tests.support.virtual_job import VirtualJob, VirtualLook
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,7 @@ def test_a_job_that_stands_still_is_suspected_looked_at_twice_and_confirmed(job:
 
 
 def test_the_second_look_comes_after_half_of_a_short_limit() -> None:
-    job = VirtualJob(limits=HangLimits(train_s=4.0, phase_s=8.0, confirm_s=30.0))
+    job = VirtualJob(limits=HangSection(train_s=4.0, phase_s=8.0, confirm_s=30.0))
     job.trains(30, 0.2)
     assert job.kinds == []
     job.passes(20)
@@ -298,14 +299,22 @@ def test_a_log_that_grows_is_none(job: VirtualJob) -> None:
 
 
 def test_a_process_of_ours_has_read_and_written() -> None:
-    before = read_and_written(os.getpid())
+    before = procfs.moved_bytes(os.getpid())
     subprocess.run([sys.executable, "-c", "pass"], check=True)
     Path(os.devnull).write_bytes(b"\0" * 100_000)
-    after = read_and_written(os.getpid())
+    after = procfs.moved_bytes(os.getpid())
     assert before is not None
     assert after is not None
     assert after - before >= 100_000
-    assert read_and_written(2**22 + 1) is None
+    assert procfs.moved_bytes(2**22 + 1) is None
+
+
+def test_a_look_counts_bytes_as_the_watch_does() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        wait_for(lambda: procfs.waits(child.pid).state == "S" and "pipe" in procfs.waits(child.pid).wchan, "the read")
+        counted = procfs.counters(child.pid, 0.0)
+        assert counted is not None
+        assert counted.read_bytes + counted.written_bytes == procfs.moved_bytes(child.pid)
 
 
 def test_a_declared_phase_has_its_own_limit(job: VirtualJob) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from supervisor.observe.pace.judge import GPU_SAMPLES, GpuFloor, PaceJudge, PaceLimits, RankSample
+from supervisor.config.watch_settings import PaceSection
+from supervisor.observe.pace.judge import GPU_SAMPLES, GpuFloor, PaceJudge, RankSample
 
-LIMITS = PaceLimits(window_s=20.0)
+LIMITS = PaceSection(window_s=20.0)
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Job:
     blocks: int = -1
     pause: Callable[[int], float] = lambda _step: 0.0
     trains: Callable[[int], bool] = lambda _step: True
-    limits: PaceLimits = LIMITS
+    limits: PaceSection = LIMITS
     found: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
@@ -100,7 +101,7 @@ NO_STRAGGLER: dict[str, Job] = {
     "now and then": Job(4, lambda rank, step: 0.3 if rank == 1 and step % 20 == 0 else 0.1),
     "another one each time": Job(4, lambda rank, step: 0.3 if rank == step // 7 % 4 else 0.1),
     "in evaluations only": Job(2, lambda rank, step: 0.5 if rank == 1 and step % 200 > 150 else 0.1, trains=lambda step: step % 200 <= 150),
-    "never, by its setting": Job(4, slow(5.0), limits=PaceLimits(straggler=0, window_s=20.0)),
+    "never, by its setting": Job(4, slow(5.0), limits=PaceSection(straggler=0, window_s=20.0)),
     "within the first two windows": Job(4, lambda rank, step: 0.3 if rank == 1 and step < 130 else 0.1),
 }
 
@@ -123,7 +124,7 @@ def test_a_training_that_becomes_slow_is_reported_once_and_once_that_it_is_over(
         Job(2, slow(1.0), pause=lambda step: 3.0 if step < 20 else 0.0),
         Job(2, slow(1.0), pause=lambda step: 20.0 if step % 100 == 0 else 0.0),
         Job(2, slow(1.0), pause=lambda step: 0.5 if 1500 < step < 1540 else 0.0),
-        Job(2, slow(1.0), pause=lambda step: 2.0 if step > 1500 else 0.0, limits=PaceLimits(drop=0, window_s=20.0)),
+        Job(2, slow(1.0), pause=lambda step: 2.0 if step > 1500 else 0.0, limits=PaceSection(drop=0, window_s=20.0)),
     ],
     ids=["not twice", "slow at first", "long pauses", "one short stretch", "never, by its setting"],
 )

@@ -26,7 +26,7 @@ REPORT_EVERY_S = 1.0
 
 
 class Outputs:
-    """An attempt whose log directory is not known is logged where the newest is."""
+    """An attempt whose log directory is not known is logged where the newest is; where that is "", once it is known."""
 
     def __init__(self, reactor: Reactor, send: Callable[[GuardianEvent], None], before_streams: Callable[[], None], log_bytes: int) -> None:
         self._log_dirs: dict[int, str] = {}
@@ -147,8 +147,10 @@ class Outputs:
     def _take(self, fd: int, attempt: int, rank: int, name: str, *, to: int, pty: bool) -> None:  # noqa: PLR0913 - the facts of a stream
         self.drain.add(OutputStream(fd, attempt, rank, name, to=self._passes.get(to), log=self._log_file(attempt, rank, name), pty=pty))
 
-    def _log_file(self, attempt: int, rank: int, name: str) -> LogFile:
+    def _log_file(self, attempt: int, rank: int, name: str) -> LogFile | None:
         directory = self._log_dirs.get(attempt) or self._log_dirs[max(self._log_dirs)]
+        if not directory:
+            return None
         stem = "agent" if rank < 0 else f"rank-{rank}"
         # what is bounded is the rank: a stream that shares it with another gets half
         limit = self._log_bytes if name == "both" else self._log_bytes // 2

@@ -33,12 +33,15 @@ _POLL_S = 0.01
 
 
 class OutputStream:
-    """One rank's output: where it comes from, where it goes, and how it ended so far. Rank -1 is the agent itself."""
+    """One rank's output: where it comes from, where it goes, and how it ended so far. Rank -1 is the agent itself.
+
+    Without a log its tail is what will be logged.
+    """
 
     __slots__ = ("attempt", "fd", "held", "log", "name", "open", "paused", "pty", "rank", "tail", "to")
 
     def __init__(  # noqa: PLR0913 - the facts of a stream
-        self, fd: int, attempt: int, rank: int, name: str, *, to: Passthrough | None, log: LogFile, pty: bool
+        self, fd: int, attempt: int, rank: int, name: str, *, to: Passthrough | None, log: LogFile | None, pty: bool
     ) -> None:
         self.fd = fd
         self.attempt = attempt
@@ -102,8 +105,8 @@ class Drain:
         """Read this stream from now on; its descriptor is closed at its end."""
         self._later(lambda: self._adopt(stream))
 
-    def relocate(self, rank: int, attempt: int, log_for: Callable[[OutputStream], LogFile]) -> None:
-        """Count the open streams of `rank` to another attempt and log them there."""
+    def relocate(self, rank: int, attempt: int, log_for: Callable[[OutputStream], LogFile | None]) -> None:
+        """Count the open streams of `rank` to another attempt and log them there; ended ones too that have no log yet."""
         self._later(lambda: self._move(rank, attempt, log_for))
 
     def resize(self, resized: Callable[[], None]) -> None:
@@ -148,12 +151,16 @@ class Drain:
         # two attempts are enough to explain why the last one ended; memory stays bounded over many restarts
         self._ended = [old for old in self._ended if old.attempt >= stream.attempt - 1]
 
-    def _move(self, rank: int, attempt: int, log_for: Callable[[OutputStream], LogFile]) -> None:
-        for stream in self._streams.values():
+    def _move(self, rank: int, attempt: int, log_for: Callable[[OutputStream], LogFile | None]) -> None:
+        for stream in (*self._streams.values(), *(ended for ended in self._ended if ended.log is None)):
             if stream.rank == rank:
-                self._appender.close(stream.log)
-                stream.attempt = attempt
-                stream.log = log_for(stream)
+                before, stream.attempt, stream.log = stream.log, attempt, log_for(stream)
+                if before is not None:
+                    self._appender.close(before)
+                elif stream.log is not None and stream.tail:
+                    self._appender.put(stream.log, bytes(stream.tail))
+                    if not stream.open:
+                        self._appender.close(stream.log)
 
     def _resize(self, resized: Callable[[], None]) -> None:
         masters = [stream.fd for stream in self._streams.values() if stream.pty]
@@ -198,7 +205,8 @@ class Drain:
             del tail[:-TAIL_BYTES]
         if stream.to is not None:
             stream.to.put(data)
-        self._appender.put(stream.log, data)
+        if stream.log is not None:
+            self._appender.put(stream.log, data)
 
     def _end(self, stream: OutputStream) -> None:
         if stream.held:
@@ -209,7 +217,8 @@ class Drain:
         del self._streams[stream.fd]
         os.close(stream.fd)
         stream.open = False
-        self._appender.close(stream.log)
+        if stream.log is not None:
+            self._appender.close(stream.log)
         self._ended.append(stream)
 
     def _serve_syncs(self) -> None:

@@ -61,7 +61,8 @@ from supervisor.core.events import (
     RankExited,
 )
 from supervisor.core.model import Evidence, FirstCause, Launcher, RankExit, RankInfo
-from supervisor.launch.environment import attempt_variables, job_environment, resume_handover
+from supervisor.launch.early_agent import agent_environment
+from supervisor.launch.environment import attempt_variables, resume_handover
 from supervisor.launch.session import AttemptEnding, SessionContext
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from supervisor.core.events import Event
     from supervisor.guardian.messages import CommandExited, GuardianEvent
     from supervisor.knobs.knob_set import AttemptCommand
+    from supervisor.launch.early_agent import EarlyAgent
 
 SEND_DEADLINE_S = 1
 #: How long the link may outlast the agent: the agent's last messages are on it, and its exit code comes by another way.
@@ -83,11 +85,15 @@ _NAMED = 3
 class ElasticSession:
     """Runs our agent by `argv` (knobs/torchrun.py), in which {link_fd} and {output_fd} stand for its two descriptors.
 
-    `script_args`: what stands behind the script in the user's command, the only part of it that an attempt may change.
+    `script_args`: what stands behind the script in the user's command, the only part of it that an attempt may change. `early`: an
+    agent that runs already.
     """
 
-    def __init__(self, context: SessionContext, argv: Sequence[str], *, shim: str, script_args: Sequence[str] = ()) -> None:
+    def __init__(
+        self, context: SessionContext, argv: Sequence[str], *, shim: str, script_args: Sequence[str] = (), early: EarlyAgent | None = None
+    ) -> None:
         self._context = context
+        self._early = early
         self._argv = list(argv)
         self._script_args = tuple(script_args)
         self._shim = shim
@@ -351,24 +357,19 @@ class ElasticSession:
     # the agent's process
 
     def _start_agent(self, attempt: int) -> None:
-        context = self._context
-        ours, theirs = socket.socketpair()
+        job, guardian, log_dir = self._context.job, self._context.guardian(), self._context.job.log_dir(attempt)
+        early, self._early = self._early, None
+        if early is not None and early.guardian is guardian:
+            ours = early.link
+            guardian.log_dir(attempt, log_dir)
+        else:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                env, fds = agent_environment(job), [theirs.fileno()]
+                guardian.spawn(attempt=attempt, kind="agent", argv=self._argv, env=env, cwd=str(job.cwd), log_dir=log_dir, fds=fds)
         # not settimeout: that would make the reader's end non-blocking as well
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_DEADLINE_S, 0))
         self._link, self._at_end, self._is_ready, self._finished = ours, False, False, False
-        environ = job_environment(context.job.environ)
-        environ |= {
-            "SUPERVISE_JOB_COOKIE": context.job.cookie,
-            "SUPERVISE_JOB_DIR": str(context.job.scratch),
-            "SUPERVISE_JOB_RUN": context.job.run_id,
-        }
-        environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-        log_dir = context.job.log_dir(attempt)
-        cwd = str(context.job.cwd)
-        with theirs:
-            context.guardian().spawn(
-                attempt=attempt, kind="agent", argv=self._argv, env=environ, cwd=cwd, log_dir=log_dir, fds=[theirs.fileno()]
-            )
         threading.Thread(target=self._read, args=(ours,), name="agent-link", daemon=True).start()
 
     def _go(self) -> None:

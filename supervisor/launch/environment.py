@@ -1,7 +1,7 @@
 """Makes the environment and the arguments of one attempt's ranks, with the checkpoint to resume from.
 
-Variables that begin with SUPERVISE_JOB_ go from us to the ranks and are never configuration. The agent itself gets three of them
-(elastic_session.py), and sets one for single ranks: how they buffer their output (agent/spawn.py).
+Variables that begin with SUPERVISE_JOB_ go from us to the ranks and are never configuration. The agent itself gets two of them
+(early_agent.py), and sets one for single ranks: how they buffer their output (agent/spawn.py).
 """
 
 from __future__ import annotations

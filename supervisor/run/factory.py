@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 import time
@@ -20,7 +19,7 @@ from supervisor.guardian.libc import return_free_memory
 from supervisor.job import identity
 from supervisor.knobs import python_command, torchrun
 from supervisor.launch import orphans, previous_processes
-from supervisor.launch.guardian_client import GuardianClient, OnEvent
+from supervisor.launch.early_agent import agent_argv, start_guardian
 from supervisor.launch.plain_session import PlainSession
 from supervisor.node import gpu_quarantine, visible_gpus
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from supervisor.classify.losses.rules import LossRule
     from supervisor.core.actions import Quarantine
     from supervisor.job.job import Job
+    from supervisor.launch.early_agent import EarlyAgent
+    from supervisor.launch.guardian_client import GuardianClient, OnEvent
     from supervisor.launch.orphans import LeftProcess
     from supervisor.launch.session import Session, SessionContext
 
@@ -46,10 +47,18 @@ PROCESSES = "processes.jsonl"
 class JobFactory:
     """Makes parts for one job. `ignored` are the signals that were ignored when we were started.
 
-    `warn` prints a warning, from any thread. `report` gets what is found of the checkpoints, from worker threads.
+    `warn` prints a warning, from any thread. `report` gets what is found of the checkpoints, from worker threads. `early`: an agent and
+    a guardian that run already.
     """
 
-    def __init__(self, job: Job, ignored: Collection[int], warn: Callable[[str], None], report: Callable[[CheckpointReport], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        ignored: Collection[int],
+        warn: Callable[[str], None],
+        report: Callable[[CheckpointReport], None],
+        early: EarlyAgent | None = None,
+    ) -> None:
         self._job = job
         self._warn = warn
         self._ignored = ignored
@@ -57,7 +66,8 @@ class JobFactory:
         self._signatures: tuple[Catalogue, Scanner] | None = None
         self._scanner: anchor_scanner.UpgradingScanner | None = None
         self._reading = threading.Lock()
-        self._orphans = orphans.Orphans(job.cookie)
+        self._early = early
+        self._orphans = orphans.Orphans(job.cookie) if early is None else early.orphans
         self._gpus: tuple[Gpu, ...] = ()
         self.ledger = GpuQuarantine(identity.state_root(job.state), job.node, job.settings.gpus.quarantine_days)
         self.torchrun = torchrun.recognise(job.command, path=job.environ.get("PATH"))
@@ -77,11 +87,12 @@ class JobFactory:
         return (nproc or per_node or None) if nodes == 1 else None
 
     def start_guardian(self, on_event: OnEvent, on_died: Callable[[], None]) -> GuardianClient:
-        """Start a guardian."""
-        settings = self._job.settings
-        guardian = GuardianClient.start(
-            on_event, on_died, ignored=self._ignored, orphan_grace_s=settings.stop.orphan_grace_s, log_bytes=settings.logs.mib << 20
-        )
+        """Return the guardian that runs already, or start one."""
+        early, self._early = self._early, None
+        if early is not None:
+            guardian = early.listen(on_event, on_died)
+        else:
+            guardian = start_guardian(self._job.settings, self._ignored, on_event, on_died)
         itself = process_tree.read(guardian.pid)
         self._orphans.seen([itself] if itself else [])
         return guardian
@@ -126,20 +137,13 @@ class JobFactory:
         command = self.torchrun
         if command is None:
             return PlainSession(context, lambda argv, _nproc: argv, self._shim(python_command.shim_mode(self._job.command)))
-        if command.interpreter is None:
+        argv = agent_argv(self._job.settings, command)
+        if argv is None:
             return self.stock_session(context)
         from supervisor.launch.elastic_session import ElasticSession  # noqa: PLC0415 (its messages cost a plain command's start a tenth)
 
-        argv = torchrun.agent_argv(
-            command,
-            command.interpreter,
-            link_fd="{link_fd}",
-            output_fd="{output_fd}",
-            grace_s=self._job.settings.stop.grace_s,
-            streams=_streams(),
-            window=_window(),
-        )
-        return ElasticSession(context, argv, shim=self._shim("launcher"), script_args=torchrun.script_arguments(command))
+        script_args = torchrun.script_arguments(command)
+        return ElasticSession(context, argv, shim=self._shim("launcher"), script_args=script_args, early=self._early)
 
     def stock_session(self, context: SessionContext) -> Session:
         """Make the session that runs stock torchrun, restarted by us."""
@@ -256,23 +260,3 @@ class JobFactory:
 
     def _shim(self, mode: str) -> str:
         return mode if self._job.settings.instrument.enabled else "off"
-
-
-def _streams() -> str:
-    """Return how the supervisor's stdout and stderr relate, as the agent names it (supervisor/agent/spawn.py)."""
-    try:
-        out, err = os.fstat(1), os.fstat(2)
-    except OSError:
-        return "two"
-    if (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino):
-        return "tty" if os.isatty(1) else "one"
-    return "tty-out" if os.isatty(1) else "tty-err" if os.isatty(2) else "two"
-
-
-def _window() -> tuple[int, int]:
-    """Return rows and columns of the terminal itself; the ranks inherit COLUMNS and LINES."""
-    for fd in (1, 2):
-        with contextlib.suppress(OSError):
-            size = os.get_terminal_size(fd)
-            return size.lines, size.columns
-    return 24, 80

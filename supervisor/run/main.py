@@ -1,24 +1,21 @@
-"""`supervise -- CMD`: puts one job's parts together, runs its loop, and tidies up.
+"""`supervise -- CMD`: puts one job's parts together, runs its loop, and tidies up. `start.py` comes before it.
 
-The order matters: the lock before the journal, the journal before the guardian, the guardian before the job; and back again at the end.
-What is wrong from the beginning (no such command, a held lock, a newer journal, a bad webhook URL) is reported before anything starts.
+The order matters: the lock before the journal, the journal before the job; and back again at the end. The guardian may run earlier, with an
+agent that has no order yet.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import threading
 from dataclasses import replace
-from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror import session as mirror_session
 from supervisor.checkpoints.mirror.process import MirrorLink
-from supervisor.config import plugins, signatures
-from supervisor.config.policy import evict_on, network_allow, to_policy
+from supervisor.config import plugins
+from supervisor.config.policy import to_policy
 from supervisor.core import losses
 from supervisor.core.decide import initial
 from supervisor.core.events import (
@@ -31,12 +28,9 @@ from supervisor.core.planning import DECLARED
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity, known_jobs, resume_proof
 from supervisor.job.clock import Clock
-from supervisor.job.job import Job
 from supervisor.job.sd_notify import Notifier
 from supervisor.journal.records import SUMMARY, Ended, Note, RunBegan
-from supervisor.journal.writer import ANSWER_DEADLINE_S, open_journal
-from supervisor.knobs import job_knobs, programs
-from supervisor.launch.guardian_client import ignored_signals
+from supervisor.journal.writer import open_journal
 from supervisor.report import event_log
 from supervisor.report.alert_watch import AlertWatch
 from supervisor.report.last_line import last_line
@@ -44,28 +38,28 @@ from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
 from supervisor.report.start_plan import handover_warning, network_line, opening_lines, resume_line
-from supervisor.report.terminal import TerminalWriter
-from supervisor.run import lock, previous_runs
+from supervisor.run import previous_runs
 from supervisor.run.checkpoint_news import CheckpointNews
 from supervisor.run.executor import Executor
 from supervisor.run.factory import JobFactory
 from supervisor.run.loop import Loop
 from supervisor.run.stop_signals import StopSignals
-from supervisor.run.threads import attempted, reported_wait
+from supervisor.run.threads import attempted
 from supervisor.run.upkeep import Upkeep
 from supervisor.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection
 
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
-    from supervisor.classify.logs.rows import Problem
-    from supervisor.config.settings import Settings
     from supervisor.core.actions import Action, Finish
     from supervisor.core.events import Event
     from supervisor.core.model import Policy
     from supervisor.core.state import JobState
+    from supervisor.job.job import Job
     from supervisor.journal.past import Past
+    from supervisor.launch.early_agent import EarlyAgent
+    from supervisor.report.terminal import TerminalWriter
     from supervisor.run.lock import Lock
 
 #: Printed at the start. With --checkpoints nothing must be discovered first.
@@ -78,68 +72,10 @@ CLOSE_DEADLINE_S = 2.0
 END_DEADLINE_S = 8 * CLOSE_DEADLINE_S
 
 
-def run(settings: Settings, command: Sequence[str]) -> int:
-    """Run `command` under supervision until it is done or given up. Returns the exit code; raises SuperviseError before it began."""
-    ignored = ignored_signals()
-    environ, cwd = dict(os.environ), identity.working_directory()
-    programs.require_command(command, environ)
-    name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
-    knobs = job_knobs.find(settings, command, environ, cwd)
-    terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
-    problems = _require_right(settings, lambda text: terminal.message(text, "warning"))
-    state_waits = f"waiting for {cwd / settings.job.state_dir}, which is slow or does not answer; --state-dir names another directory"
-    waiting = partial(reported_wait, cache(lambda text: terminal.message(text, "warning")), state_waits, ANSWER_DEADLINE_S)
-    with waiting() as over:
-        state = identity.make_node_state(settings.job.state_dir, cwd, name.name, node)
-        for problem in problems:
-            terminal.message(str(problem), "warning")
-
-        def watches(text: str) -> None:  # from here on it waits for another supervisor, and not for the disk
-            over()
-            terminal.message(text)
-
-        address = settings.address(name.name)
-        held = lock.acquire(state / "lock", job=name.name, address=address, takeover=settings.job.takeover, notify=watches)
-    try:
-        with waiting():
-            job = Job(
-                name=name.name,
-                run_id=identity.new_run_id(),
-                node=node,
-                command=tuple(command),
-                cwd=cwd,
-                environ=environ,
-                settings=settings,
-                state=state,
-                scratch=identity.make_job_dir(state),
-                cookie=secrets.token_hex(16),
-                knobs=knobs,
-            )
-            prepared = _Run(job, terminal, held, ignored)
-        return prepared.go()
-    finally:
-        attempted(held.release, CLOSE_DEADLINE_S)  # else the next start finds that its holder is gone
-
-
-def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Problem, ...]:
-    """Raise SuperviseError for a wrong setting before anything starts; return the problems that only leave a signature out."""
-    plugins.ladders(settings)
-    evict_on(settings)
-    network_allow(settings)
-    if settings.alerts.is_used:
-        from supervisor.run import alerting  # noqa: PLC0415 (ssl costs memory that a job without a sink need not pay)
-
-        alerting.heartbeat(settings)
-        for sink in alerting.configured(settings, os.environ):
-            if sink.warning:
-                warn(sink.warning)
-    return signatures.configured(settings, warn)[1] if settings.classify.signatures else ()
-
-
-class _Run:
+class JobRun:
     """The parts of one run, wired. Listens to the journal."""
 
-    def __init__(self, job: Job, terminal: TerminalWriter, held: Lock, ignored: Collection[int]) -> None:
+    def __init__(self, job: Job, terminal: TerminalWriter, held: Lock, ignored: Collection[int], early: EarlyAgent | None = None) -> None:
         settings = job.settings
         self.terminal, self.lock = terminal, held
         self.clock = Clock.start()
@@ -166,7 +102,7 @@ class _Run:
         if self.continues:
             self.reporter.goes_on(self.past.state.run.incident)
         news = CheckpointNews(self.loop, self.reporter, terminal, self.log, keep=settings.checkpoints.keep)
-        self.factory = JobFactory(job, ignored, lambda text: terminal.message(text, "warning"), news.took)
+        self.factory = JobFactory(job, ignored, lambda text: terminal.message(text, "warning"), news.took, early)
         self.executor = Executor(job, self.loop, self.reporter, self.factory)
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick

@@ -44,7 +44,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Setti
         calls.append((settings, command))
         return 42
 
-    monkeypatch.setitem(sys.modules, "supervisor.run.main", types.SimpleNamespace(run=run))
+    monkeypatch.setitem(sys.modules, "supervisor.run.start", types.SimpleNamespace(run=run))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return calls
@@ -302,7 +302,7 @@ def test_a_bug_of_ours_is_70_in_one_line_that_names_the_traceback(
         def run(_settings: Settings, _command: list[str], error: Exception = error) -> int:
             raise error
 
-        monkeypatch.setitem(sys.modules, "supervisor.run.main", types.SimpleNamespace(run=run))
+        monkeypatch.setitem(sys.modules, "supervisor.run.start", types.SimpleNamespace(run=run))
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         assert main.main(["--", "true"]) == 70
         (line,) = capfd.readouterr().err.splitlines()

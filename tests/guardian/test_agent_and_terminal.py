@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .conftest import until
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -96,6 +98,28 @@ def test_an_agents_ranks_come_over_its_link_untorn_filtered_and_attempt_by_attem
     for attempt in (1, 2):
         for rank in range(4):
             assert (tmp_path / str(attempt) / f"rank-{rank}.log").stat().st_size == 2000 * 203
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["lives", "has ended"])
+def test_what_an_agent_prints_before_its_first_attempt_is_logged_with_that_attempt(side: Callable[..., Side], ends: bool) -> None:  # noqa: FBT001
+    one = side()
+    early = one.run(
+        script("import time; print('early', flush=True)" + "; time.sleep(100)" * (not ends)), attempt=0, kind="agent", log_dir=""
+    )
+    if ends:
+        one.wait("exited", pid=early["pid"])
+    until(lambda: tails(one) == ["early\n"], what="the first line")
+    assert not list(one.directory.iterdir())
+    one.call("log_dir", 1, str(one.logs()))
+    until(lambda: (one.logs() / "agent.out").exists() and "early" in (one.logs() / "agent.out").read_text(), what="the log")
+    one.call("end", "all", grace_s=0.0)
+    one.wait("ended")
+    assert (one.logs() / "agent.out").read_text() == "early\n"
+
+
+def tails(one: Side) -> list[str]:
+    one.call("tails", 1)
+    return [tail["text"] for tail in one.wait("tails")["tails"] if tail["text"]]
 
 
 def script(text: str) -> list[str]:

@@ -9,6 +9,7 @@ import os
 import queue
 import socket
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -62,11 +63,13 @@ DIED = {"ev": "rank_exited", "attempt": 1, "rank": 0, "pid": 1, "at_ns": 1, "cod
 class Stage:
     """A session between a guardian and an agent that the test plays; `events` are what it posted, in order."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, early: bool = False) -> None:
         self.events: list[Any] = []
         self.ended: list[str] = []
         self.graces: list[float] = []
         self.agent: socket.socket | None = None
+        self.spawned = 0
+        self.log_dirs: list[object] = []
         self.t = 0.0
         self.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=1))
         self._later: list[tuple[float, Callable[[], None]]] = []
@@ -82,7 +85,11 @@ class Stage:
             note=lambda *_: None,
             left=lambda *_: None,
         )
-        self.session = ElasticSession(context, ["agent"], shim="off", script_args=COMMAND[2:])
+        link = None
+        if early:
+            link, self.agent = socket.socketpair()
+        started = cast("Any", SimpleNamespace(guardian=self, link=link)) if early else None
+        self.session = ElasticSession(context, ["agent"], shim="off", script_args=COMMAND[2:], early=started)
         self.session.begin(BEGIN, AS_WRITTEN)
         self.from_guardian(**SPAWNED)
 
@@ -122,10 +129,11 @@ class Stage:
     def spawn(self, *, fds: list[int], **_: object) -> None:
         if self.agent is not None:
             self.agent.close()
+        self.spawned += 1
         self.agent = socket.socket(fileno=os.dup(fds[0]))
 
-    def log_dir(self, *_: object) -> None:
-        pass
+    def log_dir(self, attempt: int, _log_dir: str) -> None:
+        self.log_dirs.append(attempt)
 
     def end(self, what: str, *, grace_s: float, **_: object) -> None:
         self.ended.append(what)
@@ -166,6 +174,23 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     made.session.on_guardian_died(None, 9)
     if made.agent is not None:
         made.hangs_up()
+
+
+def test_an_agent_that_runs_already_has_the_first_attempt_and_one_in_its_place_is_spawned(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, early=True)
+    assert (stage.spawned, stage.log_dirs) == (0, [1])
+    stage.says(HELLO)
+    stage.take(1)
+    assert isinstance(stage.hears(), Go)
+    stage.agent_exits(1)
+    stage.hangs_up()
+    stage.take(1)
+    assert len(stage.posted(LauncherExited)) == 1
+    stage.state = replace(stage.state, attempt=Attempt(number=2))
+    stage.session.begin(replace(BEGIN, attempt=2), AS_WRITTEN)
+    assert (stage.spawned, stage.log_dirs) == (1, [1])
+    stage.session.on_guardian_died(None, 9)
+    stage.hangs_up()
 
 
 def test_a_job_that_is_done_is_done_whichever_is_heard_first_its_words_or_its_exit_code(stage: Stage) -> None:

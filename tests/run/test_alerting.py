@@ -18,7 +18,7 @@ from supervisor.job import known_jobs
 from supervisor.job.clock import Clock
 from supervisor.report.alert_watch import AlertWatch
 from supervisor.report.reporter import Reporter
-from supervisor.run.main import _Run
+from supervisor.run.main import JobRun
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ def run(tmp_path: Path, server: Any) -> Iterator[Any]:  # noqa: ANN401  the serv
         job=job, log=MagicMock(), loop=SimpleNamespace(call_soon=lambda call: call()), terminal=terminal, reporter=reporter, clock=clock,
         alert_watch=AlertWatch(job, reporter, lambda: 0.0), executor=SimpleNamespace(threads=threads),
     )  # fmt: skip
-    made._remember_place = lambda: _Run._remember_place(made)  # noqa: SLF001  the run's own
-    _Run._start_alerts(made)  # noqa: SLF001  what is tested
+    made._remember_place = lambda: JobRun._remember_place(made)  # noqa: SLF001  the run's own
+    JobRun._start_alerts(made)  # noqa: SLF001  what is tested
     yield made
     reporter.close_alerts(2.0)
 

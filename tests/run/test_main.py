@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 SIGNALLED = """
 import os, sys
 from supervisor.cli.main import main
-from supervisor.run.main import _Run
+from supervisor.run.main import JobRun
 
 signum, name = int(sys.argv.pop(1)), sys.argv.pop(1)
-method = getattr(_Run, name)
+method = getattr(JobRun, name)
 
 def signalled(run, *given):
     os.kill(os.getpid(), signum)
     return method(run, *given)
 
-setattr(_Run, name, signalled)
+setattr(JobRun, name, signalled)
 sys.exit(main())
 """
 JOB = ["--job", "j", "--state-dir", "state", "--no-health", "--", sys.executable, "-c", "open('started', 'w')"]

@@ -64,7 +64,7 @@ class DrilledJob:
         code = int(ExitCode.BUG)
         try:
             self._prepare()
-            from supervisor.run.main import run  # noqa: PLC0415 (the heavy part, in the child alone)
+            from supervisor.run.start import run  # noqa: PLC0415 (the heavy part, in the child alone)
 
             code = run(self._settings, self._command)
         except SuperviseError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import click
 
 from supervisor.cli.invocation import BEFORE_CMD, EVERY, Invocation, setting_options
@@ -14,10 +12,6 @@ from supervisor.cli.invocation import BEFORE_CMD, EVERY, Invocation, setting_opt
 def command(invocation: Invocation) -> int:
     """The exit code is the job's own, or one of docs/exit-codes.md."""
     settings, words = invocation.settings_and_command()
-    gc.disable()  # a collection during the imports, and later of what they made, finds nothing: a sixth of the start
-    from supervisor.run.main import run  # noqa: PLC0415  the heavy part, not needed for --help
+    from supervisor.run.start import run  # noqa: PLC0415  not needed for --help
 
-    gc.collect()
-    gc.freeze()
-    gc.enable()
     return run(settings, list(words))

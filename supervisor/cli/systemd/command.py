@@ -75,7 +75,7 @@ def run_command(invocation: Invocation, *, job: str) -> int:
         hint = f"Set User= in a drop-in: sudo systemctl edit supervise@{job}"
         raise SuperviseError("a unit's job does not run as root", hint=hint)
     settings, words = _of_job(invocation, job).settings_and_command()
-    from supervisor.run.main import run  # noqa: PLC0415  the heavy part, not needed for --help
+    from supervisor.run.start import run  # noqa: PLC0415  the heavy part, not needed for --help
 
     return run(settings, list(words))
 

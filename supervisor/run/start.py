@@ -1,0 +1,111 @@
+"""`supervise -- CMD`, from the command line to the run: what must be right from the beginning, the lock, the job, and torchrun's agent.
+
+What is wrong from the beginning (no such command, a held lock, a bad webhook URL) is reported before anything starts. At the top only that
+is imported which comes before the agent: the rest is imported while the agent imports torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import secrets
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from supervisor.config import plugins, signatures
+from supervisor.config.policy import evict_on, network_allow
+from supervisor.job import identity
+from supervisor.job.job import Job
+from supervisor.knobs import job_knobs, programs
+from supervisor.launch import early_agent
+from supervisor.launch.guardian_client import ignored_signals
+from supervisor.report.terminal import TerminalWriter
+from supervisor.run import lock
+from supervisor.run.threads import attempted, reported_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from supervisor.classify.logs.rows import Problem
+    from supervisor.config.settings import Settings
+    from supervisor.run.main import JobRun
+
+#: After so long a warning reports that the state directory does not answer.
+SLOW_STATE_S = 5.0
+#: For the release of the lock.
+CLOSE_DEADLINE_S = 2.0
+
+
+def run(settings: Settings, command: Sequence[str]) -> int:
+    """Run `command` under supervision until it is done or given up. Returns the exit code; raises SuperviseError before it began."""
+    ignored = ignored_signals()
+    environ, cwd = dict(os.environ), identity.working_directory()
+    programs.require_command(command, environ)
+    name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
+    knobs = job_knobs.find(settings, command, environ, cwd)
+    terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
+    problems = _require_right(settings, lambda text: terminal.message(text, "warning"))
+    state_waits = f"waiting for {cwd / settings.job.state_dir}, which is slow or does not answer; --state-dir names another directory"
+    waiting = partial(reported_wait, cache(lambda text: terminal.message(text, "warning")), state_waits, SLOW_STATE_S)
+    with waiting() as over:
+        state = identity.make_node_state(settings.job.state_dir, cwd, name.name, node)
+        for problem in problems:
+            terminal.message(str(problem), "warning")
+
+        def watches(text: str) -> None:  # from here on it waits for another supervisor, and not for the disk
+            over()
+            terminal.message(text)
+
+        address = settings.address(name.name)
+        held = lock.acquire(state / "lock", job=name.name, address=address, takeover=settings.job.takeover, notify=watches)
+    early = None
+    try:
+        with waiting():
+            job = Job(
+                name=name.name,
+                run_id=identity.new_run_id(),
+                node=node,
+                command=tuple(command),
+                cwd=cwd,
+                environ=environ,
+                settings=settings,
+                state=state,
+                scratch=identity.make_job_dir(state),
+                cookie=secrets.token_hex(16),
+                knobs=knobs,
+            )
+            early = early_agent.start(job, ignored)
+            prepared = _the_rest()(job, terminal, held, ignored, early)
+        return prepared.go()
+    finally:
+        if early is not None:
+            early.close()
+        attempted(held.release, CLOSE_DEADLINE_S)  # else the next start finds that its holder is gone
+
+
+def _the_rest() -> type[JobRun]:
+    """Import what the agent need not wait for."""
+    gc.disable()  # a collection during the imports, and later of what they made, finds nothing: a sixth of the start
+    try:
+        from supervisor.run.main import JobRun  # noqa: PLC0415  the heavy part
+
+        gc.collect()
+        gc.freeze()
+    finally:
+        gc.enable()
+    return JobRun
+
+
+def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Problem, ...]:
+    """Raise SuperviseError for a wrong setting before anything starts; return the problems that only leave a signature out."""
+    plugins.ladders(settings)
+    evict_on(settings)
+    network_allow(settings)
+    if settings.alerts.is_used:
+        from supervisor.run import alerting  # noqa: PLC0415 (ssl costs memory that a job without a sink need not pay)
+
+        alerting.heartbeat(settings)
+        for sink in alerting.configured(settings, os.environ):
+            if sink.warning:
+                warn(sink.warning)
+    return signatures.configured(settings, warn)[1] if settings.classify.signatures else ()

@@ -103,8 +103,9 @@ def exit_codes() -> list[tuple[str, str, str, str]]:
     rows[128] = (
         "128+n",
         "",
-        ("ended by signal n: a rank that was given up, or the stop that we were asked for. 130 INT, 143 TERM, 129 HUP; after TERM and HUP "
-        "75 instead if the ranks saved ([preemption](preemption.md))"),
+        ("ended by signal n: a rank that was given up, or the stop that we were asked for. 130 INT (also if a person interrupted "
+        "the ranks themselves; never requeued), 143 TERM, 129 HUP; after TERM and HUP 75 "
+        "instead if the ranks saved ([preemption](preemption.md))"),
         "see `supervise why`",
     )  # fmt: skip
     return [rows[code] for code in sorted(rows)]

@@ -6,7 +6,7 @@ put the known end of a rank before the text. Candidates that are not admissible 
 1. *A run ends with its launcher's footer.* If a rank fails in a second footer, everything before the end of the first is another run.
 2. *The end outranks the output.* The exception that ended a rank (its error file's, else its last whole traceback) outranks its other
    output, unless that exception may follow from it: a closed connection, a lost worker, a launcher that passes an error on. If no rank is
-   named, a footer between the two separates the processes of two nodes.
+   named, a footer between the two separates the processes of two nodes. A person's Ctrl-C may follow from another exception, not from text.
 3. *A signal is no exception.* A process that died of SEGV or KILL did not die of an exception of which its log has a single line.
 4. *A rank that we ended is no culprit.* Its own text does not accuse it while the end of another rank names a cause.
 5. *A survived cause never changes the job.* If training went on, or ended well, text alone does not prove such a cause.
@@ -24,6 +24,7 @@ from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from supervisor.classify.candidate import CauseCandidate
     from supervisor.core.model import Evidence
@@ -36,7 +37,7 @@ JOB_CHANGING = frozenset(
     }
 )
 #: Causes that can end a process by KILL. An error ends it in another way.
-KILLS = frozenset({Cause.HOST_OOM, Cause.PREEMPTED, Cause.KILLED_UNKNOWN})
+KILLS = frozenset({Cause.HOST_OOM, Cause.PREEMPTED, Cause.INTERRUPTED, Cause.KILLED_UNKNOWN})
 #: Causes in the program and its libraries. No record of the kernel explains them, and a missing module follows from no other cause.
 _OF_PROGRAMS = frozenset({Cause.USER_CODE, Cause.DEPENDENCY})
 EXCEPTIONS = frozenset({"exception", "last_exception"})
@@ -72,11 +73,12 @@ def admissible(candidates: Sequence[CauseCandidate], facts: Sequence[Evidence]) 
     signals = [f for f in facts if f.source == "exit" and f.name == "signal" and f.text in _NO_EXCEPTIONS_END]
     good_end = good_end_time(facts)
     tables = sorted(f.line for f in facts if _in_table(f))
+    raised = {f.line for f in facts if f.name in EXCEPTIONS}
     return [
         c
         for c in candidates
         if not (c.survived and c.claim.cause in JOB_CHANGING)
-        and not any(_outranks(end, c, ended, tables) for end in ends)
+        and not any(_outranks(end, c, ended, tables) and not _interrupted(end, c, raised) for end in ends)
         and not any(_ruled_out_by_signal(c, signal) for signal in signals)
         and not (_is_text(c.fact) and c.claim.cause in JOB_CHANGING and c.fact.t < good_end)
     ]
@@ -112,6 +114,11 @@ def _outranks(end: CauseCandidate, other: CauseCandidate, ended: set[int | None]
         return other.rank in {None, end.rank}
     between = bisect_left(tables, end.fact.line) - bisect_right(tables, other.fact.line)
     return end.claim.cause is not other.claim.cause and end.fact.line > other.fact.line and not between
+
+
+def _interrupted(end: CauseCandidate, other: CauseCandidate, raised: AbstractSet[int]) -> bool:
+    """Whether a person ended a job in which another exception had been raised: the process that raised it may have been another."""
+    return end.claim.cause is Cause.INTERRUPTED and other.fact.line in raised
 
 
 def _may_follow(end: CauseCandidate, other: CauseCandidate) -> bool:

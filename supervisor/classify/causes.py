@@ -172,9 +172,14 @@ _ROWS = {
         "Install what is missing, or versions that were built for each other, in a fresh environment",
     ),
     Cause.PREEMPTED: Explanation(
-        "A person, a scheduler or the machine ended the job from outside",
-        "Slurm's cancel, preemption and time limit, a spot notice, Ctrl-C, torchrun's or Lightning's message about a TERM",
+        "A scheduler, the machine or its administrator ended the job from outside",
+        "Slurm's cancel, preemption and time limit, a spot notice, torchrun's or Lightning's message about a TERM",
         "Start it again: it resumes from its newest checkpoint; ask for more time if a limit ended it",
+    ),
+    Cause.INTERRUPTED: Explanation(
+        "A person stopped the job with Ctrl-C",
+        "KeyboardInterrupt as the last exception, SIGINT, torchrun's or DeepSpeed's message about an INT",
+        "Nothing failed; start it again where it should go on",
     ),
     Cause.SEGFAULT: Explanation(
         "Native code accessed invalid memory",

@@ -151,6 +151,8 @@ def _exception_claim(fact: Evidence, trace: str) -> Claim | None:
     kind = exits.exception_type(fact.text)
     if kind in exits.OF_LAUNCHERS or footers.read(fact.text.split("\n", 1)[0]):
         return None
+    if kind in exits.SENT_FROM_OUTSIDE:
+        return exits.by_exception(fact.text)
     claim = next((claim for part, kinds, claim in exits.BY_FRAME if part in trace and (not kinds or kind in kinds)), None)
     claim = claim or exits.by_exception(fact.text)
     if claim is None:

@@ -8,6 +8,7 @@ Exception types are compared by their unqualified name, because the same class t
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from supervisor.core.model import Cause, Claim
 
@@ -47,6 +48,22 @@ _OWN_CAUSES = tuple(cause.value for cause in Cause if cause not in {*OF_PEERS, C
 ANY = ("*",)
 
 
+#: Causes that make a job stand still or run in vain, so that a person interrupts it.
+_BEFORE_AN_INTERRUPT = tuple(
+    cause.value
+    for cause in (
+        *OF_PEERS,
+        Cause.NCCL_INIT,
+        Cause.GPU_LOST,
+        Cause.GPU_ECC,
+        Cause.GPU_XID_OTHER,
+        Cause.NVLINK,
+        Cause.DATALOADER_WORKER,
+        Cause.NAN_LOSS,
+    )
+)
+_INTERRUPT = Claim(Cause.INTERRUPTED, 0.7, transient=True, consequence_of=_BEFORE_AN_INTERRUPT)
+
 #: Exception types that prove a cause. Any other type is the user's code, unless a signature matches.
 BY_EXCEPTION = {
     "ImportError": Claim(Cause.USER_CODE, 0.75, transient=False),
@@ -64,9 +81,13 @@ BY_EXCEPTION = {
     "ConnectionResetError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
     "ConnectionRefusedError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
     "EOFError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
-    "KeyboardInterrupt": Claim(Cause.KILLED_UNKNOWN, 0.5, transient=True, consequence_of=ANY),
+    # the frames above it only show what the program did at that moment (engine._exception_claim)
+    "KeyboardInterrupt": _INTERRUPT,
 }
 ANY_EXCEPTION = Claim(Cause.USER_CODE, 0.7, transient=False)
+
+#: Exceptions that a signal raises wherever the program is. The frames do not explain them.
+SENT_FROM_OUTSIDE = frozenset({"KeyboardInterrupt"})
 
 #: Exceptions that launchers and libraries raise because another process failed.
 OF_LAUNCHERS = frozenset(
@@ -136,7 +157,7 @@ OF_A_PEER = Claim(Cause.GLOO_ERROR, 0.6, transient=True, consequence_of=ANY)
 
 BY_SIGNAL = {
     1: Claim(Cause.KILLED_UNKNOWN, 0.55, transient=True, consequence_of=ANY),
-    2: Claim(Cause.KILLED_UNKNOWN, 0.55, transient=True, consequence_of=ANY),
+    2: replace(_INTERRUPT, weight=0.55, consequence_of=ANY),
     4: Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.8, transient=True, consequence_of=_OWN_CAUSES),
     6: Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.7, transient=True, consequence_of=(*_OWN_CAUSES, Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK)),
     7: Claim(Cause.SEGFAULT, 0.7, transient=True, consequence_of=_OWN_CAUSES),

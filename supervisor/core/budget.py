@@ -39,7 +39,7 @@ _INFRASTRUCTURE = frozenset(
 )
 _MEMORY = frozenset({Cause.CUDA_OOM, Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER})
 _NATIVE = frozenset({Cause.SEGFAULT, Cause.UNKNOWN_NATIVE_ABORT, Cause.CUDA_ILLEGAL_ACCESS})
-_KILLED = frozenset({Cause.KILLED_UNKNOWN, Cause.HANG_NO_ERROR, Cause.NONE})
+_KILLED = frozenset({Cause.KILLED_UNKNOWN, Cause.INTERRUPTED, Cause.HANG_NO_ERROR, Cause.NONE})
 
 
 def family(cause: Cause) -> str:

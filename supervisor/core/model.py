@@ -49,11 +49,16 @@ class Cause(StrEnum):
     USER_CODE = "user_code"
     DEPENDENCY = "dependency"
     PREEMPTED = "preempted"
+    INTERRUPTED = "interrupted"  # a person pressed Ctrl-C
     SEGFAULT = "segfault"
     UNKNOWN_NATIVE_ABORT = "unknown_native_abort"
     KILLED_UNKNOWN = "killed_unknown"
     UNKNOWN = "unknown"  # it failed, and nothing says convincingly why
     NONE = "none"
+
+
+#: Ends from outside: the job did not fail, so nothing is charged, and no guard of failures holds.
+FROM_OUTSIDE = frozenset({Cause.PREEMPTED, Cause.INTERRUPTED})
 
 
 class Phase(StrEnum):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.exits import END_SIGNALS
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
-from supervisor.core.model import RESUME, Cause, Launcher, Phase, ResumeKind, Verdict
+from supervisor.core.model import FROM_OUTSIDE, RESUME, Cause, Launcher, Phase, ResumeKind, Verdict
 from supervisor.core.state import changed
 from supervisor.core.values import dataclass
 from supervisor.strategies import consent
@@ -337,7 +337,7 @@ def _alerts(state: JobState, plan: Plan, verdict: Verdict, count: int) -> tuple[
         found.append(Alert(plan.alert_kind, state.attempt.number, plan.alert))
     elif plan.alert:
         found.append(PrintMessage("warning", plan.alert))
-    if count == state.run.policy.recurring_alert and not changes(plan) and verdict.cause is not Cause.PREEMPTED:
+    if count == state.run.policy.recurring_alert and not changes(plan) and verdict.cause not in FROM_OUTSIDE:
         found.append(
             Alert("recurring_failure", state.attempt.number, f"failed {count} times in the same way in this run: {verdict.summary}")
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.actions import ReportDecision
-from supervisor.core.model import Beginning, PlanKind
+from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.core.training_events import LossChanged, PaceChanged
 from supervisor.job import identity
 from supervisor.observe.processes import core_dumps
@@ -249,7 +249,7 @@ class Reporter:
             self._terminal.message(clean(line))
         self.last_card = self._card(action, None)
         self._write_file(action.incident, "card.txt", self.last_card)
-        if action.incident not in self._opened:
+        if action.incident not in self._opened and verdict.cause is not Cause.INTERRUPTED:  # who pressed Ctrl-C knows it
             self._opened.add(action.incident)
             self._alert("opened", action.incident, action.attempt, action.step)
         self._report_pending_alerts(action)

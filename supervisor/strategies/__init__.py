@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import Cause, Plan, PlanKind
+from supervisor.core.model import FROM_OUTSIDE, Cause, Plan, PlanKind
 from supervisor.strategies import checkpoint, collectives, consent, gpu, guards, memory, network, repetition, storage
 from supervisor.strategies.ladders import GUARDS, LADDERS, LAST
 from supervisor.strategies.rung import PlugInError, Rung, is_plug_in, plug_in
@@ -48,7 +48,7 @@ def ladder(cause: Cause, policy: Policy) -> tuple[str, ...]:
     own = dict(policy.ladders).get(cause.value)
     if own is None:
         return LADDERS[cause]
-    guards_before = () if cause is Cause.PREEMPTED else tuple(name for name in GUARDS if name not in own)
+    guards_before = () if cause in FROM_OUTSIDE else tuple(name for name in GUARDS if name not in own)
     return (*guards_before, *own, *((LAST,) if LAST not in own else ()))
 
 

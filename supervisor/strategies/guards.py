@@ -67,6 +67,17 @@ def requeue(situation: Situation) -> Plan:
     )
 
 
+def interrupted(situation: Situation) -> Plan:
+    """Stop with 130: a person ended the job, and nobody starts again what a person ended."""
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"{situation.verdict.summary}: a person stopped it",
+        next_rung="start it again where it should go on",
+        strategy="interrupted",
+        exit_code=130,
+    )
+
+
 def own_code_before_first_step(situation: Situation) -> Plan | None:
     """Stop with the rank's own code if the failure is proven to come before the first training step.
 
@@ -136,6 +147,7 @@ RUNGS = (
     Rung("within_cap", within_cap, "stop: --max-restarts, or the attempts of a run, are used up"),
     Rung("recurring", recurring, "stop at a run's tenth equal failure (65), or tenth of the infrastructure in a day without progress (75)"),
     Rung("requeue", requeue, "leave with 75: the scheduler brings the job back"),
+    Rung("interrupted", interrupted, "leave with 130: a person stopped it, and it is never requeued"),
     Rung("own_code_before_first_step", own_code_before_first_step, "stop with the rank's own code if no step was made"),
     Rung("start_tries", start_tries, "stop with 75 when a run's start failed three times"),
     Rung("environment_at_fault", environment_at_fault, "stop: this node's driver (69) or the set-up (78) does not fit"),

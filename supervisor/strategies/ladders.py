@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from supervisor.core.model import Cause
 
-#: Before everything else, in every ladder but that of a machine that is being taken away.
+#: Before everything else, in every ladder but those of a machine that is being taken away and of a person's Ctrl-C.
 GUARDS = ("within_cap", "recurring")
 LAST = "restart_within_budget"
 
@@ -75,6 +75,7 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.CHECKPOINT_MISMATCH: _PROGRAM,
     Cause.UNKNOWN: _PROGRAM,
     Cause.PREEMPTED: ("requeue",),
+    Cause.INTERRUPTED: ("interrupted",),
     Cause.KILLED_UNKNOWN: (*GUARDS, LAST),
     Cause.NONE: (*GUARDS, LAST),
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.core.budget import family
-from supervisor.core.model import Cause, CheckpointRef, Evidence, Failure, Gpu, Knob, Phase, Policy, RankExit, Verdict
+from supervisor.core.model import FROM_OUTSIDE, CheckpointRef, Evidence, Failure, Gpu, Knob, Phase, Policy, RankExit, Verdict
 from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Situation:
             self.verdict.fingerprint,
             self.step,
             self.before_first_step,
-            charged=plan.charged and self.verdict.cause is not Cause.PREEMPTED,
+            charged=plan.charged and self.verdict.cause not in FROM_OUTSIDE,
             rung=plan.strategy,
             gpu=self.gpu,
             resumed=self.resume.path if self.resume else "",

@@ -132,7 +132,7 @@ LOGS = {
         )
     },
     # and the rest
-    "an interrupt": (trace("KeyboardInterrupt"), KILL),
+    "an interrupt": (trace("KeyboardInterrupt"), {Cause.INTERRUPTED}),
     "a cut traceback": ("Traceback (most recent call last):\n  File ", UNKNOWN),
 }
 

@@ -174,6 +174,10 @@ KINDS: Mapping[Cause, tuple[Kind, ...]] = {
         ),
         Kind("preempted.slurm", "slurmstepd: error: *** STEP 7.0 CANCELLED DUE TO PREEMPTION ***", 0.97, "tail", signal=15, transient=True),
     ),
+    Cause.INTERRUPTED: (
+        Kind("signal", "", 0.0, "exit", signal=2, transient=True),
+        Kind("interrupted.handler", "Main process received SIGINT, exiting", 0.7, "tail", signal=2, transient=True),
+    ),
     Cause.SEGFAULT: (
         Kind("signal", "", 0.0, "exit", signal=11, transient=True),
         Kind("segfault.faulthandler", "Fatal Python error: Segmentation fault", 0.93, "tail", signal=11, transient=True),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from health.nvidia.xids import Retry, lookup
 from supervisor.core.budget import family
-from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Phase, Plan, PlanKind, Verdict
+from supervisor.core.model import BEFORE_FIRST_STEP, FROM_OUTSIDE, Cause, Phase, Plan, PlanKind, Verdict
 from supervisor.errors import ExitCode
 from tests.simulation.faults import Strike
 from tests.simulation.networks import DEBUG, EARLY, GROUP_TIMEOUT
@@ -125,7 +125,7 @@ def _seen(record: Record, books: Watch) -> bool:
 def caps(record: Record, past: Past, books: Watch) -> str:
     """The user's cap, and the attempts of a run."""
     policy = books.job.policy
-    if record.stops or record.verdict.cause is Cause.PREEMPTED:
+    if record.stops or record.verdict.cause in FROM_OUTSIDE:
         return ""
     if policy.max_restarts is not None and len(past) >= policy.max_restarts:
         return f"restart number {len(past) + 1}, and --max-restarts is {policy.max_restarts}"
@@ -156,7 +156,7 @@ def permitted(record: Record, _past: Past, books: Watch) -> str:
 def recurring(record: Record, past: Past, books: Watch) -> str:
     """The same failure so many times, or the infrastructure's without progress."""
     policy, mine = books.job.policy, family(record.verdict.cause)
-    if record.verdict.cause is Cause.PREEMPTED or record.stops:
+    if record.verdict.cause in FROM_OUTSIDE or record.stops:
         return ""
     # what failed while a person's stop was under way was answered by that
     judged = [r for r in past if r.plan.strategy != "stop"]

@@ -80,6 +80,8 @@ WAITS_ALONE = Policy(ladders=(("disk_full", ("wait_for_storage", "recurring")),)
         (situation(policy=Policy(max_restarts=1), failed=0), RESTART),
         (situation(policy=Policy(max_restarts=0), first=RankExit(0, 1, 1, signal=9)), stop(137)),
         (situation(Cause.PREEMPTED), stop(75)),
+        (situation(Cause.INTERRUPTED), stop(130)),
+        (situation(Cause.INTERRUPTED, policy=Policy(max_restarts=0), failures=(failure(Cause.INTERRUPTED),) * 9), stop(130)),
     ],
 )
 def test_the_plan_for_a_failure(given: Situation, wanted: tuple[PlanKind, int]) -> None:

@@ -391,7 +391,7 @@ class ElasticSession:
             return None
         return Go(
             action.attempt,
-            env=attempt_variables(job, action, applied, self._shim) | given.variables,
+            env=attempt_variables(job, action, applied, self._shim, own_torch=True) | given.variables,
             unset=given.removed,
             args=given.arguments,
             replace=given.words,

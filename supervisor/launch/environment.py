@@ -58,8 +58,11 @@ def instrumentation(environ: Mapping[str, str], shim: str) -> dict[str, str]:
     return {"PYTHONPATH": path, "SUPERVISE_JOB_SHIM": shim}
 
 
-def attempt_variables(job: Job, action: BeginAttempt, applied: AttemptCommand, shim: str) -> dict[str, str]:
-    """Return all that an attempt's ranks find in their environment beyond the user's own, but for what hands a checkpoint over."""
+def attempt_variables(job: Job, action: BeginAttempt, applied: AttemptCommand, shim: str, *, own_torch: bool = False) -> dict[str, str]:
+    """Return all that an attempt's ranks find in their environment beyond the user's own, but for what hands a checkpoint over.
+
+    own_torch: they run the torch that is installed beside us.
+    """
     ours = {
         "SUPERVISE_JOB_RUN": job.run_id,
         "SUPERVISE_JOB_ATTEMPT": str(action.attempt),
@@ -70,9 +73,20 @@ def attempt_variables(job: Job, action: BeginAttempt, applied: AttemptCommand, s
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(action.gpus)} if action.gpus else {}
     hydra = {} if _HYDRA in job.environ else {_HYDRA: "1"}
     # what a plan sets may be one of the user's variables, PYTHONPATH among them: the instrumentation goes in front of it
-    traces = tracing.variables(job.environ, job.log_dir(action.attempt)) if action.trace else {}
+    torch = _torch_version() if action.trace and own_torch else ""
+    traces = tracing.variables(job.environ, job.log_dir(action.attempt), torch) if action.trace else {}
     changed = {**gpus, **traces, **hydra, **applied.environment}
     return changed | ours | instrumentation({**job.environ, **changed}, shim)
+
+
+def _torch_version() -> str:
+    """Return the version of the torch that is installed beside us, "" without one; torch is not imported."""
+    from importlib import metadata  # noqa: PLC0415  only a traced attempt needs it
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def resume_handover(

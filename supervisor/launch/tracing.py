@@ -4,11 +4,12 @@ Variables that the user set stay as they are; with the user's own NCCL_DEBUG its
 cannot be written costs the traces alone.
 
 Names: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_DEBUG_FILE with %h and %p) and torch's
-ProcessGroupNCCL.hpp and FlightRecorder.hpp (2.6 to 2.13: the recorder's size was TORCH_NCCL_TRACE_BUFFER_SIZE, then TORCH_FR_BUFFER_SIZE).
+ProcessGroupNCCL.hpp and FlightRecorder.hpp (2.6 to 2.13).
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -16,14 +17,18 @@ if TYPE_CHECKING:
 
 #: Collectives that the recorder keeps for each rank: some 100 bytes of memory each.
 ENTRIES: Final = "2000"
+#: The variable of their number. torch 2.8 renamed it (pytorch/pytorch#152563), and warns of the old name since.
+SIZE, OLD_SIZE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+RENAMED = (2, 8)
 
 
-def variables(environ: Mapping[str, str], directory: str) -> dict[str, str]:
-    """Return what to set for a traced attempt whose output goes to `directory`."""
+def variables(environ: Mapping[str, str], directory: str, torch: str = "") -> dict[str, str]:
+    """Return what to set for a traced attempt whose output goes to `directory`. torch: the version that the ranks run, "" unknown."""
+    version = re.match(r"(\d+)\.(\d+)", torch)
+    names = [SIZE] if version and (int(version[1]), int(version[2])) >= RENAMED else [SIZE, OLD_SIZE]
     log = {} if environ.get("NCCL_DEBUG") else {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{directory}/nccl-%h-%p.log"}
     recorder = {
-        "TORCH_FR_BUFFER_SIZE": ENTRIES,
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": ENTRIES,
+        **dict.fromkeys([] if SIZE in environ or OLD_SIZE in environ else names, ENTRIES),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{directory}/flight-rank-",
         "TORCH_FR_DUMP_TEMP_FILE": f"{directory}/flight-rank-",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,22 +47,23 @@ ENDS = {
 
 
 def ended(attempt: Attempt, code: str, asks: int) -> tuple[int, list[recorder.RecordedCollectives]]:
-    """Run a rank, ask it so often, and let it end; return its exit code and the answers."""
+    """Run a rank, let so many ask it at once, and let it end; return its exit code and the answers."""
     command = [sys.executable, "-c", GROUP + code]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(command, env=attempt.env(), stdin=pipe, stdout=pipe, stderr=null) as rank:  # noqa: S603 - our own interpreter
         assert rank.stdout is not None
         pid = int(rank.stdout.readline())
-        answers = [recorder.request(attempt.directory, pid, deadline_s=20) for _ in range(asks)]
+        with ThreadPoolExecutor() as askers:
+            answers = list(askers.map(lambda _: recorder.request(attempt.directory, pid, deadline_s=20), range(asks)))
         rank.communicate(b"\n", timeout=60)
     assert recorder.request(attempt.directory, pid).unreadable == "it does not answer"
     return rank.returncode, answers
 
 
-def test_a_rank_answers_what_its_collectives_are_and_ends_as_ever(attempt: Attempt) -> None:
-    code, answers = ended(attempt, "dist.destroy_process_group()", 2)
+def test_a_rank_answers_all_who_ask_what_its_collectives_are_and_ends_as_ever(attempt: Attempt) -> None:
+    code, answers = ended(attempt, "dist.destroy_process_group()", 6)
     assert code == 0
-    assert answers[0] == answers[1]
+    assert answers == 6 * [answers[0]]
     (group,) = answers[0].groups
     assert (group.ranks, group.backend, group.timeout_s) == ((0,), "gloo", 77.0)
     assert [(one.operation, one.sequence, one.sizes) for one in group.last] == [("all_reduce", 1, ((3, 2),)), ("barrier", 2, ())]
@@ -75,6 +78,11 @@ def test_it_stands_in_the_way_of_no_end(attempt: Attempt, end: str, asks: int) -
     assert ended(attempt, code, asks)[0] == expected
 
 
+def _states(pid: int) -> set[str]:
+    """Return the states of a process's threads."""
+    return {stat.read_text(encoding="ascii").rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")}
+
+
 @pytest.mark.slow
 def test_a_stopped_rank_goes_on_after_requests_that_nobody_read(attempt: Attempt) -> None:
     command = [sys.executable, "-c", GROUP]
@@ -83,6 +91,7 @@ def test_a_stopped_rank_goes_on_after_requests_that_nobody_read(attempt: Attempt
         assert rank.stdout is not None
         pid = int(rank.stdout.readline())
         rank.send_signal(signal.SIGSTOP)
+        wait_for(lambda: _states(pid) == {"T"}, "the stop of all threads")
         for _ in range(3):
             assert "did not answer" in recorder.request(attempt.directory, pid, deadline_s=0.1).unreadable
         rank.send_signal(signal.SIGCONT)

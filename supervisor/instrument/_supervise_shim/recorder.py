@@ -1,8 +1,9 @@
 """Writes this rank's collectives when the supervisor asks: its process groups, and what torch's flight recorder holds, as JSON.
 
-A thread waits in open(2) of a FIFO, from the first process group on, and costs nothing meanwhile. Whoever asks opens the FIFO and writes a
-word; the answer is a file beside it, whole or not there: that word, the groups as Python knows them, then a line for each recorder of
-torch. The thread needs the GIL: while C code holds it, there is no answer. It takes no signal, and is in no list of `threading`.
+A thread waits in read(2) of a FIFO, from the first process group on, and costs nothing meanwhile. Whoever asks writes a word into the FIFO;
+the answer is a file beside it, whole or not there: the newest words, the groups as Python knows them, then a line for each recorder of
+torch. Several may ask at once: an answer holds for each word in it. The thread holds the FIFO open for writing too, so that nothing
+that is written is lost. It needs the GIL: while C code holds it, there is no answer. It takes no signal, and is in no list of `threading`.
 
 Older torch has recorders under other names, or none (docs/hangs.md). Pickles are left alone: the supervisor would have to load them.
 """
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Functions of torch._C._distributed_c10d that return JSON: NCCL's recorder, and that of all other backends.
 DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-_LONGEST_WORD = 4096
+_MOST_BYTES, _MOST_WORDS = 4096, 16
 
 
 class CollectiveRecorder:
@@ -48,21 +49,18 @@ class CollectiveRecorder:
         import signal  # noqa: PLC0415 - torch has it by now
 
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        fd = os.open(self._fifo, os.O_RDWR | os.O_CLOEXEC)
+        words: list[bytes] = []
         while True:
-            fd = os.open(self._fifo, os.O_RDONLY | os.O_CLOEXEC)  # waits here; fails, and ends the thread, when the directory is gone
-            try:
-                words = os.read(fd, _LONGEST_WORD).split()
-            finally:
-                os.close(fd)
-            if words:
-                self._answer(words[-1])
+            words = [*words, *os.read(fd, _MOST_BYTES).split()][-_MOST_WORDS:]
+            self._answer(words)
 
     @quiet
-    def _answer(self, word: bytes) -> None:
+    def _answer(self, words: list[bytes]) -> None:
         import json  # noqa: PLC0415 - torch has it by now
 
         recorded = [text for text in (quiet(_dumped)(name) for name in DUMPS) if text]
-        lines = [word, json.dumps({"groups": quiet(_groups)() or {}}).encode(), *recorded]
+        lines = [b" ".join(words), json.dumps({"groups": quiet(_groups)() or {}}).encode(), *recorded]
         path = self._fifo[: -len("fifo")] + "json"
         fd = os.open(path + ".half", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:  # noqa: PTH123 - pathlib costs 5 ms of start-up

@@ -123,9 +123,13 @@ class SelectCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckHealth:
-    """Examine this node before the next attempt, while its checkpoint is selected; answered by HealthChecked."""
+    """Examine this node before the next attempt, while its checkpoint is selected; answered by HealthChecked.
+
+    awaited: the attempt begins after the answer. If not, it may have begun before it, and the answer is HealthChanged.
+    """
 
     attempt: int
+    awaited: bool = True
     waits_for_journal: ClassVar[bool] = False
 
 

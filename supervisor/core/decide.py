@@ -13,7 +13,7 @@ The rules:
    requested.
 5. *Health decides where an attempt begins, not whether a running one goes on*, except for the checks that --evict-on names. An attempt
    begins when its checkpoint is chosen and this node was examined (CHECKING, between SELECTING and STARTING), or when that took too
-   long.
+   long. After a failure of the program it does not wait: what was last seen of the node holds.
 6. *Nodes agree before their ranks start.* Where a job has several nodes under torch's agent, an attempt begins with their meeting: then
    no rank of an earlier attempt lives on any node. Only then each looks for checkpoints, and all resume from the same one
    (gathering.py).

@@ -45,6 +45,19 @@ CAUSES = {
 SURE = 0.95
 
 
+#: After these causes the node is as it was last seen: the next attempt does not wait until it has been examined again.
+OF_THE_PROGRAM = frozenset(
+    {Cause.USER_CODE, Cause.DATA_ERROR, Cause.NAN_LOSS, Cause.DDP_UNSYNCED, Cause.CHECKPOINT_MISMATCH, Cause.KILLED_UNKNOWN}
+)
+
+
+def known_findings(state: JobState) -> tuple[Finding, ...] | None:
+    """Return the findings by which the next attempt may begin at once, None where this node must be examined first."""
+    verdict = state.run.incident.verdict if state.run.incident is not None else None
+    fit = state.run.reason == "failure" and verdict is not None and verdict.cause in OF_THE_PROGRAM
+    return state.run.reported_findings if fit else None
+
+
 class NodeDecision(NamedTuple):
     """How to begin on this node. stop: None if an attempt may begin."""
 

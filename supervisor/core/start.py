@@ -43,8 +43,9 @@ def select(state: JobState, t: float) -> Step:
 
     Meanwhile this node is examined.
     """
-    state = changed(state, run=changed(state.run, findings=None, next_resume=None), attempt=changed(state.attempt, awaits_agreement=False))
-    beside = (CheckHealth(state.attempt.number),) if state.run.policy.health else ()
+    known = node_health.known_findings(state)
+    state = changed(state, run=changed(state.run, findings=known, next_resume=None), attempt=changed(state.attempt, awaits_agreement=False))
+    beside = (CheckHealth(state.attempt.number, awaited=known is None),) if state.run.policy.health else ()
     if gathers(state):  # the checkpoint is chosen by all nodes together, once no rank of any of them lives
         state, actions = begin_on_this_node(state, t, None)
         return state, (*beside, *actions) if state.stage is not Stage.ENDED else actions

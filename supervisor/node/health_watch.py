@@ -95,8 +95,8 @@ class HealthWatch:
         self._xids: list[gpu_changes.DriverXid] = []
         self._stop: threading.Event | None = None
 
-    def before(self, paths: Sequence[str], need_bytes: int) -> NodeHealth:
-        """Read all that may hold an attempt back. Takes DEADLINE_S at most, and the start of a process."""
+    def before(self, paths: Sequence[str], need_bytes: int, *, alone: bool = True) -> NodeHealth:
+        """Read all that may hold an attempt back. Takes DEADLINE_S at most, and the start of a process. alone: no rank of ours runs."""
         wanted = tuple(name for name in self.probes if name not in self._hung)
         with self._turns(_START_TURN_S) as mine:
             if not mine:
@@ -105,7 +105,7 @@ class HealthWatch:
             now = self._runner.sweep(wanted, ask)
             skipped = ", ".join(sorted(self._hung))
             self._note_hung(now)
-            results = judge(now, self._baseline, self._set.limits, self._set.checks)
+            results = judge(now, self._baseline, self._set.limits, self._set.checks if alone else self._sampled)
             self._begin_from(now)
             self._last = now if now.of("gpu.identity") else None
             self._before = self._last if _in_full(now) else None

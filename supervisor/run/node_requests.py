@@ -48,7 +48,7 @@ class NodeRequests:
         """Check this node. If the check fails, its findings are empty. If it hangs, the core's timer goes on without it."""
 
         def check_node() -> tuple[tuple[Finding, ...], str]:
-            node = self.health.before(*self._factory.health_paths())
+            node = self.health.before(*self._factory.health_paths(), alone=action.awaited)
             return shown(node.findings, self._job.environ, self._gpu_uuids(node)), node.problem
 
         def work() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from supervisor.core import events, node_health
-from supervisor.core.actions import BeginAttempt, PrintMessage, Quarantine, SetTimer
-from supervisor.core.decide import decide
-from supervisor.core.model import Finding, Gpu, Launcher, Policy
+from supervisor.core.actions import BeginAttempt, CheckHealth, PrintMessage, Quarantine, SetTimer
+from supervisor.core.decide import decide, initial
+from supervisor.core.model import Cause, Claim, Evidence, Finding, Gpu, Launcher, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import Attempt, JobState, Run, Stage
 
 THREE = tuple(Gpu(index, f"GPU-{index}", f"0000:1{index}:00.0") for index in range(3))
@@ -65,3 +65,38 @@ def test_what_a_person_must_repair_is_not_waited_for_behind_a_full_disk() -> Non
     for findings in ((full, driver), (driver, full)):
         ended, _ = decide(state, events.HealthChecked(1.0, 1, findings))
         assert ended.run.exit_code == 69
+
+
+def failed(cause: Cause, *between: events.Event) -> tuple[JobState, tuple[object, ...]]:
+    """Return what follows the first failure of a job of two GPUs: of this cause, after what happened while it ran."""
+    policy = Policy(launcher=Launcher.ELASTIC, health=True, min_gpus=1, batch_drift=True, backoff_base_s=0.0)
+    claim = Evidence("exit", "signal", "9", 0, claim=Claim(cause, 0.9, transient=True))
+    state, actions = initial(), tuple[object, ...]()
+    for event in (
+        events.GpusListed(0.0, THREE[:2]),
+        events.SupervisorStarted(0.0, "run", policy),
+        events.HealthChecked(0.5, 0, ()),
+        events.AttemptStarted(1.0, 1, (RankInfo(0, 0, 10, 1),), 1),
+        events.ProgressObserved(2.0, 1, 5, 5, Phase.TRAIN),
+        *between,
+        events.RankExited(4.0, 1, RankExit(0, 10, 5, signal=9)),
+        events.AttemptEnded(5.0, 1, "failed"),
+        events.EvidenceCollected(6.0, 1, 1, (claim,), 0.0),
+    ):
+        state, actions = decide(state, event)
+    return state, actions
+
+
+@pytest.mark.parametrize(("cause", "awaited"), [(Cause.USER_CODE, False), (Cause.KILLED_UNKNOWN, False), (Cause.NCCL_NETWORK, True)])
+def test_after_a_failure_of_the_program_the_node_is_examined_beside_the_start(cause: Cause, *, awaited: bool) -> None:
+    state, actions = failed(cause)
+    assert CheckHealth(1, awaited=awaited) in actions
+    assert any(isinstance(action, BeginAttempt) for action in actions) is not awaited
+    assert state.stage is (Stage.CHECKING if awaited else Stage.STARTING)
+
+
+def test_what_was_seen_while_the_program_ran_holds_for_its_next_attempt() -> None:
+    lost = Finding("gpu_errors", "gpu:GPU-1", "failed", "GPU 1: it is lost", blocks=True)
+    _, actions = failed(Cause.USER_CODE, events.HealthChanged(3.0, (lost,)))
+    assert [action.gpu.uuid for action in actions if isinstance(action, Quarantine)] == ["GPU-1"]
+    assert [action.gpus for action in actions if isinstance(action, BeginAttempt)] == [("GPU-0",)]

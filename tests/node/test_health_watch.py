@@ -65,6 +65,17 @@ def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: F
 
 
 @pytest.mark.process
+def test_memory_of_a_gpu_is_judged_only_while_no_rank_of_ours_holds_it(
+    fake_nvml: FakeNvml,  # noqa: F811
+    watch: Callable[..., HealthWatch],
+) -> None:
+    fake_nvml.set({"0.procs": f"{os.getpid()}:{2 << 30}"})
+    looks = watch()
+    assert "gpu_memory" in {one.check for one in looks.before((), 0).findings}
+    assert "gpu_memory" not in {one.check for one in looks.before((), 0, alone=False).findings}
+
+
+@pytest.mark.process
 def test_changes_are_reported_once_with_what_is_well_again_and_a_failure_has_its_evidence(
     fake_nvml: FakeNvml,  # noqa: F811
     watch: Callable[..., HealthWatch],

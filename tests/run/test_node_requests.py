@@ -71,7 +71,7 @@ def test_findings_of_a_check_are_reported_also_where_they_came_too_late(attempt:
     assert node.wait_written(10)
     shm = Finding("host_shm", "host", "degraded", "little is left")
     node._factory.command_nproc, node._factory.health_paths = 1, lambda: ((), 0)  # noqa: SLF001  the part that knows torchrun
-    node.health = SimpleNamespace(has_gpus=False, before=lambda *_: SimpleNamespace(findings=(shm,), problem=""))
+    node.health = SimpleNamespace(has_gpus=False, before=lambda *_, alone: SimpleNamespace(findings=(shm,) * alone, problem=""))
     node._job.environ = {}  # noqa: SLF001  the job's
     node._loop.state = SimpleNamespace(attempt=SimpleNamespace(number=attempt), gpus=())  # noqa: SLF001
     node.check(act.CheckHealth(1))

@@ -10,8 +10,8 @@ two cases.
 Two kinds are spared: a process with SUPERVISE_JOB_DETACH=1 in its environment with all that descends from it, and zombies. A process that
 vanishes meanwhile is simply gone. `TreeTermination` holds no thread and no timer; its owner calls `tick` with the time.
 
-Known weak spot: a scan of /proc is not atomic. So "nothing is left" needs either no child at all (exact: every chain of descent begins with
-a child of the root) or two empty scans in a row.
+Known weak spot: a scan of /proc is not atomic. So "nothing is left" needs either no child but the spared ones (exact: every chain of
+descent begins with a child of the root) or two empty scans in a row.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class TreeTermination:
         """Scan once and send the signals that are due.
 
         spare: these pids and their descendants, or a function that selects them from this scan. childless: the root is known to have no
-        child at all.
+        other child, which saves the scan.
         """
         if self._began is None:
             self._began = now

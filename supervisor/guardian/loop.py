@@ -155,7 +155,7 @@ class GuardianLoop:
         began = time.monotonic()
         for what, (ending, done) in list(self._endings.items()):
             spare = self._children.pids if what == "orphans" else ()
-            if ending.tick(began, spare, childless=self._children.childless):
+            if ending.tick(began, spare, childless=self._children.childless or process_tree.has_only(spare)):
                 del self._endings[what]
                 self._stuck = ending.stuck
                 done(ending)

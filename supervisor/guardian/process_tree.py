@@ -81,6 +81,22 @@ def below(root: int, processes: dict[int, ProcessStat], spare: Collection[int] =
     return found
 
 
+def has_only(pids: Collection[int]) -> bool:
+    """Whether every child of this process is among these, by the kernel's own list; False where the kernel keeps none.
+
+    A child stays in that list until it is reaped. So if the caller alone reaps, nothing is missed.
+    """
+    me = f"/proc/{os.getpid()}/task"
+    found: set[int] = set()
+    try:
+        for thread in os.listdir(me):  # noqa: PTH208 - pathlib is too big for the guardian
+            with open(f"{me}/{thread}/children", "rb") as file:  # noqa: PTH123
+                found.update(map(int, file.read().split()))
+    except OSError:  # a thread that has just ended too: the caller looks another way
+        return False
+    return found.issubset(pids)
+
+
 def environment(pid: int) -> list[bytes]:
     """Return the NAME=value pairs with which a process was started, none where they may not be read. May block: see killing.py."""
     return _read_proc(pid, "environ").split(b"\0")

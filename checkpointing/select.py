@@ -81,7 +81,7 @@ class Spare:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What was chosen, and what stands against the others, each as (path, reason).
+    """The chosen checkpoint, and what stands against the others, each as (path, reason).
 
     `found` counts what may be a checkpoint, and paths that could not be read: chosen None with found > 0 means that there may be
     checkpoints, and none is proven good. Files of other kinds are not counted. `torn` are the torn and incomplete

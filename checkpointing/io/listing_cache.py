@@ -54,7 +54,7 @@ class ListingCache:
         self._listed: dict[str, _Listed] = {}
         self._paths: dict[str, _CachedPath] = {}
         self._used: set[str] = set()
-        self._is_first = True  # of what was there before us the times are believed: nobody is writing it
+        self._is_first = True  # the times of older entries are believed: nobody is writing them
 
     def entries(self, directory: str, scan: Callable[[str], list[os.DirEntry[str]]]) -> list[os.DirEntry[str]]:
         """Return the names in a directory, from `scan` unless they are known. Raises OSError."""

@@ -100,7 +100,7 @@ class Tree:
         return entry if entry is not None and not entry.what else None
 
     def open(self, name: str) -> FileReader:
-        """Open a regular file of the tree. Raises NotRegular, OSError; KeyError for what was not listed as one."""
+        """Open a regular file of the tree. Raises NotRegular, OSError; KeyError for a name that is not listed as one."""
         entry = self.entries[name]
         if entry.what:
             raise KeyError(name)

@@ -1,9 +1,9 @@
 """Removes the user's own older checkpoints, only if a person asked for it (`checkpoints.keep`).
 
-A checkpoint goes only if all of these hold: the policy does not keep it; it still is what was verified; this job wrote each file of it in
-this run; no rank uses it, no upload needs it, no link leads to it; and the one verified just before stays. Each removal is written down
-and synced in `pruned.jsonl`, then made by a rename to a hidden name. A file that was rewritten meanwhile is renamed back. The next
-call completes a removal that a kill cut short. Nothing is raised: each one that stays has its reason.
+A checkpoint goes only if all of these hold: the policy does not keep it; it is unchanged since it was verified; this job wrote each file
+of it in this run; no rank uses it, no upload needs it, no link leads to it; and the one verified just before stays. Each removal is
+written down and synced in `pruned.jsonl`, then made by a rename to a hidden name. A file that was rewritten meanwhile is renamed back. The
+next call completes a removal that a kill cut short. Nothing is raised: each one that stays has its reason.
 """
 
 from __future__ import annotations

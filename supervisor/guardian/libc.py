@@ -43,6 +43,6 @@ def keep_little_memory() -> None:
 
 
 def return_free_memory() -> None:
-    """Give what was freed back to the system now: worth it once, after something large was made. Does nothing on other C libraries."""
+    """Give freed memory back to the system now: worth it once, after something large was made. Does nothing on other C libraries."""
     if _MALLOC_TRIM:
         _MALLOC_TRIM(0)

@@ -1,6 +1,6 @@
 """Holds the knobs of one job, and sets values in its command.
 
-The user's own files are never written: an attempt gets copies, made from what was read at start.
+The user's own files are never written: an attempt gets copies, made from their content at start.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class AttemptWatch:
         if ranks:
             self.job_processes.set_ranks(ranks)
 
-    def took(self, beats: Sequence[RankHeartbeat], t: float) -> None:
+    def take_heartbeats(self, beats: Sequence[RankHeartbeat], t: float) -> None:
         """Take the heartbeats that were read. From the thread that read them."""
         self._losses.sample(beats, t)
         self._pace.sample(beats, t)

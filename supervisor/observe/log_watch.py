@@ -66,7 +66,7 @@ AGENT = -1
 
 @dataclass(frozen=True, slots=True)
 class StreamRead:
-    """What was read of one stream. `name`: out, err or both; rank -1: the agent.
+    """The text that was read of one stream. `name`: out, err or both; rank -1: the agent.
 
     `skipped`: bytes that nobody read. `gaps`: how often files of any size may have been rotated away between two passes.
     """

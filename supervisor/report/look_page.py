@@ -74,7 +74,7 @@ def _process(label: str, look: ProcessLook) -> Iterator[str]:
 
 
 def _group(group: ProcessGroup) -> str:
-    """Return a process group: what is under way in it, or what was its last."""
+    """Return a process group: the collective under way in it, or its last one."""
     known = [group.backend] if group.backend else []
     known += [rank_list(group.ranks)] if group.ranks else []
     known += [f"timeout {group.timeout_s:.0f} s"] if group.timeout_s is not None else []

@@ -404,7 +404,7 @@ class Reporter:
         self._incident_files.close(deadline_s)
 
     def close_alerts(self, deadline_s: float) -> None:
-        """Try once more what waits to be sent, and print what was not delivered."""
+        """Try once more to send what waits, and print each alert that was not delivered."""
         for line in self.alerts.close(deadline_s):
             self._terminal.message(line, "warning")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Vitals:
-    """What was seen of one run's progress by this supervisor. Seconds on the job's clock; None: not yet.
+    """The progress of one run, as this supervisor saw it. Seconds on the job's clock; None: not yet.
 
     expects_checkpoints: a location is declared, or a checkpoint was verified.
     """

@@ -87,7 +87,7 @@ class Executor:
         self.watch = AttemptWatch(job, factory.signatures, loop.clock, factory.loss_rules(), loop.post)
         self.threads = Threads(loop, lambda text: reporter.print_message(act.PrintMessage("warning", text)))
         self.left = LeftProcesses(loop, reporter)
-        self.sampling = RankSampling(job, loop, self.threads, factory.checkpoints.belongs_to_job, self.watch.took)
+        self.sampling = RankSampling(job, loop, self.threads, factory.checkpoints.belongs_to_job, self.watch.take_heartbeats)
         self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self.watch.busy_gpus = self.node.busy_gpus
         self._guardian: GuardianClient | None = None
@@ -249,7 +249,7 @@ class Executor:
 
     def _session_context(self) -> SessionContext:
         context, note = (self._loop, self.guardian, self._job, self._last_sample, self.ended, self.fall_back), self._reporter.note
-        return SessionContext(*context, note, self.left.by_guardian)
+        return SessionContext(*context, note, self.left.report_from_guardian)
 
     def _last_sample(self) -> None:
         self.sampling.sample(self._loop.state.attempt.live_ranks, last=True)
@@ -287,7 +287,7 @@ class Executor:
 
     def _sweep_without_guardian(self, attempt: int) -> None:
         left = self._factory.sweep_descendants()
-        self._loop.call_soon(lambda: self.left.by_us(attempt, left, "still there after the guardian's death"))
+        self._loop.call_soon(lambda: self.left.report_from_us(attempt, left, "still there after the guardian's death"))
         self.ended()
         self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "failed"))
 
@@ -313,7 +313,7 @@ class Executor:
         elif message["ev"] in {"output", "stdout_closed", "line_unfinished", "refused"}:
             self._reporter.output(message)
         elif message["ev"] == "ended" and self._finish_asked is not None:
-            self.left.by_guardian(self._loop.state.attempt.number, message["left"])
+            self.left.report_from_guardian(self._loop.state.attempt.number, message["left"])
             self._leave()
         elif self._session is not None:
             self._session.on_guardian(message)

@@ -29,14 +29,17 @@ class LeftProcesses:
         self._reporter = reporter
         self._unkilled = unkilled.UnkilledProcesses()
 
-    def by_guardian(self, attempt: int, left: Sequence[RemainingProcess]) -> None:
-        """Take what the guardian reports."""
+    def report_from_guardian(self, attempt: int, left: Sequence[RemainingProcess]) -> None:
+        """Report the processes that the guardian did not end."""
         if left:
             self._reporter.note("processes.left", {"attempt": attempt, "left": left})
         self._alert(attempt, [LeftProcess(one["pid"], one["why"], one["start_ticks"], unkilled=one["killed"]) for one in left])
 
-    def by_us(self, attempt: int, left: Sequence[LeftProcess], others: str) -> None:
-        """Take what this process could not end by itself. others: begins the warning about those that KILL need not have ended."""
+    def report_from_us(self, attempt: int, left: Sequence[LeftProcess], others: str) -> None:
+        """Report the processes that this one could not end by itself.
+
+        others: begins the warning about those that KILL need not have ended.
+        """
         for one in left:
             if not one.unkilled:
                 self._reporter.print_message(act.PrintMessage("warning", f"{others}: process {one.pid}: {one.why}"))

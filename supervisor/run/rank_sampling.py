@@ -37,13 +37,19 @@ SAMPLE_WAIT_S = 0.2
 class RankSampling:
     """Samples one attempt at a time. Its methods are called on the loop's thread.
 
-    is_ours: whether a path is a checkpoint of this job. also: takes the heartbeats of a running attempt too, and when they were read.
+    is_ours: whether a path is a checkpoint of this job. on_heartbeats: gets the heartbeats of a running attempt,
+    and when they were read.
     """
 
     def __init__(
-        self, job: Job, loop: Loop, threads: Threads, is_ours: Callable[[str], bool], also: Callable[[Sequence[RankHeartbeat], float], None]
+        self,
+        job: Job,
+        loop: Loop,
+        threads: Threads,
+        is_ours: Callable[[str], bool],
+        on_heartbeats: Callable[[Sequence[RankHeartbeat], float], None],
     ) -> None:
-        self._job, self._loop, self._threads, self._is_ours, self._also = job, loop, threads, is_ours, also
+        self._job, self._loop, self._threads, self._is_ours, self._on_heartbeats = job, loop, threads, is_ours, on_heartbeats
         self._looks = RankLooks(loop, threads)
         self._progress = ProgressSampler(loop.post, job.settings.instrument.start_ceiling_s, is_ours)
         self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, suspended_s=suspended_s)
@@ -74,7 +80,7 @@ class RankSampling:
             self._progress.sample(now, ranks, beats, last=last)
             if is_watched:
                 self._threads.observe("hangs", lambda: self._hangs.sample(now, beats, ranks, is_whole=is_whole))
-                self._threads.observe("loss and pace", lambda: self._also(beats, now))
+                self._threads.observe("loss and pace", lambda: self._on_heartbeats(beats, now))
 
         if self._job.scratch.is_relative_to(SHM):
             work()

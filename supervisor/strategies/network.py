@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Policy
     from supervisor.strategies.situation import Situation
 
+_LAST = "nothing else is left after a traced attempt, unless NCCL's log shows that {} is not in use"
 #: The rungs that --allow-network may name: when each acts, and what it sets (docs/recovery.md).
 OPTIONAL = {
     "longer_timeout": (
@@ -33,9 +34,9 @@ OPTIONAL = {
         "the interface in use is down or does not reach the other nodes, and another one reaches all of them",
         "`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`",
     ),
-    "p2p_disable": ("nothing else is left after a traced attempt, unless NCCL's log shows that P2P is not in use", "`NCCL_P2P_DISABLE=1`"),
-    "ib_disable": ("the same of NET/IB, or the evidence names an InfiniBand device", "`NCCL_IB_DISABLE=1`"),
-    "shm_disable": ("the same of SHM, or the evidence names a segment of NCCL's shared memory", "`NCCL_SHM_DISABLE=1`"),
+    "p2p_disable": (_LAST.format("P2P"), "`NCCL_P2P_DISABLE=1`"),
+    "ib_disable": (f"{_LAST.format('InfiniBand')}; or the evidence names an InfiniBand device", "`NCCL_IB_DISABLE=1`"),
+    "shm_disable": (f"{_LAST.format('SHM')}; or the evidence names a segment of NCCL's shared memory", "`NCCL_SHM_DISABLE=1`"),
 }
 SOCKETS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 #: Transport by rung: NCCL's variable, how its log names the transport, and what the ranks use instead.

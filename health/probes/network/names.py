@@ -2,7 +2,7 @@
 
 Reads ask.hosts (`host` or `host:port`), the host's name. Yields, of `name:HOST`: `name.resolved` (addresses, seconds, own), or the
 resolver's words as problem; one that does not answer in time: `no answer in N s`. Each is asked in a thread of its own: the resolver
-cannot be told to hurry.
+has no deadline of its own.
 """
 
 from __future__ import annotations

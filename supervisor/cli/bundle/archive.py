@@ -75,7 +75,7 @@ class BundleMember:
 
 
 class BundleContents:
-    """The members so far, of at most `most_bytes` together, and what was left out and why."""
+    """The members so far, of at most `most_bytes` together, and each one that was left out, with the reason."""
 
     def __init__(self, known: KnownSecrets, most_bytes: int) -> None:
         self._known = known

@@ -42,7 +42,7 @@ class StateRow:
 
 @dataclass(frozen=True, slots=True)
 class StateComparison:
-    """What was shown of each part. True: equal, False: different, None: not shown. lines: the report's words, by the part's name.
+    """The result for each part. True: equal, False: different, None: not shown. lines: the report's words, by the part's name.
 
     after: the step of the first attempt after which it had the resumed state; None: after none.
     """

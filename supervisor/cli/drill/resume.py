@@ -208,7 +208,7 @@ class _ResumeDrill:
         return before, next((one for one in later if one.keys() >= before.keys()), later[-1] if later else {})
 
     def _rows(self) -> dict[int, dict[int, list[StateRow]]]:
-        """Return what was recorded so far: by attempt, by rank."""
+        """Return the rows so far: by attempt, by rank."""
         found: dict[int, dict[int, list[StateRow]]] = {}
         for path in self._copy.records.glob("rank-*-attempt-*.jsonl"):
             _, rank, _, attempt = path.stem.split("-")
@@ -288,7 +288,7 @@ class _ResumeDrill:
     # the report
 
     def report(self, found: StateComparison) -> int:
-        """Print what was shown; return the exit code."""
+        """Print the comparison; return the exit code."""
         status, kill = self._job.status, self._end.kill
         if kill is None and status in {ExitCode.USAGE, ExitCode.CONFIG}:
             return int(status)  # it has reported why

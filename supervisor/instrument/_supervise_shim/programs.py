@@ -31,7 +31,7 @@ MOST_NORMS = 1024
 
 
 class ProgramFindings:
-    """What was found. `programs` with the outermost first: a Trainer before the Accelerator that it drives, whose values it sets."""
+    """The programs and their values. `programs`: the outermost first, a Trainer before the Accelerator whose values it sets."""
 
     __slots__ = ("programs", "total", "values")
 

@@ -111,7 +111,7 @@ def _judged(now: tuple[Standing, ...], lasting: tuple[Standing, ...], look: Look
 def _missed(now: tuple[Standing, ...], lasting: tuple[Standing, ...], waits: tuple[Standing, ...]) -> tuple[Standing, ...]:
     """Return the ranks that are gone and that a peer waits for, or all if none lives.
 
-    A rank may also have ended in order, while another one still uploads what was trained: that is no hang.
+    A rank may also have ended in order, while another one still uploads the result: that is no hang.
     """
     gone = tuple(one for one in lasting if one.doing is Doing.GONE)
     if len(gone) == len(now):

@@ -237,6 +237,8 @@ class Executor:
             self._session.gather(action)
         elif applied is not None:
             self._session.begin(action, applied)
+            if not self._factory.has_several_nodes:  # there each loads its own part, and nobody knows which
+                self._rank_requests.read_ahead(action.resume, self._gone.is_set)
 
     def fall_back(self, event: LauncherFellBack) -> None:
         """Run the same attempt with stock torchrun. The core gets the event first, so that nothing is started twice."""

@@ -1,7 +1,8 @@
-"""What the core asks of ranks that go on running: a save, and the stacks of their threads."""
+"""What is done for ranks that run or begin: a save, the stacks of their threads, their checkpoint in memory."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from supervisor.core.events import SaveSearched
 from supervisor.job.identity import LOOK_FILE
 from supervisor.observe.processes import stack_dumps
 from supervisor.observe.ranks import heartbeats
+from supervisor.run.read_ahead import read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +47,17 @@ class RankRequests:
         self._reporter = reporter
         self._threads = threads
         self._saved_since = saved_since
+
+    def read_ahead(self, resume: CheckpointRef | None, interrupted: Callable[[], bool]) -> None:
+        """Have the checkpoint in memory when the ranks load it."""
+
+        def work() -> None:
+            with contextlib.suppress(OSError):  # the ranks meet it, and report it
+                read_ahead(path, interrupted)
+
+        path = "" if resume is None else resume.path
+        if path:
+            self._threads.start("read-ahead", work, awaited=False)
 
     def request_save(self, action: act.RequestSave) -> None:
         """Create the file that supervisor.worker.should_save polls; the guardian creates the same file for orphans."""

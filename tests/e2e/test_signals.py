@@ -53,7 +53,7 @@ def sleeps_in_load(run: Supervised) -> bool:
 
 # phase: what the job is told, and what shows that it is there
 PHASES: dict[str, tuple[list[str], Callable[[Supervised], object]]] = {
-    "start": ([], lambda run: run.leftovers()),
+    "start": ([], lambda run: run.leftovers() and '"kind":"run"' in run.journal()),
     "import": (["--skew-rank=0", "--skew-s=600"], lambda run: words_of(run.place / "pids")),
     "load": (["--resume=fifo"], sleeps_in_load),
     "train": (["--step-ms=20"], lambda run: len(run.progress()) > 3),

@@ -12,6 +12,7 @@ import os
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,6 +28,7 @@ from supervisor.journal.lookup import JournalLookup
 from supervisor.journal.records import (
     MIRRORED,
     RESTORED,
+    START_TIMES,
     SUMMARY,
     Damage,
     Ended,
@@ -36,6 +38,7 @@ from supervisor.journal.records import (
     PassedLines,
     Record,
     RunBegan,
+    StartTimes,
     action_of,
     check_version,
     decode,
@@ -68,7 +71,7 @@ class Round:
     """One failure within an incident, and what was done about it. Times are those of the events; None is: not recorded.
 
     failed_t: when this node's ranks were ended: one of them died then, or supervise ended the attempt. began, began_t: the attempt that was
-    ordered, and when; started_t: when its ranks were there. warnings: what was strange about the attempt's loss and pace when it failed.
+    ordered, and when. warnings: what was strange about the attempt's loss and pace when it failed.
     """
 
     attempt: int
@@ -81,13 +84,15 @@ class Round:
     selected: events.CheckpointSelected | None = None
     began: int | None = None
     began_t: float | None = None
-    started_t: float | None = None
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class RecordedIncident:
-    """One incident. progress: the last one before it. died_t: of the last record of a supervisor that died within it."""
+    """One incident. progress: the last one before it. died_t: of the last record of a supervisor that died within it.
+
+    start: where the time of the newest restart after it went; None: not recorded.
+    """
 
     number: int
     run_id: str
@@ -102,6 +107,7 @@ class RecordedIncident:
     outcome: str = "open"
     exit_code: int | None = None
     died_t: float | None = None
+    start: StartTimes | None = None
 
 
 @dataclass(slots=True)
@@ -130,6 +136,7 @@ class History:
     pace: tuple[tuple[float, int], ...] = ()  # the newest reports of progress of the current attempt: time, step
     verified: tuple[float, CheckpointRef] | None = None  # when, and which
     mirrored: tuple[float, Note] | None = None
+    start: StartTimes | None = None  # of the newest start of the ranks
     last_decision: act.ReportDecision | None = None
     policy: Policy = field(default_factory=Policy)
     failures: tuple[Failure, ...] = ()  # as JobState.run.failures
@@ -210,7 +217,7 @@ class _Reading:
 
     def __init__(self) -> None:
         self.history = History()
-        self.reports: deque[bytes | EventTaken] = deque(maxlen=_PACE_REPORTS)  # of progress, the newest; lines that were passed over
+        self.reports: deque[bytes | EventTaken] = deque(maxlen=4 * _PACE_REPORTS)  # of progress, the newest
         self.settled: bytes | EventTaken | None = None  # the newest one that was taken
         self.resume: CheckpointRef | None = None
         self.seq = 0
@@ -289,6 +296,15 @@ class _Reading:
                 history.verified = t, CheckpointRef(path, step if isinstance(step, int) else None, "")  # once no rank was left
         elif note.name == MIRRORED:
             history.mirrored = t, note
+        elif note.name == START_TIMES:
+            with suppress(msgspec.ValidationError):
+                self.take_start(msgspec.convert(note.data, StartTimes))
+
+    def take_start(self, start: StartTimes) -> None:
+        self.history.start = start
+        last = self.history.incidents[-1] if self.history.incidents else None
+        if last is not None and last.rounds[-1].began == start.attempt:
+            last.start = start
 
     def begin(self, run: RunBegan, t: float) -> None:
         """A supervisor took the job over, for a new run or for the one that goes on."""
@@ -303,7 +319,7 @@ class _Reading:
             _abandon(history, t)
             history.attempt, history.ranks, history.progress, self.resume = 0, (), Progress(), None
             history.first_deaths = {}
-            history.failures, history.verified, history.mirrored, history.attempt_t = (), None, None, None
+            history.failures, history.verified, history.mirrored, history.attempt_t, history.start = (), None, None, None, None
 
     def settle_progress(self) -> None:
         """Take over the newest progress that was passed over."""
@@ -327,7 +343,7 @@ class _Reading:
             with suppress(KeyError, TypeError, ValueError):
                 if isinstance(taken, EventTaken) and taken.data["attempt"] == self.history.attempt:
                     rows.append((float(taken.data["t"]), taken.data["step"], int(taken.data["steps_seen"])))
-        known = dict.fromkeys(rows)  # a landmark may stand in the last part of the file too
+        known = sorted(dict.fromkeys(rows), key=itemgetter(0))[-_PACE_REPORTS:]  # a landmark was taken before older lines, and maybe twice
         steps = [(t, step) for t, step, _ in known if step is not None]
         self.history.pace = tuple(steps) or tuple((t, seen) for t, _, seen in known if seen > 0)
 
@@ -389,8 +405,6 @@ class _Reading:
             history.ranks, history.world_size, history.hang = event.ranks, event.world_size, None
             if isinstance(event, events.AttemptStarted):
                 history.attempt_t = event.t
-                if history.open_incident is not None:
-                    history.open_incident.rounds[-1].started_t = event.t
         elif isinstance(event, events.ProgressObserved):
             history.progress = self.progress_of(event)
         elif isinstance(event, events.RankExited):

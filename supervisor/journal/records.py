@@ -115,6 +115,25 @@ class Note:
     data: dict[str, Any] = field(default_factory=dict)
 
 
+#: That of a note on where the time went until an attempt's first step (report/start_times.py): `data` is StartTimes.
+START_TIMES = "start_times"
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimes:
+    """Where the time of one start of the ranks went. after: launch, failure or membership.
+
+    parts: seconds by name, in order; a part that is not known is missing. They add up to total_s. trained: they reach to the first
+    training step.
+    """
+
+    attempt: int
+    after: str
+    total_s: float
+    parts: dict[str, float] = field(default_factory=dict)
+    trained: bool = True
+
+
 #: The name of the note with the last line of a run (report/last_line.py): `data` has path and step of its newest verified checkpoint.
 SUMMARY = "summary"
 

@@ -6,7 +6,6 @@ Both have the facts of report/wording.py, in one order. `why` has the whole cour
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase, PlanKind
@@ -193,23 +192,13 @@ def _ending(incident: RecordedIncident, last: Round) -> list[Fact]:
         which = "first " if len(incident.rounds) > 1 else ""
         took = f"; {max(0.0, incident.resumed_t - incident.opened_t):.1f} s after the {which}failure"
         facts.append(wording.beginning_fact(incident.resumed, at=_clock(incident.resumed_t), after=took))
-        parts = _parts(incident, last)
-        facts += [Fact("of which", parts)] if parts else []
+        start = incident.start
+        facts += [Fact("of which", wording.start_text(start))] if start is not None and start.attempt == incident.resumed.attempt else []
     elif last.began is not None:
         facts.append(Fact("began", f"{_clock(last.began_t)}attempt {last.began} was ordered"))
     if incident.died_t is not None:
         facts.append(Fact("then", f"{_clock(incident.died_t)}supervise itself died: this is its last record", Tone.BAD))
     return facts
-
-
-def _parts(incident: RecordedIncident, last: Round) -> str:
-    """Return where the time from the newest failure to the first step went, "" where a part was not recorded."""
-    moments = (_failed_t(incident, last), last.ended_t, last.decided_t, last.began_t, last.started_t, incident.resumed_t)
-    names = ("until no rank was left", "the decision", "checkpoint and node", "the start of the ranks", "from there to the first step")
-    known = [t for t in moments if t is not None]
-    if len(known) < len(moments):
-        return ""
-    return ", ".join(f"{max(0.0, after - before):.1f} s {name}" for name, (before, after) in zip(names, pairwise(known), strict=True))
 
 
 def _clock(t: float | None) -> str:

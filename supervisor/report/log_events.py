@@ -79,6 +79,15 @@ class LogEvent(StrEnum):
         "attempt ranks world_size launcher_pid",
         "every rank of the attempt exists on this node; for a plain command this is the command itself, until `ranks.discovered`",
     )
+    ATTEMPT_TIMED = (
+        "attempt.timed",
+        "info",
+        "attempt after total_s parts trained",
+        (
+            "an attempt made its first training step, or ended without one (`trained` is false): the seconds since the launch or the "
+            "failure, and [their parts](status-why-logs.md#where-the-time-of-a-start-went)"
+        ),
+    )
     RANKS_DISCOVERED = (
         "ranks.discovered",
         "info",

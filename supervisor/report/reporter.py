@@ -23,11 +23,12 @@ from supervisor.report.card import card
 from supervisor.report.incident_files import IncidentFiles
 from supervisor.report.log_events import LogEvent
 from supervisor.report.outgoing_alerts import ALREADY_PRINTED, FROM_SCRATCH, WITHOUT_DECISION, OutgoingAlerts
+from supervisor.report.start_times import StartClock, launched_t, note_of
 from supervisor.report.text import clean
 from supervisor.report.vitals import Vitals
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from supervisor.core.events import Event
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
     from supervisor.job.sd_notify import Notifier
+    from supervisor.journal.records import Note, StartTimes
     from supervisor.node.gpu_quarantine import QuarantinedGpu
     from supervisor.report.event_log import EventLog
     from supervisor.report.journald import Level
@@ -105,6 +107,8 @@ class Reporter:
         self._stacks: tuple[int, str] = 0, ""  # the file of the newest look, and of which attempt
         self._repaired: dict[int, tuple[tuple[str, str], ...]] = {}  # after the last attempt
         self._attempt = AttemptSummary()
+        self.starts = StartClock(clock, launched_t(clock), self._start_timed)
+        self.record_note: Callable[[Note], None] = lambda _note: None  # in the journal
         self._opened_t: dict[int, float] = {}
         self._opened: set[int] = set()
         self._began_t: float | None = None
@@ -147,6 +151,7 @@ class Reporter:
         """Store the facts for the attempt's last line, and log the exit of each rank."""
         attempt = self._attempt
         attempt.took(event)
+        self.starts.took(event)
         if isinstance(event, events.RankExited):
             found = event.exit
             self._log.write(LogEvent.RANK_EXITED, None if found.failed else "info", attempt=event.attempt, **asdict(found))
@@ -177,6 +182,7 @@ class Reporter:
 
     def beginning(self, action: act.BeginAttempt) -> None:
         """Note that an attempt was ordered."""
+        self.starts.reached("ordered")
         for alert in self._take_pending_alerts():  # raised before the attempt, and followed by no decision
             self._report_alert(alert, self._last)
         self._began_t, self._began = self._clock.now(), "restart"
@@ -207,6 +213,7 @@ class Reporter:
 
     def opened(self, action: act.OpenIncident) -> None:
         """Log it. The terminal, the card and the alert wait for the decision, a moment later."""
+        self.starts.incident_opened(action.attempt)
         self._opened_t[action.incident] = self._clock.now()
         fields = {"incident": action.incident, "attempt": action.attempt, "rank": action.rank, "summary": action.summary}
         self._log.write(LogEvent.INCIDENT_OPENED, **fields)
@@ -220,6 +227,7 @@ class Reporter:
 
     def decided(self, action: act.ReportDecision) -> None:
         """One line, the card, the alert."""
+        self.starts.reached("decided")
         self._decision = self._last = action
         verdict, plan = action.verdict, action.plan
         named = action.step is None or f"step {action.step}" in verdict.summary
@@ -253,6 +261,10 @@ class Reporter:
             self._opened.add(action.incident)
             self._alert("opened", action.incident, action.attempt, action.step)
         self._report_pending_alerts(action)
+
+    def _start_timed(self, times: StartTimes) -> None:
+        self._log.write(LogEvent.ATTEMPT_TIMED, **asdict(times))
+        self.record_note(note_of(times))
 
     def resumed(self, action: act.ReportResume) -> None:
         """Report how the attempt began."""
@@ -393,6 +405,7 @@ class Reporter:
 
     def note(self, name: str, fields: Mapping[str, Any]) -> None:
         """Log a fact that no decision needs."""
+        self.starts.noted(str(fields.get("ev", name)))
         row = {"request" if key == "do" else key: value for key, value in fields.items() if key != "ev"}
         if name in NOTED:
             self._log.write(NOTED[name], **row)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.journal.reader import RecordedIncident  # noqa: TC004  loads msgspec: not for --help
+    from supervisor.journal.records import StartTimes  # noqa: TC004  likewise
 
 _KIB = 1024
 #: Ranks that are listed one by one; of more, those that differ.
@@ -53,7 +54,7 @@ class Status:
 
     supervisor_alive: None if it cannot be seen from here. exit_code: None while there is none. now: when it was read. steps_per_s: of the
     last minute or so. hang: that holds, and when it was confirmed. total_steps: the script's own. step_t: when the rank that is furthest
-    behind ended its last step. warnings: what is strange about the loss and the pace.
+    behind ended its last step. warnings: what is strange about the loss and the pace. start: where the time of the attempt's start went.
     """
 
     job: str
@@ -93,6 +94,7 @@ class Status:
     examined_t: float | None = None
     hang: tuple[float, Hang] | None = None
     warnings: tuple[str, ...] = ()
+    start: StartTimes | None = None
 
     @property
     def died(self) -> bool:
@@ -125,6 +127,7 @@ def status_page(status: Status, address: str) -> FactPage:
         Fact("since", _since(status)),
         *([Fact("mirror", f"gave {status.restored}")] if status.restored else []),
         Fact("progress", _progress(status), Tone.STRONG),
+        *([Fact("start", f"attempt {status.attempt}: {wording.start_text(status.start)}")] if status.start else []),
         *_hang(status),
         *(Fact(wording.STRANGE, text, Tone.WARNING) for text in (status.warnings if status.runs else ())),
         Fact("checkpoint", _stored(status.verified, status.now, "verified") or "none was verified in this run"),

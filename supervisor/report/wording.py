@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.actions import ReportDecision, ReportResume
     from supervisor.core.model import Change, Evidence, Plan, Verdict
+    from supervisor.journal.records import StartTimes
 
 CAUSE, EVIDENCE, DECISION, NEXT = "cause", "evidence", "decision", "next"
 #: The label of what the loss rules and the pace show.
@@ -46,6 +47,8 @@ _OBSERVERS = {
     "checkpoint": "checkpoint",
     "observer": "not examined",
 }
+#: What the parts of a start are called (report/start_times.py).
+START_PARTS = {"teardown": "tear-down", "init": "process group", "setup": "set-up", "first_step": "first step"}
 _PLAIN_EXIT = " exited with code 1"
 _NO_EVIDENCE = "none was found"
 #: Evidence beside what the verdict stands on is no longer than this: the beginning shows the kind, and the end of it which one.
@@ -216,6 +219,14 @@ def beginning_fact(resume: ReportResume, *, at: str = "", after: str = "") -> Fa
     colon = ":" if resume.began is Beginning.UNCONFIRMED else ""
     text = f"{at}attempt {resume.attempt}{colon} {beginning(resume)}{after}"
     return Fact("resumed" if is_resumed else "began", text, Tone.GOOD if is_resumed or resume.is_new else Tone.BAD)
+
+
+def start_text(start: StartTimes) -> str:
+    """Return where the time until an attempt's first step went, its parts in order; those that round to nothing are left out."""
+    since = "the launch" if start.after == "launch" else "the failure" if start.after == "failure" else "nodes asked to join"
+    parts = [f"{took_s:.2f} s {START_PARTS.get(name, name)}" for name, took_s in start.parts.items() if round(took_s, 2) > 0]
+    until = "" if start.trained else ", without a first step"
+    return f"{start.total_s:.2f} s since {since}{until}: {', '.join(parts)}"
 
 
 def consequences(verdict: Verdict) -> str:

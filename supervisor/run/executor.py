@@ -87,7 +87,9 @@ class Executor:
         self.watch = AttemptWatch(job, factory.signatures, loop.clock, factory.loss_rules(), loop.post)
         self.threads = Threads(loop, lambda text: reporter.print_message(act.PrintMessage("warning", text)))
         self.left = LeftProcesses(loop, reporter)
-        self.sampling = RankSampling(job, loop, self.threads, factory.checkpoints.belongs_to_job, self.watch.take_heartbeats)
+        self.sampling = RankSampling(
+            job, loop, self.threads, factory.checkpoints.belongs_to_job, self.watch.take_heartbeats, trained=reporter.starts.trained
+        )
         self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self.watch.busy_gpus = self.node.busy_gpus
         self._guardian: GuardianClient | None = None

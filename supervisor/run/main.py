@@ -99,6 +99,7 @@ class JobRun:
         self.notifier = Notifier(job.environ)
         self.loop.state = self.past.state
         self.reporter = Reporter(job, self.clock, terminal, self.log, self.notifier)
+        self.reporter.record_note = self._note
         if self.continues:
             self.reporter.goes_on(self.past.state.run.incident)
         news = CheckpointNews(self.loop, self.reporter, terminal, self.log, keep=settings.checkpoints.keep)

@@ -13,12 +13,12 @@ from supervisor.core.state import Stage
 from supervisor.job.identity import LOOK_FILE, SHM
 from supervisor.observe.hangs import diagnosis, look
 from supervisor.observe.hangs.watch import HangWatch
-from supervisor.observe.ranks import heartbeats
+from supervisor.observe.ranks import heartbeats, start_files
 from supervisor.observe.ranks.progress_sampler import ProgressSampler
 from supervisor.report import look_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from supervisor.core.events import Event
@@ -37,27 +37,32 @@ SAMPLE_WAIT_S = 0.2
 class RankSampling:
     """Samples one attempt at a time. Its methods are called on the loop's thread.
 
-    is_ours: whether a path is a checkpoint of this job. on_heartbeats: gets the heartbeats of a running attempt,
-    and when they were read.
+    is_ours: whether a path is a checkpoint of this job. on_heartbeats: gets the heartbeats of a running attempt, and when they were read.
+    trained: gets, once for an attempt, its number and when its ranks came how far on the way to their first step (start_files.py).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (for whom, and who else takes what is read)
         self,
         job: Job,
         loop: Loop,
         threads: Threads,
         is_ours: Callable[[str], bool],
         on_heartbeats: Callable[[Sequence[RankHeartbeat], float], None],
+        *,
+        trained: Callable[[int, Mapping[str, int]], None],
     ) -> None:
-        self._job, self._loop, self._threads, self._is_ours, self._on_heartbeats = job, loop, threads, is_ours, on_heartbeats
+        self._job, self._loop, self._threads, self._is_ours = job, loop, threads, is_ours
+        self._on_heartbeats, self._trained = on_heartbeats, trained
         self._looks = RankLooks(loop, threads)
         self._progress = ProgressSampler(loop.post, job.settings.instrument.start_ceiling_s, is_ours)
         self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, suspended_s=suspended_s)
         self._directory: Path | None = None
+        self._attempt, self._has_trained = 0, False
 
     def watch(self, attempt: int, resume: CheckpointRef | None) -> None:
         """Begin with a new attempt."""
         directory = self._directory = self._looks.directory = self._job.attempt_dir(attempt)
+        self._attempt, self._has_trained = attempt, False
         self._progress.watch(attempt, directory, self._loop.clock.now(), resume)
         self._hangs.watch(attempt)
 
@@ -70,7 +75,7 @@ class RankSampling:
 
         The `last` sample before the attempt's end posts every new step.
         """
-        directory, now, state = self._directory, self._loop.clock.now(), self._loop.state
+        directory, now, state, attempt = self._directory, self._loop.clock.now(), self._loop.state, self._attempt
         is_watched, is_whole = state.stage is Stage.RUNNING and not last, state.attempt.world_size <= len(state.attempt.ranks)
         if directory is None:
             return
@@ -78,6 +83,8 @@ class RankSampling:
         def work() -> None:
             beats = heartbeats.read(directory / "heartbeat")
             self._progress.sample(now, ranks, beats, last=last)
+            if not self._has_trained and beats and len(beats) >= len(ranks) and all(beat.last_step_ns for beat in beats):
+                self._post_start(attempt, directory, len(beats))
             if is_watched:
                 self._threads.observe("hangs", lambda: self._hangs.sample(now, beats, ranks, is_whole=is_whole))
                 self._threads.observe("loss and pace", lambda: self._on_heartbeats(beats, now))
@@ -86,6 +93,12 @@ class RankSampling:
             work()
         else:
             self._threads.recur("heartbeats", work, wait_s=SAMPLE_WAIT_S)
+
+    def _post_start(self, attempt: int, directory: Path, ranks: int) -> None:
+        moments = start_files.read(directory, ranks)
+        if moments is not None:
+            self._has_trained = True
+            self._loop.call_soon(lambda: self._trained(attempt, moments))
 
     def post_last_progress(self) -> bool:
         """Post the progress that the ranks of a killed supervisor made until they died with it; False if their heartbeats are gone."""

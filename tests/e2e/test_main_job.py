@@ -50,6 +50,11 @@ def test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupte
     steps_of_rank_0 = [step for rank, step in run.progress() if rank == 0]
     assert steps_of_rank_0.count(int(resumed[1]) + 1) in (1, 2)  # made again only where it was made after the checkpoint
     assert steps_of_rank_0.count(1) == 1  # nothing from scratch
+    start = run.status()["start"]
+    assert (start["attempt"], start["after"], start["trained"]) == (2, "failure", True)
+    known = ["detect", "teardown", "decision", "selection", "preparation", "rendezvous", "start", "import", "init", "setup", "load"]
+    assert [*start["parts"]] == [*known, "first_step"]
+    assert sum(start["parts"].values()) == pytest.approx(start["total_s"], abs=0.01)
     run.wait_for_nothing_left()
 
 

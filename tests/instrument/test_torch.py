@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.observe.ranks import start_files
 from supervisor.observe.ranks.progress_sampler import loads
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ try:
     torch.load('missing.pt')
 except FileNotFoundError:
     said.append(look().phase)
+torch.optim.SGD([weight], lr=0.1).step()
 print(' '.join(said))
 dist.destroy_process_group()
 """
@@ -96,6 +98,10 @@ def test_the_phases_of_a_rank_and_what_it_loaded(attempt: Attempt, tmp_path: Pat
         (str(tmp_path / "missing.pt"), False),
     ]
     assert (rows[-1]["inode"], rows[-1]["steps"]) == (None, 0)
+    moments = start_files.read(attempt.directory, 1)
+    assert moments is not None
+    assert tuple(moments) == start_files.MOMENTS
+    assert list(moments.values()) == sorted(moments.values())
     assert (rows[0]["inode"], rows[0]["size"], rows[0]["mtime_ns"]) == (saved.st_ino, saved.st_size, saved.st_mtime_ns)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -78,9 +78,14 @@ def beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HeartbeatWriter:
     return made
 
 
-def sampling(loop: VirtualLoop, directory: Path, also: Callable[[Any, float], None] = lambda _beats, _t: None) -> RankSampling:
+def sampling(
+    loop: VirtualLoop,
+    directory: Path,
+    also: Callable[[Any, float], None] = lambda _beats, _t: None,
+    trained: Callable[[int, Any], None] = lambda _attempt, _moments: None,
+) -> RankSampling:
     job: Any = SimpleNamespace(settings=Settings(), scratch=directory, attempt_dir=lambda _attempt: directory)
-    made = RankSampling(job, loop, loop, lambda _path: True, also)  # type: ignore[arg-type]
+    made = RankSampling(job, loop, loop, lambda _path: True, also, trained=trained)  # type: ignore[arg-type]
     made.watch(1, None)
     return made
 
@@ -107,6 +112,24 @@ def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWr
     made.sample((rank,))
     assert "-- hang: still" in (tmp_path / "hang.txt").read_text(), "it is there when the hang is posted"
     assert HangCleared in {type(event) for event in loop.posted}
+
+
+def test_the_moments_of_a_start_are_posted_once_when_all_ranks_have_made_a_step(tmp_path: Path, beat: HeartbeatWriter) -> None:
+    loop, posted = VirtualLoop(), list[Any]()
+    (rank,) = look.with_beats((), heartbeats.read(tmp_path / "heartbeat"))
+    made = sampling(loop, tmp_path, trained=lambda attempt, moments: posted.append((attempt, moments)))
+    made.sample((rank,))
+    beat.report_step(1)
+    made.sample((rank,))  # the step is there before the file
+    (tmp_path / "start-0.json").write_text('{"hello": 5, "first_step": 9}')
+    made.sample((rank, replace(rank, rank=1)))
+    assert not posted
+    for _ in range(2):
+        made.sample((rank,))
+    assert posted == [(1, {"hello": 5, "first_step": 9})]
+    made.watch(2, None)
+    made.sample((rank,))
+    assert posted[1:] == [(2, {"hello": 5, "first_step": 9})], "each attempt has its own directory"
 
 
 def test_ranks_that_may_wait_for_another_node_get_more_time(tmp_path: Path, beat: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from bisect import bisect_right
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -138,6 +139,7 @@ def status_of(place: JobFiles) -> Status:
         examined_t=history.examined_t,
         hang=history.hang if runs else None,
         warnings=tuple(clean(text) for text in history.warnings),
+        start=history.start if history.start is not None and history.start.attempt == history.attempt else None,
     )
 
 
@@ -226,6 +228,7 @@ def as_dict(seen: Status) -> dict[str, Any]:
         "eta_s": None if seen.eta_s is None else round(seen.eta_s, 1),
         "last_step_age_s": None if seen.step_t is None else round(seen.now - seen.step_t, 3),
         "phase": seen.phase,
+        "start": None if seen.start is None else asdict(seen.start),
         "hang": None if seen.hang is None else _hang(*seen.hang, seen.now),
         "warnings": list(seen.warnings) if seen.runs else [],
         "ranks": [

@@ -1,8 +1,8 @@
 """Instruments a training process: heartbeat, phase, error file, stacks on a signal. Self-contained, standard library only.
 
 Hooks see what torch does; they are set right after *the script* imported a module. The results are one slot of the attempt's heartbeat
-file, and `error-*`, `stacks-*`, `loads-*`, `saves-*` beside it. Anything may fail, and no failure may reach the training: every entry from
-the user's code is guarded. After a failure the supervisor knows less, and the job is no worse off.
+file, and `error-*`, `stacks-*`, `loads-*`, `saves-*`, `start-*` beside it. Anything may fail, and no failure may reach the training: every
+entry from the user's code is guarded. After a failure the supervisor knows less, and the job is no worse off.
 
 The first process to claim a rank's slot has it until it dies. On claiming it takes us out of its environment, so that a rank's
 children are never instrumented; a forked child is disabled before it runs. A process that is not known to be a rank (the launcher, a
@@ -30,6 +30,7 @@ from .report import ExceptionReporter
 from .save_log import SaveLog
 from .save_request import SaveRequests
 from .spawned import SpawnedRanks
+from .start_moments import StartMoments
 from .torchhooks import ImportWatcher, TorchHooks
 
 
@@ -39,6 +40,7 @@ class Instrumentation:
     def __init__(self, identity: ProcessIdentity) -> None:
         self._identity = identity
         self._beat = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
+        self._start = self._beat.start = StartMoments(self._start_file)
         self._load_log = LoadLog(identity, self._beat)
         self._save_log = SaveLog(identity, self._beat)
         self._programs = ProgramRecognition(identity)
@@ -59,7 +61,7 @@ class Instrumentation:
         hooks = TorchHooks(
             self._beat, self._load_log, self._save_requests, self._save_log, self._programs, drill, self._spawned, self._collectives
         )
-        ImportWatcher(hooks.table()).install()
+        ImportWatcher(hooks.table(), self._start.on_import).install()
 
     def catch_exceptions(self) -> None:
         """Take the exception hook."""
@@ -103,6 +105,10 @@ class Instrumentation:
     def saved(self) -> None:
         """Note that the script reports its checkpoint as made (worker.saved)."""
         self._save_requests.saved()
+
+    def _start_file(self) -> str | None:
+        who = self._identity
+        return os.path.join(who.directory, f"start-{who.local_rank}.json") if who.claimed and who.enabled else None  # noqa: PTH118 - pathlib costs 5 ms of start-up
 
     @quiet
     def _claim(self) -> None:

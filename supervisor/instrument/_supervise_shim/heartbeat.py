@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .start_moments import StartMoments
+
 ATTEND_EVERY_NS = 200_000_000  # how often the optimizer's own step count is read
 STATE_ENTRIES = 4  # parameters whose state is read: one may be unused and lag behind
 
@@ -25,7 +27,19 @@ STATE_ENTRIES = 4  # parameters whose state is read: one may be unused and lag b
 class HeartbeatWriter:
     """The slot of one process. `wants_slot` is called when it is seen to train, until it has a slot."""
 
-    __slots__ = ("_counted", "_due_ns", "_main_thread", "_seen", "_spoke", "_steps", "_view", "after_save", "at_first_step", "wants_slot")
+    __slots__ = (
+        "_counted",
+        "_due_ns",
+        "_main_thread",
+        "_seen",
+        "_spoke",
+        "_steps",
+        "_view",
+        "after_save",
+        "at_first_step",
+        "start",
+        "wants_slot",
+    )
 
     def __init__(self, pid: int, start_ticks: int, rank: int) -> None:
         self._view = memoryview(bytearray(layout.SLOT_BYTES)).cast("q")
@@ -36,6 +50,7 @@ class HeartbeatWriter:
         self._main_thread = get_ident()
         self.wants_slot: Callable[[], None] | None = None
         self.at_first_step: Callable[[], int | None] | None = None
+        self.start: StartMoments | None = None  # until the first step
         self.after_save: Callable[[], None] | None = None  # called now and then after a save was requested, while it trains on
         now = monotonic_ns()
         self._view[layout.PID] = pid
@@ -65,7 +80,7 @@ class HeartbeatWriter:
     def part(self) -> None:
         """Go on in private memory: a forked child must not beat for its parent."""
         self._view = memoryview(bytearray(self._view)).cast("q")
-        self.wants_slot = self.at_first_step = self.after_save = None
+        self.wants_slot = self.at_first_step = self.after_save = self.start = None
 
     # what is known
 
@@ -132,6 +147,8 @@ class HeartbeatWriter:
         self._due_ns = now + ATTEND_EVERY_NS
         if self.wants_slot is not None:
             self.wants_slot()
+        if self.start is not None:
+            self._made_first_step(now)
         if self.at_first_step is not None:
             look, self.at_first_step = self.at_first_step, None
             self.report_total(look())
@@ -147,6 +164,11 @@ class HeartbeatWriter:
             self._began_at(step, by_worker=False)
             if not by_worker:
                 self._view[layout.STEP] = (step - self._steps) << layout.SOURCE_BITS | layout.SOURCE_OPTIMIZER
+
+    def _made_first_step(self, now: int) -> None:
+        if self.start is not None:
+            self.start.stepped(now)
+            self.start = None
 
     def _began_at(self, step: int, *, by_worker: bool) -> None:
         """Keep the step at which the training began: of each source the first word counts, of both the greater."""
@@ -170,8 +192,11 @@ class HeartbeatWriter:
         if self.wants_slot is not None:
             self.wants_slot()
         self._view[layout.STEP] = int(step) << layout.SOURCE_BITS | layout.SOURCE_WORKER
+        went_on = self._spoke and int(step) >= self._view[layout.BEGAN]  # BEGAN is one more than the step with which it began
         self._began_at(int(step), by_worker=True)
-        self._view[layout.LAST_STEP_NS] = monotonic_ns()
+        self._view[layout.LAST_STEP_NS] = now = monotonic_ns()
+        if went_on:
+            self._made_first_step(now)
         if self._phase != layout.TRAIN:
             self.enter(layout.TRAIN)
 
@@ -208,6 +233,8 @@ class HeartbeatWriter:
         """Begin a phase and give the one before; None where the caller is not the training thread (a save in the background)."""
         if get_ident() != self._main_thread:
             return None
+        if self.start is not None:
+            self.start.entered(phase)
         before = self._phase
         self._view[layout.PHASE] = monotonic_ns() << layout.PHASE_BITS | phase
         self._due_ns = 0  # the next optimizer step says TRAIN again
@@ -216,6 +243,8 @@ class HeartbeatWriter:
     @quiet
     def leave(self, phase: int, before: int | None) -> None:
         """End a phase, unless the training went on to another meanwhile."""
+        if before is not None and self.start is not None:
+            self.start.left(phase)
         if before is not None and self._phase == phase:
             self.enter(before)
 

@@ -232,8 +232,10 @@ def _dcp_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class ImportWatcher:
     """A finder for sys.meta_path that finds nothing itself, but lets a hook see a module right after it ran."""
 
-    def __init__(self, table: dict[str, Callable[[Any], None]]) -> None:
+    def __init__(self, table: dict[str, Callable[[Any], None]], on_import: Callable[[], None]) -> None:
+        """Take the hooks by module, and what to call at each module that is searched for."""
         self._table = table
+        self._on_import = on_import
 
     def install(self) -> None:
         """Begin to watch. What is imported already (a .pth file can do that) is hooked at once."""
@@ -243,6 +245,7 @@ class ImportWatcher:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Give what the other finders find; pass over those of the old kind (find_module alone), as Python itself does since 3.12."""
+        self._on_import()
         if name not in self._table:
             return None
         for finder in sys.meta_path:

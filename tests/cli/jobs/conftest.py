@@ -16,7 +16,7 @@ from supervisor.core import events as core_events
 from supervisor.core.decide import decide
 from supervisor.core.model import CheckpointRef, Evidence, Phase, Policy, RankExit, RankInfo
 from supervisor.job import identity
-from supervisor.journal.records import Ended, RunBegan
+from supervisor.journal.records import START_TIMES, Ended, Note, RunBegan
 from supervisor.journal.writer import open_journal
 
 if TYPE_CHECKING:
@@ -116,6 +116,12 @@ class Written:
         """Begin again, and make the first step."""
         self.again(at, path, torn)
         self.feed(core_events.ProgressObserved(self.T0 + at + 4, self.state.attempt.number, 4, 1, Phase.TRAIN, path))
+        self.time_start({"detect": 0.004, "teardown": 2.0, "import": 1.25})
+
+    def time_start(self, parts: dict[str, float], after: str = "failure") -> None:
+        """Note where the time of the newest start of the ranks went."""
+        data = {"attempt": self.state.attempt.number, "after": after, "total_s": sum(parts.values()), "parts": parts}
+        self.journal.append(Note(START_TIMES, data=data), t=self.T0)
 
     def again(
         self, at: float, path: str = "ckpt/3.pt", torn: tuple[tuple[str, str], ...] = (), repaired: tuple[tuple[str, str], ...] = ()

@@ -10,7 +10,7 @@ from supervisor.config import signatures
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import CheckpointRef, Evidence, Gpu, Phase, Policy, RankExit
-from supervisor.journal.records import MIRRORED, Ended, Note, RunBegan
+from supervisor.journal.records import MIRRORED, START_TIMES, Ended, Note, RunBegan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,8 +61,11 @@ class Story:
         w.start(self.t + 2)
         self.t += 5
         first = steps[0]
+        times = _times(w.state.attempt.number)
         for step in steps:
             w.feed(events.ProgressObserved(w.T0 + self.t, w.state.attempt.number, step, step - first + 1, Phase.TRAIN, first_step=first))
+            if step == first:
+                w.journal.append(Note(START_TIMES, data=times), t=w.T0 + self.t)
             self.t += 10
         if verified is not None:
             ref = CheckpointRef(f"/data/ckpt/step_{verified:05d}.pt", verified, "structure")
@@ -107,6 +110,14 @@ class Story:
         w.journal.append(Ended(w.state.run.exit_code), t=w.T0 + self.t + 2, durable=True)
         w.close()
         return next(a for a in reversed(w.said) if isinstance(a, act.ReportDecision))
+
+
+def _times(attempt: int) -> dict[str, Any]:
+    """Return where the time of a start went, as the supervisor notes it."""
+    of_ranks = {"rendezvous": 0.05, "start": 0.2, "import": 1.9, "init": 0.1, "load": 0.25, "first_step": 0.3}
+    before = {"detect": 0.0004, "teardown": 1.0, "decision": 0.2, "backoff": 0.8, "selection": 0.1, "preparation": 0.1}
+    parts = {"supervise": 0.4, "agent": 1.7, **of_ranks} if attempt == 1 else {**before, **of_ranks}
+    return {"attempt": attempt, "after": "launch" if attempt == 1 else "failure", "total_s": sum(parts.values()), "parts": parts}
 
 
 def _claims(trace: str, t: float) -> list[Evidence]:

@@ -45,9 +45,11 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
     written.start(1)
     written.progress(5, 3, step=3)
     written.progress(9, 7, step=7)
+    written.time_start({"supervise": 1.5, "import": 2.5}, after="launch")
     written.close()
     found = shown(written, capsys)
     assert found == {
+        "start": {"attempt": 1, "after": "launch", "total_s": 4.0, "parts": {"supervise": 1.5, "import": 2.5}, "trained": True},
         "job": "train",
         "node": identity.node_name(),
         "run": "run-1",

@@ -50,7 +50,7 @@ def _of_user(section: LossRuleSection, report: Callable[[str], None]) -> LossRul
         RuleKind(section.kind),
         section.words,
         Bounded(section.pattern, slow) if section.pattern else None,
-        re.compile(section.names) if section.names else None,
+        Bounded(section.names, slow) if section.names else None,
         section.threshold,
         section.times,
         section.after,

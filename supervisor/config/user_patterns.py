@@ -45,12 +45,19 @@ class Bounded:
 
     def search(self, text: str, /) -> PatternMatch | None:
         """Return what it finds in the text; None too if it is disabled."""
+        return self._bounded(self._pattern.search, text)
+
+    def fullmatch(self, text: str, /) -> PatternMatch | None:
+        """Return the match of the whole text; None too if it is disabled."""
+        return self._bounded(self._pattern.fullmatch, text)
+
+    def _bounded(self, search: Callable[..., PatternMatch | None], text: str) -> PatternMatch | None:
         if not self._in_use:
             return None
         began = time.thread_time()  # not the wall's: a busy machine must not put an honest pattern out of use
         found: PatternMatch | None = None
         try:
-            found = self._pattern.search(text, timeout=SEARCH_S)
+            found = search(text, timeout=SEARCH_S)
         except TimeoutError:
             self._give_up(f"its pattern searched one text of {len(text)} characters for more than {SEARCH_S:g} s")
         except MemoryError:

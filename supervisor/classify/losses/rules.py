@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from supervisor.classify.logs.patterns import Pattern
 from supervisor.core.values import dataclass
@@ -40,6 +40,13 @@ class RuleKind(StrEnum):
     NO_PROGRESS = "no_progress"
 
 
+class NamePattern(Protocol):
+    """What judges the names of numbers: a pattern of `re`, or one that may give up."""
+
+    def fullmatch(self, text: str, /) -> object | None:
+        """Return a match where the whole text matches, else None."""
+
+
 @dataclass(frozen=True, slots=True)
 class LossRule:
     """One rule.
@@ -54,7 +61,7 @@ class LossRule:
     kind: RuleKind
     words: tuple[str, ...] = ()
     pattern: Pattern | None = None
-    names: re.Pattern[str] | None = None
+    names: NamePattern | None = None
     threshold: float = 0.0
     times: int = 2
     after: int = 0

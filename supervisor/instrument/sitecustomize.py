@@ -12,6 +12,8 @@ if sys.version_info >= (3, 8):
         _shim.start(_folder)
     except Exception:  # noqa: BLE001 - whatever it is, the job must start
         _shim = None
+if "SUPERVISE_JOB_STANDBY" in os.environ:
+    os._exit(1)  # it was started to wait, and must not run the script
 while _folder in sys.path:
     sys.path.remove(_folder)
 

@@ -22,6 +22,7 @@ from . import layout
 from .claim import ProcessIdentity, claim
 from .drill import ordered
 from .heartbeat import HeartbeatWriter
+from .imports import ImportRecord
 from .layout import quiet
 from .load_log import LoadLog
 from .programs import ProgramRecognition
@@ -35,7 +36,7 @@ from .torchhooks import ImportWatcher, TorchHooks
 
 
 class Instrumentation:
-    """All hooks and files of ours in this process."""
+    """All hooks and files of ours in this process: `watch`, then `begin`, and `finish` when every other sitecustomize has run."""
 
     def __init__(self, identity: ProcessIdentity) -> None:
         self._identity = identity
@@ -46,25 +47,45 @@ class Instrumentation:
         self._programs = ProgramRecognition(identity)
         self._save_requests = SaveRequests(self._beat)
         self._collectives = CollectiveRecorder(identity)
+        self._imports = ImportRecord(identity)
         self._reporter = ExceptionReporter(identity, self._beat, self._programs, self._load_log)
         self._spawned = SpawnedRanks(identity, self._beat, self._claim, self._reporter.follow_claim, self._reporter.report)
+        self._hooks = TorchHooks(
+            self._beat, self._load_log, self._save_requests, self._save_log, self._programs, self._spawned, self._group_began
+        )
 
-    def install(self) -> None:
-        """Claim if this is known to be a rank, and set every hook but the one for exceptions."""
+    def watch(self) -> None:
+        """Hook the modules that the script is going to import. In a standby this comes first, and `begin` at the hand-over."""
+        ImportWatcher(self._hooks.table(), self._on_import).install()
+
+    def begin(self) -> None:
+        """Claim if this is known to be a rank, and take the signals."""
         self._beat.wants_slot = self._claim
-        self._beat.at_first_step = self._programs.at_first_step
+        self._beat.at_first_step = self._first_step
         self._reporter.catch_signals()
         if self._identity.known_rank:
             self._claim()
         os.register_at_fork(after_in_child=self._disable)
-        drill = ordered(self._identity, self._beat)
-        hooks = TorchHooks(
-            self._beat, self._load_log, self._save_requests, self._save_log, self._programs, drill, self._spawned, self._collectives
-        )
-        ImportWatcher(hooks.table(), self._start.on_import).install()
+        self._hooks.order(ordered(self._identity, self._beat))
+
+    def stand_in(self, directory: str, mode: str) -> None:
+        """Become the rank of an attempt that began after this process was started as a standby."""
+        self._identity.identify(directory, mode)
+        self._beat.begin_anew(self._identity.rank)
+        self._start = self._beat.start = StartMoments(self._start_file)
+
+    def repeat_imports(self, record: bytes) -> None:
+        """Keep the record that this process, a standby, imports by."""
+        self._imports.repeat(record)
+
+    def finish(self) -> None:
+        """Take the exception hook, and begin to follow what the script imports."""
+        self.catch_exceptions()
+        if self._identity.known_rank:
+            self._imports.begin()
 
     def catch_exceptions(self) -> None:
-        """Take the exception hook."""
+        """Take the exception hook, once."""
         self._reporter.catch_exceptions()
 
     def heartbeat(self, step: int, total: int | None = None) -> None:
@@ -106,6 +127,10 @@ class Instrumentation:
         """Note that the script reports its checkpoint as made (worker.saved)."""
         self._save_requests.saved()
 
+    def _on_import(self, name: str) -> None:
+        self._start.on_import()
+        self._imports.importing(name)
+
     def _start_file(self) -> str | None:
         who = self._identity
         return os.path.join(who.directory, f"start-{who.local_rank}.json") if who.claimed and who.enabled else None  # noqa: PTH118 - pathlib costs 5 ms of start-up
@@ -117,6 +142,16 @@ class Instrumentation:
             self._reporter.follow_claim(before)
             self._load_log.write()
             self._save_log.write()
+
+    def _first_step(self) -> int | None:
+        total: int | None = self._programs.at_first_step()
+        self._imports.write(final=True)
+        return total
+
+    def _group_began(self) -> None:
+        """After the first process group: what a script without an optimizer imports is known by now."""
+        self._collectives.start()
+        self._imports.write(final=False)
 
     @quiet
     def _disable(self) -> None:
@@ -136,11 +171,37 @@ def start(folder: str) -> None:
     mode = os.environ.get("SUPERVISE_JOB_SHIM", "off")
     if mode not in ("rank", "launcher"):
         return
-    _buffer_lines()
-    attempt = int(os.environ["SUPERVISE_JOB_ATTEMPT"])
-    directory = os.path.join(os.environ["SUPERVISE_JOB_DIR"], f"attempt-{attempt:04d}")  # noqa: PTH118 - pathlib costs 5 ms of start-up
-    instrument = Instrumentation(ProcessIdentity(folder, directory, mode))
-    instrument.install()
+    if "SUPERVISE_JOB_STANDBY" in os.environ:
+        instrument = _stand_by(folder, mode)
+        _buffer_lines()
+        instrument.stand_in(_directory(), mode)
+    else:
+        _buffer_lines()
+        instrument = Instrumentation(ProcessIdentity(folder, _directory(), mode))
+        instrument.watch()
+    instrument.begin()
+
+
+def _directory() -> str:
+    """Return the attempt's directory."""
+    return os.path.join(os.environ["SUPERVISE_JOB_DIR"], f"attempt-{int(os.environ['SUPERVISE_JOB_ATTEMPT']):04d}")  # noqa: PTH118 - pathlib costs 5 ms of start-up
+
+
+def _stand_by(folder: str, mode: str) -> Instrumentation:
+    """Wait as a standby until this process is a rank; returns its instrumentation, which has seen the imports."""
+    from . import standby  # noqa: PLC0415 - a standby alone needs it
+
+    def prepared(record: bytes) -> Instrumentation:
+        made = Instrumentation(ProcessIdentity(folder, "", mode))
+        made.repeat_imports(record)
+        made.watch()
+        made.catch_exceptions()  # before the imports, as in a rank: some take the hook, or register for the exit
+        return made
+
+    waited: Instrumentation = standby.wait(folder, prepared)
+    for name in ("standby", "preload", "process_traits"):
+        del sys.modules[f"{__name__}.{name}"], globals()[name]
+    return waited
 
 
 @quiet
@@ -152,9 +213,9 @@ def _buffer_lines() -> None:
 
 @quiet
 def finish() -> None:
-    """Take the exception hook; called when every other sitecustomize has run."""
+    """Called when every other sitecustomize has run."""
     if instrument is not None:
-        instrument.catch_exceptions()
+        instrument.finish()
 
 
 @quiet

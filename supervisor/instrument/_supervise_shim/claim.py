@@ -27,12 +27,18 @@ class ProcessIdentity:
     """
 
     def __init__(self, folder: str, directory: str, mode: str) -> None:
-        env = os.environ
         self.folder = folder
-        self.directory = directory
-        self.mode = mode
         self.pid = os.getpid()
         self.start_ticks = layout.start_ticks_of(self.pid) or 0
+        self.claimed = False
+        self.enabled = True  # False in a forked child, which is not the rank
+        self.identify(directory, mode)
+
+    def identify(self, directory: str, mode: str) -> None:
+        """Read from the environment which rank this is; a standby does so again when it becomes one."""
+        env = os.environ
+        self.directory = directory
+        self.mode = mode
         self.known_rank = mode == "rank" or ("RANK" in env and "LOCAL_RANK" in env)
         self.local_rank = int(env.get("LOCAL_RANK") or 0)
         self.rank = int(env.get("RANK") or 0) if self.known_rank else 0
@@ -40,8 +46,6 @@ class ProcessIdentity:
         if by_mpi is not None and by_mpi != layout.mpi_rank(_environment_of(os.getppid())):
             self.known_rank = True
             self.rank, self.local_rank, _world_size = by_mpi
-        self.claimed = False
-        self.enabled = True  # False in a forked child, which is not the rank
 
     def path(self, kind: str) -> str:
         """Return the path of this process's "error", "stacks" or "collectives" file."""

@@ -73,6 +73,13 @@ class HeartbeatWriter:
         slot, self._view = self._view, memoryview(bytearray(self._view)).cast("q")
         slot[layout.PID] = 0
 
+    def begin_anew(self, rank: int) -> None:
+        """Count from now on: this process waited as a standby, and is a rank now. What it has imported is known."""
+        now = monotonic_ns()
+        self._view[layout.RANK] = rank
+        self._view[layout.HELLO_NS] = now
+        self._view[layout.PHASE] = now << layout.PHASE_BITS | layout.IMPORT
+
     def number(self, rank: int) -> None:
         """Set the rank, where it was not known at the start."""
         self._view[layout.RANK] = rank

@@ -41,7 +41,7 @@ class ExceptionReporter:
         self._load_log = load_log
         self._main_thread = get_ident()
         self._next_hook = sys.excepthook
-        self._reported = False
+        self._reported = self._caught = False
         self._stacks_fd = -1
         self._owns_fatal = False
         self._signals: list[int] = []
@@ -72,7 +72,10 @@ class ExceptionReporter:
 
     @quiet
     def catch_exceptions(self) -> None:
-        """Set the exception hook; after every sitecustomize, because some replace it without calling the one before."""
+        """Set the exception hook, once; after every sitecustomize, because some replace it without calling the one before."""
+        if self._caught:
+            return
+        self._caught = True
         self._next_hook = sys.excepthook
         sys.excepthook = self._on_exception
         atexit.register(self._at_exit)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .heartbeat import HeartbeatWriter
     from .load_log import LoadLog
     from .programs import ProgramRecognition
-    from .recorder import CollectiveRecorder
     from .resume_record import ResumeRecord
     from .save_log import SaveLog
     from .save_request import SaveRequests
@@ -42,20 +41,25 @@ class TorchHooks:
         save_requests: SaveRequests,
         save_log: SaveLog,
         programs: ProgramRecognition,
-        drill: DrillFault | ResumeRecord | None,
         spawned: SpawnedRanks,
-        collectives: CollectiveRecorder,
+        group_began: Callable[[], None],
     ) -> None:
         self._beat = beat
         self._load_log = load_log
         self._save_requests = save_requests
         self._save_log = save_log
         self._programs = programs
-        self._drill = drill
+        self._drill: DrillFault | ResumeRecord | None = None
         self._spawned = spawned
-        self._collectives = collectives
+        self._group_began = group_began
         self._agent_store = AgentStore()
         self._step_hooks: list[Any] = []  # the handles of our hooks on the optimizers' steps
+
+    def order(self, drill: DrillFault | ResumeRecord | None) -> None:
+        """Have a drill's part done before the optimizers' steps."""
+        self._drill = drill
+        if drill is not None and self._step_hooks:  # a standby has imported them
+            self._step_hooks.append(sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(drill.before_step))
 
     def table(self) -> dict[str, Callable[[Any], None]]:
         """Say what is done to which module."""
@@ -178,7 +182,7 @@ class TorchHooks:
                 leave(phase, _afterwards(phase, before) if complete else before)
                 if complete and phase == layout.INIT:
                     self._agent_store.group_made()
-                    self._collectives.start()
+                    self._group_began()
                 if find is not None and not saves:
                     self._load_log.note(find(args, kwargs), complete, via)
 
@@ -230,12 +234,14 @@ def _dcp_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class ImportWatcher:
-    """A finder for sys.meta_path that finds nothing itself, but lets a hook see a module right after it ran."""
+    """A finder for sys.meta_path that finds nothing itself, but lets a hook see a module right after it ran.
 
-    def __init__(self, table: dict[str, Callable[[Any], None]], on_import: Callable[[], None]) -> None:
-        """Take the hooks by module, and what to call at each module that is searched for."""
+    importing: called with the name of every module that is searched.
+    """
+
+    def __init__(self, table: dict[str, Callable[[Any], None]], importing: Callable[[str], None]) -> None:
         self._table = table
-        self._on_import = on_import
+        self._importing = importing
 
     def install(self) -> None:
         """Begin to watch. What is imported already (a .pth file can do that) is hooked at once."""
@@ -245,7 +251,7 @@ class ImportWatcher:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Give what the other finders find; pass over those of the old kind (find_module alone), as Python itself does since 3.12."""
-        self._on_import()
+        self._importing(name)
         if name not in self._table:
             return None
         for finder in sys.meta_path:

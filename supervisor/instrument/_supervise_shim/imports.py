@@ -1,0 +1,261 @@
+"""Records what a rank imported, and what its script had changed by then: what a standby may import in advance (docs/restarts.md).
+
+`imports-<local rank>.json` holds the imports that no library's import began, in order, with the state of the process at the start of each.
+The standby makes the same imports without the script. Where its own state differs from the recorded one, the script made the difference.
+So the rank need not know who changed what, and pays one comparison for each such import, until its first step.
+
+Libraries are modules below the interpreter's own directories; all others are the script's, and are only named.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _imp import source_hash
+from _signal import getsignal  # type: ignore[import-not-found]  # built in, as the one below
+from _thread import _count, get_ident
+from _warnings import filters  # the list that `warnings` has
+
+from .layout import quiet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from .claim import ProcessIdentity
+
+MOST_IMPORTS = 5000
+#: Packages of ours: a rank that imports one of them does so itself.
+OURS = ("_supervise_shim", "supervisor", "checkpointing", "health", "supervise_command")
+_SIGNALS = range(1, 65)
+
+
+def thread_count() -> int:
+    """Return how many threads Python itself has started, and run."""
+    return _count()
+
+
+class ProcessState:
+    """What a script can change and an import can see; compared field by field. Values of variables are kept as checksums only."""
+
+    __slots__ = ("cwd", "filters", "hooks", "logging", "path", "signals", "threads", "torch", "tracing", "variables")
+
+    def __init__(self) -> None:
+        self.variables = dict(os.environ._data)  # type: ignore[attr-defined]  # noqa: SLF001 - its bytes; decoding all costs 50 µs
+        self.path = list(sys.path)
+        self.hooks = [*map(id, sys.meta_path), 0, *map(id, sys.path_hooks)]
+        self.filters = list(getattr(sys.modules.get("warnings"), "filters", filters))
+        self.signals = [getsignal(number) for number in _SIGNALS]
+        self.threads = thread_count()
+        self.tracing = (sys.gettrace(), sys.getprofile())
+        self.cwd = os.getcwd()  # noqa: PTH109 - pathlib costs 5 ms of start-up
+        self.logging = _logging()
+        self.torch = _torch()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all is the same."""
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]  # it is compared only
+
+    def written(self, path0: str | None) -> dict[str, Any]:
+        """Return it as JSON takes it, the same in another process of the same state; `path0`: the script's entry in sys.path."""
+        path = self.path[1:] if path0 is not None and self.path[:1] == [path0] else self.path
+        return {
+            "variables": {os.fsdecode(name): source_hash(0, value).hex() for name, value in self.variables.items()},
+            "path": path,
+            "hooks": [getattr(one, "__name__", type(one).__name__) for one in (*sys.meta_path, *sys.path_hooks)],
+            "filters": [repr(one) for one in self.filters],
+            "signals": [number for number, handler in enumerate(self.signals, 1) if callable(handler) or handler == 1],
+            "threads": self.threads,
+            "tracing": [one is not None for one in self.tracing],
+            "cwd": self.cwd,
+            "logging": self.logging,
+            "torch": self.torch,
+        }
+
+
+class ImportRecord:
+    """The record of one rank. It follows imports from `begin` until the first step, and writes the file."""
+
+    def __init__(self, identity: ProcessIdentity) -> None:
+        self._identity = identity
+        self._main_thread = get_ident()
+        self._base: ProcessState | None = None
+        self._last: ProcessState | None = None  # None: nothing is followed
+        self._path0: str | None = None  # the entry that Python put in front of sys.path for the script
+        self._imports: list[tuple[str, dict[str, Any] | None]] = []  # the state: where it is not the one before
+        self._importing = ""
+        self._by_library = False
+        self._is_library = Libraries()
+        self._refused = ""
+        self._source = b""  # the record that a standby came from: it holds for its rank too
+
+    @quiet
+    def begin(self) -> None:
+        """Begin, when nothing of the script ran."""
+        if not self._source:
+            self._refused = unusual_start()
+            self._base = self._last = ProcessState()
+
+    def repeat(self, source: bytes) -> None:
+        """Write this record in place of an own one: in a standby, most imports came before the script."""
+        self._source = source
+
+    def importing(self, name: str) -> None:
+        """Note that an import begins. Called for every module that is not loaded, so the usual case returns at once."""
+        last = self._last
+        if last is None:
+            return
+        try:
+            outer = sys.modules.get(self._importing)
+            if getattr(getattr(outer, "__spec__", None), "_initializing", False):  # importlib's own mark of an import under way
+                if not self._by_library:
+                    self._by_library = self._is_library(outer)
+                if self._by_library:
+                    return
+            self._importing, self._by_library = name, False
+            if get_ident() == self._main_thread:
+                self._note(name, last)
+        except Exception as error:  # noqa: BLE001 - as layout.quiet, but the record must not pass for a complete one
+            self._refused, self._last = f"its imports could not be followed: {type(error).__name__}: {error}", None
+
+    def _note(self, name: str, last: ProcessState) -> None:
+        if len(self._imports) == MOST_IMPORTS:
+            raise OverflowError(MOST_IMPORTS)
+        now = ProcessState()
+        if not self._imports and self._base is not None and not getattr(sys.flags, "safe_path", False) and now.path[1:] == self._base.path:
+            self._path0 = now.path[0]
+        changed = now != last
+        self._imports.append((name, now.written(self._path0) if changed else None))
+        self._last = now
+
+    @quiet
+    def write(self, *, final: bool) -> None:
+        """Write the file; `final`: the rank made its first step, and no import is followed from here on."""
+        who = self._identity
+        if not (who.claimed and who.enabled) or (self._base is None and not self._source):
+            return
+        path = os.path.join(who.directory, f"imports-{who.local_rank}.json")  # noqa: PTH118 - pathlib costs 5 ms of start-up
+        if self._source:
+            text = self._source
+        else:
+            import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
+
+            text = json.dumps(self._content()).encode()
+        fd = os.open(path + ".half", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:  # noqa: PTH123 - see above
+            file.write(text)
+        os.rename(path + ".half", path)  # noqa: PTH104 - see above
+        if final:
+            self._last = None
+
+    def _content(self) -> dict[str, Any]:
+        main = sys.modules["__main__"]
+        path0 = self._path0
+        loaded = [name for name in list(sys.modules) if name != "__main__" and name.partition(".")[0] not in OURS]
+        self._is_library.leave_out([path0, *(os.environ.get("PYTHONPATH") or "").split(os.pathsep)])
+        modules: dict[str, list[Any]] = {}
+        files = [getattr(main, "__file__", None)]
+        for name in loaded:
+            module = sys.modules.get(name)
+            origin = origin_of(module)
+            library = self._is_library(module)
+            modules[name] = [origin, library]
+            if not library and os.path.isabs(origin):  # noqa: PTH117 - as above
+                files.append(origin)
+        return {
+            "v": 1,
+            "refused": self._refused,
+            "executable": sys.executable,
+            "version": sys.version,
+            "path0": path0,
+            "main_file": getattr(main, "__file__", None),
+            "modules": modules,
+            "base": None if self._base is None else self._base.written(None),
+            "imports": self._imports,
+            "files": stamps(files),
+            "directories": stamps(self._is_library.directories),
+        }
+
+
+class Libraries:
+    """Says which modules are of the interpreter's installation: the standard library, and what was installed beside it."""
+
+    def __init__(self) -> None:
+        self.directories = library_directories()
+        self._below = tuple(os.path.join(one, "") for one in self.directories)  # noqa: PTH118 - as above
+        self._not_below: tuple[str, ...] = ()
+
+    def leave_out(self, folders: Iterable[str | None]) -> None:
+        """Take no module for a library's that lies in one of the script's folders, where that is itself in an installation."""
+        mine = [os.path.join(os.path.realpath(one), "") for one in folders if one]  # noqa: PTH118 - as above
+        self._not_below = tuple(one for one in mine if one.startswith(self._below) and one not in self._below)
+
+    def __call__(self, module: Any) -> bool:  # noqa: ANN401 - what stands in sys.modules may be anything
+        """Whether it is a library's module."""
+        origin = origin_of(module)
+        if not origin:
+            return False
+        if origin in ("built-in", "frozen"):
+            return True
+        return origin.startswith(self._below) and not (self._not_below and origin.startswith(self._not_below))
+
+
+def library_directories() -> list[str]:
+    """Return the directories of the standard library and of the installed packages."""
+    site: Any = sys.modules.get("site")
+    found = [os.path.dirname(os.__file__)]  # noqa: PTH120 - as above
+    if site is not None:
+        found += site.getsitepackages()
+        if site.ENABLE_USER_SITE:
+            found.append(site.getusersitepackages())
+    both = [form for one in found for form in (one, os.path.realpath(one))]
+    return [one for one in dict.fromkeys(both) if os.path.isdir(one)]  # noqa: PTH112 - as above
+
+
+def origin_of(module: Any) -> str:  # noqa: ANN401 - as above
+    """Return where a module came from: a path, "built-in", "frozen", or "" where that is unknown."""
+    spec = getattr(module, "__spec__", None)
+    origin = getattr(spec, "origin", None) or getattr(module, "__file__", None)
+    return origin if isinstance(origin, str) else ""
+
+
+def stamps(paths: Iterable[str | None]) -> dict[str, list[int] | None]:
+    """Return size, inode and modification time of files; None for what is not there."""
+    found: dict[str, list[int] | None] = {}
+    for path in paths:
+        if path:
+            try:
+                stat = os.stat(path)  # noqa: PTH116 - as above
+                found[path] = [stat.st_size, stat.st_ino, stat.st_mtime_ns]
+            except OSError:
+                found[path] = None
+    return found
+
+
+def unusual_start() -> str:
+    """Return what makes every standby of this command too different from a rank, "" for nothing."""
+    for name in ("sitecustomize", "usercustomize"):
+        if name in sys.modules:
+            return f"a {name} of yours runs before the script"
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        return "a debugger, a coverage tool or a profiler is attached"
+    if sys.flags.inspect or sys.flags.interactive or sys.flags.no_site or sys.flags.verbose or "importtime" in sys._xoptions:  # noqa: SLF001
+        return "the interpreter runs with -i, -v or -X importtime"
+    return ""
+
+
+def _logging() -> list[Any]:
+    root = getattr(sys.modules.get("logging"), "root", None)
+    return [] if root is None else [root.level, len(root.handlers)]
+
+
+def _torch() -> list[str]:
+    """Return torch's defaults for what an import may create; nothing before torch is imported."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or getattr(torch.__spec__, "_initializing", False):
+        return []
+    device = getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)
+    return [str(torch.get_default_dtype()), str(device), str(torch.is_grad_enabled())]

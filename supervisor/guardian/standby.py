@@ -157,6 +157,7 @@ class Standby:
             self.drop()
             return False
         self._sock.close()
+        self._state, self._process = GONE, None  # it is a rank now: `drop` leaves it alone
         return True
 
     def _why_not(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Mapping[int, int], deadline_s: float) -> str:
@@ -194,10 +195,9 @@ class Standby:
         return packet[1:].decode("utf-8", "replace") or "it ended at the hand-over"
 
     def drop(self) -> None:
-        """End it: kill it, and reap it where that is done within KILLED_S."""
+        """End it, unless it is a rank by now: kill it, and reap it where that takes no longer than KILLED_S."""
         self._sock.close()
-        if self._state != GONE:
-            self._state = GONE
+        self._state = GONE
         if self._process is None or _reaped(self.pid):
             return
         killing.send(self._process, signal.SIGKILL)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from supervisor.guardian.standby import GONE, PREPARING, Standby, StartFacts, environment, pair
+from supervisor.guardian.standby import PREPARING, Standby, StartFacts, environment, pair
 from supervisor.observe.ranks import heartbeats
 from tests.support.waiting import wait_for
 
@@ -63,8 +63,13 @@ class Ranks:
     def cold(self, *args: str, attempt: int = 1, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
         """Run a rank cold; returns exit code, output, errors."""
         with self._files(attempt) as (out, err):
-            process = subprocess.Popen(
-                [sys.executable, *args], env=env or self.env(attempt), stdout=out, stderr=err, cwd=cwd or self.folder, start_new_session=True
+            process = subprocess.Popen(  # noqa: S603 - as below
+                [sys.executable, *args],
+                env=env or self.env(attempt),
+                stdout=out,
+                stderr=err,
+                cwd=cwd or self.folder,
+                start_new_session=True,
             )
             self.processes.append(process)
         return process.wait(100), *self.outputs(attempt)
@@ -74,7 +79,7 @@ class Ranks:
         argv, given = [sys.executable, *args], dict(env or self.env(attempt))
         ours, theirs = pair()
         with theirs:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter
                 argv,
                 env=environment(given, theirs.fileno(), str(self.record(attempt))),
                 pass_fds=[theirs.fileno()],
@@ -121,7 +126,7 @@ class Ranks:
 
     def close(self) -> None:
         """End all that was started."""
-        if self.standby is not None and self.standby.poll() != GONE:
+        if self.standby is not None:
             self.standby.drop()
         for process in self.processes:
             with suppress(OSError):

@@ -66,7 +66,7 @@ class Instrumentation:
         if self._identity.known_rank:
             self._claim()
         os.register_at_fork(after_in_child=self._disable)
-        self._hooks.order(ordered(self._identity, self._beat))
+        self._hooks.begin(ordered(self._identity, self._beat))
 
     def stand_in(self, directory: str, mode: str) -> None:
         """Become the rank of an attempt that began after this process was started as a standby."""

@@ -19,10 +19,14 @@ class AgentStore:
     """Wraps how torch makes a store. Nothing is changed where no agent serves one."""
 
     def __init__(self) -> None:
-        served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        self._port = os.environ.get("MASTER_PORT", "") if served else ""  # of the agent's: the script may change the variable
         self._made_for = 0
         self._groups = {}  # type: dict[int, int] # process groups that were made by the agent's store, by their number of ranks
+        self.identify()
+
+    def identify(self) -> None:
+        """Read from the environment where the agent serves; a standby does so again when it becomes a rank."""
+        served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        self._port = os.environ.get("MASTER_PORT", "") if served else ""  # of the agent's: the script may change the variable
 
     def watch(self, module: Any) -> None:
         """Wrap the function of torch.distributed.rendezvous that makes a store for tcp:// and env://."""

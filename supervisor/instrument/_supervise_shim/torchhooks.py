@@ -55,8 +55,9 @@ class TorchHooks:
         self._agent_store = AgentStore()
         self._step_hooks: list[Any] = []  # the handles of our hooks on the optimizers' steps
 
-    def order(self, drill: DrillFault | ResumeRecord | None) -> None:
-        """Have a drill's part done before the optimizers' steps."""
+    def begin(self, drill: DrillFault | ResumeRecord | None) -> None:
+        """Take what this attempt brings: the agent's store, and a drill's part before the optimizers' steps."""
+        self._agent_store.identify()
         self._drill = drill
         if drill is not None and self._step_hooks:  # a standby has imported them
             self._step_hooks.append(sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(drill.before_step))

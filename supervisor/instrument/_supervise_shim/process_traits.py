@@ -12,45 +12,43 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .standby import StandbyOrder
-
 LOW_FDS = 200  # as report.LOW_FDS, and above its descriptor: every number is free that is free in a cold start
 MOST_OUTPUT_BYTES = 256 * 1024
 
 
 class Priority:
-    """The lowest priority that this process may take back by itself."""
+    """The lowest priority that this process may take back by itself. `nice`, `oom`: the values to return to, "" while they are in force."""
 
-    def __init__(self, order: StandbyOrder) -> None:
-        self._order = order
+    def __init__(self, nice: str, oom: str) -> None:
+        self.nice = nice
+        self.oom = oom
 
     @quiet
     def lower(self) -> None:
         """Lower it, but for what was lowered before this process started anew."""
-        order = self._order
-        if not order.oom:
-            order.oom = quiet(_swap_oom_score)("1000") or "-"
-        if order.nice:
+        if not self.oom:
+            self.oom = quiet(_swap_oom_score)("1000") or "-"
+        if self.nice:
             return
-        order.nice = "-"
+        self.nice = "-"
         before = os.getpriority(os.PRIO_PROCESS, 0)
         if _can_return(before):
             os.setpriority(os.PRIO_PROCESS, 0, 19)
-            order.nice = str(before)
+            self.nice = str(before)
         elif os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # every process may go there and back
-            order.nice = "batch"
+            self.nice = "batch"
 
     def restore(self) -> str:
         """Take it back, in every thread; return why that failed, or ""."""
         try:
             for task in [int(name) for name in os.listdir("/proc/self/task")]:
-                if self._order.nice == "batch":
+                if self.nice == "batch":
                     os.sched_setscheduler(task, os.SCHED_OTHER, os.sched_param(0))
-                elif self._order.nice != "-":
-                    os.setpriority(os.PRIO_PROCESS, task, int(self._order.nice))
-            if self._order.oom != "-":
-                _swap_oom_score(self._order.oom)
+                elif self.nice != "-":
+                    os.setpriority(os.PRIO_PROCESS, task, int(self.nice))
+            if self.oom != "-":
+                _swap_oom_score(self.oom)
         except OSError as error:
             return f"its priority cannot be taken back: {error}"
         return ""

@@ -38,12 +38,12 @@ class StandbyOrder:
     def __init__(self, text: str) -> None:
         fd, nice, oom, left, self.path = text.split("|", 4)
         self.fd = int(fd)
-        self.nice, self.oom = nice, oom
+        self.priority = Priority(nice, oom)
         self.left = [name for name in left.split(",") if name]
 
     def written(self, fd: int) -> str:
         """Return it as the variable's text."""
-        return f"{fd}|{self.nice}|{self.oom}|{','.join(self.left)}|{self.path}"
+        return f"{fd}|{self.priority.nice}|{self.priority.oom}|{','.join(self.left)}|{self.path}"
 
 
 def wait(folder: str, make: Callable[[bytes], Any]) -> Any:  # noqa: ANN401 - the Instrumentation, which imports this module
@@ -65,8 +65,7 @@ class WaitingProcess:
         if self._order.fd != self._fd:
             os.close(self._order.fd)
         self._outputs = [capture(number) for number in (1, 2)]
-        self._priority = Priority(self._order)
-        self._priority.lower()
+        self._order.priority.lower()
         # as in the rank when the script begins
         os.environ.pop("SUPERVISE_JOB_LINEBUF", None)
         leave_environment(folder)
@@ -156,7 +155,7 @@ class WaitingProcess:
     def _take_over(self, record: dict[str, Any], title: Title, fixed: int) -> None:
         """Wait for the hand-over, and become the rank."""
         message, fds = self._receive()
-        why = _changed(record) or self._priority.restore()
+        why = _changed(record) or self._order.priority.restore()
         if why:
             os.write(self._fd, b"N" + why[:MOST_WORDS].encode("utf-8", "replace"))
             os._exit(0)

@@ -49,6 +49,8 @@ OWN_SIGNAL_S = 1.0
 _SAVES_OF_A_TRAINING = 2
 #: Verdicts about a rank that does not come: what the looks showed of it belongs to them.
 OF_HANGS = frozenset({Cause.HANG_NO_ERROR, Cause.NCCL_TIMEOUT, Cause.GLOO_ERROR})
+#: Exceptions of an import, or of a file that is no Python.
+_OF_IMPORTS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"})
 #: In the list of deaths, the launcher itself: it ended before any rank did.
 NO_RANK = -1
 
@@ -297,8 +299,10 @@ def _beats(state: JobState, verdict: Verdict, name: str) -> list[int]:
 def before_first_step(state: JobState, t: float, verdict: Verdict, facts: dict[str, str]) -> bool:
     """Whether it is proven that the culprit never made a training step in this attempt; UNKNOWN proves nothing.
 
-    `facts` are the culprit's own last heartbeat. A process that never loaded torch may train with something else: it is believed to be
-    still importing only for `start_window_s`, from when the ranks were started: the nodes may have waited long for each other.
+    `facts` are the culprit's own last heartbeat. An optimizer that was made and has not stepped proves it. Without one it may be a script
+    that trains with a rule of its own, evaluates or plays: nothing is proven once more than imports ran (a process group, data, an
+    evaluation, a checkpoint), or after `start_window_s`, from when the ranks were started: the nodes may have waited long for each other.
+    A failed import proves it at any time: no second try finds what is not installed.
     """
     if not state.attempt.world_size and verdict.rank is None:
         return True  # the launcher never came as far as a rank
@@ -306,7 +310,9 @@ def before_first_step(state: JobState, t: float, verdict: Verdict, facts: dict[s
         return False
     if Phase(facts["phase"]) not in BEFORE_FIRST_STEP:
         return False
-    return facts.get("torch") == "loaded" or t - (state.attempt.started_t or state.attempt.began_t) <= state.run.policy.start_window_s
+    if "optimizer" in facts or dict(verdict.facts).get("exception") in _OF_IMPORTS:
+        return True
+    return "ran" not in facts and t - (state.attempt.started_t or state.attempt.began_t) <= state.run.policy.start_window_s
 
 
 def _has_saved(state: JobState) -> bool:

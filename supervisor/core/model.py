@@ -390,7 +390,8 @@ class Failure:
     attempt was given, "" for none. loading: it failed while that was being read. progressed_since: after this failure the run set a new
     highest step, or a checkpoint of one was verified. passed_since: after it the run trained more than `same_place_steps` past the failed
     step, or such a checkpoint was verified; the same failure there is then no repetition. changed: the plan that answered it changed the
-    job. counted: its steps since the attempt began from scratch, None where it is not known to have.
+    job. counted: its steps since the attempt began from scratch, None where it is not known to have. lasted_s: from the start of the
+    attempt's ranks to the failure, None where it is unknown.
     """
 
     attempt: int
@@ -408,6 +409,7 @@ class Failure:
     passed_since: bool = False
     changed: bool = False
     counted: int | None = None
+    lasted_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +444,7 @@ class Policy:
     intensity: int = 3
     period_s: float = 3600.0
     same_place_steps: int = 10
-    start_window_s: float = 120.0  # a rank that never loaded torch is believed to be still importing for this long
+    start_window_s: float = 120.0  # a rank without an optimizer, in which nothing else ran, is believed to be still importing for this long
     select_deadline_s: float = 1200.0  # beyond what reading the largest checkpoints may take (checkpointing.select.LIMIT_S)
     peer_deadline_s: float = 120.0  # how long a node waits for the decision of the one whose rank failed
     nodes: int = 1

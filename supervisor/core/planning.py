@@ -87,6 +87,7 @@ def situation(
         loading=place.phase is Phase.LOAD,
         phase=place.phase,
         counted=place.counted,
+        lasted_s=None if state.attempt.started_t is None else (state.attempt.over_t or t) - state.attempt.started_t,
         recurrences=dict(state.run.recurrences).get(verdict.fingerprint, 0),
         programs=state.run.programs,
         batchnorm=state.run.batchnorm,

@@ -125,8 +125,7 @@ def beats(path: Path) -> tuple[Evidence, ...]:
         found.append(Evidence("heartbeat", "steps", str(max(beat.steps, 0)), rank=beat.rank))
         if beat.step is not None:
             found.append(Evidence("heartbeat", "step", str(beat.step), rank=beat.rank))
-        if beat.torch_loaded:
-            found.append(Evidence("heartbeat", "torch", "loaded", rank=beat.rank))
+        found += _beyond_imports(beat.rank, optimizer=beat.optimizer_made, ran=beat.ran)
     return tuple(found)
 
 
@@ -178,8 +177,15 @@ def _as_a_beat(error: error_files.ErrorReport) -> Iterable[Evidence]:
     yield Evidence("heartbeat", "steps", str(max(error.steps, 0)), rank=error.rank)
     if error.step is not None:
         yield Evidence("heartbeat", "step", str(error.step), rank=error.rank)
-    if error.torch:
-        yield Evidence("heartbeat", "torch", "loaded", rank=error.rank)
+    yield from _beyond_imports(error.rank, optimizer=error.optimizer, ran=error.ran)
+
+
+def _beyond_imports(rank: int | None, *, optimizer: bool, ran: bool) -> Iterable[Evidence]:
+    """Yield what shows how far a rank without a step came."""
+    if optimizer:
+        yield Evidence("heartbeat", "optimizer", "made", rank=rank)
+    if ran:
+        yield Evidence("heartbeat", "ran", "more than imports", rank=rank)
 
 
 def of_launcher(facts: Iterable[Evidence], found: Iterable[Evidence]) -> tuple[Evidence, ...]:

@@ -12,7 +12,7 @@ from supervisor.core.model import Cause
 GUARDS = ("within_cap", "recurring")
 LAST = "restart_within_budget"
 
-_PROGRAM = (*GUARDS, "own_code_before_first_step", "same_place", LAST)
+_PROGRAM = (*GUARDS, "own_code_before_first_step", "same_place", "own_code_at_once", LAST)
 _UNSYNCED = (*GUARDS, "name_unsynced", "unsynced", "own_code_before_first_step", "same_place", LAST)
 _HOST_MEMORY = (*GUARDS, "halve_workers", "exhausted", "same_place", LAST)
 _TRANSPORTS = ("p2p_disable", "ib_disable", "shm_disable")

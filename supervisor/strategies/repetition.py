@@ -14,7 +14,7 @@ from supervisor.core import budget
 from supervisor.core.model import Cause, Plan, PlanKind
 from supervisor.strategies import consent
 from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import cause_remedy, exit_code_after, memory_text
+from supervisor.strategies.situation import cause_remedy, exit_code_after, exit_code_of, memory_text
 
 if TYPE_CHECKING:
     from supervisor.core.model import Failure
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 #: Causes that show themselves as a job in which nothing moves.
 HANGS = frozenset({Cause.NCCL_TIMEOUT, Cause.HANG_NO_ERROR})
+#: An attempt that failed so soon after the start of its ranks did so at once.
+AT_ONCE_S = 10.0
+#: An attempt that ran so many times as long as another one got further than it, even if no step shows that.
+LONGER = 1.5
 #: What a rung that restarts has tried, in words.
 TRIED = {
     "restart_within_budget": "a plain restart",
@@ -95,7 +99,8 @@ def same_place(situation: Situation) -> Plan | None:
     *Same place*: same fingerprint, and absolute steps within `same_place_steps`, or both proven to be before the first step. Of attempts
     that began from scratch the counted steps do as well. An unknown step on either side proves nothing, and the budget decides. Forty
     equal restarts in a night are what this rule is for (NVIDIA/Megatron-LM #5281). A failure while a checkpoint is read is a failure at
-    that checkpoint: with another one it is another place.
+    that checkpoint: with another one it is another place. Where neither attempt shows a step (a script that only evaluates), the same
+    exception at the same line counts, unless this attempt ran on for much longer.
     """
     since = takewhile(lambda f: not _counted_past(situation, f), reversed(situation.failures))
     twin = next((f for f in since if _same_place(situation, f)), None)
@@ -114,7 +119,11 @@ def same_place(situation: Situation) -> Plan | None:
 def _place_text(failed: Situation | Failure) -> str:
     if failed.before_first_step:
         return "before its first step"
-    return f"at step {failed.step}" if failed.step is not None else f"{failed.counted} steps after it began from scratch"
+    if failed.step is not None:
+        return f"at step {failed.step}"
+    if failed.counted is not None:
+        return f"{failed.counted} steps after it began from scratch"
+    return f"{failed.lasted_s or 0:.0f} s after the start of its ranks"
 
 
 def _same_place(situation: Situation, past: Failure) -> bool:
@@ -123,7 +132,47 @@ def _same_place(situation: Situation, past: Failure) -> bool:
     if situation.before_first_step and past.before_first_step:
         return not _read_another_checkpoint(situation, past)
     further = _steps_further(situation, past)
-    return further is not None and abs(further) <= situation.policy.same_place_steps
+    if further is None:
+        return _same_line(situation, past)
+    return abs(further) <= situation.policy.same_place_steps
+
+
+def _same_line(situation: Situation, past: Failure) -> bool:
+    """Whether both raised the same at one line of the program (the fingerprint has it), both without a step, this one not much later."""
+    stepless = _is_stepless(situation) and _is_stepless(past) and not past.progressed_since and not past.changed
+    return stepless and bool(situation.fact("file")) and not situation.verdict.transient and not _ran_longer(situation, past)
+
+
+def _is_stepless(failed: Situation | Failure) -> bool:
+    return failed.step is None and failed.counted is None and not failed.before_first_step
+
+
+def _ran_longer(situation: Situation, past: Failure) -> bool:
+    """Whether this attempt ran so much longer that it got further; also where that is not known."""
+    if situation.lasted_s is None or past.lasted_s is None:
+        return True
+    return situation.lasted_s > LONGER * past.lasted_s + AT_ONCE_S
+
+
+def own_code_at_once(situation: Situation) -> Plan | None:
+    """Stop with the program's own exit code where it left with it at once, twice in a row: that is an answer, and no accident."""
+    first, past = situation.first, situation.failures[-1] if situation.failures else None
+    if past is None or first is None or first.code is None or situation.verdict.transient or situation.fact("file"):
+        return None
+    equal = past.fingerprint == situation.verdict.fingerprint and _is_stepless(situation) and _is_stepless(past)
+    if not equal or past.progressed_since or past.changed or not (_at_once(situation) and _at_once(past)):
+        return None
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"attempt {past.attempt} ended with the same exit code within {AT_ONCE_S:.0f} s too: it is the program's own answer",
+        next_rung="see what the code means to the program, then start again",
+        strategy="own_code_at_once",
+        exit_code=exit_code_of(first),
+    )
+
+
+def _at_once(failed: Situation | Failure) -> bool:
+    return failed.lasted_s is not None and failed.lasted_s < AT_ONCE_S
 
 
 def _counted_past(situation: Situation, past: Failure) -> bool:
@@ -187,5 +236,6 @@ def _budget_spent(situation: Situation, why: str) -> Plan:
 RUNGS = (
     Rung("exhausted", exhausted, "stop (65): nothing that would make the next attempt differ is left or enabled"),
     Rung("same_place", same_place, "stop (65; 124 where it hangs): the same failure at the same place, no progress between"),
+    Rung("own_code_at_once", own_code_at_once, "stop with the program's own code: it left with it within 10 s, twice in a row"),
     Rung("restart_within_budget", restart_within_budget, "restart with backoff, within the budget of the cause's family"),
 )

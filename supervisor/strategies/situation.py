@@ -38,6 +38,7 @@ class Situation:
     failures: the newest earlier ones of this run, oldest first; failed: how many there were in all. attempts: started in this run, for
     whatever reason, this one included. step: absolute step at the failure, None if unknown. counted: steps since
     the attempt began from scratch, None where it is not known to have. before_first_step: proven, never assumed. jitter: uniform in [0, 1).
+    lasted_s: from the start of the ranks to the failure, None if unknown.
 
     knobs: all that were found, with their current values; `enabled` returns those that a plan may set. ranks: of this node (0: unknown), of
     world_size in all. gpus: of this node, in CUDA's order; gpu: UUID of the culprit's, "" if unknown. verified: checkpoints that are good
@@ -73,6 +74,7 @@ class Situation:
     loading: bool = False
     phase: Phase = Phase.UNKNOWN
     counted: int | None = None
+    lasted_s: float | None = None
     recurrences: int = 0
     programs: tuple[str, ...] = ()
     batchnorm: bool = False
@@ -130,6 +132,7 @@ class Situation:
             loading=self.loading,
             changed=changes(plan),
             counted=self.counted,
+            lasted_s=self.lasted_s,
         )
 
     def again(self, plan: Plan) -> Situation:

@@ -136,6 +136,52 @@ def test_a_ranks_own_code_under_torchrun_comes_out_up_to_63_and_else_as_1(superv
     assert run.attempts() == 1
 
 
+#: Neither has an optimizer, so no step of them is ever seen.
+EVALUATES = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for number in range(40):
+    dist.all_reduce(torch.ones(1))
+    if {when}:
+        {end}
+dist.destroy_process_group()
+"""
+OWN_RULE = """
+import torch
+weight = torch.ones(4, requires_grad=True)
+for number in range(40):
+    (weight * weight).sum().backward()
+    weight.data -= 0.1 * weight.grad
+    if {when}:
+        {end}
+"""
+ONCE = "number == 30 and not os.path.exists('again')"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [EVALUATES, OWN_RULE], ids=["evaluates", "rule"])
+def test_a_script_without_an_optimizer_gets_one_restart_and_the_same_exception_again_is_its_last(
+    supervise: Callable[..., Supervised], tmp_path: Path, script: str
+) -> None:
+    job = tmp_path / "train.py"
+    job.write_text(script.format(when="number == 30", end="raise ValueError('bad row')"))
+    run = supervise(*TORCHRUN, str(job), SUPERVISE_RESTART_BACKOFF_BASE_S="0")
+    assert run.exit_code(deadline_s=120) == 65
+    assert run.attempts() == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["raise ValueError('bad row')", "sys.exit(3)"], ids=["raises", "leaves"])
+def test_what_fails_once_without_an_optimizer_is_restarted_and_ends_well(
+    supervise: Callable[..., Supervised], tmp_path: Path, end: str
+) -> None:
+    job = tmp_path / "train.py"
+    job.write_text(EVALUATES.format(when=ONCE, end=f"open('again', 'w').close(); {end}"))
+    run = supervise(*TORCHRUN, str(job), SUPERVISE_RESTART_BACKOFF_BASE_S="0")
+    assert run.exit_code(deadline_s=120) == 0
+    assert run.attempts() == 2
+
+
 @pytest.mark.bench
 def test_an_import_error_at_the_start_of_a_plain_script_is_reported_within_three_seconds(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*PLAIN, "--pids=pids", "--fail-rank=0", "--fail-how=import-error")

@@ -67,10 +67,10 @@ def test_who_empties_the_directory_in_memory_costs_no_more_than_the_heartbeats(
 def test_a_start_that_failed_early_is_not_what_the_next_one_goes_on_with(supervise: Callable[..., Supervised]) -> None:
     job = ["sh", "-c", "exit 42"]  # without heartbeats nobody knows whether it is at its beginning
     spent = supervise(*job, SUPERVISE_RESTART_BACKOFF_BASE_S="0")
-    assert spent.exit_code() == 65
+    assert spent.exit_code() == 42
     assert supervise(*job, SUPERVISE_ALERTS_WEBHOOK_URL="gopher://nowhere").exit_code() == 78
     fresh = supervise(*job, SUPERVISE_RESTART_BACKOFF_BASE_S="0")
-    assert fresh.exit_code() == 65
+    assert fresh.exit_code() == 42
     assert "goes on with" not in fresh.stderr
     assert "restarting as attempt 2" in fresh.stderr
 

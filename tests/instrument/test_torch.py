@@ -121,6 +121,27 @@ def test_an_exception_that_comes_out_of_a_load_is_one_while_loading(attempt: Att
     (error,) = attempt.errors().errors
     (beat,) = attempt.beats()
     assert (error.phase, beat.phase) == (phase, phase), error.traceback
+    assert (error.optimizer, error.ran) == (beat.optimizer_made, beat.ran) == (False, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("layer(torch.ones(1))", (False, False)),
+        ("layer.eval()", (False, True)),
+        ("list(torch.utils.data.DataLoader([1]))", (False, True)),
+        ("torch.save({}, 'a.pt')", (False, True)),
+        ("torch.optim.SGD(layer.parameters(), lr=0.1)", (True, False)),
+    ],
+)
+def test_what_shows_that_a_script_is_beyond_its_imports(attempt: Attempt, tmp_path: Path, line: str, shown: tuple[bool, bool]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import torch\nlayer = torch.nn.Linear(1, 1)\n{line}\n{line}\n")
+    done = attempt.run(str(script), env=attempt.env(RANK="0"), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    (beat,) = attempt.beats()
+    assert (beat.optimizer_made, beat.ran) == shown
 
 
 COMPILED = """

@@ -74,7 +74,7 @@ ENDED = RankExit(0, 70, 100 * FOLLOWS_NS, code=1)
 
 def _raised(directory: Path, pid: int, at_ns: int, kind: str = "builtins.ModuleNotFoundError", phase: str = "import") -> None:
     row = {"v": 1, "pid": pid, "start_ticks": 5, "rank": None, "local_rank": None, "exc_type": kind, "message": "m", "traceback": "t"}
-    row |= {"phase": phase, "steps": 0, "step": None, "torch": True, "t_ns": at_ns, "wall": 1.0}
+    row |= {"phase": phase, "steps": 0, "step": None, "optimizer": True, "ran": True, "t_ns": at_ns, "wall": 1.0}
     (directory / f"error-unclaimed-{pid}.json").write_text(json.dumps(row))
 
 
@@ -90,7 +90,8 @@ def test_the_program_that_a_command_ended_with_is_its_rank_and_has_its_phase(tmp
         ("exception", "ModuleNotFoundError: m", 0),
         ("phase", "import", 0),
         ("steps", "0", 0),
-        ("torch", "loaded", 0),
+        ("optimizer", "made", 0),
+        ("ran", "more than imports", 0),
         ("exception", "subprocess.CalledProcessError: m", None),
     }
 

@@ -147,9 +147,12 @@ class World:
         if "says" in row:
             raised = Evidence("error_file", "exception", row["says"], rank, self.t - 0.1)
             facts = [fact for fact in facts if fact.claim is None] + [raised, *claims(raised, CATALOGUE)]
+        if "line" in row:
+            trace = f'  File "/home/me/train.py", line {row["line"]}, in main\n    raise'
+            facts.append(Evidence("error_file", "traceback", trace, rank, self.t - 0.1))
         facts += of_network(row)
         if "phase" in row:
-            facts += [Evidence("heartbeat", "phase", row["phase"], rank=rank), Evidence("heartbeat", "torch", "loaded", rank=rank)]
+            facts += [Evidence("heartbeat", "phase", row["phase"], rank=rank), Evidence("heartbeat", "optimizer", "made", rank=rank)]
         if "step" in row:
             facts.append(Evidence("heartbeat", "step", str(row["step"]), rank=rank))
         if "counted" in row:

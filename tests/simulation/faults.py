@@ -266,10 +266,10 @@ def evidence(strike: Strike, t: float, seen: tuple[Evidence, ...]) -> tuple[Evid
 
 
 def heartbeat(strike: Strike, step: int | None, steps: int) -> tuple[Evidence, ...]:
-    """Return the culprit's last heartbeat: its phase, that torch is loaded, the absolute step, else a count."""
+    """Return the culprit's last heartbeat: its phase, that an optimizer was made, the absolute step, else a count."""
     rank = strike.rank
     counted = ("step", str(step)) if step is not None else ("steps", str(steps))
-    found = [Evidence("heartbeat", "phase", strike.phase.value, rank), Evidence("heartbeat", "torch", "loaded", rank)]
+    found = [Evidence("heartbeat", "phase", strike.phase.value, rank), Evidence("heartbeat", "optimizer", "made", rank)]
     if steps > 0:
         found.append(Evidence("heartbeat", counted[0], counted[1], rank))
     return tuple(found)

@@ -109,6 +109,16 @@ class HeartbeatWriter:
         return bool(self._view[layout.FLAGS] & layout.FLAG_AUTOGRAD)
 
     @property
+    def optimizer_made(self) -> bool:
+        """Whether this process has made an optimizer of torch's."""
+        return bool(self._view[layout.FLAGS] & layout.FLAG_OPTIMIZER)
+
+    @property
+    def ran(self) -> bool:
+        """Whether more than imports ran in this process."""
+        return bool(self._view[layout.FLAGS] & layout.FLAG_RAN)
+
+    @property
     def steps(self) -> int:
         """Training steps seen in this process."""
         return self._steps

@@ -138,7 +138,8 @@ class ExceptionReporter:
             "phase": self._beat.phase,
             "steps": self._beat.steps,
             "step": self._beat.step,
-            "torch": self._beat.torch_loaded,
+            "optimizer": self._beat.optimizer_made,
+            "ran": self._beat.ran,
             "t_ns": monotonic_ns(),
             "wall": time(),
         }

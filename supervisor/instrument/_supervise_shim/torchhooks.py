@@ -67,6 +67,8 @@ class TorchHooks:
         return {
             "torch.optim.optimizer": self._optimizers,
             "torch.autograd": self._autograd,
+            "torch.nn.modules.module": self._modules,
+            "torch.utils.data.dataloader": self._data,
             "torch.serialization": self._serialization,
             "torch.distributed.constants": lengthen_timeouts,
             "torch.distributed.distributed_c10d": self._process_groups,
@@ -87,6 +89,17 @@ class TorchHooks:
     def _optimizers(self, module: Any) -> None:
         self._hook_steps(module)
         self._beat.flag(layout.FLAG_OPTIM)
+        _once(module.Optimizer, "__init__", lambda: self._beat.flag(layout.FLAG_OPTIMIZER))
+
+    def _modules(self, module: Any) -> None:
+        """See the first evaluation: what only evaluates makes no optimizer."""
+        _once(module.Module, "eval", self._ran)
+
+    def _data(self, module: Any) -> None:
+        _once(module.DataLoader, "__iter__", self._ran)
+
+    def _ran(self) -> None:
+        self._beat.flag(layout.FLAG_RAN)
 
     def _hook_steps(self, module: Any) -> None:
         self._step_hooks = [module.register_optimizer_step_post_hook(self._beat.on_step)]
@@ -99,15 +112,7 @@ class TorchHooks:
         Both backward() and grad() go through this one; where it is missing (it is private), backward() has to do.
         """
         name = "_engine_run_backward" if hasattr(module, "_engine_run_backward") else "backward"
-        inner = getattr(module, name)
-
-        def once(*args: Any, **kwargs: Any) -> Any:
-            if getattr(module, name) is once:
-                setattr(module, name, inner)
-                self._beat.saw_backward()
-            return inner(*args, **kwargs)
-
-        setattr(module, name, once)
+        _once(module, name, self._beat.saw_backward)
         self._beat.flag(layout.FLAG_AUTOGRAD)
 
     def _serialization(self, module: Any) -> None:
@@ -181,6 +186,8 @@ class TorchHooks:
                 if saves:
                     self._ended(token, result, well=complete)
                 leave(phase, _afterwards(phase, before) if complete else before)
+                if complete:
+                    self._ran()
                 if complete and phase == layout.INIT:
                     self._agent_store.group_made()
                     self._group_began()
@@ -201,6 +208,20 @@ class TorchHooks:
     def _over(self, token: tuple[int, str] | None, *, well: bool) -> None:
         self._save_log.ended(token, well=well)
         self._save_requests.ended(well=well)
+
+
+def _once(owner: Any, name: str, seen: Callable[[], None]) -> None:
+    """Have `seen` called at the first call of a function of `owner`; then all is as it was."""
+    inner = getattr(owner, name)
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        if getattr(owner, name) is wrapped:
+            setattr(owner, name, inner)
+            quiet(seen)()
+        return inner(*args, **kwargs)
+
+    wrapped = _like(inner, once)
+    setattr(owner, name, wrapped)
 
 
 def lengthen_timeouts(module: Any) -> None:

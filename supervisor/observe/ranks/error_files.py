@@ -33,7 +33,7 @@ class ErrorReport:
 
     `local_rank` and `rank` are None for a process that was not known to be a rank: a launcher, a helper, or a rank under `bash
     run.sh` that had not trained yet. `step` is absolute, None where unknown; `steps` were counted. `t_ns` is CLOCK_MONOTONIC, `wall`
-    Unix seconds. `torch`: it had loaded torch.
+    Unix seconds. `optimizer` and `ran`: as in RankHeartbeat.
     """
 
     path: str
@@ -49,7 +49,8 @@ class ErrorReport:
     steps: int
     t_ns: int
     wall: float
-    torch: bool = False
+    optimizer: bool = False
+    ran: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,8 @@ def _report(path: Path) -> ErrorReport:
         steps=int(row["steps"]),
         t_ns=int(row["t_ns"]),
         wall=float(row["wall"]),
-        torch=row.get("torch") is True,
+        optimizer=row.get("optimizer") is True,
+        ran=row.get("ran") is True,
     )
 
 

@@ -32,7 +32,8 @@ class RankHeartbeat:
     `asks`: the script asks whether to save, and `save_asked`: it was asked to. `went_on`: after that it trained on, or ended in order, with
     no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began. `total`: the one
     with which it ends. `phase_limit_s`: what the script allows without a sign of life in the phase that it declared.
-    `loss`: the one that the script reported last (worker.report), `losses`: how many it reported.
+    `loss`: the one that the script reported last (worker.report), `losses`: how many it reported. `optimizer_made`: it made one of torch's.
+    `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint).
     """
 
     local_rank: int
@@ -58,6 +59,8 @@ class RankHeartbeat:
     phase_limit_s: float | None = None
     loss: float | None = None
     losses: int = 0
+    optimizer_made: bool = False
+    ran: bool = False
 
 
 def create(path: Path, slots: int) -> None:
@@ -115,5 +118,7 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         total=slot[shim.TOTAL] if slot[shim.TOTAL] > 0 else None,
         loss=struct.unpack("<d", struct.pack("<q", slot[shim.LOSS]))[0] if slot[shim.LOSS] else None,
         losses=slot[shim.LOSSES],
+        optimizer_made=bool(flags & shim.FLAG_OPTIMIZER),
+        ran=bool(flags & shim.FLAG_RAN),
         phase_limit_s=slot[shim.PHASE_LIMIT] / 1e3 if slot[shim.PHASE_LIMIT] > 0 else None,
     )

@@ -12,7 +12,9 @@ from supervisor.core.model import Cause
 GUARDS = ("within_cap", "recurring")
 LAST = "restart_within_budget"
 
-_PROGRAM = (*GUARDS, "own_code_before_first_step", "same_place", "own_code_at_once", LAST)
+_PROGRAM = (*GUARDS, "own_code_before_first_step", "same_place", LAST)
+#: Of an end that may show nothing but an exit code.
+_OWN_CODE = (*GUARDS, "own_code_before_first_step", "same_place", "own_code_at_once", LAST)
 _UNSYNCED = (*GUARDS, "name_unsynced", "unsynced", "own_code_before_first_step", "same_place", LAST)
 _HOST_MEMORY = (*GUARDS, "halve_workers", "exhausted", "same_place", LAST)
 _TRANSPORTS = ("p2p_disable", "ib_disable", "shm_disable")
@@ -68,12 +70,12 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.IO_ERROR: _STORAGE,
     Cause.STORAGE_REMOTE: _STORAGE,
     Cause.NAN_LOSS: (*GUARDS, "step_back", "skip_window", "exhausted", "same_place", LAST),
-    Cause.USER_CODE: _PROGRAM,
+    Cause.USER_CODE: _OWN_CODE,
     Cause.DEPENDENCY: _PROGRAM,
     Cause.DATA_ERROR: _PROGRAM,
     Cause.DDP_UNSYNCED: _UNSYNCED,
     Cause.CHECKPOINT_MISMATCH: _PROGRAM,
-    Cause.UNKNOWN: _PROGRAM,
+    Cause.UNKNOWN: _OWN_CODE,
     Cause.PREEMPTED: ("requeue",),
     Cause.INTERRUPTED: ("interrupted",),
     Cause.KILLED_UNKNOWN: (*GUARDS, LAST),

@@ -17,7 +17,10 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """Before the first step of the attempt, `times` times, in `kinds` ways one after the other."""
+    """Before the first step of the attempt, `times` times, in `kinds` ways one after the other.
+
+    stepless: what runs makes no step that is seen, so that nobody knows that it was before the first.
+    """
 
     causes: tuple[Cause, ...]
     times: int = ALWAYS
@@ -25,13 +28,16 @@ class Early:
     phase: Phase = Phase.INIT
     sure: bool = True
     after: int = 0  # only once the run has come this far
+    kind: int = 0
+    stepless: bool = False
 
     def strike(self, trial: Trial, world: World, met: int) -> Strike | None:
         """Strike while there are times left."""
         if met >= self.times or world.high < self.after:
             return None
         cause = self.causes[met % len(self.causes)]
-        return Strike(cause, -1, self.phase, met % trial.ranks if self.kinds > 1 else 0, met % self.kinds, self.sure)
+        rank, kind = (met % trial.ranks if self.kinds > 1 else 0), self.kind or met % self.kinds
+        return Strike(cause, -1, self.phase, rank, kind, self.sure, stepless=self.stepless)
 
 
 @dataclass(frozen=True, slots=True)

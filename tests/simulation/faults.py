@@ -157,6 +157,7 @@ KINDS: Mapping[Cause, tuple[Kind, ...]] = {
     ),
     Cause.USER_CODE: (
         Kind("exception", "KeyError: 'labels'", 0.0),
+        Kind("exit_code", "", 0.0, "exit", code=3),
         Kind("exception", "ZeroDivisionError: division by zero", 0.0, code=3),
     ),
     Cause.DEPENDENCY: (
@@ -204,7 +205,7 @@ class Strike:
 
     at: the absolute step that is not made any more, -1: before the first one of the attempt. sure: it shows in more than words of a log,
     and clearly. facts: from its text (bytes, Xid, GPU). gpu: UUID of the GPU at fault, "" for none. beside: what else the observers find.
-    remedy: what would end it, where the laws need that beside the evidence.
+    remedy: what would end it, where the laws need that beside the evidence. stepless: more than imports ran, and without an optimizer.
     """
 
     cause: Cause
@@ -217,6 +218,7 @@ class Strike:
     gpu: str = ""
     beside: tuple[Evidence, ...] = ()
     remedy: str = ""
+    stepless: bool = False
 
     @property
     def shows(self) -> Kind:
@@ -250,7 +252,8 @@ def evidence(strike: Strike, t: float, seen: tuple[Evidence, ...]) -> tuple[Evid
         return (Evidence("log", kind.name, kind.text, line=3),)
     end = kind.signal if kind.signal is not None else kind.code
     rank = None if strike.phase is Phase.UNKNOWN else strike.rank  # not even a rank was there: it is the launcher that ended
-    exit_fact = Evidence("exit", "signal" if kind.signal is not None else "exit_code", str(end), rank, t)
+    by = (("by", "program"),) if strike.cause is Cause.USER_CODE else ()
+    exit_fact = Evidence("exit", "signal" if kind.signal is not None else "exit_code", str(end), rank, t, fields=by)
     if kind.source == "exit":
         return (exit_fact, *seen)
     claim = None
@@ -269,7 +272,8 @@ def heartbeat(strike: Strike, step: int | None, steps: int) -> tuple[Evidence, .
     """Return the culprit's last heartbeat: its phase, that an optimizer was made, the absolute step, else a count."""
     rank = strike.rank
     counted = ("step", str(step)) if step is not None else ("steps", str(steps))
-    found = [Evidence("heartbeat", "phase", strike.phase.value, rank), Evidence("heartbeat", "optimizer", "made", rank)]
+    came = ("ran", "more than imports") if strike.stepless else ("optimizer", "made")
+    found = [Evidence("heartbeat", "phase", strike.phase.value, rank), Evidence("heartbeat", *came, rank)]
     if steps > 0:
         found.append(Evidence("heartbeat", counted[0], counted[1], rank))
     return tuple(found)

@@ -190,6 +190,10 @@ def _stuck(d: Draft) -> tuple[Ailment, ...]:
     return (Wear(d.cause, d.rng.randrange(50, 300), gains=False, sure=d.sure(0.4), kinds=d.rng.choice((1, 1, 2))),)
 
 
+def _answers(d: Draft) -> tuple[Ailment, ...]:
+    return (Early((d.cause,), sure=d.sure(), kind=1, stepless=True),)
+
+
 def _early(d: Draft) -> tuple[Ailment, ...]:
     phase = d.rng.choice((Phase.IMPORT, Phase.INIT, Phase.UNKNOWN))
     return (Early((d.cause,), kinds=d.rng.choice((1, 3)), phase=phase, sure=d.sure()),)
@@ -325,6 +329,7 @@ OF_CAUSE: dict[Cause, tuple[Theme, ...]] = {
     **dict.fromkeys((Cause.HANG_NO_ERROR, Cause.CHECKPOINT_CORRUPT), (_bad_file, _bad_file, _bad_file, _recurs)),
     **dict.fromkeys(_STORAGE, (_outage, _outage, _early_mixed)),
     **dict.fromkeys(_NETWORK, (_outage, _early_mixed, _early_mixed)),
+    **dict.fromkeys((Cause.USER_CODE, Cause.UNKNOWN), (_answers, _answers)),
     Cause.NAN_LOSS: (_spoiled, _spoiled, _spoiled, _spoiled, _place),
     Cause.NONE: (_none,),
 }

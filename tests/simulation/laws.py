@@ -76,7 +76,7 @@ class Record:
     @property
     def early(self) -> bool:
         """Whether it was before the first step, and could be seen to be."""
-        return self.strike is not None and self.strike.at < 0
+        return self.strike is not None and self.strike.at < 0 and not self.strike.stepless
 
     def fact(self, name: str) -> str:
         """Return a fact from the text of the strike."""
@@ -173,6 +173,18 @@ def own_code(record: Record, _past: Past, books: Watch) -> str:
     return "" if record.stops or not plainly else "a restart before the first step"
 
 
+def stepless(record: Record, past: Past, books: Watch) -> str:
+    """A program of which no step is ever seen: one restart, and the same at once again is its answer."""
+    strike, before = record.strike, past[-1] if past else None
+    if strike is None or not strike.stepless or not _seen(record, books):
+        return ""
+    again = before is not None and not (before.changed or before.progressed) and before.verdict.fingerprint == record.verdict.fingerprint
+    twice = again and before is not None and before.strike is not None and before.strike.stepless
+    if twice and not record.stops:
+        return "a program's own answer is asked for a third time"
+    return "one failure without a step ends the run" if before is None and record.stops else ""
+
+
 def start_tries(record: Record, past: Past, books: Watch) -> str:
     """The infrastructure before the first step of the run: so many tries, then 75."""
     mine = family(record.verdict.cause)
@@ -196,7 +208,7 @@ def same_place(record: Record, past: Past, books: Watch) -> str:
         if other is None or twin.progressed or twin.verdict.fingerprint != record.verdict.fingerprint:
             continue
         near = absolute and strike.at >= 0 and other.at >= 0 and abs(strike.at - other.at) <= books.job.policy.same_place_steps
-        both_early = strike.at < 0 and other.at < 0 and {strike.phase, other.phase} <= BEFORE_FIRST_STEP
+        both_early = record.early and twin.early and {strike.phase, other.phase} <= BEFORE_FIRST_STEP
         at_a_file = record.verdict.cause is Cause.CHECKPOINT_CORRUPT or strike.phase is other.phase is Phase.LOAD
         elsewhere = at_a_file and bool(record.resume and twin.resume) and record.resume != twin.resume
         if near or (both_early and not elsewhere):
@@ -439,7 +451,7 @@ def does_not_fit(record: Record, past: Past, books: Watch) -> str:
 
 
 ALWAYS: tuple[Law, ...] = (caps, consent, permitted, recurring)
-_PROGRAM: tuple[Law, ...] = (own_code, same_place)
+_PROGRAM: tuple[Law, ...] = (own_code, stepless, same_place)
 _MEMORY: tuple[Law, ...] = (workers_halved, exhausted, same_place)
 _NATIVE: tuple[Law, ...] = (steps_back, same_gpu, same_place)
 _GPU: tuple[Law, ...] = (gpu_out, same_gpu)

@@ -89,6 +89,10 @@ def recurring_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.delitem(RUNGS, "recurring")
 
 
+def own_answer_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.delitem(RUNGS, "own_code_at_once")
+
+
 def cap_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.delitem(RUNGS, "within_cap")
 
@@ -141,6 +145,7 @@ PLANTED: tuple[Plant, ...] = (
     quarantined_used,
     requeue_loses_overrides,
     recurring_ignored,
+    own_answer_ignored,
     cap_ignored,
     stop_request_lost,
     evidence_never_overdue,

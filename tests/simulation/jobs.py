@@ -153,7 +153,7 @@ class Draft:
             found.append(
                 Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"hang {rng.choice(list(HangKind))}", rng.choice((90, 2000)))
             )
-        if self.odds(0.12):
+        if self.odds(0.2):
             signum = rng.choice((1, 2, 10, 12, 15, 15))
             after_s = rng.uniform(0.0, rng.choice((1500.0, 5.0)))  # one in two as it starts, before its ranks are there
             at = Happening(rng.randrange(1, 4), after_s, f"signal {signum}", rng.choice((-1.0, 0.5, 10.0, 30.0, 120.0)))
@@ -254,7 +254,7 @@ def _bad_file(d: Draft) -> tuple[Ailment, ...]:
 
 def _spoiled(d: Draft) -> tuple[Ailment, ...]:
     d.policy["checkpoints_declared"] = d.declared = True
-    d.knobs(window=d.odds(0.6))
+    d.knobs(window=d.odds(0.9))
     start = d.rng.randrange(60, 350)
     return (Spoiled(start, d.rng.randrange(1, 80), times=d.rng.choice((1, 10**6, 10**6)), sure=d.sure(0.85)),)
 

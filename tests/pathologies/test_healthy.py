@@ -14,6 +14,7 @@ import pytest
 
 from tests.pathologies import driving
 from tests.pathologies.driving import RESUMING, SOON, command, record_times, taken
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +98,7 @@ def faketime(place: Path) -> dict[str, str]:
 
 
 UPLOADS = """
-import time, torch, torch.distributed as dist
+import signal, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 parameter = torch.nn.Parameter(torch.ones(4))
 optimizer = torch.optim.SGD([parameter])
@@ -107,13 +108,16 @@ for _ in range(80):
     optimizer.step()
     time.sleep(0.05)
 if dist.get_rank() == 0:
-    time.sleep(12)  # six times the limit
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+    time.sleep(120)  # until the signal
 """
 
 
 def test_a_rank_that_ended_in_order_is_not_missed_by_one_that_uploads(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UPLOADS)
     run = supervise("torchrun", "--standalone", "--nproc-per-node=2", "train.py", options=["--on-hang", "auto"], **SOON)
+    wait_for(lambda: taken(run, "HangConfirmed"), "the report that it stands still", 90, alive=run.alive)
+    os.kill(run.rank_pids()[0], signal.SIGUSR1)
     assert run.exit_code() == 0
     assert run.attempts() == 1
     kinds = {event["hang"]["kind"] for event in taken(run, "HangConfirmed")}

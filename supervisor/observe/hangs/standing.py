@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
 _C10D = "torch/distributed/distributed_c10d.py"
 #: Modules of torch in which a thread may stand without a collective, though one is under way.
-_NO_WAIT = ("torch/utils/data/", "torch/multiprocessing/", "torch/serialization.py", "torch/_dynamo/", "torch/_inductor/")
+_NO_WAIT = ("torch/utils/data/", "torch/multiprocessing/", "torch/serialization.py")
+#: The compiler, and those of its files that run what is compiled, or what must not be: all of FSDP's hooks go through eval_frame.
+_COMPILER = ("torch/_dynamo/", "torch/_inductor/")
+_RUNS_COMPILED = (
+    "torch/_dynamo/eval_frame.py",
+    "torch/_dynamo/external_utils.py",
+    "torch/_inductor/output_code.py",
+    "torch/_inductor/utils.py",
+    "torch/_inductor/cudagraph_trees.py",
+)
 #: Functions of torch's that wait by themselves. Their operations on gloo are in no recorder, only on the stack.
 _POINT_TO_POINT = frozenset({"send", "recv"})
 _UNRECORDED = _POINT_TO_POINT | {"monitored_barrier"}
@@ -35,8 +44,6 @@ _ACTIVITIES: tuple[tuple[str, tuple[str, ...], str, Phase], ...] = (
     ("torch/distributed/checkpoint/state_dict_loader.py", (), "in torch.distributed.checkpoint.load", Phase.LOAD),
     ("torch/serialization.py", ("save", "_save", "_legacy_save"), "in torch.save", Phase.CHECKPOINT),
     ("torch/serialization.py", ("load", "_load", "_legacy_load"), "in torch.load", Phase.LOAD),
-    ("torch/_inductor/", (), "compiling", Phase.TRAIN),
-    ("torch/_dynamo/", (), "compiling", Phase.TRAIN),
     ("torch/cuda/__init__.py", ("synchronize",), "in torch.cuda.synchronize", Phase.UNKNOWN),
     (_C10D, ("init_process_group",), "in init_process_group", Phase.INIT),
     (_C10D, ("new_group", "_new_group_with_tag"), "in new_group", Phase.INIT),
@@ -106,6 +113,8 @@ def training_thread(stacks: tuple[ThreadStack, ...]) -> ThreadStack | None:
 def doing(thread: ThreadStack) -> tuple[str, Phase]:
     """Return what a stack shows, behind "is", and the phase: the library's function that is known, else the user's own."""
     for frame in thread.frames:
+        if _is_compiler(frame):
+            return "compiling", Phase.TRAIN
         for module, functions, text, phase in _ACTIVITIES:
             if frame.module.startswith(module) and (not functions or frame.function in functions):
                 return text, phase
@@ -117,7 +126,11 @@ def doing(thread: ThreadStack) -> tuple[str, Phase]:
 
 def compiles(thread: ThreadStack) -> bool:
     """Return whether torch compiles the model: that takes minutes in one line of the user's."""
-    return thread.find("torch/_dynamo/") is not None or thread.find("torch/_inductor/") is not None
+    return any(map(_is_compiler, thread.frames))
+
+
+def _is_compiler(frame: StackFrame) -> bool:
+    return frame.module.startswith(_COMPILER) and not frame.module.startswith(_RUNS_COMPILED)
 
 
 def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) -> Standing:

@@ -73,6 +73,12 @@ FETCH = torch("utils/data/_utils/fetch.py", "fetch")
 NFS = ThreadWait("D", "rpc_wait_bit_killable", "read", file=FileWait("read", "/mnt/nfs/x.bin", "/mnt/nfs", "nfs4"))
 WORKER = process(500, stack(user(12, "__getitem__", "data.py"), FETCH, torch("utils/data/_utils/worker.py", "_worker_loop"), *LOADER))
 IDLE = process(501, stack(torch("utils/data/_utils/worker.py", "_worker_loop"), *LOADER))
+FSDP_HOOK = (
+    torch("distributed/distributed_c10d.py", "all_gather_single"),
+    torch("distributed/fsdp/_fully_shard/_fsdp_state.py", "_pre_forward"),
+    torch("_dynamo/eval_frame.py", "_fn"),
+    torch("nn/modules/module.py", "_call_impl"),
+)
 RECV = torch("distributed/distributed_c10d.py", "recv")
 GONE = RankLook(1, 1, ProcessLook(101, 1, waits=ThreadWait("Z"), no_stacks="it is gone"), steps=10)
 LATE_LOADER = (
@@ -200,6 +206,13 @@ HANGS: tuple[tuple[str, tuple[RankLook, ...], HangKind, str, tuple[int, ...]], .
         HangKind.LATE,
         "rank 0 waits in recv (train.py:61); rank 1 is in evaluate (train.py:70)",
         (1,),
+    ),
+    (
+        "a hook of FSDP's, which torch runs through its compiler",
+        (waiting(0, "barrier"), replace(waiting(1, "all_gather"), process=process(101, stack(*FSDP_HOOK, user(75))))),
+        HangKind.MISMATCH,
+        "rank 0 waits in barrier (seq 42, train.py:61), rank 1 in all_gather (seq 42, train.py:75): they wait for ever",
+        (0, 1),
     ),
     (
         "a monitored barrier",

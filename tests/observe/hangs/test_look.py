@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from pathlib import Path
@@ -218,6 +219,33 @@ def test_gloo_ranks_that_wait_for_each_other_outside_of_torch_s_recorder(ranks: 
     movement, hang, _ = two_looks(ranks)
     assert movement == diagnosis.Movement()
     assert (hang.kind, hang.text, hang.group_timeout_s) == (HangKind.STILL, text, 1800.0)
+
+
+PARALLEL = {
+    "ddp": (
+        HangKind.MISMATCH,
+        r"rank 0 waits in all_reduce \(seq \d+, hang_parallel.py:20\), rank 1 in barrier \(seq \d+, hang_parallel.py:27\)",
+    ),
+    "fsdp": (
+        HangKind.MISMATCH,
+        r"rank 0 waits in all_?gather\w* \(seq \d+, hang_parallel.py:20\), rank 1 in barrier \(seq \d+, hang_parallel.py:27\)",
+    ),
+    "destroy": (HangKind.LATE, r"rank 0 waits in all_reduce \(seq 2, hang_parallel.py:35\); rank 1 is in end \(hang_parallel.py:33\)"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PARALLEL)
+def test_two_ranks_that_hang_by_ddp_by_fsdp_and_at_the_end(ranks: Ranks, kind: str) -> None:
+    ranks.start(str(driving.SCRIPT.with_name("hang_parallel.py")), kind, count=2)
+    due, text = PARALLEL[kind]
+
+    def judged() -> tuple[diagnosis.Movement, Hang] | None:
+        movement, hang, _ = two_looks(ranks)
+        return (movement, hang) if not movement.moved and re.match(text, hang.text) else None
+
+    movement, hang = wait_for(judged, f"two looks that show {text}", 60)
+    assert (hang.kind, hang.busy, movement.busy) == (due, False, ())
 
 
 @pytest.mark.slow

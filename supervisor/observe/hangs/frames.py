@@ -17,7 +17,10 @@ MOST_FRAMES = 100
 
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)$')
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+/|^<frozen |/_supervise_shim/")
+#: The last form is that of the code that torch's compiler writes: `/tmp/torchinductor_me/2k/c2k….py`.
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+/|^<frozen |/_supervise_shim/|/([a-z2-7]{2})/c\1[a-z2-7]{20,}\.py$"
+)
 _STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+/(?!site-packages/|dist-packages/)|^<frozen ")
 _ROOT = re.compile(r"/lib(?:64)?/python3\.\d+/(?:(?:site|dist)-packages/)?|/(?:site|dist)-packages/")
 #: Our own frames, which stand in a thread of ours or around a function that a hook wraps.
@@ -34,7 +37,7 @@ class StackFrame:
 
     @property
     def is_library(self) -> bool:
-        """Whether it is in the standard library, in an installed package, or ours."""
+        """Whether it is in the standard library, in an installed package, in code that torch wrote, or ours."""
         return _LIBRARY.search(self.file) is not None
 
     @property

@@ -256,6 +256,13 @@ def test_what_only_one_look_shows_is_not_proven() -> None:
 
 LOOPS = outside(0, user(70, "spin"), waits=RUNS)
 COMPILES = outside(0, torch("_inductor/compile_fx.py", "compile_fx"), user(70), waits=RUNS)
+#: What runs a model that torch compiled.
+GENERATED = f"/tmp/torchinductor_me/2k/c2k{12 * 'q7xy'}.py"  # noqa: S108 - a name
+COMPILED = (
+    torch("_inductor/output_code.py", "__call__"),
+    torch("_dynamo/eval_frame.py", "_fn"),
+    torch("nn/modules/module.py", "_call_impl"),
+)
 JOINS = outside(0, torch("distributed/rendezvous.py", "_create_c10d_store"), torch("distributed/distributed_c10d.py", "init_process_group"))
 #: (name, first, second, what moved; None: nothing, and busy; "": nothing at all)
 MOVES: tuple[tuple[str, RankLook, RankLook, str | None], ...] = (
@@ -277,6 +284,12 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str | None], ...] = (
         "another layer of a model",
         outside(0, torch("nn/modules/linear.py", "forward"), torch("nn/modules/module.py", "_call_impl"), user(9, "evaluate")),
         later(outside(0, torch("nn/modules/module.py", "_call_impl"), user(9, "evaluate")), cpu_s=29),
+        "computes a model in evaluate (train.py:9)",
+    ),
+    (
+        "another part of a compiled model",
+        outside(0, StackFrame(GENERATED, 40, "call"), *COMPILED, user(9, "evaluate")),
+        later(outside(0, StackFrame(GENERATED, 77, "call"), *COMPILED, user(9, "evaluate")), cpu_s=29),
         "computes a model in evaluate (train.py:9)",
     ),
     (

@@ -26,9 +26,11 @@ from supervisor.agent.messages import (
     Broadcast,
     BroadcastReceived,
     DecisionOfPeer,
+    DropStandbys,
     Go,
     NodesMet,
     PeerStopped,
+    PrepareStandbys,
     Publish,
     RendezvousCompleted,
     Start,
@@ -37,6 +39,7 @@ from supervisor.agent.messages import (
 )
 from supervisor.agent.node_messages import NodeAllGathers, NodeBroadcasts
 from supervisor.agent.ranks import RankMonitor
+from supervisor.agent.standbys import AgentStandbys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +73,7 @@ class AttemptController:
         self._broadcasts: tuple[int, NodeBroadcasts] | None = None
         self._leave: int | None = None
         self._agreement: tuple[int, round_agreement.RoundAgreement] | None = None
+        self.standbys = AgentStandbys(link.send)
         self.ranks = RankMonitor(
             link.send, grace_s=grace_s, on_failure=self._rank_failed, on_ended=self._attempt_ended, on_crash=self._crash
         )
@@ -177,7 +181,8 @@ class AttemptController:
             self.ranks.wait(attempt, self._grace_s + outcomes.END_DEADLINE_S)
 
     def finish(self) -> None:
-        """Write this node's last notes to the other nodes, for at most PUBLISH_S."""
+        """End the standbys, and write this node's last notes to the other nodes, for at most PUBLISH_S."""
+        self.standbys.drop()
         with self._changed:
             agreement, self._agreement = self._agreement, None
             broadcasts, self._broadcasts = self._broadcasts, None
@@ -224,17 +229,24 @@ class AttemptController:
             with self._changed:
                 self._orders.append(command)
                 self._changed.notify_all()
-        elif isinstance(command, Broadcast):
+        elif isinstance(command, StopCommand):
+            self._stop(command)
+        elif isinstance(command, (PrepareStandbys, DropStandbys)):
+            self.standbys.order(command)
+        else:
+            self._take_for_nodes(command)
+
+    def _take_for_nodes(self, command: Broadcast | Admit | Publish) -> None:
+        """Carry out what concerns the other nodes."""
+        if isinstance(command, Broadcast):
             with self._changed:
                 broadcasts = self._broadcasts
             if broadcasts is not None and broadcasts[0] == command.attempt:
                 broadcasts[1].send(command.text)
-        elif isinstance(command, StopCommand):
-            self._stop(command)
         elif isinstance(command, Admit):
             self._with_agreement(command.attempt, lambda agreement: agreement.admit())
             self.ranks.stop(command.attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP)
-        elif isinstance(command, Publish):
+        else:
             self.over_for_all |= command.kind == "stop"
             changes = round_agreement.DecisionChanges(command.overrides, command.rejected, command.first)
             self._with_agreement(

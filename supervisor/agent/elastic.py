@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 WAKE_S = 0.001  # torch sleeps this long between two polls; the wait itself is in `_monitor_workers`, which a death ends at once
 BARRIER_POLL_S = 0.1
+STANDBY_POLL_S = 0.25  # an order for standbys waits at most so long
 SEEN_S = 15.0  # for a node that does not answer for a while as the job ends
 LAST_SAVES_S = 0.5  # for the other nodes to end the save that ended our ranks; the guardian may end this agent 1 s after its supervisor
 
@@ -106,7 +107,8 @@ class GatedAgent(LocalElasticAgent):
         """What the ranks themselves are given; on several nodes it is known for sure once all agree."""
         spec = worker_group.spec
         spec.args = (*filled_command(script_args_set(self._own_args, go.script_args), go.replace), *go.args)
-        self._environment = AttemptEnvironment(go.attempt, go.env, go.unset, self._nodes == 1, self._controller.ranks.add)
+        controller = self._controller
+        self._environment = AttemptEnvironment(go.attempt, go.env, go.unset, self._nodes == 1, controller.ranks.add, controller.standbys)
 
     def _start_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> dict[int, Any]:  # noqa: ANN401
         """Start the ranks unless the attempt was stopped meanwhile; no signal of torch's choosing may kill this process."""
@@ -120,6 +122,7 @@ class GatedAgent(LocalElasticAgent):
             raise
         self._controller.ignore_signals()
         self._controller.ranks.seal(worker_group.workers[0].world_size)
+        self._controller.standbys.began(attempt)
         return ids
 
     @property
@@ -139,7 +142,7 @@ class GatedAgent(LocalElasticAgent):
 
         torch is asked only after a success: on failure it would wait 30 s for the ranks by itself, and die of a half-written error file.
         """
-        outcome = self._controller.ranks.wait(self._attempt, self._interval_s)
+        outcome = self._await_outcome()
         if outcome is None:
             return RunResult(state=WorkerState.HEALTHY)
         if outcome == outcomes.ALL_EXITED_0:
@@ -150,6 +153,16 @@ class GatedAgent(LocalElasticAgent):
             return result
         self._remaining_restarts = max(1, self._remaining_restarts)  # torch would return at 0; whether to go on is decided at the gate
         return RunResult(state=WorkerState.FAILED)
+
+    def _await_outcome(self) -> str | None:
+        """Wait for the attempt's end, at most torch's interval; meanwhile standbys are prepared: only this thread may start a process."""
+        standbys, until = self._controller.standbys, time.monotonic() + self._interval_s
+        while True:
+            standbys.tick(self._attempt)
+            left_s = until - time.monotonic()
+            outcome = self._controller.ranks.wait(self._attempt, max(0.0, min(STANDBY_POLL_S, left_s)))
+            if outcome is not None or left_s <= STANDBY_POLL_S:
+                return outcome
 
     def _settle(self, worker_group: Any) -> str:  # noqa: ANN401  a WorkerGroup, typed by torch for one version
         """Wait until every node's ranks have ended well: torch's exit barrier, but a stop or another node's failure ends it.

@@ -183,6 +183,26 @@ class DecisionOfPeer:
     first: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class StandbysReported:
+    """The standbys of this node's ranks. pids: all that wait or prepare. why: why one was refused. private_kib: of those that are ready."""
+
+    attempt: int
+    pids: tuple[int, ...] = ()
+    ready: int = 0
+    private_kib: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class StandbysUsed:
+    """The attempt's ranks began: `ranks` are the local ranks that standbys became. cold: why one of the others was started cold."""
+
+    attempt: int
+    ranks: tuple[int, ...]
+    cold: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ScriptArgs:
     """The script's arguments, replaced as a whole: they must be `before` and become `after`. If they differ, the attempt fails."""
@@ -273,13 +293,35 @@ class Admit:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class PrepareStandbys:
+    """Start a standby for each rank of this node.
+
+    commands: what each rank was seen to run, by local rank; no other is started. directory: where their records are. renewed: variables
+    that may differ in the next attempt.
+    """
+
+    attempt: int
+    directory: str
+    commands: tuple[tuple[str, ...], ...]
+    renewed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DropStandbys:
+    """End the standbys: they are not to be used."""
+
+    attempt: int
+
+
 #: About the nodes of one attempt.
 NodesMessage = RendezvousCompleted | NodesMet | AllGathered | BroadcastReceived | WaitingNodesCounted | PeerStopped | DecisionOfPeer
+StandbysMessage = StandbysReported | StandbysUsed
 #: About one attempt, and void where that is not the current one.
-AttemptMessage = RanksStarted | RankReaped | RanksStopped | AgentFinished | NodesMessage
+AttemptMessage = RanksStarted | RankReaped | RanksStopped | AgentFinished | NodesMessage | StandbysMessage
 AgentMessage = AgentHello | AgentUnfit | AgentFailed | AttemptMessage
 
-Command = Go | Start | AllGather | Broadcast | StopCommand | Publish | Admit
+Command = Go | Start | AllGather | Broadcast | StopCommand | Publish | Admit | PrepareStandbys | DropStandbys
 
 #: The name of each message on the wire.
 MESSAGES: dict[str, type[AgentMessage]] = {
@@ -297,6 +339,8 @@ MESSAGES: dict[str, type[AgentMessage]] = {
     "stopped": RanksStopped,
     "peer_stopped": PeerStopped,
     "peer_decided": DecisionOfPeer,
+    "standbys": StandbysReported,
+    "standbys_used": StandbysUsed,
 }
 COMMANDS: dict[str, type[Command]] = {
     "go": Go,
@@ -306,6 +350,8 @@ COMMANDS: dict[str, type[Command]] = {
     "stop": StopCommand,
     "publish": Publish,
     "admit": Admit,
+    "prepare_standbys": PrepareStandbys,
+    "drop_standbys": DropStandbys,
 }
 _NAMES: dict[type[AgentMessage | Command], str] = {kind: name for name, kind in (*MESSAGES.items(), *COMMANDS.items())}
 

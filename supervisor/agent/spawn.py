@@ -5,12 +5,10 @@ Main thread only: the kernel ties the death signal of a child to the *thread* th
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import os
 import pty
-import signal
 import socket
 import struct
 import subprocess
@@ -22,12 +20,11 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from supervisor.agent.ranks import MonitoredRank, spawned
+from supervisor.agent.standbys import AgentStandbys, die_with
 from supervisor.core.values import dataclass
 from supervisor.guardian.messages import RankStream
 
 PIPE_BYTES = 1 << 20
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None, use_errno=True)  # resolved here, not in the child between fork and exec
 
 # Our stdout and stderr:
 ONE = "one"  # are one open file
@@ -64,6 +61,7 @@ class AttemptEnvironment:
     unset: tuple[str, ...]
     terminal: bool  # local rank 0 may have a pseudo-terminal
     on_started: Callable[[MonitoredRank], None]
+    standbys: AgentStandbys
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +97,16 @@ class RankHandler(SubprocessHandler):
         ends = self._ends(paths, rank, local_rank)
         if ends.linebuf:
             env["SUPERVISE_JOB_LINEBUF"] = "1"
+        out = self._stdout if ends.out is None else ends.out
+        err = self._stderr if ends.err is None else ends.err
         try:
-            proc = subprocess.Popen(  # noqa: S603  the user's own command
+            proc = self._environment.standbys.take(local_rank, args, env, out, err) or subprocess.Popen(  # noqa: S603  the user's own command
                 args=args,
                 env=env,
-                stdout=self._stdout if ends.out is None else ends.out,
-                stderr=self._stderr if ends.err is None else ends.err,
+                stdout=out,
+                stderr=err,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  one prctl, its symbol resolved before the fork; see docs/elastic-agent.md
+                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  one prctl, its symbol resolved before the fork; see docs/elastic-agent.md
             )
         except BaseException:
             for fd, _ in ends.for_guardian:
@@ -163,14 +163,3 @@ def _terminal(window: tuple[int, int]) -> tuple[int, int]:
     termios.tcsetattr(slave, termios.TCSANOW, mode)
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *window, 0, 0))
     return master, slave
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    """Runs in the child. The child is killed when the agent dies. If the agent died before the prctl, the child exits."""
-
-    def ask() -> None:
-        LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask

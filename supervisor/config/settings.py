@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from supervisor.config.alert_settings import Alerts
 from supervisor.config.loss_settings import Loss
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
+from supervisor.config.standby_settings import StandbySection
 from supervisor.config.watch_settings import HangSection, NetworkSection, PaceSection
 from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode
@@ -420,6 +421,7 @@ class Settings:
     checkpoints: Checkpoints = Checkpoints()
     knobs: Knobs = Knobs()
     restart: Restart = Restart()
+    standby: StandbySection = StandbySection()
     gpus: Gpus = Gpus()
     network: NetworkSection = NetworkSection()
     health: Health = Health()

@@ -9,12 +9,13 @@ import os
 import time
 
 from . import killing, process_tree, protocol
+from .plain_standby import PlainStandby
 from .spawn import CommandOutput, SpawnedCommand, open_outlets, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from .messages import GuardianEvent, SpawnRequest
     from .outputs import Outputs
@@ -36,6 +37,7 @@ class Children:
         self._send = send
         self._outputs = outputs
         self._ignored = ignored
+        self.standby = PlainStandby(reactor, send, ignored)
         self._commands: dict[int, SpawnedCommand] = {}
 
     @property
@@ -60,7 +62,9 @@ class Children:
                 descriptors = {"{link_fd}": str(fds[0]) if fds else "", "{output_fd}": str(ends[1].fileno())}
                 argv = [descriptors.get(word, word) for word in argv]
             outlets = open_outlets(ptys=kind == "plain")
-            pid, exec_fd = spawn(argv, env, cwd, outlets=outlets, keep=keep, ignored=self._ignored)
+            pid, exec_fd = self._take_standby(kind, argv, env, cwd, outlets), -1
+            if not pid:
+                pid, exec_fd = spawn(argv, env, cwd, outlets=outlets, keep=keep, ignored=self._ignored)
         except OSError as error:  # no free descriptor or process
             protocol.close([outlet.read_fd for outlet in outlets])
             self._send({"ev": "spawn_failed", "attempt": attempt, "kind": kind, "errno": error.errno, "text": str(error)})
@@ -73,10 +77,20 @@ class Children:
         command = SpawnedCommand(attempt, kind, pid, exec_fd, process.start_ticks if process else 0)
         self._commands[pid] = command
         self.childless = False
-        self._reactor.watch(exec_fd, lambda: self._read_exec_result(command))
+        if exec_fd >= 0:
+            self._reactor.watch(exec_fd, lambda: self._read_exec_result(command))
+        else:
+            self._send_spawned(command)
         self._outputs.take_outlets(outlets, attempt, rank=-1 if kind == "agent" else 0, show=show)
         if ends:
             self._outputs.take_link(ends[0])
+        self.standby.began(attempt)
+
+    def _take_standby(self, kind: str, argv: list[str], env: dict[str, str], cwd: str, outlets: Sequence[CommandOutput]) -> int:
+        """Return the pid of the standby that became the command, 0 where the command must be started."""
+        if kind != "plain":
+            return 0
+        return self.standby.take(argv, env, cwd, {0: 0, **{fd: outlet.child_fd for outlet in outlets for fd in outlet.serves}})
 
     def reap(self) -> None:
         """Collect every child that ended. Only the end of a command is reported; the end of an adopted orphan is not."""
@@ -128,7 +142,11 @@ class Children:
             why = text or os.strerror(int(number))
             self._send({"ev": "spawn_failed", "attempt": attempt, "kind": kind, "errno": int(number), "text": why})
         else:
-            self._send({"ev": "spawned", "attempt": attempt, "kind": kind, "pid": command.pid, "start_ticks": command.start_ticks})
+            self._send_spawned(command)
+
+    def _send_spawned(self, command: SpawnedCommand) -> None:
+        attempt, kind = command.attempt, command.kind
+        self._send({"ev": "spawned", "attempt": attempt, "kind": kind, "pid": command.pid, "start_ticks": command.start_ticks})
 
     def _send_exit(self, command: SpawnedCommand, status: int) -> None:
         self._send(

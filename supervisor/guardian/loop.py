@@ -108,6 +108,10 @@ class GuardianLoop:
                 self._children.spawn(message, fds)
             elif message["do"] == "log_dir":
                 self._outputs.turn_to(int(message["attempt"]), str(message["log_dir"]))
+            elif message["do"] == "standby":
+                self._children.standby.prepare(message)
+            elif message["do"] == "drop_standby":
+                self._children.standby.drop()
             elif message["do"] == "signal":
                 signum = int(message["signum"])
                 self._children.signal(signum, to_all=message["to"] == "all", group_received_at=self._received_at.get(signum, 0.0))
@@ -127,8 +131,8 @@ class GuardianLoop:
     # --- ending processes ---
 
     def _end(self, what: str, signum: int, grace_s: float) -> None:
-        """End orphans or all. A second request hurries the first, and both have one answer; all takes the orphans over."""
-        if what not in {"orphans", "all"}:
+        """End orphans, the command or all. A second request hurries the first, and both have one answer; all takes the others over."""
+        if what not in {"orphans", "command", "all"}:
             raise ValueError(what)
         running = self._endings.get("all") or self._endings.get(what)
         if running is not None:
@@ -154,7 +158,7 @@ class GuardianLoop:
         self._children.reap()
         began = time.monotonic()
         for what, (ending, done) in list(self._endings.items()):
-            spare = self._children.pids if what == "orphans" else ()
+            spare = self._spared(what)
             if ending.tick(began, spare, childless=self._children.childless or process_tree.has_only(spare)):
                 del self._endings[what]
                 self._stuck = ending.stuck
@@ -164,6 +168,12 @@ class GuardianLoop:
             pause = max(self._tick_s, time.monotonic() - began)
             self._reactor.call_at("endings", time.monotonic() + pause, self._tick)
             self._tick_s = min(_LAST_TICK_S, 1.5 * self._tick_s)
+
+    def _spared(self, what: str) -> set[int]:
+        """Return the pids that are spared, each with what descends from it. A standby is none of the attempt's processes."""
+        if what == "all":
+            return set()
+        return self._children.standby.pids | (self._children.pids if what == "orphans" else set())
 
     def _answer_end(self, what: str, ending: killing.TreeTermination) -> None:
         left: list[RemainingProcess] = [
@@ -183,6 +193,7 @@ class GuardianLoop:
         """The run is over: kill nothing."""
         self._finishing = True
         self._endings.clear()
+        self._children.standby.drop()
         self._outputs.flush_then(self._send_survivors, within_s=1.0)
 
     def _send_survivors(self) -> None:
@@ -197,6 +208,7 @@ class GuardianLoop:
             return
         self._endings.clear()
         self._gone_at = time.monotonic()
+        self._children.standby.drop()
         self._children.reap()
         if self._children.childless:
             # the supervisor left in good order: a slow reader of our stdout still gets all that was written

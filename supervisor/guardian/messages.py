@@ -24,6 +24,27 @@ class SpawnRequest(TypedDict):
     show: bool
 
 
+class StandbyRequest(TypedDict):
+    """Start a standby for the plain command of the next attempt, by what the command of `attempt` was started with.
+
+    record: of its imports. renewed: variables that may differ in the next attempt.
+    """
+
+    do: Literal["standby"]
+    attempt: int
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    record: str
+    renewed: list[str]
+
+
+class DropStandbyRequest(TypedDict):
+    """End the standby: it is not to be used."""
+
+    do: Literal["drop_standby"]
+
+
 class LogDirRequest(TypedDict):
     """Log the streams of a new attempt of a living agent there."""
 
@@ -41,7 +62,7 @@ class SignalRequest(TypedDict):
 
 
 class EndRequest(TypedDict):
-    """End processes: `signum`, KILL after `grace_s`; answered by ended. what: orphans or all."""
+    """End processes: `signum`, KILL after `grace_s`; answered by ended. what: orphans, command (all but a standby) or all."""
 
     do: Literal["end"]
     what: str
@@ -63,7 +84,9 @@ class FinishRequest(TypedDict):
     do: Literal["finish"]
 
 
-GuardianRequest = SpawnRequest | LogDirRequest | SignalRequest | EndRequest | TailsRequest | FinishRequest
+GuardianRequest = (
+    SpawnRequest | StandbyRequest | DropStandbyRequest | LogDirRequest | SignalRequest | EndRequest | TailsRequest | FinishRequest
+)
 
 # the guardian's events
 
@@ -107,6 +130,26 @@ class CommandExited(TypedDict):
     signal: int | None
     core_dumped: bool
     at_ns: int
+
+
+class StandbyReported(TypedDict):
+    """The standby of a plain command: as agent/messages.py has it for those of ranks."""
+
+    ev: Literal["standbys"]
+    attempt: int
+    pids: list[int]
+    ready: int
+    private_kib: int
+    why: str
+
+
+class StandbyUsed(TypedDict):
+    """The attempt's command was started: `ranks` is [0] where a standby became it. cold: why it did not."""
+
+    ev: Literal["standbys_used"]
+    attempt: int
+    ranks: list[int]
+    cold: str
 
 
 class RemainingProcess(TypedDict):
@@ -189,7 +232,9 @@ class RequestRefused(TypedDict):
 
 
 OutputReport = OutputDropped | StdoutClosed | LineUnfinished | RequestRefused
-GuardianEvent = GuardianHello | CommandSpawned | SpawnFailed | CommandExited | ProcessesEnded | StreamTails | SurvivorsFound | OutputReport
+StandbyEvent = StandbyReported | StandbyUsed
+CommandEvent = CommandSpawned | SpawnFailed | CommandExited
+GuardianEvent = GuardianHello | CommandEvent | StandbyEvent | ProcessesEnded | StreamTails | SurvivorsFound | OutputReport
 
 #: The form of each event, by its name on the wire.
 EVENTS: dict[str, type[GuardianEvent]] = {
@@ -197,6 +242,8 @@ EVENTS: dict[str, type[GuardianEvent]] = {
     "spawned": CommandSpawned,
     "spawn_failed": SpawnFailed,
     "exited": CommandExited,
+    "standbys": StandbyReported,
+    "standbys_used": StandbyUsed,
     "ended": ProcessesEnded,
     "tails": StreamTails,
     "survivors": SurvivorsFound,

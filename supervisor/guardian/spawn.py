@@ -20,6 +20,14 @@ from .libc import die_with_parent
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from typing import Protocol
+
+    class Outlet(Protocol):
+        """What a child's descriptors `serves` are copies of."""
+
+        child_fd: int
+        serves: tuple[int, ...]
+
 
 PIPE_BYTES = 1024 * 1024
 #: How much more likely than us the kernel's OOM killer takes what we start, in thousandths of the memory (proc_pid_oom_score_adj(5)). A
@@ -87,7 +95,7 @@ def spawn(  # noqa: PLR0913 - the six facts that make a process
     env: Mapping[str, str],
     cwd: str,
     *,
-    outlets: Sequence[CommandOutput],
+    outlets: Sequence[Outlet],
     keep: Collection[int],
     ignored: Collection[int],
 ) -> tuple[int, int]:
@@ -118,7 +126,7 @@ def _become(  # noqa: PLR0913, PLR0917 - runs in the child and never returns
     argv: Sequence[str],
     env: Mapping[str, str],
     cwd: str,
-    outlets: Sequence[CommandOutput],
+    outlets: Sequence[Outlet],
     keep: Collection[int],
     ignored: Collection[int],
     mask: set[signal.Signals] | set[int],

@@ -28,6 +28,7 @@ from supervisor.journal.lookup import JournalLookup
 from supervisor.journal.records import (
     MIRRORED,
     RESTORED,
+    STANDBYS,
     START_TIMES,
     SUMMARY,
     Damage,
@@ -137,6 +138,7 @@ class History:
     verified: tuple[float, CheckpointRef] | None = None  # when, and which
     mirrored: tuple[float, Note] | None = None
     start: StartTimes | None = None  # of the newest start of the ranks
+    standbys: Note | None = None
     last_decision: act.ReportDecision | None = None
     policy: Policy = field(default_factory=Policy)
     failures: tuple[Failure, ...] = ()  # as JobState.run.failures
@@ -296,6 +298,8 @@ class _Reading:
                 history.verified = t, CheckpointRef(path, step if isinstance(step, int) else None, "")  # once no rank was left
         elif note.name == MIRRORED:
             history.mirrored = t, note
+        elif note.name == STANDBYS:
+            history.standbys = note
         elif note.name == START_TIMES:
             with suppress(msgspec.ValidationError):
                 self.take_start(msgspec.convert(note.data, StartTimes))
@@ -312,6 +316,7 @@ class _Reading:
         if history.run is None:
             history.incidents_before = run.incidents_before or 0
         history.run, history.end, history.end_t, history.restored, history.summary = run, None, 0.0, "", ""
+        history.standbys = None
         if run.continues and history.run_t:
             return
         history.run_t = t

@@ -105,6 +105,9 @@ RESTORED = "checkpoint_restored"
 #: That of a note on a checkpoint that a mirror holds: `text` is the mirror, `data` has path and step.
 MIRRORED = "checkpoint_mirrored"
 
+#: That of a note on the standbys: `text` describes them, `data` has ready, private_mib and pids.
+STANDBYS = "standbys"
+
 
 @dataclass(frozen=True, slots=True)
 class Note:

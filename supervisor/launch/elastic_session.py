@@ -32,15 +32,19 @@ from supervisor.agent.messages import (
     Broadcast,
     BroadcastReceived,
     DecisionOfPeer,
+    DropStandbys,
     Go,
     NodesMet,
     PeerStopped,
+    PrepareStandbys,
     Publish,
     RankReaped,
     RanksStarted,
     RanksStopped,
     RendezvousCompleted,
     ScriptArgs,
+    StandbysReported,
+    StandbysUsed,
     Start,
     StopCommand,
     WaitingNodesCounted,
@@ -176,6 +180,15 @@ class ElasticSession:
         del action
         self._ending.sweep("all", "stopped" if self._context.loop.state.stops_ranks else "failed", 0.0)
 
+    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]], renewed: Sequence[str]) -> None:
+        """See Session."""
+        if attempt == self._ending.attempt:
+            self._send(PrepareStandbys(attempt, directory, tuple(tuple(command) for command in commands), tuple(renewed)))
+
+    def drop_standbys(self) -> None:
+        """See Session."""
+        self._send(DropStandbys(self._ending.attempt))
+
     def publish(self, action: PublishDecision) -> None:
         """See Session."""
         first = None if action.first is None else asdict(action.first)
@@ -289,6 +302,10 @@ class ElasticSession:
                 self._ranks_stopped(message)
             case AgentFinished():
                 self._finished = True
+            case StandbysReported(_, pids, ready, private_kib, why):
+                self._context.standbys.reported(attempt, pids, ready=ready, private_kib=private_kib, why=why)
+            case StandbysUsed(_, used, cold):
+                self._context.standbys.used(attempt, used, cold)
             case _:
                 return self._of_nodes(now, attempt, message)
         return None

@@ -141,6 +141,26 @@ class GuardianClient:
         }
         self._request(request, fds)
 
+    def prepare_standby(  # noqa: PLR0913 - the facts of a command
+        self, *, attempt: int, argv: Sequence[str], env: Mapping[str, str], cwd: str, record: str, renewed: Sequence[str]
+    ) -> None:
+        """Start a standby for the command of the attempt after `attempt`; answered by standbys, and at the next spawn by standbys_used."""
+        self._request(
+            {
+                "do": "standby",
+                "attempt": attempt,
+                "argv": list(argv),
+                "env": dict(env),
+                "cwd": cwd,
+                "record": record,
+                "renewed": list(renewed),
+            }
+        )
+
+    def drop_standby(self) -> None:
+        """End the standby."""
+        self._request({"do": "drop_standby"})
+
     def log_dir(self, attempt: int, log_dir: str) -> None:
         """Log the streams of a new attempt of a living agent there."""
         self._request({"do": "log_dir", "attempt": attempt, "log_dir": log_dir})
@@ -162,7 +182,7 @@ class GuardianClient:
         self._request({"do": "signal", "signum": int(signum), "to": to})
 
     def end(self, what: str, *, grace_s: float, signum: int = TERM) -> None:
-        """End orphans (all but the command and what descends from it) or all; answered by ended when nothing is left."""
+        """End orphans (all but the command and what descends from it), the command (all but a standby) or all; answered by ended."""
         self._request({"do": "end", "what": what, "grace_s": grace_s, "signum": int(signum)})
 
     def tails(self, request_id: int, attempt: int | None = None) -> None:

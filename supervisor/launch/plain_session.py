@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from supervisor.guardian.messages import CommandExited, GuardianEvent
     from supervisor.knobs.knob_set import AttemptCommand
 
+NO_INTERPRETER = "the command is not the Python that runs the script"
 #: A killed command's other processes get this time between TERM and KILL once a person's deadline is over.
 KILL_GRACE_S = 0.0
 
@@ -41,6 +42,7 @@ class PlainSession:
         self._shim = shim
         self._ending = AttemptEnding(context)
         self._pid: int | None = None
+        self._started: tuple[list[str], dict[str, str]] | None = None  # what the attempt was started with
 
     @property
     def facts(self) -> tuple[Evidence, ...]:
@@ -69,6 +71,7 @@ class PlainSession:
             environ.pop(name, None)
         argv = [*filled_command(self._shape(applied.argv, action.nproc), given.words), *given.arguments]
         self._program = argv[0]
+        self._started = argv, environ
         context.guardian().spawn(
             attempt=action.attempt,
             kind="plain",
@@ -85,8 +88,11 @@ class PlainSession:
 
     def stop(self, action: StopRanks) -> None:
         """See Session. A person's TERM goes to the command alone: it ends its loader processes itself."""
-        if action.why == "failure" or self._pid is None:
-            self._ending.sweep("all", "failed" if action.why == "failure" else "stopped", action.grace_s)
+        if action.why == "failure":
+            self._ending.sweep("command", "failed", action.grace_s)
+            return
+        if self._pid is None:
+            self._ending.sweep("all", "stopped", action.grace_s)
             return
         self._context.guardian().signal(action.signum, to="command")
         attempt = action.attempt
@@ -100,6 +106,28 @@ class PlainSession:
         """See Session."""
         del action
         self._ending.sweep("all", "stopped" if self._context.loop.state.stops_ranks else "failed", KILL_GRACE_S)
+
+    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]], renewed: Sequence[str]) -> None:
+        """See Session."""
+        if attempt != self._ending.attempt or self._started is None or self._pid is None:
+            return
+        argv, environ = self._started
+        if [list(command) for command in commands] != [argv]:  # a wrapper, which would run the script instead of waiting
+            self._context.standbys.reported(attempt, (), ready=0, private_kib=0, why=NO_INTERPRETER)
+            return
+        self._context.guardian().prepare_standby(
+            attempt=attempt,
+            argv=argv,
+            env=environ,
+            cwd=str(self._context.job.cwd),
+            record=f"{directory}/imports-0.json",
+            renewed=renewed,
+        )
+
+    def drop_standbys(self) -> None:
+        """See Session."""
+        if self._pid is not None:
+            self._context.guardian().drop_standby()
 
     def publish(self, action: PublishDecision) -> None:
         """Nobody follows a plain command."""
@@ -119,6 +147,11 @@ class PlainSession:
             self._ending.swept(message["what"], message["left"])
         elif message.get("attempt") != attempt:
             return
+        elif message["ev"] == "standbys":
+            pids, ready, private_kib = message["pids"], message["ready"], message["private_kib"]
+            self._context.standbys.reported(attempt, pids, ready=ready, private_kib=private_kib, why=message["why"])
+        elif message["ev"] == "standbys_used":
+            self._context.standbys.used(attempt, message["ranks"], message["cold"])
         elif message["ev"] == "spawned":
             self._pid = message["pid"]
             rank = RankInfo(0, 0, self._pid, message["start_ticks"])

@@ -58,13 +58,25 @@ class DecidingLoop(Protocol):
         ...
 
 
+class StandbyListener(Protocol):
+    """Who orders standbys, as a session sees it (supervisor/run/standbys.py)."""
+
+    def reported(self, attempt: int, pids: Sequence[int], *, ready: int, private_kib: int, why: str) -> None:
+        """Take the state of the standbys: all that live, how many are ready, and why one was refused."""
+        ...
+
+    def used(self, attempt: int, ranks: Sequence[int], cold: str) -> None:
+        """Take which local ranks of an attempt standbys became, and why one of the others was started cold."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SessionContext:
     """The rest of the supervisor, as every session uses it.
 
     guardian: returns the living one. last_sample: posts the progress that was made until now, before a rank's end is posted. ended: called
     when no rank is left. fall_back: replaces this session where torch does not fit. note: logs facts that decide nothing. left: takes what
-    the guardian could not or should not end, with the attempt's number.
+    the guardian could not or should not end, with the attempt's number. standbys: takes what is reported of standbys.
     """
 
     loop: DecidingLoop
@@ -75,6 +87,7 @@ class SessionContext:
     fall_back: Callable[[LauncherFellBack], None]
     note: Callable[[str, Mapping[str, Any]], None]
     left: Callable[[int, Sequence[RemainingProcess]], None]
+    standbys: StandbyListener
 
 
 class Session(Protocol):
@@ -116,6 +129,19 @@ class Session(Protocol):
         """Kill all of it now; answered by AttemptEnded."""
         ...
 
+    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]], renewed: Sequence[str]) -> None:
+        """Have a standby started for each rank of this node, beside the ranks of `attempt`, which were seen to run `commands`.
+
+        directory: where the records of their imports are. renewed: variables that may differ in the next attempt.
+
+        Answered by calls of the StandbyListener.
+        """
+        ...
+
+    def drop_standbys(self) -> None:
+        """Have the standbys ended."""
+        ...
+
     def publish(self, action: PublishDecision) -> None:
         """Send the decision to the other nodes."""
         ...
@@ -143,7 +169,7 @@ class AttemptEnding:
     context: SessionContext
     attempt: int = 0
     outcome: str | None = None
-    asked: str = ""  # what the guardian is ending: orphans or all
+    asked: str = ""  # what the guardian is ending: orphans, command or all
     facts: list[Evidence] = field(default_factory=list)
 
     def start(self, attempt: int) -> None:
@@ -151,7 +177,7 @@ class AttemptEnding:
         self.attempt, self.outcome, self.asked, self.facts = attempt, None, "", []
 
     def sweep(self, what: str, outcome: str, grace_s: float, signum: int = 15) -> None:
-        """Have the guardian end `what` (orphans or all); `outcome` is posted when it has. A second sweep hurries the first."""
+        """Have the guardian end `what` (orphans, command or all); `outcome` is posted when it has. A second sweep hurries the first."""
         self.outcome = self.outcome or outcome
         self.asked = "all" if self.asked == "all" else what
         self.context.guardian().end(self.asked, grace_s=grace_s, signum=signum)

@@ -110,6 +110,18 @@ class LogEvent(StrEnum):
         ),
         "it did not fail",
     )
+    STANDBY_REPORTED = (
+        "standby.reported",
+        "info",
+        "attempt ready private_mib pids text",
+        "the standbys beside an attempt's ranks changed: how many are ready and what they cost, or why there is none",
+    )
+    STANDBY_USED = (
+        "standby.used",
+        "info",
+        "attempt ranks cold",
+        "these local ranks of the attempt began as standbys; `cold`: why another one did not, logged once for each reason",
+    )
     RANK_EXITED = (
         "rank.exited",
         "warning",

@@ -85,6 +85,8 @@ NOTED: dict[str, LogEvent] = {
     "agent.ready": LogEvent.LAUNCHER_STARTED,
     "request.lost": LogEvent.REQUEST_LOST,
     "processes.left": LogEvent.PROCESSES_LEFT,
+    "standby.reported": LogEvent.STANDBY_REPORTED,
+    "standby.used": LogEvent.STANDBY_USED,
 }
 
 

@@ -49,6 +49,16 @@ class StoredCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbyStatus:
+    """The standbys of this node's ranks. text: how many, or why none."""
+
+    text: str
+    ready: int
+    private_mib: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What `status` shows. Times are Unix seconds; None is not known.
 
@@ -95,6 +105,7 @@ class Status:
     hang: tuple[float, Hang] | None = None
     warnings: tuple[str, ...] = ()
     start: StartTimes | None = None
+    standbys: StandbyStatus | None = None
 
     @property
     def died(self) -> bool:
@@ -135,6 +146,7 @@ def status_page(status: Status, address: str) -> FactPage:
         *([Fact("numbers", status.numbers, Tone.WARNING)] if status.numbers else []),
         Fact("restarts", _restarts(status)),
         *_ranks(status),
+        *([Fact("standby", status.standbys.text)] if status.standbys is not None and status.runs else []),
         *_node(status),
         *([Fact("alerts", f"{status.alerts}; supervise alerts list {address}", Tone.WARNING)] if status.alerts else []),
         *_incidents(status),

@@ -43,6 +43,7 @@ from supervisor.run.left_processes import LeftProcesses
 from supervisor.run.node_requests import NodeRequests
 from supervisor.run.rank_requests import RankRequests, wall_t
 from supervisor.run.rank_sampling import RankSampling
+from supervisor.run.standbys import Standbys
 from supervisor.run.threads import Threads
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Executor:
         )
         self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self.watch.busy_gpus = self.node.busy_gpus
+        self.standbys = Standbys(job, loop, self.threads, lambda: self._session, factory.standby_refusal, reporter)
         self._guardian: GuardianClient | None = None
         self._session: Session | None = None
         # What the session was given. The state has what was ordered, which may still wait for the journal or for the user's disk.
@@ -141,6 +143,7 @@ class Executor:
         state = self._loop.state
         self.sampling.sample(state.attempt.live_ranks)
         self.watch.tick(state.attempt.live_ranks)
+        self.standbys.tick(state)
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:
@@ -253,7 +256,7 @@ class Executor:
 
     def _session_context(self) -> SessionContext:
         context, note = (self._loop, self.guardian, self._job, self._last_sample, self.ended, self.fall_back), self._reporter.note
-        return SessionContext(*context, note, self.left.report_from_guardian)
+        return SessionContext(*context, note, self.left.report_from_guardian, self.standbys)
 
     def _last_sample(self) -> None:
         self.sampling.sample(self._loop.state.attempt.live_ranks, last=True)

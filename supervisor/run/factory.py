@@ -78,6 +78,15 @@ class JobFactory:
         """How the ranks are run."""
         return torchrun.launcher(self.torchrun)
 
+    @property
+    def standby_refusal(self) -> str:
+        """Return why the command's ranks can have no standbys, "" where they may."""
+        if not self._job.settings.instrument.enabled:
+            return "the instrumentation is off (--no-instrument)"
+        if self.torchrun is None and python_command.shim_mode(self._job.command) != "rank":
+            return "the command starts its ranks by itself"
+        return ""
+
     def world_size(self, nproc: int | None) -> int | None:
         """Return the ranks of an attempt that has `nproc` of them here (None: as in the command); None: unknown.
 

@@ -105,6 +105,7 @@ class JobRun:
         news = CheckpointNews(self.loop, self.reporter, terminal, self.log, keep=settings.checkpoints.keep)
         self.factory = JobFactory(job, ignored, lambda text: terminal.message(text, "warning"), news.took, early)
         self.executor = Executor(job, self.loop, self.reporter, self.factory)
+        self.executor.standbys.record = self._note
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
         self.mirror: MirrorLink | None = None

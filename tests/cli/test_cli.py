@@ -131,6 +131,8 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "--on-nan",
         "restart",
         "--no-instrument",
+        "--standby",
+        "on",
         "-q",
         "--log-format",
         "json",
@@ -147,7 +149,7 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "checkpoints.keep": 3, "checkpoints.keep_every": 500, "checkpoints.trusted": True,
         "health.enabled": False, "health.evict_on": ("gpu_ecc",), "hang.action": "warn", "network.allow": ("interface,ib_disable",),
         "loss.watch": False, "loss.on_nan": "restart",
-        "instrument.enabled": False, "terminal.verbosity": "quiet", "terminal.log_format": "json",
+        "standby.mode": "on", "instrument.enabled": False, "terminal.verbosity": "quiet", "terminal.log_format": "json",
     }  # fmt: skip
     assert set(expected) == {row.key for row in ROWS if row.flag}
     for settings, _ in started:

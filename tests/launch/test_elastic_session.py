@@ -84,6 +84,7 @@ class Stage:
             fall_back=self.events.append,
             note=lambda *_: None,
             left=lambda *_: None,
+            standbys=self,
         )
         link = None
         if early:
@@ -92,6 +93,14 @@ class Stage:
         self.session = ElasticSession(context, ["agent"], shim="off", script_args=COMMAND[2:], early=started)
         self.session.begin(BEGIN, AS_WRITTEN)
         self.from_guardian(**SPAWNED)
+
+    # who orders standbys
+
+    def reported(self, attempt: int, pids: Any, *, ready: int, private_kib: int, why: str) -> None:
+        self.events.append((attempt, tuple(pids), ready, private_kib, why))
+
+    def used(self, attempt: int, ranks: Any, cold: str) -> None:
+        self.events.append((attempt, tuple(ranks), cold))
 
     # the loop
 

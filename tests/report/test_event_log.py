@@ -172,6 +172,8 @@ def test_every_fact_that_is_noted_is_logged(reporter: Reporter, written: Written
         ("agent.reported", "info", {"what": "rendezvous", **told}),
         ("processes.left", "warning", told),
         ("request.lost", "warning", told),
+        ("standby.reported", "info", told),
+        ("standby.used", "info", told),
     ]
 
 

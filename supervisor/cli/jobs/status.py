@@ -30,7 +30,7 @@ from supervisor.cli.jobs.job_files import (
 )
 from supervisor.core import budget
 from supervisor.report.layout import render, surface_of
-from supervisor.report.status_page import RankStatus, Status, StoredCheckpoint, status_page
+from supervisor.report.status_page import RankStatus, StandbyStatus, Status, StoredCheckpoint, status_page
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def status_of(place: JobFiles) -> Status:
         hang=history.hang if runs else None,
         warnings=tuple(clean(text) for text in history.warnings),
         start=history.start if history.start is not None and history.start.attempt == history.attempt else None,
+        standbys=_standbys(history) if runs else None,
     )
 
 
@@ -204,6 +205,15 @@ def _mirrored(history: History) -> StoredCheckpoint | None:
     return StoredCheckpoint(str(note.data.get("path", "")), step if isinstance(step, int) else None, t, clean(note.text))
 
 
+def _standbys(history: History) -> StandbyStatus | None:
+    note = history.standbys
+    if note is None:
+        return None
+    ready, mib, pids = (note.data.get(name) for name in ("ready", "private_mib", "pids"))
+    numbers = tuple(pid for pid in pids if isinstance(pid, int)) if isinstance(pids, list) else ()
+    return StandbyStatus(clean(note.text), ready if isinstance(ready, int) else 0, mib if isinstance(mib, int) else 0, numbers)
+
+
 def _numbers(place: JobFiles, run: str) -> str:
     newest = numerics.newest_of_run(Manifests(str(place.directory / "checkpoints")).all(), run)
     return "" if newest is None else numerics.report(newest)
@@ -244,6 +254,14 @@ def as_dict(seen: Status) -> dict[str, Any]:
             for r in seen.ranks
         ],
         "world_size": seen.world_size or None,
+        "standby": None
+        if seen.standbys is None
+        else {
+            "text": seen.standbys.text,
+            "ready": seen.standbys.ready,
+            "private_mib": seen.standbys.private_mib,
+            "pids": list(seen.standbys.pids),
+        },
         "verified": _stored(seen.verified, seen.now),
         "mirrored": _stored(seen.mirrored, seen.now),
         "gpus": [{"index": gpu.index, "uuid": gpu.uuid, "quarantined": gpu.quarantined or None} for gpu in seen.gpus],

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from supervisor.guardian.process_tree import ProcessStat
 
-_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", *(name for names in layout.MPI_NAMES for name in names))
+#: In the environment of an interpreter that waits to become the command of the next attempt: it has the command's, and is no rank.
+_STANDBY = "SUPERVISE_JOB_STANDBY"
+_RANK = (_STANDBY, "RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", *(name for names in layout.MPI_NAMES for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ def _environment(pid: int) -> dict[str, str]:
 
 def _rank_of(environ: dict[str, str]) -> tuple[int, int, int] | None:
     """Return rank, local rank and world size as an environment names them, None without; without RANK, on one node, the local rank."""
+    if _STANDBY in environ:
+        return None
     local_rank, world_size = environ.get("LOCAL_RANK", ""), environ.get("WORLD_SIZE", "")
     alone = environ.get("NODE_RANK", "0") == "0"
     rank = environ.get("RANK", local_rank if alone else "")

@@ -65,6 +65,14 @@ def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         child.communicate()
 
 
+def test_a_standby_of_a_rank_is_none(started: Callable[..., subprocess.Popen[str]], seen: LaunchedRanks) -> None:
+    """Its environment is the rank's, as a scheduler's `srun` gave it."""
+    standby = started(0, ("SUPERVISE_JOB_STANDBY", "LOCAL_RANK", "WORLD_SIZE"))
+    rank = started(1)
+    add(seen, rank.pid)
+    assert standby.pid not in seen.pids.values()
+
+
 @pytest.fixture
 def seen() -> Iterator[LaunchedRanks]:
     made = LaunchedRanks()

@@ -1,0 +1,26 @@
+"""The settings of standbys: interpreters that wait to become the ranks of the next attempt. A part of the tree in settings.py."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from supervisor.config.setting_columns import setting
+from supervisor.core.values import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StandbySection:
+    """[standby]: whether a restart finds interpreters that have imported already (docs/restarts.md)."""
+
+    mode: Literal["auto", "on", "off"] = setting(
+        "off",
+        "Keep an interpreter beside each rank that has imported what the rank imports and takes its place at a restart.",
+        "`auto`: where no GPU is visible. [When there is none](restarts.md#standby-ranks).",
+        flag="--standby",
+    )
+    keep_free_gib: float = setting(
+        8.0,
+        "Standbys are started only where so much memory stays free, and a tenth of it; they are ended when half of that is left.",
+        "Of the machine and of every control group above the job, without file caches.",
+        minimum=0,
+    )

@@ -1,0 +1,236 @@
+"""Orders standbys once an attempt runs well, ends them when memory becomes short, and reports what they are (docs/restarts.md).
+
+A standby is a fresh interpreter that has imported what its rank imports, and waits to become the rank of the next attempt. The agent starts
+those of torchrun's ranks, the guardian that of a plain command. Whatever goes wrong with one costs a cold start and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from supervisor.core.model import Launcher
+from supervisor.core.state import Stage
+from supervisor.core.values import dataclass
+from supervisor.journal.records import STANDBYS, Note
+from supervisor.observe.host import memory_room
+from supervisor.observe.ranks import heartbeats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from supervisor.core.model import RankInfo
+    from supervisor.core.state import JobState
+    from supervisor.job.job import Job
+    from supervisor.launch.session import Session
+    from supervisor.report.reporter import Reporter
+    from supervisor.run.loop import Loop
+    from supervisor.run.threads import Threads
+
+#: From the last rank's record of its imports to the order: an attempt that fails again at once needs none, and the ranks warm up.
+SETTLE_S: Final = 2.0
+#: Between two looks for the records, at first and at most.
+LOOK_S: Final = 0.5
+MOST_LOOK_S: Final = 30.0
+MEMORY_LOOK_S: Final = 2.0
+#: What one standby is expected to cost before one was measured: CPU torch needs about 150 MiB.
+EXPECTED_BYTES: Final = 400 << 20
+#: Why there is none for some seconds.
+JUST_BEGUN: Final = "the attempt has just begun"
+_GIB: Final = 1 << 30
+_KIB: Final = 1 << 10
+#: What is left of the memory to keep free when the standbys are ended.
+_ENDED_AT: Final = 0.5
+
+
+class RecordedImports(msgspec.Struct):
+    """What the supervisor reads of a rank's record of its imports (instrument/_supervise_shim/imports.py).
+
+    refused: why the rank's process can have no standby.
+    """
+
+    refused: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportingRank:
+    """The process that is a local rank and recorded its imports: its pid, its command line, and why it can have no standby, or ""."""
+
+    pid: int
+    command: list[str]
+    refused: str
+
+
+#: The rank is another process than the one that was started, or a wrapper replaced itself: its standby would run the script.
+NO_INTERPRETER: Final = "what is started for each rank is not the Python that runs the script"
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyState:
+    """What is known of the standbys. pids: all that live. why: why there is none, or one less."""
+
+    pids: tuple[int, ...] = ()
+    ready: int = 0
+    private_kib: int = 0
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """Describe them for a person."""
+        if not self.pids:
+            return f"none: {self.why}" if self.why else "none"
+        waits = f"{self.ready} ready, {self.private_kib // _KIB} MiB" if self.ready else f"{len(self.pids)} being prepared"
+        return f"{waits}; {self.why}" if self.why else waits
+
+
+class Standbys:
+    """Those of one run. Its methods are called on the loop's thread.
+
+    session: returns the one that runs the ranks. impossible: why the command can have none, "" where it may. record: takes a note
+    for the journal.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 (the parts that it works with)
+        self,
+        job: Job,
+        loop: Loop,
+        threads: Threads,
+        session: Callable[[], Session | None],
+        impossible: str,
+        reporter: Reporter,
+    ) -> None:
+        self._job, self._loop, self._threads = job, loop, threads
+        self._session, self._impossible, self._reporter = session, impossible, reporter
+        self.record: Callable[[Note], None] = lambda _note: None
+        self._settings = job.settings.standby
+        self._state: StandbyState | None = None
+        self._attempt = 0  # the one that the rest is about
+        self._done = False  # they were ordered for it, or will not be
+        self._commands: list[list[str]] | None = None  # that its ranks run, by local rank, once all have written their records
+        self._due_t = self._pause_s = 0.0
+        self._cost_bytes = EXPECTED_BYTES
+        self._logged: set[str] = set()  # reasons for a cold start
+
+    def tick(self, state: JobState) -> None:
+        """Do what is due."""
+        if self._settings.mode == "off" or state.stage is not Stage.RUNNING:
+            return
+        now, attempt = self._loop.clock.now(), state.attempt
+        if attempt.number != self._attempt:
+            self._attempt, self._done, self._commands = attempt.number, False, None
+            self._due_t, self._pause_s = now, LOOK_S
+            if self._state is not None and self._state.pids:  # whoever had them died before it could report
+                self._set(StandbyState(why=JUST_BEGUN))
+            if why := self._refusal(state):
+                self._refuse(why)
+        if state.run.stop is not None:
+            self._drop("a stop was requested")
+        elif now >= self._due_t and self._state is not None and self._state.pids:
+            self._due_t = now + MEMORY_LOOK_S
+            if why := self._shortage(0, part=_ENDED_AT):
+                self._drop(why)
+        elif now >= self._due_t and not self._done and attempt.ranks:
+            self._look(attempt.number, attempt.ranks, now)
+
+    def _refusal(self, state: JobState) -> str:
+        """Return why this attempt has no standbys, "" where it may have them."""
+        if self._impossible:
+            return self._impossible
+        if state.run.policy.launcher is Launcher.STOCK:
+            return "stock torchrun runs the ranks"
+        return "GPUs are visible (--standby on has them there)" if self._settings.mode == "auto" and state.gpus else ""
+
+    def _refuse(self, why: str) -> None:
+        self._done = True
+        self._set(StandbyState(why=why))
+
+    def _look(self, attempt: int, ranks: Sequence[RankInfo], now: float) -> None:
+        """Order them if every rank has written its record a while ago, else look for the records."""
+        if self._commands is not None:
+            self._order(attempt, self._commands)
+            return
+        self._due_t, self._pause_s = now + self._pause_s, min(MOST_LOOK_S, 1.2 * self._pause_s)
+        directory = self._job.attempt_dir(attempt)
+
+        def work() -> None:
+            found = importing_ranks(directory, len(ranks))
+            if found is not None:
+                self._loop.call_soon(lambda: self._read(attempt, ranks, found))
+
+        self._threads.recur("standby-records", work)
+
+    def _read(self, attempt: int, ranks: Sequence[RankInfo], found: Sequence[ImportingRank]) -> None:
+        if attempt != self._attempt or self._done or self._commands is not None:
+            return
+        is_started = {rank.local_rank: rank.pid for rank in ranks} == {number: rank.pid for number, rank in enumerate(found)}
+        if why := next((rank.refused for rank in found if rank.refused), "" if is_started else NO_INTERPRETER):
+            self._refuse(why)
+            return
+        self._commands = [rank.command for rank in found]
+        self._due_t = self._loop.clock.now() + SETTLE_S
+
+    def _order(self, attempt: int, commands: list[list[str]]) -> None:
+        session = self._session()
+        if why := self._shortage(self._cost_bytes * len(commands)):
+            self._refuse(why)
+        elif session is not None:
+            self._done = True
+            resume = self._job.settings.knobs.resume.env
+            session.prepare_standbys(attempt, str(self._job.attempt_dir(attempt)), commands, [resume] if resume else [])
+
+    def _shortage(self, needed: int, *, part: float = 1.0) -> str:
+        return memory_room.shortage(memory_room.rooms(), needed, int(self._settings.keep_free_gib * _GIB), part=part)
+
+    def _drop(self, why: str) -> None:
+        session, self._done = self._session(), True
+        if session is not None and self._state is not None and self._state.pids:
+            session.drop_standbys()
+            self._set(StandbyState(why=why))
+
+    def reported(self, attempt: int, pids: Sequence[int], *, ready: int, private_kib: int, why: str) -> None:
+        """See StandbyListener."""
+        if attempt != self._attempt:
+            return
+        if ready:
+            self._cost_bytes = max(1, private_kib * _KIB // ready)
+        self._set(StandbyState(tuple(pids), ready, private_kib, why))
+
+    def used(self, attempt: int, ranks: Sequence[int], cold: str) -> None:
+        """See StandbyListener."""
+        reason = "" if cold in self._logged else cold
+        self._logged.add(cold)
+        if ranks or reason:
+            self._reporter.note("standby.used", {"attempt": attempt, "ranks": list(ranks), "cold": reason})
+        self._set(StandbyState(why=cold or JUST_BEGUN))
+
+    def _set(self, state: StandbyState) -> None:
+        if state == self._state:
+            return
+        self._state = state
+        data = {"ready": state.ready, "private_mib": state.private_kib // _KIB, "pids": list(state.pids)}
+        self._reporter.note("standby.reported", {"attempt": self._attempt, **data, "text": state.text})
+        self.record(Note(STANDBYS, state.text, data))
+
+
+def importing_ranks(directory: Path, count: int) -> list[ImportingRank] | None:
+    """Return what is known of local ranks 0 to `count` - 1 of an attempt; None where one of them has not written its record."""
+    pids = {beat.local_rank: beat.pid for beat in heartbeats.read(directory / "heartbeat")}
+    found = []
+    for local_rank in range(count):
+        with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
+            record = msgspec.json.decode((directory / f"imports-{local_rank}.json").read_bytes(), type=RecordedImports)
+            found.append(ImportingRank(pids[local_rank], command_line(pids[local_rank]), record.refused))
+    return found if len(found) == count else None
+
+
+def command_line(pid: int) -> list[str]:
+    """Return the words of a process's command line, none where it has ended."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in words]

@@ -253,7 +253,7 @@ def free_port(ephemeral: Path = EPHEMERAL) -> int:
         low, high = (int(n) for n in ephemeral.read_text().split())
     except (OSError, ValueError):
         low, high = 32768, 60999
-    ports = [p for p in range(LOWEST_PORT, 65536) if not low <= p <= high]
+    ports: list[int] = [*range(LOWEST_PORT, low), *range(max(high + 1, LOWEST_PORT), 65536)]
     for port in random.SystemRandom().sample(ports, min(PORT_TRIES, len(ports))):
         if _bindable(port):
             return port

@@ -139,3 +139,26 @@ def test_a_healthy_job_prints_what_torchrun_prints(start: Callable[..., Any], tm
     assert plain(agent.errors()) == plain(stock.stderr)
     argv = json.loads((tmp_path / "facts-1-0").read_text())["argv"]
     assert argv == (["--local-rank=0"] if entry == "launch" else []), "the last to write was stock torchrun"
+
+
+#: Notes a collection that runs while torch is imported.
+COLLECTED = """
+import gc, sys
+
+def note(phase, info):
+    if "torch" in sys.modules and "supervisor.agent.elastic" not in sys.modules:
+        open("collected", "a").close()
+
+if any(word.endswith("supervisor/agent/__main__.py") for word in sys.orig_argv):
+    gc.callbacks.append(note)
+"""
+
+
+def test_the_import_of_torch_is_not_held_up_by_collections(start: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(COLLECTED)
+    agent = start(PYTHONPATH=str(tmp_path / "site"), JOB="")
+    agent.expect("hello")
+    assert not (tmp_path / "collected").exists()
+    agent.stop(0)
+    agent.wait_exit()

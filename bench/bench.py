@@ -25,6 +25,7 @@ import footprint
 import hook_cost
 import log_flood
 import programs_cost
+import restart
 import status
 from runs import BenchError
 
@@ -40,6 +41,7 @@ PARTS: dict[str, Callable[[Path, int], list[Figure]]] = {
     "heartbeat": hook_cost.measure,
     "classify": classify.measure,
     "status": status.measure,
+    "restart": restart.measure,
     "cpu": cpu_per_step.measure,
 }
 

@@ -77,9 +77,9 @@ class Run:
             return [(int(step), int(at)) for who, step, at in lines if int(who) == rank]
         return []
 
-    def wait_for(self, look: Callable[[], bool], what: str, every_s: float = 0.01) -> None:
+    def wait_for(self, look: Callable[[], bool], what: str, every_s: float = 0.01, *, within_s: float = DEADLINE_S) -> None:
         """Await a condition; raise BenchError where the run ends or the time is up before."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + within_s
         while not look():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise BenchError(self.story(f"no {what}"))

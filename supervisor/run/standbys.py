@@ -36,6 +36,8 @@ SETTLE_S: Final = 2.0
 #: Between two looks for the records, at first and at most.
 LOOK_S: Final = 0.5
 MOST_LOOK_S: Final = 30.0
+#: A record grows until the first step: DDP and the optimizers import torch._dynamo. If no step is seen it counts after this time.
+UNSEEN_STEPS_S: Final = 20.0
 MEMORY_LOOK_S: Final = 2.0
 #: What one standby is expected to cost before one was measured: CPU torch needs about 150 MiB.
 EXPECTED_BYTES: Final = 400 << 20
@@ -58,11 +60,12 @@ class RecordedImports(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ImportingRank:
-    """The process that is a local rank and recorded its imports: its pid, its command line, and why it can have no standby, or ""."""
+    """The process that is a local rank and recorded its imports. refused: why it can have no standby, or ""."""
 
     pid: int
     command: list[str]
     refused: str
+    trains: bool  # it made a step, after which it imports nothing more
 
 
 #: The rank is another process than the one that was started, or a wrapper replaced itself: its standby would run the script.
@@ -111,6 +114,7 @@ class Standbys:
         self._attempt = 0  # the one that the rest is about
         self._done = False  # they were ordered for it, or will not be
         self._commands: list[list[str]] | None = None  # that its ranks run, by local rank, once all have written their records
+        self._recorded_t: float | None = None  # since when all have written one
         self._due_t = self._pause_s = 0.0
         self._cost_bytes = EXPECTED_BYTES
         self._logged: set[str] = set()  # reasons for a cold start
@@ -121,7 +125,7 @@ class Standbys:
             return
         now, attempt = self._loop.clock.now(), state.attempt
         if attempt.number != self._attempt:
-            self._attempt, self._done, self._commands = attempt.number, False, None
+            self._attempt, self._done, self._commands, self._recorded_t = attempt.number, False, None, None
             self._due_t, self._pause_s = now, LOOK_S
             if self._state is not None and self._state.pids:  # whoever had them died before it could report
                 self._set(StandbyState(why=JUST_BEGUN))
@@ -166,12 +170,16 @@ class Standbys:
     def _read(self, attempt: int, ranks: Sequence[RankInfo], found: Sequence[ImportingRank]) -> None:
         if attempt != self._attempt or self._done or self._commands is not None:
             return
+        now = self._loop.clock.now()
+        self._recorded_t = now if self._recorded_t is None else self._recorded_t
+        if not all(rank.trains for rank in found) and now < self._recorded_t + UNSEEN_STEPS_S:
+            return
         is_started = {rank.local_rank: rank.pid for rank in ranks} == {number: rank.pid for number, rank in enumerate(found)}
         if why := next((rank.refused for rank in found if rank.refused), "" if is_started else NO_INTERPRETER):
             self._refuse(why)
             return
         self._commands = [rank.command for rank in found]
-        self._due_t = self._loop.clock.now() + SETTLE_S
+        self._due_t = now + SETTLE_S
 
     def _order(self, attempt: int, commands: list[list[str]]) -> None:
         session = self._session()
@@ -218,12 +226,13 @@ class Standbys:
 
 def importing_ranks(directory: Path, count: int) -> list[ImportingRank] | None:
     """Return what is known of local ranks 0 to `count` - 1 of an attempt; None where one of them has not written its record."""
-    pids = {beat.local_rank: beat.pid for beat in heartbeats.read(directory / "heartbeat")}
+    beats = {beat.local_rank: beat for beat in heartbeats.read(directory / "heartbeat")}
     found = []
     for local_rank in range(count):
         with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
             record = msgspec.json.decode((directory / f"imports-{local_rank}.json").read_bytes(), type=RecordedImports)
-            found.append(ImportingRank(pids[local_rank], command_line(pids[local_rank]), record.refused))
+            beat = beats[local_rank]
+            found.append(ImportingRank(beat.pid, command_line(beat.pid), record.refused, beat.steps > 0))
     return found if len(found) == count else None
 
 

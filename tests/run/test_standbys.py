@@ -60,11 +60,12 @@ class Scene:
         row = {"refused": "", "modules": [["sys", "built-in", True]], **fields}
         (self.directory / f"imports-{local_rank}.json").write_text(json.dumps(row))
 
-    def claim(self, local_rank: int, pid: int) -> None:
-        """Have a process be a local rank, as its instrumentation does."""
+    def claim(self, local_rank: int, pid: int, steps: int = 1) -> None:
+        """Have a process be a local rank that made so many steps, as its instrumentation does."""
         with (self.directory / "heartbeat").open("r+b") as file:
-            file.seek((1 + local_rank) * layout.SLOT_BYTES + 8 * layout.PID)
-            file.write(pid.to_bytes(8, sys.byteorder))
+            for word, value in ((layout.PID, pid), (layout.STEPS, steps)):
+                file.seek((1 + local_rank) * layout.SLOT_BYTES + 8 * word)
+                file.write(value.to_bytes(8, sys.byteorder))
 
     def pass_time(self, seconds: float) -> None:
         """Tick as the loop does."""
@@ -106,6 +107,18 @@ def test_they_are_ordered_once_every_rank_has_its_record(tmp_path: Path, ranks: 
     assert scene.sent == [], "it has only just begun to train"
     scene.pass_time(30)
     assert scene.sent == [(1, [COMMAND, COMMAND])], "once for the attempt"
+
+
+def test_a_record_from_before_the_first_step_counts_only_where_no_step_is_seen(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
+    """It is written at the first collective, and again at the first step: DDP and the optimizer import as much as torch itself."""
+    scene = Scene(tmp_path, ranks, "auto")
+    scene.write(0)
+    scene.write(1)
+    scene.claim(1, ranks[1].pid, steps=0)
+    scene.pass_time(18)
+    assert scene.sent == []
+    scene.pass_time(20)
+    assert len(scene.sent) == 1
 
 
 def test_what_is_reported_is_noted_and_recorded_once(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
@@ -228,7 +241,10 @@ def test_records_are_whole_and_of_every_rank(tmp_path: Path, ranks: Any) -> None
     (tmp_path / "imports-1.json").write_text('{"refused": 1}')
     assert importing_ranks(tmp_path, 2) is None
     scene.write(1, refused="why")
-    assert importing_ranks(tmp_path, 2) == [ImportingRank(rank.pid, COMMAND, why) for rank, why in zip(ranks, ["", "why"], strict=True)]
+    scene.claim(1, ranks[1].pid, steps=0)
+    assert importing_ranks(tmp_path, 2) == [
+        ImportingRank(ranks[0].pid, COMMAND, "", trains=True), ImportingRank(ranks[1].pid, COMMAND, "why", trains=False),
+    ]  # fmt: skip
 
 
 def test_the_command_line_of_a_process() -> None:

@@ -53,7 +53,28 @@ INTERRUPTS = {
     "told by DeepSpeed": (steps(9) + "[INFO] [launch.py:325:sigkill_handler] Main process received SIGINT, exiting\n", Cause.INTERRUPTED),
     "near: an interrupt that the program survived": ("Main process received SIGINT, exiting\n" + steps(9), Cause.NONE),
 }
-LOGS = {f"{group}: {name}": row for group, rows in (("interrupts", INTERRUPTS),) for name, row in rows.items()}
+COMMAND = "python train.py " + " ".join(f"--option-{number} value" for number in range(60))
+LAST_WORDS = {
+    "Killed behind a bar": (steps(9) + BAR + "Killed\n", Cause.KILLED_UNKNOWN),
+    "Terminated behind a bar": (steps(9) + BAR + "Terminated\n", Cause.KILLED_UNKNOWN),
+    "a fault behind a bar": (steps(9) + BAR + "Segmentation fault (core dumped)\n", Cause.SEGFAULT),
+    "Slurm behind a bar": (
+        steps(9) + BAR + "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-24T08:00:00 DUE TO TIME LIMIT ***\n",
+        Cause.PREEMPTED,
+    ),
+    "a traceback behind a bar": (steps(9) + BAR + trace("MemoryError"), Cause.HOST_OOM),
+    "a shell's notice with a long command": (
+        steps(9) + f"{BAR}run.sh: line 12: 4711 Killed                  {COMMAND}\n",
+        Cause.KILLED_UNKNOWN,
+    ),
+    "zsh's notice": (steps(9) + "[1]    7120 segmentation fault (core dumped)  python train.py --lr 0.1\n", Cause.SEGFAULT),
+    "bash's notice of a job": (steps(9) + "[1]+  Killed                  python train.py\n", Cause.KILLED_UNKNOWN),
+    "near: the word within a bar": (steps(9) + BAR.replace("loss=2.31", "name=Killed") + "\n", Cause.NONE),
+    "near: a sentence behind a bar": (steps(9) + BAR + "Killed processes so far: 0\n" + steps(3, 9), Cause.NONE),
+    "near: a command that names the word": (f"+ {COMMAND} --on Killed\n" + steps(9), Cause.NONE),
+    "near: a list that looks like a notice": ("[1] killed bills and other laws\n" + steps(9), Cause.NONE),
+}
+LOGS = {f"{group}: {name}": row for group, rows in (("interrupts", INTERRUPTS), ("last words", LAST_WORDS)) for name, row in rows.items()}
 
 
 @pytest.mark.parametrize("name", LOGS)

@@ -32,6 +32,17 @@ _SHELL = {
     "非法指令": 4,
 }
 _SHELL_WORDS = "|".join(_SHELL)
+#: zsh's words in its notice of a job's end.
+_ZSH = {
+    "killed": 9,
+    "segmentation fault": 11,
+    "abort": 6,
+    "bus error": 7,
+    "terminated": 15,
+    "floating point exception": 8,
+    "illegal hardware instruction": 4,
+}
+_SIGNALS = _SHELL | _ZSH
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,14 @@ _ROWS = (
         tuple(_SHELL),
         re.compile(rf"\s{{0,8}}(?P<word>{_SHELL_WORDS})(?: ?[(（](?:core dumped|核心已转储|吐核)[)）])?\s*$"),  # noqa: RUF001 (as it is printed)
     ),
+    # a shell's notice of the end of a job: bash's "[1]+  Killed   python train.py", zsh's "[1]    7120 killed     python train.py"
+    _FooterRow(
+        (*_SHELL, *(f" {word}" for word in _ZSH)),
+        re.compile(
+            rf"\[\d{{1,4}}\](?:[+-] {{1,8}}|  ?[+-]? {{1,8}}(?P<pid>\d{{1,10}}) )(?P<word>{_SHELL_WORDS}|{'|'.join(_ZSH)})"
+            r"(?: \(core dumped\))?(?: {2,}|\s*$)"
+        ),
+    ),
     _FooterRow(
         ("exited on signal ",),
         re.compile(
@@ -119,6 +138,7 @@ _ROWS = (
 )
 #: Every line that reports an end contains one of these.
 ANCHORS = tuple(dict.fromkeys(anchor for row in _ROWS for anchor in row.anchors))
+_NOTICE = re.compile(rf": line \d{{1,6}}: {{1,8}}(?:(?P<pid>\d{{1,8}}) )?(?P<word>{_SHELL_WORDS})\b(?: \(core dumped\))?")
 _CLOSING_SIGNAL = re.compile(r"\bSending process (?P<pid>\d{1,10}) closing signal SIG\w{1,10}\s*$")
 _RANK = re.compile(r"\s*rank\s*: (?P<rank>\d{1,6}) \(local_rank: \d+\)")
 #: A shell's exit code for a child that died of a signal is this plus the signal.
@@ -135,6 +155,12 @@ def read(line: str) -> tuple[Evidence, ...]:
         if match is not None:
             return _fact(match, line)
     return ()
+
+
+def without_command(line: str) -> str:
+    """Return a shell's notice of an end without the command that it quotes at any length; "" for any other line."""
+    match = _NOTICE.search(line) if any(word in line for word in _SHELL) else None
+    return line[: match.end()] if match else ""
 
 
 def member(line: str) -> Evidence | None:
@@ -163,7 +189,7 @@ def _fact(match: re.Match[str], line: str) -> tuple[Evidence, ...]:
     if groups.get("name") is not None:
         signum = SIGNAL_NUMBERS.get(groups["name"])
     elif groups.get("word") is not None:
-        signum = _SHELL.get(groups["word"].strip())
+        signum = _SIGNALS.get(groups["word"].strip())
     elif groups.get("signal") is not None:
         signum = int(groups["signal"])
     elif groups.get("code") is not None:

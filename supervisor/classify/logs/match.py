@@ -293,6 +293,8 @@ class Reader:
         line = text.read(data[start:end], whole=whole)
         if (exception := text.error_handler_exception(line.text)) and self._before(data, start).endswith('"message": {'):
             line = replace(line, text=exception, echo=False)
+        if line.echo and (notice := footers.without_command(line.text)):
+            line = replace(line, text=notice, echo=False)
         quoted = self._finder.feed(line, number, t)
         for traceback in self._finder.take():
             self._traceback(traceback)

@@ -85,6 +85,12 @@ _OPTIONS = re.compile(r"(?:^|\s)--[a-z][\w-]+(?:[= ]|$)")
 _OPTIONS_OF_A_COMMAND = 3
 
 
+#: The tail of a progress bar (tqdm): "[02:38<01:08,  2.74s/it, loss=2.3]". A bar ends no line, so the last words of a process, of its shell
+#: or of its scheduler stand behind it.
+_BAR_TAIL = re.compile(r"\[(?:\d{1,4}:){1,3}\d\d(?:<[\d:?, ]{1,24})?, {0,3}[^\]\n]{0,400}\]")
+_RATES = ("/s", "s/")
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line. kernel: the message if the line is of the kernel's log, else None. echo: it is a printed setting, help or command."""
@@ -111,7 +117,7 @@ def read(data: bytes, *, whole: bool = True) -> Line:
     """Return a line without its prefixes. whole: the data begins where the line begins, so prefixes may stand there."""
     text = plain(data.decode("utf-8", "replace"))
     if not whole:
-        return Line(text)
+        return Line(behind_bars(text))
     if text.startswith('{"log":"') and (match := _DOCKER.match(text)):
         text = plain(_JSON_ESCAPE.sub(_unescaped, match[1]))
     rank: int | None = None
@@ -131,7 +137,16 @@ def read(data: bytes, *, whole: bool = True) -> Line:
     kernel, host = kernel_message(text)
     if match := _NCCL.match(text):
         return Line(text, rank, match["node"], match["gpu"])
+    text = behind_bars(text)
     return Line(text, rank, node or host, kernel=kernel, echo=is_echo(text))
+
+
+def behind_bars(text: str) -> str:
+    """Return what stands behind the progress bars of a line, the line itself if nothing does, or if it has none."""
+    if "]" not in text or not any(part in text for part in _RATES):
+        return text
+    end = max((match.end() for match in _BAR_TAIL.finditer(text)), default=0)
+    return text[end:].lstrip() or text
 
 
 def kernel_message(text: str) -> tuple[str | None, str]:

@@ -3,7 +3,8 @@
 A log holds more than its program's own failure: caught errors, printed data, lines of other processes, the attempt before. So these rules
 put the known end of a rank before the text. Candidates that are not admissible stay in the verdict as further evidence.
 
-1. *A run ends with its launcher's footer.* If a rank fails in a second footer, everything before the end of the first is another run.
+1. *A run ends with its launcher's footer.* If a rank fails in a second footer, everything before the end of the first is another run. So is
+   everything before the last traceback if the lines after it are those with which the log began: that is a new run.
 2. *The end outranks the output.* The exception that ended a rank (its error file's, else its last whole traceback) outranks its other
    output, unless that exception may follow from it: a closed connection, a lost worker, a launcher that passes an error on. If no rank is
    named, a footer between the two separates the processes of two nodes. A person's Ctrl-C may follow from another exception, not from text.
@@ -58,6 +59,7 @@ def facts_of_this_run(facts: Sequence[Evidence]) -> tuple[Evidence, ...]:
     ran = sorted(f.line for f in facts if f.source == "log" and (f.name in EXCEPTIONS or f.name == "progress"))
     pairs = ((first, last) for lines in footers.values() for first, last in pairwise(lines))
     over = max((first for first, last in pairs if bisect_right(ran, first) < bisect_left(ran, last)), default=0)
+    over = max((f.line for f in facts if f.name == "begun_again"), default=over)
     return tuple(fact for fact in facts if not 0 < fact.line <= over or fact.source in {"observer", "heartbeat"})
 
 

@@ -14,6 +14,7 @@ Every fact that supports a cause is a candidate. Three rules choose, in this ord
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,15 @@ SURVIVED = 0.5
 LIGHT = 0.75
 #: The field of an exit code that the program chose: its 137 is not a shell's code for a signal.
 OWN_CODE = ("by", "program")
+#: A bar that is full, a count that is reached.
+_FULL = re.compile(r"\b100%|(?<![\d.])(\d{1,9})/\1(?![\d.])")
+#: The most for a warning: Python's ("/opt/x.py:12: UserWarning: text"), and one of torch's C++ ("[W322 13:31:40.551 TCPStore.cpp:125]"),
+#: which the other ranks print at the end of any peer, a good end too.
+OF_A_WARNING = 0.7
+OF_A_NATIVE_WARNING = 0.35
+_WARNING = re.compile(
+    r"\s{0,8}(?:\S{1,400}:\d+: [A-Z]\w{0,60}Warning: |(?P<native>\[W(?:\d{3,4} )?[\d:. ]{0,24}\w{1,60}\.(?:cpp|h|cc):\d+\]))"
+)
 #: The most for an exception that only a log's tail shows: it may be an old one.
 OF_A_TAIL = 0.6
 #: Subtracted from the confidence if another cause is as sure.
@@ -87,13 +97,19 @@ def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[Cause
     """Return a candidate for each fact that supports a cause."""
     afterwards = _trained_until(facts)
     recently = _trained_until(facts, "recent_progress")
+    lately = _trained_until(facts, "last_progress")
     ended = _has_failed_end(facts, afterwards)
     found: list[CauseCandidate] = []
     for fact in facts:
         candidate = _candidate(fact, exceptions)
         if candidate is None:
             continue
-        if _may_be_survived(fact) and 0 < fact.t < (afterwards if exceptions.uncaught.knows(fact) else recently):
+        if match := _WARNING.match(fact.text):
+            candidate = _of_a_warning(candidate, OF_A_NATIVE_WARNING if match["native"] else OF_A_WARNING)
+            recent = lately
+        else:
+            recent = recently
+        if _may_be_survived(fact) and 0 < fact.t < (afterwards if exceptions.uncaught.knows(fact) else recent):
             if not ended:
                 continue
             if fact.free_text:
@@ -101,6 +117,12 @@ def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[Cause
                 candidate = replace(candidate, claim=claim, survived=True)
         found.append(candidate)
     return _few_of_each(found)
+
+
+def _of_a_warning(candidate: CauseCandidate, most: float) -> CauseCandidate:
+    """Return a candidate that only a warning shows: it ended nothing, so any other cause goes before it."""
+    claim = replace(candidate.claim, weight=min(candidate.claim.weight, most), consequence_of=exits.ANY)
+    return replace(candidate, claim=claim)
 
 
 def _may_be_survived(fact: Evidence) -> bool:
@@ -240,6 +262,8 @@ def _unconvinced(facts: Sequence[Evidence], allowed: Sequence[CauseCandidate], c
     rival = max((c for c in candidates if c.claim.cause is not Cause.UNKNOWN), key=lambda c: c.claim.weight, default=None)
     signs = [f for f in facts if (f.source, f.name, f.text) != ("exit", "exit_code", "0")]
     if best is None and not failed and signs and all(f.source == "log" or (f.source == "kernel" and f.line > 0) for f in signs):
+        if _stops_in_mid_run(facts, good_end):
+            return Verdict(Cause.NONE, 0.5, "no sign of a failure, but the log stops in mid-run", "none")
         return Verdict(Cause.NONE, 0.9, "no sign of a failure", "none")
     if best is None and not failed:
         return Verdict(Cause.UNKNOWN, 0.1, "the attempt ended and left no evidence", "unknown:no-evidence", because=tuple(facts[:3]))
@@ -257,6 +281,13 @@ def _unconvinced(facts: Sequence[Evidence], allowed: Sequence[CauseCandidate], c
         runner_up=rival.claim.cause if rival else None,
         runner_up_confidence=rival.claim.weight if rival else 0.0,
     )
+
+
+def _stops_in_mid_run(facts: Sequence[Evidence], good_end: float) -> bool:
+    """Whether the last line of a log is a step of training, or a bar that is not full: nothing says that the program came to its end."""
+    read = max((f.line for f in facts if f.name == "read"), default=0)
+    last = next((f for f in facts if f.name == "last_progress"), None)
+    return last is not None and not good_end and last.line >= read - 1 and not _FULL.search(last.text)
 
 
 def _verdict(

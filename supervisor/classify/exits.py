@@ -77,6 +77,11 @@ BY_EXCEPTION = {
     "RendezvousTimeoutError": Claim(Cause.RENDEZVOUS, 0.95, transient=True),
     "RendezvousClosedError": Claim(Cause.RENDEZVOUS, 0.9, transient=True),
     "SignalException": Claim(Cause.PREEMPTED, 0.8, transient=True),
+    # its message lists "potential root causes", which are no evidence
+    **{
+        kind: Claim(Cause.KILLED_UNKNOWN, 0.5, transient=True, consequence_of=ANY)
+        for kind in ("RayActorError", "ActorDiedError", "WorkerCrashedError", "NodeDiedError")
+    },
     "BrokenPipeError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
     "ConnectionResetError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
     "ConnectionRefusedError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
@@ -95,6 +100,11 @@ OF_LAUNCHERS = frozenset(
         *("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException", "ProcessFailure", "SystemExit"),
         "CheckpointException",  # torch.distributed.checkpoint's: the exceptions of the ranks follow it
     }
+)
+
+#: Ray's exceptions for what failed in another process: a task's carries that exception, an actor's only says that it died.
+OF_ANOTHER_PROCESS = frozenset(
+    {"RayTaskError", "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "OwnerDiedError"}
 )
 
 #: Exceptions of a connection that broke or could not be made.
@@ -196,6 +206,11 @@ _REFERS_ELSEWHERE = re.compile(
 LONGEST_NUMBER = 4
 _LONGEST_HINT = 400
 _BRACKETS = re.compile(r"\w+\((?P<inside>[\w.]+)\)$")
+
+
+def passes_on(kind: str) -> bool:
+    """Whether an exception of this type, with modules, carries or reports the failure of another process."""
+    return kind.partition("(")[0].rsplit(".", 1)[-1] in OF_ANOTHER_PROCESS
 
 
 def signal_name(signum: int | str) -> str:

@@ -74,7 +74,99 @@ LAST_WORDS = {
     "near: a command that names the word": (f"+ {COMMAND} --on Killed\n" + steps(9), Cause.NONE),
     "near: a list that looks like a notice": ("[1] killed bills and other laws\n" + steps(9), Cause.NONE),
 }
-LOGS = {f"{group}: {name}": row for group, rows in (("interrupts", INTERRUPTS), ("last words", LAST_WORDS)) for name, row in rows.items()}
+TAGGED = "pod/train-worker-3 | "
+STAMPED = "Nov 24 09:10:{:02d} node7 train.sh[3312]: "
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
+MISMATCH = "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group"
+BANNER = "Loading the data\nPatch size: 256\nBatch size: 16\nCreating the model\n"
+STORE = (
+    "[rank2]:[W322 13:31:40.551 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=6, addr=[n1]:5, remote=[n1]:2335): Broken pipe\n"
+)
+DRIVER = (
+    "/opt/torch/cuda/__init__.py:52: UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040). "
+    "Please update your GPU driver\n"
+)
+SYMBOL = "ImportError: /opt/fused.so: undefined symbol: _ZN3c105ErrorC2E"
+OF_ACTOR = 'ray.exceptions.RayTaskError(AssertionError): ray::Worker.setup() (pid=7, ip=10.0.0.7)\n  File "/w/rl.py", line 9, in setup\n'
+DIED = (
+    "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tclass_name: Worker\nThe actor is dead "
+    "because its worker process has died. There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to "
+    "high memory usage. (2) ray stop --force is called.\n"
+)
+
+
+def prefixed(prefix: str, log: str) -> str:
+    return "".join(prefix.format(number % 60) + line + "\n" for number, line in enumerate(log.splitlines()))
+
+
+PREFIXES = {
+    "a container's tag": (prefixed(TAGGED, steps(9) + trace(OOM)), Cause.CUDA_OOM),
+    "the journal's": (prefixed(STAMPED, "starting\nloading\nrunning\n" + trace(OOM)), Cause.CUDA_OOM),
+    "near: a logger's lines after a traceback": (
+        prefixed("2026-11-24 09:10:{:02d},120 ", "INFO start\n" * 9)
+        + trace("KeyError: 'lr'")
+        + f"2026-11-24 09:11:00,120 INFO sample: {OOM}\n",
+        Cause.USER_CODE,
+    ),
+}
+FOLDED = {
+    "at a word": (trace(MISMATCH.replace("doesn't match", "doesn't\nmatch")), Cause.CHECKPOINT_MISMATCH),
+    "anywhere": (trace(MISMATCH.replace("doesn't match", "does\nn't match")), Cause.CHECKPOINT_MISMATCH),
+    "near: a value in further lines": (trace(f"ValueError: bad config\n{OOM}"), Cause.USER_CODE),
+}
+RUNS = {
+    "the last one goes well": (BANNER + trace("KeyError: 'lr'") + BANNER + "Testing\nmIoU: 0.64\n", Cause.NONE),
+    "near: the last one fails": (BANNER + trace("KeyError: 'lr'") + BANNER + trace(OOM), Cause.CUDA_OOM),
+    "near: other lines follow": (
+        BANNER + trace("KeyError: 'lr'") + "closing the tracker\nsaved the profile\nPatch size: 256\nbye\n",
+        Cause.USER_CODE,
+    ),
+}
+CONSEQUENCES = {
+    "a store that is gone": (steps(9) + STORE, Cause.UNKNOWN),
+    "near: its exception": (steps(9) + trace("torch.distributed.DistNetworkError: Connection reset by peer"), Cause.RENDEZVOUS),
+}
+WARNINGS = {
+    "of the driver, and trained on": (DRIVER + steps(9), Cause.NONE),
+    "of the driver, then another end": (DRIVER + trace("KeyError: 'lr'"), Cause.USER_CODE),
+    "near: the driver's error": (
+        steps(9) + trace(DRIVER.replace("/opt/torch/cuda/__init__.py:52: UserWarning: CUDA initialization: ", "RuntimeError: ").strip()),
+        Cause.GPU_DRIVER,
+    ),
+}
+WRAPPERS = {
+    "Ray's task around a worker's cause": (
+        prefixed("(Worker pid=7) ", trace(SYMBOL)) + trace(OF_ACTOR + "AssertionError: no engine registered"),
+        Cause.DEPENDENCY,
+    ),
+    "near: a cause that the driver survived": (
+        trace(SYMBOL) + "using the slow kernel\n" + steps(9) + trace("KeyError: 'lr'"),
+        Cause.USER_CODE,
+    ),
+    "an actor that died without a reason": (steps(9) + trace(DIED), Cause.KILLED_UNKNOWN),
+    "near: an actor that died of its own exception": (
+        prefixed("(Worker pid=7) ", trace(OOM)) + trace(DIED),
+        Cause.CUDA_OOM,
+    ),
+}
+NO_NUMBERS = {
+    "the last losses": (steps(9) + "".join(f"iter {number}: loss nan, time 9ms\n" for number in range(5)), Cause.NAN_LOSS),
+    "near: one of them": (steps(9) + "iter 9: loss nan, time 9ms\n" + steps(9, 10), Cause.NONE),
+    "near: beside one that is a number": ("".join(f"epoch {number} loss 0.5 val_loss nan\n" for number in range(9)), Cause.NONE),
+    "near: a metric": ("".join(f"epoch {number} loss 0.5 iou nan\n" for number in range(9)), Cause.NONE),
+}
+GROUPS = {
+    "interrupts": INTERRUPTS,
+    "last words": LAST_WORDS,
+    "prefixes": PREFIXES,
+    "folded": FOLDED,
+    "several runs": RUNS,
+    "consequences": CONSEQUENCES,
+    "warnings": WARNINGS,
+    "wrappers": WRAPPERS,
+    "no numbers": NO_NUMBERS,
+}
+LOGS = {f"{group}: {name}": row for group, rows in GROUPS.items() for name, row in rows.items()}
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -82,3 +174,10 @@ def test_a_log_is_what_the_rules_say(name: str) -> None:
     log, cause = LOGS[name]
     verdict = classify(read_text(log, CATALOGUE))
     assert verdict.cause is cause, verdict
+
+
+def test_a_log_that_stops_in_mid_run_is_less_surely_healthy() -> None:
+    cut = classify(read_text(steps(9) + BAR, CATALOGUE))
+    whole = classify(read_text(steps(9) + BAR.replace("41%", "100%").replace("410/1000", "1000/1000") + "\nsaved model.pt\n", CATALOGUE))
+    assert (cut.cause, whole.cause) == (Cause.NONE, Cause.NONE)
+    assert cut.confidence < whole.confidence

@@ -20,7 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from supervisor.classify.logs import footers, text
+from supervisor.classify import exits
+from supervisor.classify.logs import footers, log_end, text
 from supervisor.classify.logs.bounded_sample import BoundedSample
 from supervisor.classify.logs.rows import ANY_CAUSE, Signature
 from supervisor.classify.logs.tracebacks import OF_VALUES, Finder, calls, frames_in
@@ -53,16 +54,11 @@ MOST_QUOTED = 2048
 #: from other ranks, or from a buffer, after the first rank failed.
 PROGRESS_AFTERWARDS = {"progress": 3, "recent_progress": 2, "last_progress": 1}
 KEPT_TEXT = 2000
+#: Characters of a line that may have been broken by a terminal's width.
+NARROWEST_TERMINAL = 60
 
 _ENDS = re.compile(rb"[\r\n]")
 _BREAK = re.compile(r"[ \t]*\n[ \t]*")
-_PROGRESS = re.compile(
-    r"\d{1,3}%\|.{0,60}\| *[\d.,]+[kKMG]?/"
-    r"|\b(?:iter|it|step|iteration|epoch|batch|global_step)s?\b\W{0,8}\d+.{0,160}\b(?:loss|lr|it/s|s/it|tok|grad|ms|eta|time|samples)\b"
-    r"|['\"]loss['\"]: ?[\d.]|\bloss\W{1,4}\d",
-    re.IGNORECASE,
-)
-
 
 #: A good end, in the last lines of a program. A shell's "done" is none.
 _WELL = re.compile(
@@ -77,11 +73,6 @@ LONGEST_GOOD_END = 200
 def _is_bare(unit: str) -> bool:
     """Whether a kernel message stands without the prefix of the kernel's log."""
     return text.kernel_message(unit)[0] == unit.lstrip()
-
-
-def tells_progress(line: str) -> bool:
-    """Whether a line reports a step of training."""
-    return _PROGRESS.search(line) is not None
 
 
 class Scanner(Protocol):
@@ -168,12 +159,16 @@ def read_text(log: str | bytes, catalogue: Catalogue, scanner: Scanner | None = 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A traceback whose evidence was kept. by: rank and node. whole: its first line was seen. thread: it ended only a thread."""
+    """A traceback whose evidence was kept. by: rank and node. whole: its first line was seen. thread: it ended only a thread.
+
+    passed_on: it carries another process's exception.
+    """
 
     by: tuple[int | None, str]
     whole: bool
     last_line: int
     thread: bool
+    passed_on: bool
 
 
 class Reader:
@@ -185,6 +180,8 @@ class Reader:
         self._scanner: Scanner = scanner if scanner is not None else PlainScanner(catalogue.anchors)
         self._rank, self._node = rank, node
         self._finder = Finder()
+        self._prefixes = text.SharedPrefixes()
+        self._of_prefixed = False  # the open traceback's lines have such a prefix
         self._carry = b""
         self._inside = False  # the carry is not the beginning of its line
         self._number = 1  # of the line at which the carry, or the next block, begins
@@ -228,7 +225,12 @@ class Reader:
         final = {written.by: index for index, (written, _) in enumerate(self._tracebacks) if not written.thread}
         for index in final.values():
             written, parts = self._tracebacks[index]
-            if written.whole and self._number - written.last_line <= LINES_AFTERWARDS and written.last_line > survived:
+            if (
+                written.whole
+                and not written.passed_on
+                and self._number - written.last_line <= LINES_AFTERWARDS
+                and written.last_line > survived
+            ):
                 self._tracebacks[index] = (written, [replace(part, free_text=False) for part in parts])
         read = Evidence("log", "read", f"{self._number} lines", line=self._number)
         return (*self._with_sources(self.evidence()), read, *after)
@@ -249,6 +251,7 @@ class Reader:
     def _block(self, data: bytes, t: float) -> None:
         pos = 0
         number = self._number
+        self._prefixes.learn(data)
         hits = sorted(self._scanner.hits(data), key=lambda hit: hit[1])
         ends = [end for _, end in hits]
         while pos < len(data):
@@ -291,6 +294,8 @@ class Reader:
     def _part(self, data: bytes, start: int, end: int, number: int, t: float, anchors: set[int]) -> None:  # noqa: PLR0913, PLR0917 (a line)
         whole = data[start - 1] in b"\r\n" if start else not self._inside
         line = text.read(data[start:end], whole=whole)
+        if whole and (rest := self._without_prefix(line)) is not None:
+            line = rest
         if (exception := text.error_handler_exception(line.text)) and self._before(data, start).endswith('"message": {'):
             line = replace(line, text=exception, echo=False)
         if line.echo and (notice := footers.without_command(line.text)):
@@ -305,6 +310,21 @@ class Reader:
         if line.rank is None and b"exitcode" in data[start:end]:  # of torchrun's table, which names the rank in the row before
             line = replace(line, rank=footers.rank_of(self._before(data, start)))
         self._line(line, number, t, partial(self._anchors, raw=data[start:end], found=anchors))
+
+    def _without_prefix(self, line: Line) -> Line | None:
+        """Return a line without the prefix that the log's lines share, if what follows is of a traceback or of an end; else None.
+
+        A logger's own lines keep their prefix: it shows that they are of no traceback.
+        """
+        self._of_prefixed = self._of_prefixed and self._finder.reading
+        if line.kernel is not None or not line.text:
+            return None
+        rest = self._prefixes.without(line.text)
+        if rest is None or not (self._of_prefixed or text.is_of_a_failure(rest)):
+            return None
+        self._of_prefixed = True
+        inner = text.read(rest.encode("utf-8", "replace"))
+        return replace(inner, rank=line.rank if inner.rank is None else inner.rank, node=inner.node or line.node)
 
     def _anchors(self, unit: str, raw: bytes = b"", found: Iterable[int] = ()) -> Iterable[int]:
         """Return the anchors of a unit. found: those of the raw line, which hold if the unit stands in it unchanged.
@@ -355,9 +375,8 @@ class Reader:
         for raised in found.raised:
             came_through = calls(raised.frames)
             known = of_exception(self._catalogue, raised.text, self._anchors(raised.text), came_through)
-            if not known and "\n" in raised.text and raised.kind not in OF_VALUES:  # terminals and boxes break a message at any place
-                unit = _BREAK.sub(" ", raised.text)
-                known = matches(self._catalogue, unit, "exception", self._anchors(unit), came_through)
+            if not known and "\n" in raised.text:
+                known = self._unfolded(raised, came_through)
             harmless = any(match.row.benign for match in known)
             for match in known:
                 if match.row.benign:
@@ -375,9 +394,24 @@ class Reader:
         frames = [f'  File "{frame.path}", line {frame.line}, in {frame.function}' for raised in found.raised for frame in raised.frames]
         if frames:
             parts.append(fact_of(name="traceback", text="\n".join(frames)[-KEPT_TEXT:]))
+        passed_on = any(exits.passes_on(raised.kind) for raised in found.raised)
         if len(self._tracebacks) >= MOST_TRACEBACKS:
             del self._tracebacks[MOST_TRACEBACKS // 2]
-        self._tracebacks.append((_Written((found.rank, found.node), found.whole, found.last_line, found.thread), parts))
+        self._tracebacks.append((_Written((found.rank, found.node), found.whole, found.last_line, found.thread, passed_on), parts))
+
+    def _unfolded(self, raised: PrintedException, came_through: str) -> list[Match]:
+        """Return the rows that match a message whose lines are joined: terminals and boxes break it, at a space or anywhere.
+
+        A message about a value may quote it in further lines, so there the match must begin in the first line.
+        """
+        first = raised.text.find("\n")
+        for unit in (_BREAK.sub(" ", raised.text), raised.text.replace("\n", "")):
+            found = matches(self._catalogue, unit, "exception", self._anchors(unit), came_through)
+            if raised.kind in OF_VALUES:
+                found = [match for match in found if match.start <= first and first >= NARROWEST_TERMINAL]
+            if found:
+                return found
+        return []
 
     def _afterwards(self) -> list[Evidence]:
         """Return the evidence in the stream's last lines that training went on, or ended well."""
@@ -390,7 +424,10 @@ class Reader:
                 found.append(Evidence("log", "ended_well", shown[:200], self._rank, t or float(number), free_text=True, line=number))
                 break
             number -= 1
-        return found
+        raised = max((fact.line for _, parts in self._tracebacks for fact in parts), default=0)
+        again = not any(fact.line > raised for fact in self._facts)  # a footer after it is of the run that failed
+        found += log_end.trained_on_without_number(self._tail, self._number, self._rank)
+        return found + log_end.begun_again(self._tail, self._number, raised) if again else found
 
     def _progress(self) -> list[Evidence]:
         """Return the lines of PROGRESS_AFTERWARDS, counted from the end of the stream."""
@@ -400,7 +437,7 @@ class Reader:
         while end > 0 and len(found) < len(PROGRESS_AFTERWARDS):
             start = max(self._tail.rfind(b"\n", 0, end), self._tail.rfind(b"\r", 0, end)) + 1
             line = text.plain(self._tail[start:end][: text.LONGEST_LINE].decode("utf-8", "replace"))
-            if tells_progress(line) and (number := self._number - self._tail.count(b"\n", start)) not in self._quoted:
+            if log_end.tells_progress(line) and (number := self._number - self._tail.count(b"\n", start)) not in self._quoted:
                 seen += 1
                 for name in (name for name, needed in PROGRESS_AFTERWARDS.items() if needed == seen):
                     at = self._bytes - len(self._tail) + end

@@ -7,6 +7,7 @@ A doubtful prefix stays: a wrong rank is worse than no rank.
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from supervisor.core.values import dataclass
 
@@ -139,6 +140,59 @@ def read(data: bytes, *, whole: bool = True) -> Line:
         return Line(text, rank, match["node"], match["gpu"])
     text = behind_bars(text)
     return Line(text, rank, node or host, kernel=kernel, echo=is_echo(text))
+
+
+#: What a prefix may consist of: a time, a tag in brackets, "host process[pid]:", "name |".
+_DATE = r"(?:[A-Z][a-z]{2} {1,2}\d{1,2}|\d{2,4}[-/.]\d{1,2}[-/.]\d{1,4})"
+_TIME = rf"(?:{_DATE}[T ,]{{1,2}})?\d{{1,2}}:\d\d(?::\d\d(?:[.,]\d{{1,9}})?)?(?:Z|[+-]\d\d:?\d\d)?:?"
+_TAG = (
+    r"(?!\[rank|\[default)(?:\[[^\[\]\n]{1,80}\]:?|<[^<>\n]{1,60}>:?|\([^()\n]{1,60}\):?"
+    r"|(?:[\w.-]{1,64} )?[\w./@-]{1,64}\[\d{1,10}\]:|[\w./@-]{1,64} {0,24}\|)"
+)
+_SHARED = re.compile(rf"(?:(?:{_TIME}|{_TAG})(?: |(?=\[|$))){{1,4}}")
+_OF_A_FAILURE = re.compile(
+    r"\s{0,8}(?:(?:\w[\w.]*(?:Error|Exception): )?Traceback \(most recent call last\)|File \"[^\"\n]{1,1024}\", line \d"
+    r"|(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:Error|Exception|Interrupt|OutOfMemory)(?:: |$)"
+    r"|(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)(?: \(core dumped\))?\s*$|slurmstepd: error: |terminate called |\[rank\d)"
+)
+_FIGURES = re.compile(r"\d+")
+#: So many of a log's first lines are looked at, and so large a share of them must have the prefix.
+FIRST_LINES = 64
+LEAST_LINES = 4
+LEAST_SHARE = 0.5
+
+
+class SharedPrefixes:
+    """The prefix that most lines of a log share, whatever it is, learned from its first lines: equal but for its figures."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._counts: Counter[str] = Counter()
+        self._seen = 0
+        self._known: tuple[re.Pattern[str], ...] = ()
+
+    def learn(self, data: bytes) -> None:
+        """Look at the lines of a block, as long as few have been seen."""
+        if self._seen >= FIRST_LINES:
+            return
+        for raw in data[: FIRST_LINES * 512].splitlines()[: FIRST_LINES - self._seen]:
+            if not (shown := plain(raw[:512].decode("utf-8", "replace"))).strip():
+                continue
+            self._seen += 1
+            if match := _SHARED.match(shown):
+                self._counts[_FIGURES.sub("0", match[0])] += 1
+        least = max(LEAST_LINES, LEAST_SHARE * self._seen)
+        shapes = (shape for shape, count in self._counts.items() if count >= least)
+        self._known = tuple(re.compile(r"\d+".join(map(re.escape, shape.split("0")))) for shape in shapes)
+
+    def without(self, line: str) -> str | None:
+        """Return a line without that prefix, None if it has none."""
+        return next((line[match.end() :] for prefix in self._known if (match := prefix.match(line))), None)
+
+
+def is_of_a_failure(line: str) -> bool:
+    """Whether a line is of a traceback, or reports how a process ended."""
+    return _OF_A_FAILURE.match(line) is not None
 
 
 def behind_bars(text: str) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from supervisor.classify import exits
 from supervisor.classify.engine import classify
-from supervisor.classify.logs import catalogue, footers, match, rows, text
+from supervisor.classify.logs import catalogue, footers, log_end, rows, text
 from supervisor.classify.logs.match import read_text
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Claim, Evidence
@@ -298,7 +298,7 @@ def look(line: str) -> None:
     footers.member(found.text)
     footers.rank_of(found.text)
     text.error_handler_exception(found.text)
-    match.tells_progress(found.text)
+    log_end.tells_progress(found.text)
 
 
 @pytest.mark.bench

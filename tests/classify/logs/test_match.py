@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.classify.engine import classify
-from supervisor.classify.logs import catalogue, match, text
+from supervisor.classify.logs import catalogue, log_end, match, text
 from supervisor.classify.logs.match import PlainScanner, Reader, read_text
 from supervisor.classify.logs.rows import parse
 from supervisor.core.model import Cause, Evidence
@@ -366,8 +366,8 @@ def test_progress_is_known_in_the_forms_that_frameworks_print() -> None:
         "Part 0 | Epoch 00000 | Batch 080 | Loss: 2.0488 | Time: 3.7742",
     )
     for form in forms:
-        assert match.tells_progress(form), form
-    assert not match.tells_progress("RuntimeError: step failed")
+        assert log_end.tells_progress(form), form
+    assert not log_end.tells_progress("RuntimeError: step failed")
 
 
 def test_source_code_that_a_traceback_quotes_is_no_progress() -> None:

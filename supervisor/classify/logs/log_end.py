@@ -1,0 +1,63 @@
+"""Reads the end of a log: whether training went on, with losses that are no number, or whether another run began.
+
+Only the last lines are looked at (match.TAIL_BYTES), so a log of any size costs the same.
+"""
+
+from __future__ import annotations
+
+import re
+
+from supervisor.classify.logs import text
+from supervisor.classify.logs.rows import ANY_CAUSE
+from supervisor.core.model import Cause, Claim, Evidence
+
+_PROGRESS = re.compile(
+    r"\d{1,3}%\|.{0,60}\| *[\d.,]+[kKMG]?/"
+    r"|\b(?:iter|it|step|iteration|epoch|batch|global_step)s?\b\W{0,8}\d+.{0,160}(?:\b|_)(?:loss\d?|lr|it/s|s/it|tok|grad|ms|eta|time|samples)\b"
+    r"|['\"]loss['\"]: ?(?:[\d.]|nan)|(?:\b|_)loss\W{1,4}(?:\d|nan\b)",
+    re.IGNORECASE,
+)
+
+#: So many of the last reported losses must be no number.
+LAST_LOSSES = 3
+NAN_WEIGHT = 0.6
+_NAN = re.compile(r"(?:\b|_)loss\d?['\"]?\W{1,4}nan\b", re.IGNORECASE)
+#: A validation's loss is NaN where there is no validation set, beside the training's that is a number.
+_FINITE = re.compile(r"loss\d?['\"]?\W{1,4}\d", re.IGNORECASE)
+#: So many different lines in a row are a run's beginning.
+EQUAL_LINES = 4
+
+
+def tells_progress(line: str) -> bool:
+    """Whether a line reports a step of training."""
+    return _PROGRESS.search(line) is not None
+
+
+def trained_on_without_number(tail: bytes, number: int, rank: int | None) -> list[Evidence]:
+    """Return the evidence that the last steps reported a loss that is no number, and the program trained on."""
+    shown = [text.plain(line.decode("utf-8", "replace")) for line in tail.replace(b"\r", b"\n").split(b"\n")]
+    last = [line for line in shown if tells_progress(line)][-LAST_LOSSES:]
+    if len(last) < LAST_LOSSES or not all(_NAN.search(line) and not _FINITE.search(line) for line in last):
+        return []
+    at = float(number)
+    claim = Claim(Cause.NAN_LOSS, NAN_WEIGHT, transient=False, consequence_of=(ANY_CAUSE,))
+    return [Evidence("log", "nan_loss.trained_on", last[0][:200], rank, at, free_text=True, line=number, claim=claim)]
+
+
+def begun_again(tail: bytes, number: int, last: int) -> list[Evidence]:
+    """Return the evidence that a new run began after the last traceback: the same lines follow it that stood before it.
+
+    A file may hold several runs (nohup.out, a log that is appended to). The lines of a run's beginning are equal in all of them; those
+    of a run that goes on hold numbers that grow.
+    """
+    lines = [line.strip() for line in tail.split(b"\n")]
+    first = number - len(lines) + 1
+    if last < first:
+        return []
+    before = [line for line in lines[: last - first + 1] if line]
+    after = [line for line in lines[last - first + 1 :] if line][:EQUAL_LINES]
+    if any(b"Traceback (most" in line or line.startswith(b'File "') for line in after):
+        return []  # of another rank that failed alike
+    if len(set(after)) < EQUAL_LINES or not any(before[i : i + EQUAL_LINES] == after for i in range(len(before))):
+        return []
+    return [Evidence("log", "begun_again", after[0][:200].decode("utf-8", "replace"), line=last, free_text=True)]

@@ -263,7 +263,7 @@ def _unconvinced(facts: Sequence[Evidence], allowed: Sequence[CauseCandidate], c
     signs = [f for f in facts if (f.source, f.name, f.text) != ("exit", "exit_code", "0")]
     if best is None and not failed and signs and all(f.source == "log" or (f.source == "kernel" and f.line > 0) for f in signs):
         if _stops_in_mid_run(facts, good_end):
-            return Verdict(Cause.NONE, 0.5, "no sign of a failure, but the log stops in mid-run", "none")
+            return Verdict(Cause.NONE, 0.5, "no sign of a failure; the log stops in mid-run", "none")
         return Verdict(Cause.NONE, 0.9, "no sign of a failure", "none")
     if best is None and not failed:
         return Verdict(Cause.UNKNOWN, 0.1, "the attempt ended and left no evidence", "unknown:no-evidence", because=tuple(facts[:3]))

@@ -217,7 +217,9 @@ def test_an_empty_log_is_unknown_not_healthy(tmp_path: Path) -> None:
 def test_garbage_is_no_failure_and_what_follows_it_is_found(tmp_path: Path, log: bytes, problem: str) -> None:
     (tmp_path / "a.log").write_bytes(log)
     answer = one("a.log", cwd=tmp_path)
-    assert (answer["cause"], answer["summary"]) == (("unknown", problem) if problem else ("none", "no sign of a failure"))
+    # a bar that is not full says one thing more
+    summary = answer["summary"].removesuffix("; the log stops in mid-run")
+    assert (answer["cause"], summary) == (("unknown", problem) if problem else ("none", "no sign of a failure"))
     (tmp_path / "b.log").write_bytes(log + b"\n" + OOM.encode())
     answer = one("b.log", cwd=tmp_path)
     assert answer["cause"] == "cuda_oom"

@@ -20,6 +20,7 @@ _PROGRESS = re.compile(
 
 #: So many of the last reported losses must be no number.
 LAST_LOSSES = 3
+LAST_BYTES = 8192
 NAN_WEIGHT = 0.6
 _NAN = re.compile(r"(?:\b|_)loss\d?['\"]?\W{1,4}nan\b", re.IGNORECASE)
 #: A validation's loss is NaN where there is no validation set, beside the training's that is a number.
@@ -35,7 +36,10 @@ def tells_progress(line: str) -> bool:
 
 def trained_on_without_number(tail: bytes, number: int, rank: int | None) -> list[Evidence]:
     """Return the evidence that the last steps reported a loss that is no number, and the program trained on."""
-    shown = [text.plain(line.decode("utf-8", "replace")) for line in tail.replace(b"\r", b"\n").split(b"\n")]
+    end = tail[-LAST_BYTES:]
+    if b"nan" not in end.lower():
+        return []
+    shown = [text.plain(line.decode("utf-8", "replace")) for line in end.replace(b"\r", b"\n").split(b"\n")]
     last = [line for line in shown if tells_progress(line)][-LAST_LOSSES:]
     if len(last) < LAST_LOSSES or not all(_NAN.search(line) and not _FINITE.search(line) for line in last):
         return []
@@ -50,6 +54,8 @@ def begun_again(tail: bytes, number: int, last: int) -> list[Evidence]:
     A file may hold several runs (nohup.out, a log that is appended to). The lines of a run's beginning are equal in all of them; those
     of a run that goes on hold numbers that grow.
     """
+    if not last:
+        return []
     lines = [line.strip() for line in tail.split(b"\n")]
     first = number - len(lines) + 1
     if last < first:

@@ -1,6 +1,6 @@
 """Reads the end of a log: whether training went on, with losses that are no number, or whether another run began.
 
-Only the last lines are looked at (match.TAIL_BYTES), so a log of any size costs the same.
+Only the last lines are read (match.TAIL_BYTES), so a log of any size costs the same.
 """
 
 from __future__ import annotations

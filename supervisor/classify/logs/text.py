@@ -156,7 +156,7 @@ _OF_A_FAILURE = re.compile(
     r"|(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)(?: \(core dumped\))?\s*$|slurmstepd: error: |terminate called |\[rank\d)"
 )
 _FIGURES = re.compile(r"\d+")
-#: So many of a log's first lines are looked at, and so large a share of them must have the prefix.
+#: So many of a log's first lines are read, and so large a share of them must have the prefix.
 FIRST_LINES = 64
 LEAST_LINES = 4
 LEAST_SHARE = 0.5

@@ -156,6 +156,8 @@ class Play:
             if what.attempt == self.watch.attempt and not self.over:
                 HAPPENS[what.what.partition(" ")[0]](self, what)
             return
+        if isinstance(what, events.HealthChecked) and what.attempt != self.state.attempt.number:
+            what = events.HealthChanged(self.t, what.findings)  # the attempt began without it
         if isinstance(what, act.SelectCheckpoint):
             found = self.world.selected(self.t, what.attempt, what.rejected)
             what = (

@@ -143,7 +143,7 @@ class Standby:
             self._state = GONE
 
     def hand_over(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str = "", *, fds: Mapping[int, int], deadline_s: float = 0.3
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str = "", *, fds: Mapping[int, int], deadline_s: float = 1.0
     ) -> bool:
         """Have it run as the rank now. False: it is gone, `why` says why, and the rank must start cold.
 

@@ -27,12 +27,12 @@ RECORD = "\nimport _socket, ctypes, json, sys\nsys.modules['_supervise_shim'].in
 class Ranks:
     """The attempts of one job; each may be run cold or from a standby. `processes`: all that were started."""
 
-    def __init__(self, folder: Path, **variables: str) -> None:
+    def __init__(self, folder: Path, executable: str = sys.executable, **variables: str) -> None:
         self.folder = folder
+        self.executable = executable
         self.variables = variables
         self.processes: list[subprocess.Popen[bytes]] = []
         self.standby: Standby | None = None
-        self.errors: list[str] = []
 
     def env(self, attempt: int, **more: str) -> dict[str, str]:
         """Return the environment of an attempt's rank."""
@@ -64,7 +64,7 @@ class Ranks:
         """Run a rank cold; returns exit code, output, errors."""
         with self._files(attempt) as (out, err):
             process = subprocess.Popen(  # noqa: S603 - as below
-                [sys.executable, *args],
+                [self.executable, *args],
                 env=env or self.env(attempt),
                 stdout=out,
                 stderr=err,
@@ -76,7 +76,7 @@ class Ranks:
 
     def start(self, *args: str, attempt: int = 1, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Standby:
         """Start a standby for the command and the environment of an attempt, by the record of that attempt."""
-        argv, given = [sys.executable, *args], dict(env or self.env(attempt))
+        argv, given = [self.executable, *args], dict(env or self.env(attempt))
         ours, theirs = pair()
         with theirs:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter
@@ -101,7 +101,7 @@ class Ranks:
         assert self.standby is not None
         with self._files(attempt) as (out, err):
             return self.standby.hand_over(
-                [sys.executable, *args], env or self.env(attempt), fds={1: out.fileno(), 2: err.fileno()}, deadline_s=deadline_s
+                [self.executable, *args], env or self.env(attempt), fds={1: out.fileno(), 2: err.fileno()}, deadline_s=deadline_s
             )
 
     def warm(self, *args: str, attempt: int = 2) -> tuple[int, str, str]:

@@ -125,7 +125,9 @@ class ImportRecord:
         if len(self._imports) == MOST_IMPORTS:
             raise OverflowError(MOST_IMPORTS)
         now = ProcessState()
-        if not self._imports and self._base is not None and not getattr(sys.flags, "safe_path", False) and now.path[1:] == self._base.path:
+        base = [] if self._base is None else self._base.path
+        # Python puts it there after site, so after a usercustomize
+        if last.path == base and now.path[1:] == base and not getattr(sys.flags, "safe_path", False):
             self._path0 = now.path[0]
         changed = now != last
         self._imports.append((name, now.written(self._path0) if changed else None))
@@ -167,7 +169,7 @@ class ImportRecord:
                 files.append(origin)
         return {
             "v": 1,
-            "refused": self._refused,
+            "refused": self._refused or customized(),
             "executable": sys.executable,
             "version": sys.version,
             "path0": path0,
@@ -237,14 +239,17 @@ def stamps(paths: Iterable[str | None]) -> dict[str, list[int] | None]:
 
 def unusual_start() -> str:
     """Return what makes every standby of this command too different from a rank, "" for nothing."""
-    for name in ("sitecustomize", "usercustomize"):
-        if name in sys.modules:
-            return f"a {name} of yours runs before the script"
     if sys.gettrace() is not None or sys.getprofile() is not None:
         return "a debugger, a coverage tool or a profiler is attached"
     if sys.flags.inspect or sys.flags.interactive or sys.flags.no_site or sys.flags.verbose or "importtime" in sys._xoptions:  # noqa: SLF001
         return "the interpreter runs with -i, -v or -X importtime"
     return ""
+
+
+def customized() -> str:
+    """Return which module of the user's ran before the script, in plain words; "" if none did."""
+    found = [name for name in ("sitecustomize", "usercustomize") if name in sys.modules]  # our own leaves sys.modules
+    return f"a {found[0]} of yours runs before the script" if found else ""
 
 
 def _logging() -> list[Any]:

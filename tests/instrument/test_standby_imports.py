@@ -1,0 +1,159 @@
+"""What a standby imports in advance: what the script had no part in. Small libraries stand in for torch, in a user's site-packages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.guardian.standby import READY, REFUSED
+from tests.support.standbys import RECORD, Ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+
+#: Printed by every script as its first line, before it imports anything: what is loaded of the test's libraries.
+LOADED = "import sys; print(sorted(name for name in sys.modules if name.startswith('lib_')))\n"
+NEEDED = "import _socket, ctypes, json, random, threading, warnings, os\n"
+
+
+class Libraries:
+    """Ranks, and a site-packages for their libraries."""
+
+    def __init__(self, folder: Path) -> None:
+        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        self.site = folder / "user" / "lib" / version / "site-packages"
+        self.site.mkdir(parents=True)
+        base = getattr(sys, "_base_executable", sys.executable)  # a virtual environment has no user site
+        self.ranks = Ranks(folder, base, PYTHONUSERBASE=str(folder / "user"), PYTHONDONTWRITEBYTECODE="1")
+
+    def prepare(self, script: str, **libraries: str) -> tuple[str, str, list[str]]:
+        """Run a script cold, and start its standby; returns its state, its reason or note, and what the cold rank had loaded at its end."""
+        for name, text in libraries.items():
+            (self.site / f"{name}.py").write_text(text)
+        (self.ranks.folder / "train.py").write_text(LOADED + NEEDED + script + RECORD)
+        code, _, errors = self.ranks.cold("train.py")
+        assert code == 0, errors
+        standby = self.ranks.ready("train.py")
+        return (
+            standby.poll(),
+            standby.why or standby.note,
+            sorted(name for name in self.ranks.content()["modules"] if name.startswith("lib_")),
+        )
+
+    def warm(self) -> list[str]:
+        """Run the rank from the standby; returns what was loaded before the script began."""
+        code, self.out, self.err = self.ranks.warm("train.py")
+        assert code == 0, self.err
+        return list(json.loads(self.out.splitlines()[0 if self.out[0] == "[" else -1].replace("'", '"')))
+
+
+@pytest.fixture
+def libraries(tmp_path: Path) -> Iterator[Libraries]:
+    made = Libraries(tmp_path)
+    yield made
+    made.ranks.close()
+
+
+def test_libraries_are_imported_and_the_scripts_own_modules_are_not(libraries: Libraries) -> None:
+    (libraries.ranks.folder / "lib_mine.py").write_text("import lib_b")
+    state, why, cold = libraries.prepare("import lib_a, lib_mine", lib_a="", lib_b="")
+    assert (state, why) == (READY, "")
+    assert cold == ["lib_a", "lib_b", "lib_mine"]
+    assert libraries.warm() == ["lib_a", "lib_b"]
+
+
+def test_what_reads_a_variable_that_the_script_sets_is_left_to_it(libraries: Libraries) -> None:
+    script = "import lib_a\nos.environ['LIB_MODE'] = 'x'\nimport lib_b, lib_c\nassert lib_b.mode == 'x'"
+    state, why, _ = libraries.prepare(script, lib_a="", lib_b="import os\nmode = os.environ.get('LIB_MODE')", lib_c="")
+    assert (state, why) == (READY, "")
+    assert libraries.warm() == ["lib_a", "lib_c"]
+
+
+def test_what_a_library_changes_is_not_taken_for_the_scripts(libraries: Libraries) -> None:
+    changes = "import os, warnings\nos.environ['LIB_MODE'] = 'x'\nwarnings.simplefilter('ignore', FutureWarning)"
+    reads = "import os\nmode = os.environ['LIB_MODE']"
+    state, why, _ = libraries.prepare("import lib_a, lib_b\nassert lib_b.mode == 'x'", lib_a=changes, lib_b=reads)
+    assert (state, why) == (READY, "")
+    assert libraries.warm() == ["lib_a", "lib_b"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ("sys.path.insert(0, '/nowhere')", "sys.path"),
+        ("sys.meta_path.append(type('F', (), {'find_spec': staticmethod(lambda *a: None)})())", "the import hooks"),
+        ("os.chdir('/')", "the working directory"),
+    ],
+)
+def test_after_a_change_that_every_import_sees_nothing_is_imported_in_advance(libraries: Libraries, change: str, word: str) -> None:
+    state, why, _ = libraries.prepare(f"import lib_a\n{change}\nimport lib_b", lib_a="", lib_b="")
+    assert (state, why) == (READY, f"the script changes {word}")
+    assert libraries.warm() == ["lib_a"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import random\nrandom.random()",
+        "import warnings\nwarnings.warn('old', DeprecationWarning, stacklevel=2)",
+        "import sys\nif 'decimal' not in sys.modules: raise ImportError",
+    ],
+)
+def test_what_draws_random_numbers_or_warns_its_importer_or_fails_is_left_to_the_script(libraries: Libraries, text: str) -> None:
+    (libraries.ranks.folder / "decimal.py").write_text("")  # the script's own: never in advance
+    state, why, _ = libraries.prepare("import decimal, lib_a, lib_b", lib_a="", lib_b=text)
+    assert (state, why) == (READY, "")
+    assert libraries.warm() == ["lib_a"]
+    assert libraries.err == libraries.ranks.outputs(1)[1]
+
+
+def test_after_a_change_of_the_filters_what_prints_or_changes_them_too_is_left(libraries: Libraries) -> None:
+    script = "import lib_a\nwarnings.simplefilter('error')\nimport lib_b, lib_c, lib_d"
+    filters = "import warnings\nwarnings.simplefilter('ignore', FutureWarning)"
+    state, why, _ = libraries.prepare(script, lib_a="", lib_b=filters, lib_c="print('c')", lib_d="")
+    assert (state, why) == (READY, "")
+    assert libraries.warm() == ["lib_a", "lib_d"]
+
+
+def test_what_the_imports_print_is_printed_by_the_rank(libraries: Libraries) -> None:
+    noisy = "import ctypes, os, sys\nprint('python')\nctypes.CDLL(None).puts(b'C')\nos.system('echo child >&2')"
+    assert libraries.prepare("import lib_a", lib_a=noisy)[0] == READY
+    assert libraries.warm() == ["lib_a"]
+    assert sorted(libraries.out.splitlines()[:-1]) == ["C", "python"]
+    assert libraries.err == "child\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "starts a thread"),
+        ("import sys\nif 'lib_z' not in sys.modules: import lib_y", "loads lib_y, which"),
+        ("print('x' * 300000)", "print too much"),
+    ],
+)
+def test_a_standby_that_is_not_what_the_rank_would_be_refuses(libraries: Libraries, text: str, why: str) -> None:
+    (libraries.ranks.folder / "lib_z.py").write_text("")
+    state, reason, _ = libraries.prepare("import lib_z, lib_a", lib_a=text, lib_y="")
+    assert state == REFUSED
+    assert why in reason
+
+
+def test_a_rank_out_of_a_standby_hands_the_record_on(libraries: Libraries) -> None:
+    libraries.prepare("import lib_a", lib_a="")
+    libraries.warm()
+    assert libraries.ranks.content(2) == libraries.ranks.content(1)
+    third = libraries.ranks.ready("train.py", attempt=2)
+    assert (third.poll(), third.why, third.note) == (READY, "", "")
+    code, out, _ = libraries.ranks.warm("train.py", attempt=3)
+    assert (code, out) == (0, "['lib_a']\n")
+
+
+def test_a_usercustomize_is_refused(libraries: Libraries) -> None:
+    state, why, _ = libraries.prepare("", usercustomize="")
+    assert (state, why) == (REFUSED, "a usercustomize of yours runs before the script")

@@ -30,7 +30,7 @@ print(json.dumps({
     'env': {k: v for k, v in os.environ.items() if k != 'SUPERVISE_JOB_ATTEMPT'}, 'order': list(os.environ),
     'nice': os.getpriority(os.PRIO_PROCESS, 0), 'oom': open('/proc/self/oom_score_adj').read(), 'policy': os.sched_getscheduler(0),
     'main': sorted(vars(sys.modules['__main__'])), 'meta': [str(type(one)) for one in sys.meta_path],
-    'status': [l for l in open('/proc/self/status') if l.startswith(('Sig', 'Shd', 'Umask', 'Cap'))],
+    'status': [l for l in open('/proc/self/status') if l.startswith(('SigB', 'SigI', 'SigC', 'Umask', 'Cap'))],
     'modules': sorted(sys.modules),
 }))
 """

@@ -15,6 +15,7 @@ from _imp import source_hash
 from _signal import getsignal  # type: ignore[import-not-found]  # built in, as the one below
 from _thread import _count, get_ident
 from _warnings import filters  # the list that `warnings` has
+from atexit import _ncallbacks
 
 from .layout import quiet
 
@@ -39,7 +40,7 @@ def thread_count() -> int:
 class ProcessState:
     """What a script can change and an import can see; compared field by field. Values of variables are kept as checksums only."""
 
-    __slots__ = ("cwd", "filters", "hooks", "logging", "path", "signals", "threads", "torch", "tracing", "variables")
+    __slots__ = ("at_exit", "cwd", "filters", "hooks", "logging", "path", "signals", "threads", "torch", "tracing", "variables")
 
     def __init__(self) -> None:
         self.variables = dict(os.environ._data)  # type: ignore[attr-defined]  # noqa: SLF001 - its bytes; decoding all costs 50 µs
@@ -48,6 +49,7 @@ class ProcessState:
         self.filters = list(getattr(sys.modules.get("warnings"), "filters", filters))
         self.signals = [getsignal(number) for number in _SIGNALS]
         self.threads = thread_count()
+        self.at_exit = _ncallbacks()
         self.tracing = (sys.gettrace(), sys.getprofile())
         self.cwd = os.getcwd()  # noqa: PTH109 - pathlib costs 5 ms of start-up
         self.logging = _logging()
@@ -69,6 +71,7 @@ class ProcessState:
             "filters": [repr(one) for one in self.filters],
             "signals": [number for number, handler in enumerate(self.signals, 1) if callable(handler) or handler == 1],
             "threads": self.threads,
+            "at_exit": self.at_exit,
             "tracing": [one is not None for one in self.tracing],
             "cwd": self.cwd,
             "logging": self.logging,

@@ -4,7 +4,7 @@ A state that differs from the recorded one was the script's doing. From there on
 out to be inert: it reads no variable that the script changed, changes nothing that is recorded, and prints nothing. And no import may
 draw random numbers, or warn the script that imports it. A module that breaks this is left to the rank.
 """
-# ruff: noqa: PTH115,PTH208 - pathlib is imported where the rank imports it
+# ruff: noqa: PTH115,PTH117,PTH118,PTH119,PTH208 - pathlib is imported where the rank imports it
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_SOFT = ("variables", "filters", "signals", "threads", "tracing", "logging")
+_SOFT = ("variables", "filters", "signals", "threads", "tracing", "logging", "at_exit")
 
 
 class Refused(Exception):  # noqa: N818 - no error: a cold start is as good
@@ -41,12 +41,16 @@ class Preload:
         self._changed: set[str] = set()  # variables that the script had changed when the rank came to the next import
         self._late = ""  # why imports must be inert from here on, "" while they need not be
         self._main = sys.modules["__main__"]
+        self._set: dict[str, str] = {}  # variables that the imports set, and what they removed
+        self._removed: set[str] = set()
+        self._stamps: dict[str, list[int] | None] = {}  # of the files that were imported
 
     def run(self) -> None:
         """Import. Raises Refused, or Leave."""
         record, path0 = self._record, self._record["path0"]
         if (sys.executable, sys.version) != (record["executable"], record["version"]):
             raise Refused("the interpreter is another")
+        before = dict(os.environ)
         self._main.__file__ = record["main_file"]  # libraries take a __main__ without a file for an interactive session
         if path0 is not None:
             sys.path.insert(0, path0)
@@ -57,6 +61,12 @@ class Preload:
                 del sys.path[0]
             del self._main.__file__
             self._main.__dict__.pop("__warningregistry__", None)
+        self._set = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        self._removed = before.keys() - os.environ.keys()
+
+    def environment(self, env: dict[str, str]) -> dict[str, str]:
+        """Return a rank's environment, with the changes that its libraries make while they are imported."""
+        return {**{name: value for name, value in env.items() if name not in self._removed}, **self._set}
 
     def _import_all(self) -> None:
         modules = self._record["modules"]
@@ -80,7 +90,7 @@ class Preload:
 
     def _import(self, name: str) -> None:
         before, size = self._state(), printed_bytes()
-        read = Reads() if self._late else None
+        read, known = (Reads(), set(sys.modules)) if self._late else (None, set())
         variables: dict[str, Any] = {"__name__": "__main__", "name": name}  # a frame like the script's, to see whom a warning is for
         try:
             exec(compile("__import__(name)", self._record["main_file"] or "<string>", "exec"), variables)  # noqa: S102 - the line stands here
@@ -89,10 +99,17 @@ class Preload:
         finally:
             if read is not None:
                 read.end()
-        if "__warningregistry__" in variables:
+        after = self._state()
+        if "__warningregistry__" in variables or after["cwd"] != before["cwd"]:
             raise Leave(name)
-        if read is not None and (read.names & self._changed or self._state() != before or printed_bytes() != size):
+        if read is not None and (self._depends(read.names, known) or after != before or printed_bytes() != size):
             raise Leave(name)
+
+    def _depends(self, read: set[str], known: set[str]) -> bool:
+        """Whether an import may have seen a variable that the script had changed: C code reads what it likes."""
+        if not self._changed:
+            return False
+        return "*" in read or not self._changed.isdisjoint(read) or any(map(_is_native, sys.modules.keys() - known))
 
     def _state(self) -> dict[str, Any]:
         state = imports.ProcessState().written(self._record["path0"])
@@ -129,6 +146,37 @@ class Preload:
         if imports.thread_count():
             raise Refused("importing in advance starts a thread")
         _refuse_gpu()
+        self._stamps = imports.stamps(sorted({known[name] for name in known.keys() & sys.modules.keys() if _is_installed(known[name])}))
+
+    def outdated(self) -> str:
+        """Return why a cold start would import something else by now, or ""."""
+        stamps = {**self._record["files"], **self._record["directories"], **self._stamps}
+        for path, stamp in imports.stamps(stamps).items():
+            if stamp != stamps[path]:
+                return f"{path} was changed"
+        return self._customized() or self._hidden()
+
+    def _customized(self) -> str:
+        """Look for a module that Python would run before the script."""
+        finder: Any = sys.modules["_frozen_importlib_external"]
+        for name in ("sitecustomize", "usercustomize"):
+            spec = finder.PathFinder.find_spec(name) if name[0] == "s" or sys.modules["site"].ENABLE_USER_SITE else None
+            if spec is not None and spec.origin:
+                return f"{spec.origin} was added"
+        return ""
+
+    def _hidden(self) -> str:
+        """Look for a module of the script's own that Python would take for a library that is loaded."""
+        libraries = {name for name, (origin, library) in self._record["modules"].items() if library and os.path.isabs(origin)}
+        path0 = self._record["path0"]
+        for folder in [*([] if path0 is None else [path0]), *sys.path]:
+            if folder in self._record["directories"]:
+                break
+            for entry in _entries(folder):
+                name, dot, _ = entry.partition(".")
+                if name in libraries and name in sys.modules and (dot or _entries(os.path.join(folder, entry, "__init__.py"))):
+                    return f"{os.path.join(folder, entry)} has the name of a library"
+        return ""
 
 
 def _refuse_gpu() -> None:
@@ -147,6 +195,7 @@ _WORDS = {
     "signals": "signal handlers",
     "threads": "the number of threads",
     "tracing": "the trace function",
+    "at_exit": "what is called at exit",
     "cwd": "the working directory",
     "logging": "the root logger",
     "torch": "torch's defaults",
@@ -194,7 +243,7 @@ class Reads:
                 return str(kind.__getitem__(self, key))
 
             def __iter__(self) -> Any:  # noqa: ANN401 - as os has it
-                names.update(os.fsdecode(name) for name in self._data)
+                names.add("*")
                 return kind.__iter__(self)
 
         os.environ.__class__ = Watched
@@ -202,6 +251,26 @@ class Reads:
     def end(self) -> None:
         """Take it away."""
         os.environ.__class__ = self._before
+
+
+def _is_native(name: str) -> bool:
+    """Whether a module is C code of other people than Python's."""
+    origin = imports.origin_of(sys.modules.get(name))
+    return origin.endswith(".so") and "lib-dynload" not in origin
+
+
+def _is_installed(origin: str) -> bool:
+    return os.path.isabs(origin) and "-packages" in origin  # nobody edits the standard library
+
+
+def _entries(path: str) -> list[str]:
+    """Return the names in a directory, or that of a file; none if it is not there."""
+    try:
+        return os.listdir(path)
+    except NotADirectoryError:
+        return [os.path.basename(path)]
+    except OSError:
+        return []
 
 
 def _target(number: str) -> str:

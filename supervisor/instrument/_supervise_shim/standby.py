@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import sys
 
-from . import imports
 from .claim import leave_environment
 from .preload import Leave, Preload, Refused
 from .process_traits import LOW_FDS, MOST_OUTPUT_BYTES, Priority, Title, capture, drop_finders, private_kib, replay, set_environment
@@ -64,6 +63,7 @@ class WaitingProcess:
         self._fd = fcntl.fcntl(self._order.fd, fcntl.F_DUPFD_CLOEXEC, LOW_FDS)
         if self._order.fd != self._fd:
             os.close(self._order.fd)
+        self._cwd = os.getcwd()  # noqa: PTH109 - pathlib is imported where the rank imports it
         self._outputs = [capture(number) for number in (1, 2)]
         self._order.priority.lower()
         # as in the rank when the script begins
@@ -90,7 +90,7 @@ class WaitingProcess:
         # the options and the script are Python's already, and cannot be changed any more; only what follows them can
         fixed = len(cold) - len(sys.argv) + 1
         self._send({"ready": True, "modules": preload.count, "private_kib": private_kib(), "fixed": fixed, "note": preload.note})
-        self._take_over(record, title, fixed)
+        self._take_over(record, preload, title, fixed)
         return made
 
     def _prepare(self, source: bytes, record: dict[str, Any], make: Callable[[bytes], Any]) -> tuple[Any, Preload]:
@@ -149,13 +149,14 @@ class WaitingProcess:
             pairs = [pair.partition(b"=") for pair in file.read().split(b"\0") if pair]
         env = {name: value for name, _, value in pairs}
         env[VARIABLE.encode()] = os.fsencode(order.written(self._fd))
+        os.chdir(self._cwd)
         os.set_inheritable(self._fd, True)  # noqa: FBT003 - the standard library's signature
         os.execve(sys.executable, argv, env)  # noqa: S606 - this very interpreter
 
-    def _take_over(self, record: dict[str, Any], title: Title, fixed: int) -> None:
+    def _take_over(self, record: dict[str, Any], preload: Preload, title: Title, fixed: int) -> None:
         """Wait for the hand-over, and become the rank."""
         message, fds = self._receive()
-        why = _changed(record) or self._order.priority.restore()
+        why = preload.outdated() or self._order.priority.restore()
         if why:
             os.write(self._fd, b"N" + why[:MOST_WORDS].encode("utf-8", "replace"))
             os._exit(0)
@@ -165,18 +166,9 @@ class WaitingProcess:
             os.chdir(message["cwd"])
         argv, env = message["argv"], message["env"]
         title.show(argv, env)
-        set_environment(env)
+        set_environment(preload.environment(env))
         sys.argv[1:] = argv[fixed:]
         if hasattr(sys, "orig_argv"):
             sys.orig_argv[:] = argv
         os.write(self._fd, b"A")
         os.close(self._fd)
-
-
-def _changed(record: dict[str, Any]) -> str:
-    """Return why the record does not hold any more: the script, or what is installed, was changed."""
-    for kind in ("files", "directories"):
-        for path, stamp in imports.stamps(record[kind]).items():
-            if stamp != record[kind][path]:
-                return f"{path} was changed"
-    return ""

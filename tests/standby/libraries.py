@@ -1,0 +1,117 @@
+# ruff: noqa: E501 - programs in one line
+"""Libraries that do on import what libraries do, and scripts that import them between changes of their own.
+
+They lie in the site-packages of an interpreter of the tests. `SCRIPTS`: the text, and whether a standby may serve ("warm"), must leave it to a
+cold start ("cold"), or may do either ("any"). Whichever it is, nobody can tell.
+"""
+
+from __future__ import annotations
+
+LIBRARIES = {
+    "lib_variable": "import os\nVALUE = os.environ.get('PROBE_SETTING')\n",
+    "lib_variables": "import os\nVALUE = dict(os.environ).get('PROBE_SETTING'), sorted(os.environ)[-1]\n",
+    "lib_sets_variable": "import os\nos.environ['PROBE_BY_LIBRARY'] = '1'\n",
+    "lib_exit": "import atexit, sys\natexit.register(sys.stdout.write, 'a library ends\\n')\n",
+    "lib_warns_importer": "import warnings\nwarnings.warn('lib_warns_importer is old', DeprecationWarning, stacklevel=2)\n",
+    "lib_warns": "import warnings\nwarnings.warn('of a library itself')\n",
+    "lib_prints": "import sys, os\nprint('imported')\nsys.stderr.write('imported\\n')\nos.write(1, b'raw\\n')\n",
+    "lib_thread": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='of a library').start()\n",
+    "lib_signal": "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: None)\n",
+    "lib_main": "import sys\nimport __main__\nVALUE = __main__.__file__, list(sys.argv), sys.path[0], hasattr(sys, 'ps1'), __main__.__name__\n",
+    "lib_opens": "import os\nFD = os.open(os.devnull, os.O_RDONLY)\n",
+    "lib_draws": "import random\nVALUE = random.random()\n",
+    "lib_path": "import sys\nsys.path.append('/probe')\n",
+    "lib_filters": "import warnings\nwarnings.filterwarnings('ignore', message='of a library')\n",
+    "lib_logging": "import logging\nlogging.basicConfig(level=logging.INFO)\n",
+    "lib_hook": "import sys\nHOOK = sys.excepthook\nsys.excepthook = lambda *a: (sys.stderr.write('a library reports\\n'), HOOK(*a))\n",
+    "lib_interpreter": (
+        "import decimal, faulthandler, gc, signal, socket, sys, threading\nsys.setrecursionlimit(1234)\nsys.setswitchinterval(0.01)\n"
+        "gc.set_threshold(800, 8, 8)\ngc.freeze()\ndecimal.getcontext().prec = 40\nsocket.setdefaulttimeout(77)\nthreading.stack_size(1 << 20)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])\n"
+    ),
+    "lib_kernel": "import os, resource\nos.umask(0o77)\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n",
+    "lib_directory": "import os\nos.chdir('/')\n",
+    "lib_alternative": "try:\n    import not_installed\nexcept ImportError:\n    not_installed = None\n",
+    "lib_package": "from . import part\n__all__ = ['part']\n",
+    "lib_removes": "import sys, lib_variable\ndel sys.modules['lib_variable']\n",
+    "lib_replaces": "import sys, types\nsys.modules[__name__] = types.SimpleNamespace(__name__=__name__, __spec__=__spec__, VALUE=3)\n",
+    "lib_lazy": "def __getattr__(name):\n    if name != 'part':\n        raise AttributeError(name)\n    import lib_variable\n    return lib_variable\n",
+    "lib_child": "import subprocess, sys\nCHILD = subprocess.Popen(['sleep', '30'])\n",
+    "lib_context": "import contextvars\nVARIABLE = contextvars.ContextVar('probe')\nVARIABLE.set('of a library')\n",
+    "lib_copies": "from lib_original import VALUE\n",
+    "lib_original": "VALUE = 'original'\n",
+}
+PARTS = {"lib_package": {"part": "import os\nVALUE = os.environ.get('PROBE_SETTING')\n"}}
+
+_SET = "import os\nos.environ['PROBE_SETTING'] = 'of the script'\n"
+_FILTER = "import warnings\nwarnings.simplefilter('ignore')\n"
+
+SCRIPTS = {
+    "imports what is harmless": ("import lib_variable, lib_package, lib_alternative, lib_lazy, lib_original, lib_copies\n", "warm"),
+    "sets a variable that a library reads": (_SET + "import lib_variable\n", "any"),
+    "sets a variable that a part of a library reads": ("import lib_original\n" + _SET + "import lib_package\n", "any"),
+    "sets a variable, and a library reads all": (_SET + "import lib_variables\n", "any"),
+    "sets a variable that no library reads": (_SET + "import lib_original, lib_alternative\n", "any"),
+    "sets a variable after the imports": ("import lib_variable\n" + _SET, "warm"),
+    "imports what sets a variable": ("import lib_sets_variable, lib_variables\n", "warm"),
+    "imports what is called at exit": ("import lib_exit\n", "any"),
+    "registers for the exit before a library does": ("import atexit\natexit.register(print, 'the script ends')\nimport lib_exit\n", "any"),
+    "registers for the exit after a library did": ("import atexit, lib_exit\natexit.register(print, 'the script ends')\n", "any"),
+    "imports what warns its importer": ("import lib_warns_importer\n", "any"),
+    "filters what warns its importer": (_FILTER + "import lib_warns_importer\n", "any"),
+    "imports what warns": ("import lib_warns\n", "any"),
+    "filters what a library warns": (_FILTER + "import lib_warns\n", "any"),
+    "filters by a library": ("import lib_filters\nimport lib_warns\n", "any"),
+    "imports what prints": ("print('first')\nimport lib_prints\n", "warm", "out"),
+    "imports what starts a thread": ("import lib_thread\n", "cold"),
+    "imports what takes a signal": ("import lib_signal\n", "any"),
+    "takes a signal first": ("import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\nimport lib_signal\n", "any"),
+    "imports what looks at the script": ("import lib_main\n", "any"),
+    "imports what opens a file": (
+        "import os\nFIRST = os.open(os.devnull, os.O_RDONLY)\nimport lib_opens\n",
+        "warm",
+        "main.FIRST",
+        "modules.lib_opens.FD",
+    ),
+    "seeds before a library draws": ("import random\nrandom.seed(5)\nimport lib_draws\nDRAWN = random.random()\n", "any"),
+    "seeds after a library drew": ("import random, lib_draws\nrandom.seed(5)\nDRAWN = random.random()\nlib_draws.VALUE = 0\n", "any"),
+    "imports what changes sys.path": ("import lib_path\n", "any"),
+    "changes sys.path": ("import sys\nsys.path.insert(0, '/of/the/script')\nimport lib_original\n", "any"),
+    "imports what sets up logging": ("import logging, lib_logging\nlogging.info('seen')\n", "any"),
+    "sets up logging first": (
+        "import logging\nlogging.basicConfig(level=logging.ERROR)\nimport lib_logging\nlogging.info('unseen')\n",
+        "any",
+    ),
+    "imports what takes the exception hook": ("import lib_hook\nimport atexit\natexit.register(print, 'after it')\n", "any"),
+    "imports what changes the interpreter": ("import lib_interpreter\n", "any"),
+    "imports what changes limits": ("import lib_kernel\n", "any"),
+    "changes limits first": ("import os\nos.umask(0o27)\nimport lib_original\n", "any"),
+    "imports what changes the directory": ("import lib_directory\n", "any"),
+    "changes the directory first": ("import os\nos.chdir('/tmp')\nimport lib_original\n", "any"),
+    "imports what removes a module": ("import lib_removes\n", "any"),
+    "imports what replaces itself": ("import lib_replaces\n", "any"),
+    "imports what starts a child": ("import lib_child\nlib_child.CHILD.kill()\nlib_child.CHILD.wait()\n", "any"),
+    "imports what sets a context variable": ("import lib_context\nVALUE = lib_context.VARIABLE.get('nothing')\n", "any"),
+    "removes a library": (
+        "import sys\nsys.modules['lib_original'] = None\ntry:\n    import lib_copies\nexcept ImportError as error:\n    print(error)\n",
+        "any",
+    ),
+    "puts a module of its own in a library's place": (
+        "import sys, types\nsys.modules['lib_original'] = types.SimpleNamespace(VALUE='of the script')\nimport lib_copies\n",
+        "any",
+    ),
+    "fails in a library": ("import lib_original\ndef fail():\n    lib_original.nothing()\n", "any"),
+}
+TAIL = """
+from observed import described, modules, show
+import atexit, os, resource, signal, socket, sys, threading, warnings
+show(
+    main={name: described(value) for name, value in globals().items() if name[0] != "_"}, modules=modules(), loaded=sorted(sys.modules),
+    variables=dict(os.environ), filters=[repr(row) for row in warnings.filters], path=sys.path, cwd=os.getcwd(), at_exit=atexit._ncallbacks(),
+    handlers={number: described(signal.getsignal(number)) for number in range(1, 65)}, mask=sorted(signal.pthread_sigmask(0, [])),
+    limits=resource.getrlimit(resource.RLIMIT_CORE), threads=[one.name for one in threading.enumerate()], umask=os.umask(0),
+    descriptors=sorted(map(int, os.listdir("/proc/self/fd")))[:4],
+)
+if "fail" in globals():
+    fail()
+"""

@@ -1,0 +1,3 @@
+"""A package that is run by its name."""
+
+LOADED = __name__

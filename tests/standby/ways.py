@@ -241,7 +241,7 @@ def _left(directory: Path, pid: int) -> Iterator[tuple[str, Any]]:
         else:
             yield name, path.read_text(errors="backslashreplace")
     beats = heartbeats.read(directory / "heartbeat", now_ns=0)
-    yield "beats", [{name: getattr(beat, name) for name in beat.__slots__} for beat in beats]
+    yield "beats", {str(beat.local_rank): {name: getattr(beat, name) for name in beat.__slots__} for beat in beats}
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - JSON

@@ -1,7 +1,7 @@
 """Imports in a standby what its record names, in the rank's order, and finds what of it the script had a part in (docs/restarts.md).
 
 A state that differs from the recorded one was the script's doing. From there on a module is imported in advance only if its import turns
-out to be inert: it reads no variable that the script changed, changes nothing that is recorded, and prints nothing. And no import may
+out to be inert: it reads no variable that the script changed, changes nothing that the script changed too, prints nothing. No import may
 draw random numbers, or warn the script that imports it. A module that breaks this is left to the rank.
 """
 # ruff: noqa: PTH115,PTH117,PTH118,PTH119,PTH208 - pathlib is imported where the rank imports it
@@ -18,6 +18,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+#: Variables that Python code reads, or native code when it is first used: a script may set them before it imports native code.
+_FOR_PYTHON = ("ACCELERATE_", "HF_", "HUGGINGFACE_", "TOKENIZERS_", "TRANSFORMERS_", "WANDB_")
+#: Which module goes through all variables for those that begin so.
+_FOR_PREFIX = {"tqdm.utils": "TQDM_"}
 _SOFT = ("variables", "filters", "signals", "threads", "tracing", "logging", "at_exit")
 
 
@@ -39,6 +43,7 @@ class Preload:
         self._left = left
         self._renewed: set[str] = set()  # variables that differ before the script: each attempt gets them anew
         self._changed: set[str] = set()  # variables that the script had changed when the rank came to the next import
+        self._different: list[str] = []  # what the script had changed by then: the fields of the state
         self._late = ""  # why imports must be inert from here on, "" while they need not be
         self._main = sys.modules["__main__"]
         self._set: dict[str, str] = {}  # variables that the imports set, and what they removed
@@ -102,14 +107,19 @@ class Preload:
         after = self._state()
         if "__warningregistry__" in variables or after["cwd"] != before["cwd"]:
             raise Leave(name)
-        if read is not None and (self._depends(read.names, known) or after != before or printed_bytes() != size):
+        collides = any(after[field] != before[field] for field in self._different)
+        if read is not None and (collides or self._depends(read.names, known) or printed_bytes() != size):
+            if "torch" in sys.modules.keys() - known:
+                raise Refused(f"{self._late} before it imports torch")  # all else needs torch
             raise Leave(name)
 
     def _depends(self, read: set[str], known: set[str]) -> bool:
         """Whether an import may have seen a variable that the script had changed: C code reads what it likes."""
         if not self._changed:
             return False
-        return "*" in read or not self._changed.isdisjoint(read) or any(map(_is_native, sys.modules.keys() - known))
+        if "*" in read or not self._changed.isdisjoint(read) or any(name.startswith((*_FOR_PREFIX.values(),)) for name in self._changed):
+            return True
+        return any(not name.startswith(_FOR_PYTHON) for name in self._changed) and any(map(_is_native, sys.modules.keys() - known))
 
     def _state(self) -> dict[str, Any]:
         state = imports.ProcessState().written(self._record["path0"])
@@ -120,7 +130,7 @@ class Preload:
         """Find what the script had changed when the rank came to this import. Return whether nothing can be imported from here on."""
         mine = self._state()
         its = {**recorded, "variables": {name: value for name, value in recorded["variables"].items() if name not in self._renewed}}
-        different = [field for field in mine if mine[field] != its[field]]
+        self._different = different = [field for field in mine if mine[field] != its[field]]
         hard = [field for field in different if field not in _SOFT]
         variables = {*mine["variables"].items()} ^ {*its["variables"].items()}
         self._changed = {name for name, _ in variables}
@@ -243,7 +253,11 @@ class Reads:
                 return str(kind.__getitem__(self, key))
 
             def __iter__(self) -> Any:  # noqa: ANN401 - as os has it
-                names.add("*")
+                frame: Any = sys._getframe(1)  # noqa: SLF001 - there is no other way to it
+                while frame is not None and frame.f_globals.get("__name__") in ("collections.abc", "_collections_abc", "os"):
+                    frame = frame.f_back
+                if frame is None or frame.f_globals.get("__name__") not in _FOR_PREFIX:
+                    names.add("*")
                 return kind.__iter__(self)
 
         os.environ.__class__ = Watched

@@ -74,7 +74,7 @@ def task(path: str, number: int) -> dict[str, object]:
 def status() -> dict[str, str]:
     """Return the rows of /proc/self/status."""
     rows = (line.split(":", 1) for line in text("/proc/self/status").splitlines())
-    return {name: value.strip() for name, value in rows}
+    return {name: value.strip() for name, value in rows if name != "SigQ"}  # signals that wait for anybody of this user
 
 
 def prctl() -> dict[str, int]:

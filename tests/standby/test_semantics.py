@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.standby.differences import DIFFERENCES
 from tests.standby.libraries import SCRIPTS, TAIL
 from tests.standby.ways import PROBES, ROOT, Case, Job, assert_equal, differences
 
@@ -191,3 +192,8 @@ def test_another_command_is_obeyed(name: str, job: Job, interpreter: str, tmp_pa
     found = differences([job.cold(then), job.cold(then)], warm)
     assert not found, "\n".join([warm.cold, *found])
     assert bool(warm.cold) == cold, warm.cold
+
+
+def test_the_page_has_all_differences() -> None:
+    page = (ROOT / "docs" / "restarts.md").read_text(encoding="utf-8")
+    assert [row.what for row in DIFFERENCES if f"| {row.what} | {row.why} |" not in page] == []

@@ -234,7 +234,7 @@ def _left(directory: Path, pid: int) -> Iterator[tuple[str, Any]]:
     """Give the files that a rank left for the supervisor, the empty ones too."""
     for path in sorted(directory.iterdir()):
         name = path.name.replace(str(pid), "PID")
-        if name.startswith(("claim-", "heartbeat")):
+        if not path.is_file() or name.startswith(("claim-", "heartbeat")):  # a pipe, or not for reading
             yield name, True
         elif path.suffix == ".json":
             yield name, json.loads(path.read_text())

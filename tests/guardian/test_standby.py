@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -116,13 +117,22 @@ def test_one_that_died_or_is_stopped_costs_a_cold_start(ranks: Ranks, before: ob
 
 
 def test_one_that_does_not_answer_in_time_is_killed_before_anything_else_starts(ranks: Ranks) -> None:
-    ranks.cold(script(ranks, "open('ran', 'a').write('x')" + RECORD))
+    ranks.cold(script(ranks, "import this; open('ran', 'a').write('x')" + RECORD))
     standby = ranks.ready("train.py")
+    read, full = os.pipe()  # what `this` prints goes first, and has no room
+    os.set_blocking(full, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(full, bytes(65536))
+    os.set_blocking(full, True)
     began = time.monotonic()
-    assert not ranks.hand_over("train.py", deadline_s=0.0)
+    assert not standby.hand_over([sys.executable, "train.py"], ranks.env(2), fds={1: full, 2: full}, deadline_s=0.1)
+    os.close(read)
+    os.close(full)
     assert "does not answer" in standby.why
     assert time.monotonic() - began < 5
     assert not is_running(standby.pid)
+    assert (ranks.folder / "ran").read_text() == "x"
 
 
 def test_one_that_is_not_ready_is_not_waited_for(ranks: Ranks) -> None:

@@ -151,6 +151,7 @@ class Instrumentation:
     def _group_began(self) -> None:
         """After the first process group: what a script without an optimizer imports is known by now."""
         self._collectives.start()
+        self._imports.own_threads = self._collectives.threads
         self._imports.write(final=False)
 
     @quiet

@@ -42,13 +42,13 @@ class ProcessState:
 
     __slots__ = ("at_exit", "cwd", "filters", "hooks", "logging", "path", "signals", "threads", "torch", "tracing", "variables")
 
-    def __init__(self) -> None:
+    def __init__(self, own_threads: int = 0) -> None:
         self.variables = dict(os.environ._data)  # type: ignore[attr-defined]  # noqa: SLF001 - its bytes; decoding all costs 50 µs
         self.path = list(sys.path)
         self.hooks = [*map(id, sys.meta_path), 0, *map(id, sys.path_hooks)]
         self.filters = list(getattr(sys.modules.get("warnings"), "filters", filters))
         self.signals = [getsignal(number) for number in _SIGNALS]
-        self.threads = thread_count()
+        self.threads = max(0, thread_count() - own_threads)  # one that is being started is not counted yet
         self.at_exit = _ncallbacks()
         self.tracing = (sys.gettrace(), sys.getprofile())
         self.cwd = os.getcwd()  # noqa: PTH109 - pathlib costs 5 ms of start-up
@@ -83,6 +83,7 @@ class ImportRecord:
     """The record of one rank. It follows imports from `begin` until the first step, and writes the file."""
 
     def __init__(self, identity: ProcessIdentity) -> None:
+        self.own_threads = 0  # threads of ours that run: no change of the script's
         self._identity = identity
         self._main_thread = get_ident()
         self._base: ProcessState | None = None
@@ -127,7 +128,7 @@ class ImportRecord:
     def _note(self, name: str, last: ProcessState) -> None:
         if len(self._imports) == MOST_IMPORTS:
             raise OverflowError(MOST_IMPORTS)
-        now = ProcessState()
+        now = ProcessState(self.own_threads)
         base = [] if self._base is None else self._base.path
         # Python puts it there after site, so after a usercustomize
         if last.path == base and now.path[1:] == base and not getattr(sys.flags, "safe_path", False):

@@ -34,6 +34,11 @@ class CollectiveRecorder:
         self._identity = identity
         self._fifo = ""
 
+    @property
+    def threads(self) -> int:
+        """How many threads of this process are ours."""
+        return 1 if self._fifo else 0
+
     @quiet
     def start(self) -> None:
         """Begin to answer, once in the life of a process; never in a forked child, which is not the rank."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.classify.losses.judge import NumberJudge
-from supervisor.classify.losses.lines import MOST_LINES, NumberReader, captures
+from supervisor.classify.losses.lines import NumberReader, captures
 from supervisor.classify.losses.rules import condition
 
 if TYPE_CHECKING:
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from supervisor.classify.losses.judge import NumberChange
     from supervisor.classify.losses.rules import LossRule
 
-#: The first losses of a log are read one by one; then as many of a block as of a log that a job is writing.
-READ_ALL = 10_000
+#: The first losses of a log are read one by one; then so many of a block: a loss that is strange stays so, and a log may have gigabytes.
+READ_ALL = 1_000
+MOST_OF_A_BLOCK = 1
 
 
 def table(catalogue: Catalogue, rules: Sequence[LossRule]) -> str:
@@ -47,7 +48,7 @@ class LogNumbers:
         """Take the next bytes of the stream."""
         readings = self._reader.feed(block)
         self._read += len(readings)
-        self._reader.most_lines = READ_ALL if self._read < READ_ALL else MOST_LINES
+        self._reader.most_lines = READ_ALL if self._read < READ_ALL else MOST_OF_A_BLOCK
         for reading in readings:
             rank = reading.rank if reading.rank is not None else self._rank
             for found in self._judges.setdefault(rank, NumberJudge(self._rules)).take(reading):

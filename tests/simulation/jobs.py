@@ -146,7 +146,7 @@ class Draft:
                 Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), rng.choice(whats), rng.randrange(8))
                 for _ in range(rng.randrange(1, 4))
             ]
-        if self.odds(0.2):
+        if self.odds(0.35):
             how = rng.choice(("reset", "reset", "reset", "reset", "errors", "errors", "host"))
             found.append(Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"sicken {how}", rng.randrange(8)))
         if self.odds(0.15):

@@ -56,6 +56,8 @@ _ANY = frozenset({"memory_knobs"})
 _OF_A_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause.NVLINK})
 #: Where the supposed failures are, and which checkpoints were made by then.
 _STEP, _CHECKPOINTS = 310, (100, 200, 300)
+#: The longest line of a plan.
+WIDTH = 140
 _MOST_FAILURES = 12
 #: What enables a knob that --knob does not.
 _REMEDIES = {RESUME: "--resume-args '--YOUR-FLAG {resume}', or --resumes-itself"}
@@ -320,7 +322,7 @@ def text(data: Mapping[str, Any]) -> list[str]:
     """Return the view for a person: one screen."""
     known = f" ({', '.join(data['programs'])})" if data["programs"] else ""
     lines = [
-        f"command   {shlex.join(data['command'])}"[:140],
+        f"command   {shlex.join(data['command'])}"[:WIDTH],
         f"script    {data['script'] or 'unknown behind its launcher'}{known}{'' if data['script_is_here'] else ': no such file here'}",
         "",
     ]
@@ -349,8 +351,12 @@ def _all_ladders(ladders: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str
         groups.setdefault(words, []).append(cause)
     lines = [f"ladders   (each begins with: {', '.join(guards)}; *: not enabled; `supervise plan --cause CAUSE -- CMD` explains one)"]
     for rungs_, causes in groups.items():
-        rungs_text = textwrap.wrap(" → ".join(rungs_), 132, break_on_hyphens=False)
-        lines += [f"  {' '.join(causes)}", *(f"      {line}" for line in rungs_text)]
+        whole = f"  {' '.join(causes)}: {' → '.join(rungs_)}"
+        if len(whole) <= WIDTH:
+            lines.append(whole)
+        else:
+            folded = textwrap.wrap(" → ".join(rungs_), WIDTH - 8, break_on_hyphens=False)
+            lines += [f"  {' '.join(causes)}", *(f"      {line}" for line in folded)]
     return lines
 
 

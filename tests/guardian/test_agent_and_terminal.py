@@ -134,8 +134,10 @@ def test_on_a_terminal_the_command_has_a_terminal_of_the_same_size(side: Callabl
         script("""
         import os, signal, sys
         size = lambda: tuple(os.get_terminal_size(1))
-        signal.signal(signal.SIGWINCH, lambda *a: os.write(1, b"resized %d %d\\n" % size()))  # print may be under way
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})  # a handler would wait for input()'s read, if that had begun
         print(*(os.isatty(fd) for fd in (0, 1, 2)), *size(), flush=True)
+        signal.sigwait({signal.SIGWINCH})
+        print("resized", *size(), flush=True)
         print("answer", input(), flush=True)
         sys.stdout.write("\\x1b[1m\\rbar\\r\\n")
         """)

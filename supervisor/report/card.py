@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.actions import ReportDecision, ReportResume
     from supervisor.core.model import Evidence, Verdict
-    from supervisor.journal.reader import RecordedIncident, Round
+    from supervisor.journal.history import RecordedIncident, Round
 
 #: Lines of evidence of the failure itself; one more names its consequences.
 MOST_EVIDENCE = 3

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from supervisor.report.log_events import LogLevel
     from supervisor.report.terminal import TerminalWriter
 
-#: What a stop takes beyond the ranks' own deadline, for systemd's timeout.
-STOP_MARGIN_S = 20.0
+STOP_MARGIN_S = 20.0  # what a stop takes beyond the ranks' own deadline, for systemd's timeout
 #: In the command line of multiprocessing's resource tracker, which ends once its parent's pipe is closed.
 RESOURCE_TRACKER = "from multiprocessing.resource_tracker import"
 

@@ -39,7 +39,7 @@ MOST_LOOK_S: Final = 30.0
 #: A record grows until the first step: DDP and the optimizers import torch._dynamo. If no step is seen it counts after this time.
 UNSEEN_STEPS_S: Final = 20.0
 MEMORY_LOOK_S: Final = 2.0
-#: What one standby is expected to cost before one was measured: CPU torch needs about 150 MiB.
+#: What one standby is expected to cost before one was measured: CPU torch needs 150 to 220 MiB.
 EXPECTED_BYTES: Final = 400 << 20
 #: Why there is none for some seconds.
 JUST_BEGUN: Final = "the attempt has just begun"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from supervisor.core.events import CheckpointVerified, GpusListed, HangCleared, HangConfirmed, HealthChanged, HealthChecked
 from supervisor.core.model import CheckpointRef, Finding, Gpu, Hang, HangKind, Progress
 from supervisor.journal import landmarks, lookup, reader
-from supervisor.journal.reader import History, read_history, read_standing
+from supervisor.journal.reader import read_history, read_standing
 from supervisor.journal.records import MIRRORED, Note, Record, scan
 from tests.cli.jobs.conftest import Written
+
+if TYPE_CHECKING:
+    from supervisor.journal.history import History
 
 
 def standing(history: History) -> History:

@@ -24,7 +24,8 @@ from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.journal.file import earlier
-from supervisor.journal.reader import History, RecordedIncident, read_earlier
+from supervisor.journal.history import History, RecordedIncident
+from supervisor.journal.reader import read_earlier
 from supervisor.journal.records import frames
 from supervisor.launch import system_command
 from supervisor.observe.processes import stack_dumps

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from supervisor.config.settings import Settings
-    from supervisor.journal.reader import History
+    from supervisor.journal.history import History
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 MOST_LISTED = 10

@@ -26,7 +26,7 @@ from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
     from supervisor.config.settings import Settings
-    from supervisor.journal.reader import History
+    from supervisor.journal.history import History
 
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
 _SECONDS: Final = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
@@ -126,7 +126,7 @@ def _require_rank(job: str, rank: int, attempt: int, world_size: int) -> None:
 
 def _earlier_run(place: JobFiles, run: str) -> History:
     """Return what is known of an earlier run: an empty history where only its output is kept. Raises SuperviseError (64)."""
-    from supervisor.journal.reader import History  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.journal.history import History  # noqa: PLC0415  loads msgspec: not for --help
 
     found = next((h for h in earlier_histories(place) if h.run is not None and h.run.run_id == run), None)
     kept = earlier_runs(place.directory)

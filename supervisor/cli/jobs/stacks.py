@@ -16,7 +16,7 @@ from supervisor.job import identity
 if TYPE_CHECKING:
     from supervisor.config.settings import Settings
     from supervisor.core.model import RankInfo
-    from supervisor.journal.reader import History
+    from supervisor.journal.history import History
 
 
 @click.command()

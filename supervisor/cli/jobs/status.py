@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from supervisor.config.settings import Settings
     from supervisor.core.model import Hang
-    from supervisor.journal.reader import History
+    from supervisor.journal.history import History
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 #: A page is made this often by --watch, or in a tenth of the time where that takes long.

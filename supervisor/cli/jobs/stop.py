@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.config.settings import Settings
-    from supervisor.journal.reader import History
+    from supervisor.journal.history import History
     from supervisor.run.lock import LockRecord
 
 #: As TimeoutStopSec in supervisor/cli/systemd/units/supervise@.service.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from supervisor.config.settings import Settings
-    from supervisor.journal.reader import History, RecordedIncident
+    from supervisor.journal.history import History, RecordedIncident
 
 
 @click.command()

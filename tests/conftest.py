@@ -47,11 +47,12 @@ _APART_S = 1800.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take `--figures`, `--eager-hangs` and `--shard`."""
+    """Take `--figures`, `--eager-hangs`, `--standbys` and `--shard`."""
     parser.addoption("--figures", action="store_true", help="assert what may be spent, too: for `-m bench` on an idle machine")
     parser.addoption(
         "--eager-hangs", action="store_true", help="each supervised run ends what hangs, by limits ten times shorter: none may"
     )
+    parser.addoption("--standbys", action="store_true", help="each supervised run has standbys; else only those of tests that ask for them")
     parser.addoption("--shard", metavar="I/N", default="1/1", help="run the files of the I-th of N parts")
 
 

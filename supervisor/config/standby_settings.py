@@ -13,7 +13,7 @@ class StandbySection:
     """[standby]: whether a restart finds interpreters that have imported already (docs/restarts.md)."""
 
     mode: Literal["auto", "on", "off"] = setting(
-        "off",
+        "auto",
         "Keep an interpreter beside each rank that has imported what the rank imports and takes its place at a restart.",
         "`auto`: where no GPU is visible. [When there is none](restarts.md#standby-ranks).",
         flag="--standby",

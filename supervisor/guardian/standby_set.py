@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
 
 class StandbySet:
-    """Empty until `prepare`. attempt: beside which they were started, 0: none. why: the first reason of one that is of no use, or ""."""
+    """Empty until `prepare`. attempt: beside which they were started, 0: none. why: the first reason of one that is of no use, or "".
+
+    note: why one that is ready imports only a part in advance, or "".
+    """
 
     def __init__(self) -> None:
         self.attempt = 0
-        self.why = ""
+        self.why = self.note = ""
         self.cold = ""
         self._used: list[int] = []
         self._standbys: dict[int, Standby] = {}
@@ -54,14 +57,14 @@ class StandbySet:
             state = standby.poll()
             if state == READY:
                 self._ready.add(local_rank)
-                self.why = self.why or standby.note
+                self.note = self.note or standby.note
             elif state != PREPARING:
                 self.why = self.why or standby.why or "a standby ended by itself"
                 self._ready.discard(local_rank)
                 standby.drop()
                 del self._standbys[local_rank]
         private_kib = sum(self._standbys[local_rank].private_kib for local_rank in self._ready)
-        known = (self.attempt, sorted(self.pids), len(self._ready), private_kib, self.why)
+        known = (self.attempt, sorted(self.pids), len(self._ready), private_kib, self.why or self.note)
         if known == self._reported or not self.attempt:
             return None
         self._reported = known
@@ -89,7 +92,7 @@ class StandbySet:
     def drop(self) -> None:
         """End them all."""
         standbys, self._standbys = self._standbys, {}
-        self.attempt, self.why, self.cold, self._used, self._reported = 0, "", "", [], ()
+        self.attempt, self.why, self.note, self.cold, self._used, self._reported = 0, "", "", "", [], ()
         self._ready.clear()
         for standby in standbys.values():
             standby.drop()

@@ -269,8 +269,12 @@ RUNS: pytest.StashKey[list[Supervised]] = pytest.StashKey()
 
 @pytest.fixture
 def supervise(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Supervised]]:
-    """Give a function that starts a `supervise` run; what its runs leave behind is ended after the test."""
+    """Give a function that starts a `supervise` run; what its runs leave behind is ended after the test.
+
+    Standbys are off unless a test asks for them: most tests end an attempt before one is ready, and it would take processor time from them.
+    """
     runs: list[Supervised] = request.node.stash.setdefault(RUNS, [])
+    defaults = {"SUPERVISE_STANDBY_MODE": "on" if request.config.getoption("--standbys") else "off"}
     is_eager = request.config.getoption("--eager-hangs") or request.node.get_closest_marker("eager_hangs") is not None
 
     def start(
@@ -282,7 +286,7 @@ def supervise(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callab
     ) -> Supervised:
         where = place or tmp_path
         where.mkdir(parents=True, exist_ok=True)
-        runs.append(Supervised(where, command, options, {**(EAGER if is_eager else {}), **environment}, around))
+        runs.append(Supervised(where, command, options, {**defaults, **(EAGER if is_eager else {}), **environment}, around))
         return runs[-1]
 
     yield start

@@ -71,7 +71,7 @@ def test_libraries_are_imported_and_the_scripts_own_modules_are_not(libraries: L
 def test_what_reads_a_variable_that_the_script_sets_is_left_to_it(libraries: Libraries) -> None:
     script = "import lib_a\nos.environ['LIB_MODE'] = 'x'\nimport lib_b, lib_c\nassert lib_b.mode == 'x'"
     state, why, _ = libraries.prepare(script, lib_a="", lib_b="import os\nmode = os.environ.get('LIB_MODE')", lib_c="")
-    assert (state, why) == (READY, "")
+    assert (state, why) == (READY, "lib_b is left to the rank")
     assert libraries.warm() == ["lib_a", "lib_c"]
 
 
@@ -108,7 +108,7 @@ def test_after_a_change_that_every_import_sees_nothing_is_imported_in_advance(li
 def test_what_draws_random_numbers_or_warns_its_importer_or_fails_is_left_to_the_script(libraries: Libraries, text: str) -> None:
     (libraries.ranks.folder / "decimal.py").write_text("")  # the script's own: never in advance
     state, why, _ = libraries.prepare("import decimal, lib_a, lib_b", lib_a="", lib_b=text)
-    assert (state, why) == (READY, "")
+    assert (state, why) == (READY, "lib_b is left to the rank")
     assert libraries.warm() == ["lib_a"]
     assert libraries.err == libraries.ranks.outputs(1)[1]
 
@@ -117,7 +117,7 @@ def test_after_a_change_of_the_filters_what_prints_or_changes_them_too_is_left(l
     script = "import lib_a\nwarnings.simplefilter('error')\nimport lib_b, lib_c, lib_d"
     filters = "import warnings\nwarnings.simplefilter('ignore', FutureWarning)"
     state, why, _ = libraries.prepare(script, lib_a="", lib_b=filters, lib_c="print('c')", lib_d="")
-    assert (state, why) == (READY, "")
+    assert (state, why) == (READY, "lib_b, lib_c are left to the rank")
     assert libraries.warm() == ["lib_a", "lib_d"]
 
 

@@ -89,7 +89,8 @@ class WaitingProcess:
         title.show(["supervise-standby:", *cold], None)
         # the options and the script are Python's already, and cannot be changed any more; only what follows them can
         fixed = len(cold) - len(sys.argv) + 1
-        self._send({"ready": True, "modules": preload.count, "private_kib": private_kib(), "fixed": fixed, "note": preload.note})
+        note = preload.note or self._left()
+        self._send({"ready": True, "modules": preload.count, "private_kib": private_kib(), "fixed": fixed, "note": note})
         self._take_over(record, preload, title, fixed)
         return made
 
@@ -105,6 +106,10 @@ class WaitingProcess:
         if any(os.fstat(fd).st_size > MOST_OUTPUT_BYTES for fd in self._outputs):
             raise Refused("its imports print too much")
         return made, preload
+
+    def _left(self) -> str:
+        names = self._order.left
+        return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} left to the rank" if names else ""
 
     # messages
 

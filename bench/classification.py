@@ -1,4 +1,4 @@
-"""Write the tables of the documentation: scores on labelled logs, signatures, causes, kernel messages, Xids.
+"""Write the tables of the documentation: scores on labelled logs, reliability, signatures, causes, kernel messages, Xids.
 
     python bench/classification.py [CORPUS.jsonl]     # write them; scores of CORPUS.jsonl only where it is given
     python bench/classification.py --check            # exit status 1, naming the pages, where they are not up to date
@@ -11,6 +11,7 @@ as right if the cause is its label or one of `alt`.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import re
 import sys
@@ -38,12 +39,26 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 CORPUS = ROOT / "tests" / "corpus"
+#: Answers to logs that no rule had seen: the confidence that was told, how many answers with it were right, of how many.
+RELIABILITY = ROOT / "bench" / "reliability.csv"
+#: Answers that a row of the reliability table needs at least.
+FEWEST_ANSWERS = 30
 #: Causes on which the job itself may be changed: its batch, its GPUs, the checkpoint that it resumes from.
 CHANGES_A_JOB = frozenset(
     cause
     for cause in Cause
     if cause.startswith(("gpu_", "checkpoint_")) or cause in {Cause.CUDA_OOM, Cause.HOST_OOM, Cause.NVLINK, Cause.NAN_LOSS, Cause.DISK_FULL}
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """Answers told with confidences of some tenths: lowest 0.7 for 0.7 to 0.799. right: how many of `answers` were right."""
+
+    lowest: float
+    highest: float
+    right: int
+    answers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +156,34 @@ def of_scores(answers: Sequence[Scored]) -> str:
     return "\n".join(lines)
 
 
+def reliability(scoring: str) -> list[Reliability]:
+    """Return how often answers were right, by the tenth that they were told with, the surest first. Tenths with few answers are joined."""
+    tenths: dict[int, Counter[str]] = {}
+    for row in csv.DictReader(RELIABILITY.read_text(encoding="utf-8").splitlines()):
+        if row["scoring"] == scoring:
+            counts = tenths.setdefault(int(100 * float(row["told"]) + 0.5) // 10, Counter())
+            counts.update(right=int(row["right"]), answers=int(row["of"]))
+    joined: list[Reliability] = []
+    for tenth, counts in sorted(tenths.items(), reverse=True):
+        one = Reliability(tenth / 10, tenth / 10, counts["right"], counts["answers"])
+        if joined and min(one.answers, joined[-1].answers) < FEWEST_ANSWERS:
+            above = joined.pop()
+            one = Reliability(one.lowest, above.highest, one.right + above.right, one.answers + above.answers)
+        joined.append(one)
+    return joined
+
+
+def of_reliability() -> str:
+    """Return the table of told confidences and how often they were right, for each scoring."""
+    scorings = {"first": "before any rule was changed", "last": "after"}
+    rows = [
+        (f"{one.lowest:g}" if one.lowest == one.highest else f"{one.lowest:g} to {one.highest:g}", _share(one.right, one.answers), when)
+        for scoring, when in scorings.items()
+        for one in reliability(scoring)
+    ]
+    return "\n".join(_table(("told as", "right", "scored"), rows))
+
+
 def of_sources(samples: Iterable[Sample]) -> str:
     """Return the repositories that logs are quoted from, with their counts."""
     repositories = Counter(sample.source.partition("#")[0] for sample in samples if re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", sample.source))
@@ -216,6 +259,7 @@ def pages(corpus: Path | None = None) -> dict[Path, str]:
         ("causes.md", "causes"): of_causes(),
         ("signatures.md", "signatures"): of_signatures(),
         ("classification.md", "produced"): of_scores(scored(own())),
+        ("classification.md", "reliability"): of_reliability(),
         ("kernel-log.md", "kernel messages"): of_kernel_messages(),
         ("kernel-log.md", "xids"): of_xids(),
     }

@@ -54,6 +54,9 @@ _WARNING = re.compile(
 )
 #: The most for an exception that only a log's tail shows: it may be an old one.
 OF_A_TAIL = 0.6
+#: The confidence in NONE: the program reported a good end; it trained, and the last line is no unfinished step; the log shows neither;
+#: it stops in mid-run.
+ENDED_WELL, TRAINED, NO_SIGN, MID_RUN = 0.9, 0.8, 0.6, 0.5
 #: Subtracted from the confidence if another cause is as sure.
 DISPUTED = 0.1
 SUMMARY_CHARACTERS = 160
@@ -262,9 +265,7 @@ def _unconvinced(facts: Sequence[Evidence], allowed: Sequence[CauseCandidate], c
     rival = max((c for c in candidates if c.claim.cause is not Cause.UNKNOWN), key=lambda c: c.claim.weight, default=None)
     signs = [f for f in facts if (f.source, f.name, f.text) != ("exit", "exit_code", "0")]
     if best is None and not failed and signs and all(f.source == "log" or (f.source == "kernel" and f.line > 0) for f in signs):
-        if _stops_in_mid_run(facts, good_end):
-            return Verdict(Cause.NONE, 0.5, "no sign of a failure; the log stops in mid-run", "none")
-        return Verdict(Cause.NONE, 0.9, "no sign of a failure", "none")
+        return _no_failure(facts, good_end)
     if best is None and not failed:
         return Verdict(Cause.UNKNOWN, 0.1, "the attempt ended and left no evidence", "unknown:no-evidence", because=tuple(facts[:3]))
     first = best.fact if best else next((f for f in failed if f.source in ENDS), failed[0])
@@ -281,6 +282,16 @@ def _unconvinced(facts: Sequence[Evidence], allowed: Sequence[CauseCandidate], c
         runner_up=rival.claim.cause if rival else None,
         runner_up_confidence=rival.claim.weight if rival else 0.0,
     )
+
+
+def _no_failure(facts: Sequence[Evidence], good_end: float) -> Verdict:
+    """Return NONE, as sure as logs without a sign of a failure have proven healthy (docs/classification.md, reliability)."""
+    if _stops_in_mid_run(facts, good_end):
+        return Verdict(Cause.NONE, MID_RUN, "no sign of a failure; the log stops in mid-run", "none")
+    if good_end:
+        return Verdict(Cause.NONE, ENDED_WELL, "no sign of a failure", "none")
+    trained = any(f.name == "last_progress" for f in facts)
+    return Verdict(Cause.NONE, TRAINED if trained else NO_SIGN, "no sign of a failure", "none")
 
 
 def _stops_in_mid_run(facts: Sequence[Evidence], good_end: float) -> bool:

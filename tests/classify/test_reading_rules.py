@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.classify.engine import classify
+from supervisor.classify.engine import ENDED_WELL, MID_RUN, NO_SIGN, TRAINED, classify
 from supervisor.classify.logs.match import read_text
 from supervisor.config import signatures
 from supervisor.core.model import Cause
@@ -176,8 +176,18 @@ def test_a_log_is_what_the_rules_say(name: str) -> None:
     assert verdict.cause is cause, verdict
 
 
-def test_a_log_that_stops_in_mid_run_is_less_surely_healthy() -> None:
-    cut = classify(read_text(steps(9) + BAR, CATALOGUE))
-    whole = classify(read_text(steps(9) + BAR.replace("41%", "100%").replace("410/1000", "1000/1000") + "\nsaved model.pt\n", CATALOGUE))
-    assert (cut.cause, whole.cause) == (Cause.NONE, Cause.NONE)
-    assert cut.confidence < whole.confidence
+FULL = BAR.replace("41%", "100%").replace("410/1000", "1000/1000")
+#: Logs without a sign of a failure, the surest first.
+HEALTHY = {
+    "a good end": steps(9) + "Training completed successfully.\n",
+    "training, and more after it": steps(9) + FULL + "\nsaved model.pt\n",
+    "neither training nor a good end": "reading 5 files\nsaved model.pt\n",
+    "it stops in mid-run": steps(9) + BAR,
+}
+
+
+def test_a_healthy_log_is_as_surely_healthy_as_its_end_shows() -> None:
+    verdicts = [classify(read_text(log, CATALOGUE)) for log in HEALTHY.values()]
+    assert {verdict.cause for verdict in verdicts} == {Cause.NONE}
+    assert [verdict.confidence for verdict in verdicts] == [ENDED_WELL, TRAINED, NO_SIGN, MID_RUN]
+    assert [verdict.summary for verdict in verdicts] == [*["no sign of a failure"] * 3, "no sign of a failure; the log stops in mid-run"]

@@ -49,6 +49,23 @@ def test_a_stale_page_differs_from_the_one_that_would_be_written(tables: ModuleT
     assert tables.replace_table(page, "signatures", "| another |") != page
 
 
+def test_a_confidence_keeps_its_promise(tables: ModuleType) -> None:
+    rows = tables.reliability("first")
+    assert len(rows) >= 5
+    for row in rows:
+        assert row.answers >= tables.FEWEST_ANSWERS or row is rows[-1]
+        assert row.right >= (row.lowest - 0.02) * row.answers, row
+
+
+def test_a_tenth_with_few_answers_is_joined_with_its_neighbour(tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "reliability.csv"
+    table.write_text(
+        "scoring,date,logs,told,right,of\nfirst,d,9,0.97,30,31\nfirst,d,9,0.9,1,9\nfirst,d,9,0.75,20,40\nfirst,d,9,0.58,3,4\nlast,d,9,0.9,0,99\n"
+    )
+    monkeypatch.setattr(tables, "RELIABILITY", table)
+    assert tables.reliability("first") == [tables.Reliability(0.9, 0.9, 31, 40), tables.Reliability(0.5, 0.7, 23, 44)]
+
+
 def test_every_cause_is_explained() -> None:
     assert list(EXPLANATIONS) == list(Cause)
     for cause, row in EXPLANATIONS.items():

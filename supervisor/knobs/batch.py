@@ -71,13 +71,23 @@ def _of_global(batch: Knob, steps: int | None, world: int) -> Batch | str:
     return Batch(int(batch.value) // (world * steps), steps, world)
 
 
-def halved(batch: Batch) -> Batch | str:
-    """Return half of the micro-batch with twice the accumulation, or why there is none."""
+def smaller(batch: Batch) -> Batch | str:
+    """Return the next smaller micro-batch that keeps the product, or why there is none.
+
+    Of 1 × 12 × 1 they are 6, 4, 3, 2 and 1. An accumulation that the program derives needs a micro-batch that divides its share.
+    """  # noqa: RUF002 (the sign)
     if batch.micro == 1:
         return f"the micro-batch is 1 already ({batch})"
-    if batch.micro % 2:
-        return f"a micro-batch of {batch.micro} cannot be halved: {batch}, and no whole half of {batch.micro} keeps that product"
-    return replace(batch, micro=batch.micro // 2, accum=None if batch.accum is None else batch.accum * 2)
+    share = _share(batch)
+    micro = next(micro for micro in range(batch.micro - 1, 0, -1) if share % micro == 0)
+    return replace(batch, micro=micro, accum=None if batch.accum is None else share // micro)
+
+
+def _share(batch: Batch) -> int:
+    """Return how many samples one rank adds up before a step, or a divisor of it where the program's global batch is not known."""
+    if batch.accum is not None:
+        return batch.micro * batch.accum
+    return batch.asked // batch.world if batch.asked and batch.world and batch.asked % batch.world == 0 else batch.micro
 
 
 def halved_alone(batch: Knob, world: int) -> int | str:

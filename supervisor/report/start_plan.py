@@ -129,10 +129,10 @@ def opening_line(  # noqa: PLR0911  one for each case
     per_node, nodes = torchrun.size(_torchrun(command, environ), environ)
     if not per_node * nodes and (size.counts == "global" or accum.counts == "world"):
         how = size.how if size.counts == "global" else accum.how
-        return f"on CUDA OOM: the micro-batch is halved at the same global batch, if {how} divides by the ranks, not known yet{rest}"
-    # where both count for each rank, one stands for all: halving keeps the product whatever the number of ranks is
+        return f"on CUDA OOM: the micro-batch shrinks at the same global batch, if {how} divides by the ranks, not known yet{rest}"
+    # where both count for each rank, one stands for all: a smaller micro-batch keeps the product whatever the number of ranks is
     old = batch.read(size, accum, per_node * nodes or 1)
-    new = batch.halved(old) if isinstance(old, batch.Batch) else old
+    new = batch.smaller(old) if isinstance(old, batch.Batch) else old
     if isinstance(new, str):
         return f"on CUDA OOM: the batch stays as it is: {new}"
     changes = ", ".join(f"{change.how} {change.old}→{change.new}" for change in batch.changes(new, size, accum))

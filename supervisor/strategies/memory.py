@@ -84,10 +84,10 @@ def expandable_segments(situation: Situation) -> Plan | None:
 
 
 def halve_batch(situation: Situation) -> Plan | None:
-    """Halve the micro-batch and double the accumulation, so that learning rate, schedule and loss keep their meaning.
+    """Take the next smaller micro-batch that keeps the global batch, so that learning rate, schedule and loss keep their meaning.
 
-    The rung may be taken again, down to a micro-batch of 1. If the program has no accumulation to declare, --allow-batch-drift consents to
-    a smaller global batch.
+    The accumulation makes up for it. The rung may be taken again, down to a micro-batch of 1. If the program has no accumulation to
+    declare, --allow-batch-drift consents to a smaller global batch.
     """
     size, accum = situation.enabled("batch_size"), situation.enabled("grad_accum")
     if size is not None and accum is None:
@@ -95,7 +95,7 @@ def halve_batch(situation: Situation) -> Plan | None:
     if size is None or accum is None:
         return None
     old = batch.read(size, accum, situation.world_size)
-    new = batch.halved(old) if isinstance(old, batch.Batch) else old
+    new = batch.smaller(old) if isinstance(old, batch.Batch) else old
     if isinstance(new, str) or isinstance(old, str):
         return None
     changes = batch.changes(new, size, accum)
@@ -143,7 +143,7 @@ def _halve_batch_missing(situation: Situation) -> str:
     if size is None or accum is None:
         return _other_knob_missing(size, situation)
     old = batch.read(size, accum, situation.world_size)
-    new = batch.halved(old) if isinstance(old, batch.Batch) else old
+    new = batch.smaller(old) if isinstance(old, batch.Batch) else old
     return new if isinstance(new, str) else ""
 
 
@@ -213,7 +213,7 @@ RUNGS = (
     Rung(
         "halve_batch",
         halve_batch,
-        "micro-batch halved, accumulation doubled, global batch kept; repeated down to 1",
+        "the next smaller micro-batch that keeps the global batch, with more accumulation (12, 6, 4, 3, 2, 1); repeated down to 1",
         changes_job=True,
         missing=_halve_batch_missing,
     ),

@@ -31,7 +31,7 @@ TRIED = {
     "restart_within_budget": "a plain restart",
     "memory_held_by_others": "a wait for the GPU's memory",
     "expandable_segments": "expandable segments",
-    "halve_batch": "half the micro-batch",
+    "halve_batch": "a smaller micro-batch",
     "memory_knobs": "activation checkpointing or CPU offload",
     "halve_workers": "fewer loader workers",
     "step_back": "an older checkpoint",

@@ -98,6 +98,18 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_the_global_batch_stays
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_batch_of_12_finds_what_fits_at_the_same_global_batch(supervise: Callable[..., Supervised], world: int) -> None:
+    run = supervise(*torchrun(world), JOB, "--batch-size=12", "--fits=3", options=(*KNOBS[:3], "grad_accum:1=--accum"), **FAST)
+    assert run.exit_code() == 0
+    tried = [dict(line["overrides"]) for line in logged(run, "attempt.begun")]
+    assert [(one.get("batch_size"), one.get("grad_accum")) for one in tried] == [(None, None), ("6", "2"), ("4", "3"), ("3", "4")]
+    assert {(line.micro, line.accum, line.batch) for line in trained(run)} == {(3, 4, 12 * world)}
+    assert {line.rank for line in trained(run) if line.step == 5} == set(range(world))
+    run.wait_for_nothing_left()
+
+
 def test_without_a_knob_the_arguments_stay_and_the_job_stops_with_the_line_that_would_arm_it(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*torchrun(2), JOB, "--batch-size=32", "--fits=8", **FAST)
     assert run.exit_code() != 0

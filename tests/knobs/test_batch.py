@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core.model import Knob
-from supervisor.knobs.batch import Batch, changes, for_world, halved, read
+from supervisor.knobs.batch import Batch, changes, for_world, read, smaller
 
 positive = st.integers(1, 64)
 
@@ -23,17 +23,19 @@ def accum(value: str, counts: str = "rank") -> Knob:
 
 
 @given(positive, positive, positive, st.sampled_from(["gpu", "global"]), st.sampled_from(["rank", "world"]))
-def test_halving_keeps_the_global_batch_however_the_knobs_count(micro: int, steps: int, world: int, of_size: str, of_accum: str) -> None:
+def test_a_smaller_micro_batch_keeps_the_global_batch_however_the_knobs_count(
+    micro: int, steps: int, world: int, of_size: str, of_accum: str
+) -> None:
     given_size = size(str(micro * world * steps if of_size == "global" else micro), of_size)
     given_accum = accum(str(steps * world if of_accum == "world" else steps), of_accum)
     old = read(given_size, given_accum, world)
     assert old == Batch(micro, steps, world)
-    new = halved(old)
-    assert isinstance(new, str) == (micro % 2 == 1), "an odd micro-batch has no half"
+    new = smaller(old)
+    assert isinstance(new, str) == (micro == 1), "one is left, odd or even"
     if isinstance(new, str):
         return
     assert new.total == old.total
-    assert new.micro * 2 == micro
+    assert new.micro == max(m for m in range(1, micro) if micro * steps % m == 0)
     values = {change.knob: change.new for change in changes(new, given_size, given_accum)}
     applied = [replace(knob, value=values.get(knob.name, knob.value)) for knob in (given_size, given_accum)]
     assert read(applied[0], applied[1], world) == new, "what is written reads as what was planned"
@@ -72,6 +74,29 @@ def test_what_is_not_known_is_named(given_size: Knob, given_accum: Knob, world: 
 
 
 def test_a_derived_accumulation_is_not_written() -> None:
-    new = halved(Batch(8, None, 2))
+    new = smaller(Batch(8, None, 2))
     assert isinstance(new, Batch)
     assert [c.knob for c in changes(new, size("8"), accum("", "derived"))] == ["batch_size"]
+
+
+@pytest.mark.parametrize(
+    ("old", "micros"),
+    [
+        (Batch(12, 1, 2), [6, 4, 3, 2, 1]),
+        (Batch(12, 1, 3), [6, 4, 3, 2, 1]),
+        (Batch(15, 1, 5), [5, 3, 1]),
+        (Batch(7, 1, 1), [1]),
+        (Batch(4, 3, 2), [3, 2, 1]),
+        (Batch(32, 1, 0), [16, 8, 4, 2, 1]),
+        (Batch(6, None, 2, 24), [4, 3, 2, 1]),
+        (Batch(9, None, 2), [3, 1]),
+        (Batch(9, None, 4, 27), [3, 1]),  # the program refuses its own numbers: each divisor of the old one is as good
+    ],
+)
+def test_the_smaller_micro_batches_are_the_divisors_of_a_ranks_share(old: Batch, micros: list[int]) -> None:
+    found: list[int] = []
+    now: Batch | str = old
+    while isinstance(now := smaller(now), Batch):
+        assert now.total == old.total
+        found.append(now.micro)
+    assert found == micros

@@ -308,13 +308,13 @@ def test_an_override_that_this_node_cannot_make_is_reported(tmp_path: Path) -> N
         (
             ("batch_size:global=--bs", "grad_accum:2=--accum"),
             (
-                "on CUDA OOM: the micro-batch is halved at the same global batch, if --bs divides by the ranks, not known yet;"
+                "on CUDA OOM: the micro-batch shrinks at the same global batch, if --bs divides by the ranks, not known yet;"
                 " --no-batch-change forbids it"
             ),
         ),
         (
             ("batch_size=--odd", "grad_accum:2=--accum"),
-            "on CUDA OOM: the batch stays as it is: a micro-batch of 7 cannot be halved",
+            "on CUDA OOM: --odd 7→2, --accum 2→7; --no-batch-change forbids it",
         ),
     ],
     ids=["one alone", "derived", "global", "odd"],

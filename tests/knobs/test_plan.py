@@ -99,9 +99,9 @@ def test_what_a_rung_wants_names_existing_rungs_and_knobs() -> None:
     ("command", "line"),
     [
         ("torchrun --nproc-per-node=2 train.py", "--batch 24→24"),
-        ("torchrun --nproc-per-node=8 train.py", "the batch stays as it is: a micro-batch of 3 cannot be halved"),
+        ("torchrun --nproc-per-node=8 train.py", "--accum 1→3"),
         ("torchrun --nproc-per-node=5 train.py", "the batch stays as it is: --batch 24 is no multiple of 5 ranks"),
-        ("deepspeed train.py", "halved at the same global batch, if --batch divides by the ranks, not known yet"),
+        ("deepspeed train.py", "shrinks at the same global batch, if --batch divides by the ranks, not known yet"),
         ("torchrun --nproc-per-node=gpu train.py", "if --batch divides by the ranks"),
     ],
 )

@@ -82,14 +82,14 @@ def overrides_forgotten(patch: Patch) -> None:
 
 
 def global_batch_changed(patch: Patch) -> None:
-    """The micro-batch is halved and the accumulation stays."""
-    real = batch.halved
+    """The micro-batch shrinks and the accumulation stays."""
+    real = batch.smaller
 
-    def halved(old: batch.Batch) -> batch.Batch | str:
+    def smaller(old: batch.Batch) -> batch.Batch | str:
         new = real(old)
         return new if isinstance(new, str) else replace(new, accum=old.accum)
 
-    patch.setattr(batch, "halved", halved)
+    patch.setattr(batch, "smaller", smaller)
 
 
 def quarantined_gpu_handed_out(patch: Patch) -> None:

@@ -209,7 +209,7 @@ def _early_then_fine(d: Draft) -> tuple[Ailment, ...]:
 
 
 def _hunger(d: Draft) -> tuple[Ailment, ...]:
-    d.job["micro"] = d.rng.choice((4, 6, 8, 12, 16, 32))
+    d.job["micro"] = d.rng.choice((4, 6, 9, 12, 15, 32))
     d.knobs(switches=d.odds(0.6), batch=d.odds(0.7))
     fits = d.rng.choice((0, 1, 2, 3, 4, 8))
     return (Hunger(fits, pieces=d.odds(0.35), late=d.rng.choice((0, 0, 5, 30)), sure=d.sure(0.85)),)

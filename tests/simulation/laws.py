@@ -235,7 +235,7 @@ def in_pieces(record: Record, _past: Past, books: Watch) -> str:
     return "" if [c.knob for c in record.plan.changes] == [name] else "memory in pieces is not answered by the allocator"
 
 
-def _halves(record: Record, books: Watch) -> bool:
+def _shrinks(record: Record, books: Watch) -> bool:
     trial, strike = books.trial, record.strike
     return bool(
         trial
@@ -243,17 +243,17 @@ def _halves(record: Record, books: Watch) -> bool:
         and strike.phase is not Phase.UNKNOWN
         and books.enabled("batch_size")
         and books.enabled("grad_accum")
-        and trial.micro % 2 == 0
+        and trial.micro > 1
     )
 
 
-def batch_halved(record: Record, _past: Past, books: Watch) -> str:
-    """A micro-batch that can be halved is."""
+def batch_smaller(record: Record, _past: Past, books: Watch) -> str:
+    """A micro-batch above 1 is made smaller, odd or even."""
     whole = record.amount("reserved_unallocated") < LEAST or "env:PYTORCH_CUDA_ALLOC_CONF" in books.overrides
-    if not _clear(record) or record.amount("other_bytes") or not whole or not _halves(record, books):
+    if not _clear(record) or record.amount("other_bytes") or not whole or not _shrinks(record, books):
         return ""
     knobs = {c.knob for c in record.plan.changes}
-    return "" if knobs and knobs <= {"batch_size", "grad_accum"} else "the micro-batch could be halved"
+    return "" if knobs and knobs <= {"batch_size", "grad_accum"} else "the micro-batch could be smaller"
 
 
 def switched(record: Record, _past: Past, books: Watch) -> str:
@@ -457,7 +457,7 @@ _NATIVE: tuple[Law, ...] = (steps_back, same_gpu, same_place)
 _GPU: tuple[Law, ...] = (gpu_out, same_gpu)
 _STORAGE: tuple[Law, ...] = (start_tries, waited_for)
 OF_CAUSE: dict[Cause, tuple[Law, ...]] = {
-    Cause.CUDA_OOM: (held_by_others, in_pieces, batch_halved, switched, exhausted, same_place),
+    Cause.CUDA_OOM: (held_by_others, in_pieces, batch_smaller, switched, exhausted, same_place),
     **dict.fromkeys((Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER), _MEMORY),
     Cause.NCCL_TIMEOUT: (time_given, interface_left, hanging_gpu, transport_left, start_tries, same_place, traced),
     Cause.HANG_NO_ERROR: (time_given, steps_back, hanging_gpu, transport_left, same_place, traced),

@@ -66,7 +66,7 @@ def consent_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def batch_not_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(batch, "halved", lambda old: batch.Batch(old.micro // 2, old.accum, old.world) if old.micro > 1 else "no")
+    patch.setattr(batch, "smaller", lambda old: batch.Batch(old.micro // 2, old.accum, old.world) if old.micro > 1 else "no")
 
 
 def rung_removed(patch: pytest.MonkeyPatch) -> None:

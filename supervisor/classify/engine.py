@@ -25,6 +25,7 @@ from supervisor.classify.fingerprint import fingerprint, frames_of, place_of
 from supervisor.classify.gpu import memory as gpu_memory
 from supervisor.classify.gpu import xid
 from supervisor.classify.logs import footers
+from supervisor.classify.logs.tracebacks import OF_VALUES
 from supervisor.core.model import Cause, Evidence, Verdict
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _follows(candidate: CauseCandidate, other: CauseCandidate) -> bool:
         return False  # a launcher's table has the codes of all ranks, the victims' too
     if "*" in mine.consequence_of:
         return "*" not in other.claim.consequence_of or cause.value in mine.consequence_of
-    if cause.value in mine.consequence_of or _follows_own_exception(candidate, other):
+    if cause.value in mine.consequence_of or _follows_own_exception(candidate, other) or _is_launchers_kill(candidate, other):
         return True
     return _follows_peer(candidate, other)
 
@@ -235,6 +236,21 @@ def _follows_own_exception(candidate: CauseCandidate, other: CauseCandidate) -> 
     return 0 < other.fact.line < candidate.fact.line and "*" not in other.claim.consequence_of
 
 
+def _is_launchers_kill(candidate: CauseCandidate, other: CauseCandidate) -> bool:
+    """Whether a KILL follows from the exception that ended another rank, or its own: some launchers end the other ranks by KILL.
+
+    It does if it came after the exception. A shell's notice ("line 14: 15944 Killed") has neither time nor rank. It comes late, so it
+    follows from an exception that the loss of a peer does not raise: a wrong value.
+    """
+    killed = candidate.guess and candidate.fact.name == "signal" and candidate.fact.text == "9"
+    raised, cause = other.fact, other.claim
+    if not killed or raised.name != "exception" or (raised.source != "error_file" and raised.free_text) or "*" in cause.consequence_of:
+        return False
+    if candidate.fact.t and raised.t and not raised.line:
+        return raised.t < candidate.fact.t
+    return not candidate.fact.t and candidate.rank is None and exits.exception_type(raised.text) in OF_VALUES
+
+
 def _follows_peer(candidate: CauseCandidate, other: CauseCandidate) -> bool:
     """Whether a guess by an exception's type follows from the signal that ended another rank, unless that came later.
 
@@ -243,6 +259,8 @@ def _follows_peer(candidate: CauseCandidate, other: CauseCandidate) -> bool:
     if not candidate.guess or other.fact.name != "signal" or candidate.fact.name not in {"exception", "last_exception"}:
         return False
     if other.fact.text == "15" or _follows_own_exception(other, candidate) or (other.rank is not None and other.rank == candidate.rank):
+        return False
+    if _is_launchers_kill(other, candidate):
         return False
     return not (other.fact.t and candidate.fact.t) or other.fact.t < candidate.fact.t
 

@@ -120,6 +120,43 @@ def test_term_that_did_not_come_to_us_too_is_no_preemption() -> None:
     assert classify((Evidence("exit", "signal", "15", 0, 1.0),)).cause is Cause.KILLED_UNKNOWN
 
 
+VALUE = "ValueError: n_embd 48 is not divisible by n_head 5"
+NOTICE = Evidence("exit", "signal", "9", fields=(("line", "./launch.sh: line 14: 15944 Killed"), ("pid", "15944")), line=9)
+LEFT = Evidence("exit", "exit_code", "1", 0, 12.0)
+
+
+def raised(text: str, t: float, rank: int = 1) -> Evidence:
+    return Evidence("error_file", "exception", text, rank, t)
+
+
+def killed(t: float) -> Evidence:
+    return Evidence("exit", "signal", "9", 0, t)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "cause", "rank"),
+    [
+        # both ranks raised; the launcher killed the slower one, of which only the shell's notice is known
+        ((raised(VALUE, 7.0), NOTICE, LEFT), "user_code", 1),
+        ((raised(VALUE, 7.0), raised(VALUE, 8.0, 0), killed(8.1)), "user_code", 1),
+        # one rank raised; the launcher killed the other, healthy one
+        ((raised("RuntimeError: bad batch", 7.0), killed(7.002)), "user_code", 1),
+        # near: the kill came first
+        ((raised(VALUE, 7.0), killed(6.998)), "killed_unknown", 0),
+        # near: what a rank that lost its peer may raise, and nobody knows when the peer was killed
+        ((raised("RuntimeError: bad batch", 7.0), NOTICE), "killed_unknown", None),
+        # near: a closed connection proves that the peer was gone before
+        ((raised("RuntimeError: Connection closed by peer", 7.0), killed(7.1)), "killed_unknown", 0),
+        # near: text of a log, which may have been caught
+        ((Evidence("log", "exception", VALUE, 1, 7.0, free_text=True), NOTICE), "killed_unknown", None),
+    ],
+)  # fmt: skip
+def test_a_kill_by_the_launcher_is_no_cause(evidence: tuple[Evidence, ...], cause: str, rank: int | None) -> None:
+    for order in (evidence, evidence[::-1]):
+        verdict = classify(order)
+        assert (verdict.cause, verdict.rank) == (cause, rank)
+
+
 def test_a_footer_alone_is_no_cause() -> None:
     verdict = classify(read_text(TABLE + "  rank      : 4 (local_rank: 0)\n  exitcode  : 1 (pid: 41000)\n", CATALOGUE))
     assert (verdict.cause, verdict.rank) == (Cause.UNKNOWN, 4)

@@ -66,6 +66,24 @@ def test_a_rank_that_vanished_ended_as_its_shell_printed() -> None:
     assert (verdict.cause, verdict.rank, verdict.summary) == (Cause.KILLED_UNKNOWN, 1, "rank 1 was killed by SIGKILL")
 
 
+def test_a_launcher_that_kills_its_other_rank_is_not_the_culprit() -> None:
+    """Both ranks raise at once. The launcher reaps one and kills the other, of which nobody knew that it was a rank."""
+    value = WHOLE.replace(OOM, "ValueError: n_embd 48 is not divisible by n_head 5\n")
+    shell = value + value + './launch.sh: line 14: 15944 Killed      OMPI_COMM_WORLD_RANK=$rank "$@"\n'
+    reader = Reader(CATALOGUE)
+    reader.feed(shell.encode(), 1009.0)
+    output = collect.logs([StreamRead(0, "err", reader.finish(1009.0), b"", 0, "")], launches=True)
+    own = Evidence("error_file", "exception", "ValueError: n_embd 48 is not divisible by n_head 5", rank=1, t=1004.0)
+    deaths = [RankExit(0, 70, 9 * 10**9, code=1)]
+    ends = [VanishedRank(1, 101, 9 * 10**9 + 10**6)]
+    facts = (*collect.exits(deaths, CLOCK, 5.0, ends, {1: 101}), own, *output)
+    verdict = classify(reconciled(facts, deaths, [], CLOCK))
+    assert (verdict.cause, verdict.rank) == (Cause.USER_CODE, 1)
+    # near: nobody raised
+    quiet = tuple(fact for fact in facts if fact.name not in {"exception", "traceback"})
+    assert classify(reconciled(quiet, deaths, [], CLOCK)).cause is Cause.KILLED_UNKNOWN
+
+
 def test_a_rank_that_hung_after_its_own_failure_is_the_culprit() -> None:
     peer = Evidence("error_file", "exception", "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:3", rank=0, t=1004.0)
     own = Evidence("error_file", "exception", OOM.strip(), rank=1, t=1003.0)

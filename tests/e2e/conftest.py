@@ -3,7 +3,7 @@
 In: options and a command. Out: a `Supervised` run with its own state directory, its output in files, and questions that await their
 answer under a deadline. A test that fails shows output, journal and rank logs. Whatever carries the run's mark in its environment
 is ended after the test, by pid, after its mark was read again. Then every journal that the test's runs wrote is folded: `decide` must
-give, record by record, the state that the process had.
+give, record by record, the state that the process had. And its time ledger must add up to the wall clock.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import pytest
 from supervisor.journal.records import Damage, scan
 from tests.support.folding import check_fold
 from tests.support.frameworks import variables
+from tests.support.ledgers import check_ledgers
 from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -247,12 +248,16 @@ class Supervised:
             shutil.rmtree(scratch, ignore_errors=True)  # still there where supervise was killed
 
     def check_journals(self) -> int:
-        """Fail where the journal does not give back the states that the process had; return how many events were folded."""
+        """Fail where the journal does not give back the states that the process had; return how many events were folded.
+
+        And where its time ledger does not add up to the wall clock, or leaves time unaccounted.
+        """
         folded = 0
         for path in [] if self.journal_is_damaged else sorted(self.state.glob("*/nodes/*/journal.jsonl")):
             # whoever is killed in the middle of a write leaves a torn record, which loses nothing that was decided upon
             torn_is_fine = self.process.returncode == -signal.SIGKILL
             folded += check_fold(found for found in scan(path) if not (torn_is_fine and isinstance(found, Damage) and found.torn))
+            check_ledgers(scan(path))
         return folded
 
     def account(self) -> str:

@@ -1,0 +1,215 @@
+"""What the ledger is made of: spans of time, each in one state, and what a run's spans add up to.
+
+The spans of a run follow each other without a gap, from its first record to its end. So their sum is the wall clock by construction; what
+may be wrong is a state, never the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class TimeState(StrEnum):
+    """What the time of a run was spent with. docs/report.md has their meanings; the order is that of the report."""
+
+    PRODUCTIVE = "productive"
+    DEGRADED = "degraded"
+    REWORK = "rework"
+    CHECKPOINT_STALL = "checkpoint_stall"
+    UNMEASURED = "unmeasured"
+    START_AND_LOAD = "start_and_load"
+    DETECTION = "detection"
+    TEAR_DOWN = "tear_down"
+    DECISION = "decision"
+    HEALTH = "health"
+    WAITING = "waiting"
+    PREEMPTED = "preempted"
+    UNACCOUNTED = "unaccounted"
+
+
+#: Steps that no attempt of the run had made before.
+NEW_STEPS: Final = frozenset({TimeState.PRODUCTIVE, TimeState.DEGRADED})
+#: Ranks ran, and could fail.
+RANKS_RAN: Final = NEW_STEPS | {TimeState.REWORK, TimeState.CHECKPOINT_STALL, TimeState.UNMEASURED, TimeState.START_AND_LOAD}
+#: A stretch of training is compared with the others if it has so many seconds and steps; and if there are so many of them.
+WINDOW_S, WINDOW_STEPS, LEAST_WINDOWS = 60.0, 10, 5
+#: Below this share of the median speed it is degraded.
+DEGRADED_BELOW: Final = 0.8
+#: Samples of the pace that a run keeps: beyond twice as many every second one goes.
+MOST_SAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpan:
+    """A stretch of time in one state, Unix seconds. incident: whose cost it is, 0: none. ranks: on all nodes, of the attempt.
+
+    first_step, last_step: from where to where the training came in it; None: not known, or an evaluation.
+    """
+
+    begin_t: float
+    end_t: float
+    state: TimeState
+    attempt: int = 0
+    incident: int = 0
+    ranks: int = 0
+    first_step: float | None = None
+    last_step: float | None = None
+
+    @property
+    def took_s(self) -> float:
+        """Seconds."""
+        return self.end_t - self.begin_t
+
+    @property
+    def steps(self) -> float:
+        """Steps that were made in it, as far as they are known."""
+        return 0.0 if self.first_step is None or self.last_step is None else self.last_step - self.first_step
+
+    def joined(self, following: TimeSpan) -> TimeSpan:
+        """Return this span and the one behind it as one."""
+        known = self.last_step is not None and following.last_step is not None
+        first, last = (self.first_step, following.last_step) if known else (None, None)
+        return replace(self, end_t=following.end_t, first_step=first, last_step=last)
+
+    def is_alike(self, other: TimeSpan) -> bool:
+        """Whether both can be one."""
+        of = (self.state, self.attempt, self.incident, self.ranks, self.first_step is None)
+        return of == (other.state, other.attempt, other.incident, other.ranks, other.first_step is None)
+
+
+@dataclass(frozen=True, slots=True)
+class PaceSample:
+    """How the training went at a moment: its step, the seconds that one took since the sample before, and its loss. None: not recorded."""
+
+    t: float
+    attempt: int
+    step: int
+    step_s: float | None = None
+    loss: float | None = None
+
+
+@dataclass(slots=True)
+class RunLedger:
+    """The ledger of one run on one node.
+
+    is_over: it has an end record. exit_code: of its last supervisor that wrote one. goes_on: `now` was given, and it is no more than that
+    far. reached: its highest step. kept: the highest step of a checkpoint that was verified; both None: not recorded. counts_rework:
+    False where an attempt went on from a step that is not known. failures: incidents that nobody planned. saves_t: when checkpoints
+    were verified, as (attempt, t).
+    """
+
+    run_id: str
+    begin_t: float
+    end_t: float = 0.0
+    is_over: bool = False
+    goes_on: bool = False
+    exit_code: int | None = None
+    attempts: int = 0
+    spans: list[TimeSpan] = field(default_factory=list)
+    samples: list[PaceSample] = field(default_factory=list)
+    reached: int | None = None
+    kept: int | None = None
+    counts_rework: bool = True
+    ranks: int = 0
+    gpus: int = 0
+    saves_t: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from its first record to its end."""
+        return max(0.0, self.end_t - self.begin_t)
+
+    def seconds(self) -> dict[TimeState, float]:
+        """Return the seconds of each state, in the order of the states, those of no time too. They add up to `wall_s`."""
+        found: dict[TimeState, list[float]] = {state: [] for state in TimeState}
+        for span in self.spans:
+            found[span.state].append(span.took_s)
+        return {state: math.fsum(parts) for state, parts in found.items()}
+
+    def unkept_s(self) -> float | None:
+        """Return the seconds of new steps that no checkpoint kept when the run was given up; None: not recorded."""
+        if self.goes_on or (self.is_over and self.exit_code == 0):
+            return 0.0
+        if self.kept is None:
+            return None if any(span.steps for span in self.spans) else 0.0
+        return math.fsum(_above(span, self.kept) for span in self.spans if span.state in NEW_STEPS)
+
+    def sample(self, one: PaceSample) -> None:
+        """Take a sample, and keep no more than 2 * MOST_SAMPLES of all."""
+        self.samples.append(one)
+        if len(self.samples) > 2 * MOST_SAMPLES:
+            self.samples = self.samples[::2]
+
+
+def _above(span: TimeSpan, step: int) -> float:
+    """Return the seconds of a span in which the training was above a step."""
+    if span.first_step is None or span.last_step is None or span.last_step <= step:
+        return 0.0
+    share = 1.0 if span.steps <= 0 or span.first_step >= step else (span.last_step - step) / span.steps
+    return share * span.took_s
+
+
+def add(spans: list[TimeSpan], one: TimeSpan, *, longest_s: float = math.inf) -> None:
+    """Add a span to those before it; joined with the last one where both are alike and that is shorter than `longest_s`."""
+    last = spans[-1] if spans else None
+    if last is not None and last.took_s < longest_s and last.is_alike(one):
+        spans[-1] = last.joined(one)
+    else:
+        spans.append(one)
+
+
+def with_state(spans: list[TimeSpan], between: tuple[float, float], state: TimeState, incident: int, *, of: frozenset[TimeState]) -> None:
+    """Give the time between two moments another state, where its state is one of `of`. Both are near the end of the list."""
+    begin_t, end_t = between
+    tail: list[TimeSpan] = []
+    while spans and spans[-1].end_t > begin_t:
+        tail.append(spans.pop())
+    for span in reversed(tail):
+        first, last = max(span.begin_t, begin_t), min(span.end_t, end_t)
+        if span.state not in of or first >= last:
+            spans.append(span)
+            continue
+        made = replace(span, last_step=span.first_step)  # what stands still makes no step
+        parts = (
+            replace(span, end_t=first),
+            replace(made, begin_t=first, end_t=last, state=state, incident=incident, first_step=None, last_step=None),
+            replace(made, begin_t=last),
+        )
+        spans += [part for part in parts if part.took_s > 0]
+
+
+def with_degraded(spans: Sequence[TimeSpan]) -> list[TimeSpan]:
+    """Return the spans with the state DEGRADED where the new steps took long, compared with the median of all stretches."""
+    windows = list(_windows(spans))
+    slow: set[int] = set()
+    if len(windows) >= LEAST_WINDOWS:
+        limit_s = median(took_s / steps for _, took_s, steps in windows) / DEGRADED_BELOW
+        slow = {number for numbers, took_s, steps in windows for number in numbers if took_s / steps > limit_s}
+    found: list[TimeSpan] = []
+    for number, span in enumerate(spans):
+        add(found, replace(span, state=TimeState.DEGRADED) if number in slow else span)
+    return found
+
+
+def _windows(spans: Sequence[TimeSpan]) -> Iterable[tuple[list[int], float, float]]:
+    """Yield stretches of new steps that are long enough to be compared: the numbers of the spans, seconds, steps."""
+    numbers: list[int] = []
+    took_s = steps = 0.0
+    attempt = 0
+    for number, span in enumerate(spans):
+        if span.state is not TimeState.PRODUCTIVE or span.first_step is None:
+            continue
+        if span.attempt != attempt:
+            numbers, took_s, steps, attempt = [], 0.0, 0.0, span.attempt
+        numbers.append(number)
+        took_s, steps = took_s + span.took_s, steps + span.steps
+        if took_s >= WINDOW_S and steps >= WINDOW_STEPS:
+            yield numbers, took_s, steps
+            numbers, took_s, steps = [], 0.0, 0.0

@@ -1,0 +1,229 @@
+# ruff: noqa: D102, ANN401, PLR0913  the helpers say it by their names; what a record holds has no one type
+"""Which time is what: a run's journal, record by record, and the states that it must give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervisor.journal.records import START_TIMES, Ended, EventTaken, Header, Note, Record, RunBegan
+from supervisor.report.ledger.reader import ledgers_of
+from supervisor.report.ledger.spans import RunLedger, TimeState
+from tests.support.ledgers import check_ledger
+
+T0 = 1000.0
+
+
+class Journal:
+    """Records of one journal; times are seconds since T0."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.add(0.0, Header("job", "node"))
+        self.add(0.0, RunBegan("run"))
+
+    def add(self, at: float, body: Any) -> None:
+        self.records.append(Record(len(self.records) + 1, T0 + at, "", "", body))
+
+    def event(self, at: float, name: str, stage: str, *actions: tuple[str, dict[str, Any]], attempt: int = 1, **data: Any) -> None:
+        self.add(at, EventTaken(name, {"t": T0 + at, "attempt": attempt, **data}, attempt, stage, actions=actions))
+
+    def start(self, at: float, attempt: int = 1, resume: int | None = None) -> None:
+        """Order an attempt, and have its ranks 2 s later."""
+        ref = None if resume is None else {"path": "ckpt", "step": resume, "level": "full"}
+        begin = ("BeginAttempt", {"attempt": attempt, "reason": "start", "resume": ref})
+        self.event(at, "CheckpointSelected", "starting", begin, attempt=attempt, chosen=ref, found=1)
+        self.event(at + 2, "AttemptStarted", "running", attempt=attempt, ranks=[], world_size=4)
+
+    def train(self, at: float, step: int | None, seen: int, *, attempt: int = 1, phase: str = "train", stage: str = "running") -> None:
+        self.event(at, "ProgressObserved", stage, attempt=attempt, step=step, steps_seen=seen, phase=phase)
+
+    def fail(self, at: float, attempt: int = 1) -> None:
+        """Let the attempt fail, its ranks be gone 1 s later, and a restart be decided 0.5 s after that."""
+        self.event(at, "RankExited", "teardown", ("OpenIncident", {"incident": attempt}), attempt=attempt)
+        self.event(at + 1, "AttemptEnded", "teardown", attempt=attempt, outcome="failed")
+        self.event(at + 1.5, "EvidenceCollected", "selecting", attempt=attempt)
+
+    def ledger(self, now: float | None = None) -> RunLedger:
+        (run,) = ledgers_of(self.records, None if now is None else T0 + now)
+        check_ledger(run, least_accounted=0.0)
+        return run
+
+    def seconds(self, now: float | None = None) -> dict[str, float]:
+        return {state.value: round(took_s, 6) for state, took_s in self.ledger(now).seconds().items() if took_s}
+
+
+@pytest.fixture
+def journal() -> Journal:
+    return Journal()
+
+
+def trained(journal: Journal) -> Journal:
+    """Train for 60 s: 6 s of start, then a step a second."""
+    journal.start(1)
+    for at in range(6, 67, 10):
+        journal.train(at, at - 5, at - 5)
+    return journal
+
+
+def test_a_run_that_nothing_happens_to(journal: Journal) -> None:
+    trained(journal).event(67, "AttemptEnded", "ended", attempt=1, outcome="succeeded")
+    journal.add(70, Ended(0))
+    assert journal.seconds() == {"start_and_load": 6.0, "productive": 61.0, "tear_down": 3.0}
+    run = journal.ledger()
+    assert (run.reached, run.attempts, run.exit_code, run.is_over, run.unkept_s()) == (61, 1, 0, True, 0.0)
+    assert [(sample.step, sample.step_s) for sample in run.samples][:2] == [(11, 1.0), (21, 1.0)]
+
+
+def test_steps_that_are_made_again_are_rework_up_to_the_highest(journal: Journal) -> None:
+    trained(journal).fail(70)
+    journal.start(72, 2, resume=30)
+    journal.train(76, 31, 1, attempt=2)
+    journal.train(86, 51, 21, attempt=2)
+    journal.train(96, 71, 41, attempt=2)  # step 61 is reached again at 91
+    expected = {"tear_down": 1.0, "decision": 0.5, "rework": 15.0, "productive": 64.0 + 5.0, "start_and_load": 6.0 + 4.5}
+    assert journal.seconds() == expected
+    again = [span for span in journal.ledger().spans if span.incident == 1]
+    assert sum(span.took_s for span in again) == pytest.approx(1 + 0.5 + 4.5 + 15), "what the incident cost"
+    assert {span.ranks for span in again} == {4}
+
+
+def test_steps_counted_by_supervise_are_compared_from_the_checkpoint_on(journal: Journal) -> None:
+    journal.start(1)
+    journal.train(6, None, 1)
+    journal.train(16, None, 11)
+    journal.fail(20)
+    journal.start(22, 2, resume=5)
+    journal.train(26, None, 1, attempt=2)
+    journal.train(36, None, 11, attempt=2)
+    assert journal.seconds()["rework"] == pytest.approx(5.0)
+    assert journal.ledger().counts_rework
+
+
+def test_where_no_step_is_known_nothing_is_rework_and_the_ledger_says_so(journal: Journal) -> None:
+    journal.start(1)
+    journal.train(6, None, 1)
+    journal.train(16, None, 11)
+    journal.fail(20)
+    journal.start(22, 2)
+    journal.train(26, None, 1, attempt=2)
+    journal.train(36, None, 11, attempt=2)
+    assert "rework" not in journal.seconds()
+    assert not journal.ledger().counts_rework
+
+
+def test_a_hang_is_detection_from_the_last_progress_on(journal: Journal) -> None:
+    trained(journal).event(100, "HangConfirmed", "running", hang={"kind": "late", "text": "rank 1", "still_s": 33.0})
+    journal.event(100.5, "TimerFired", "teardown", ("OpenIncident", {"incident": 1}))
+    journal.event(102, "AttemptEnded", "teardown", attempt=1, outcome="stopped")
+    seconds = journal.seconds()
+    assert (seconds["productive"], seconds["detection"], seconds["tear_down"]) == (61.0, 33.5, 1.5)
+
+
+def test_the_time_until_a_death_was_known_is_detection(journal: Journal) -> None:
+    trained(journal).fail(70)
+    journal.start(72, 2, resume=30)
+    journal.train(76, 31, 1, attempt=2)
+    times = {"attempt": 2, "after": "failure", "total_s": 8.0, "parts": {"detect": 2.0, "teardown": 1.0}}
+    journal.add(76, Note(START_TIMES, data=times))
+    seconds = journal.seconds()
+    assert (seconds["detection"], seconds["productive"]) == (2.0, 62.0)
+
+
+def test_a_save_that_holds_the_ranks_is_a_stall(journal: Journal) -> None:
+    journal.start(1)
+    journal.train(6, 1, 1)
+    journal.train(16, 11, 11, phase="checkpoint")
+    journal.train(19, 11, 11)
+    journal.train(26, 18, 18)
+    assert journal.seconds() == {"start_and_load": 6.0, "productive": 17.0, "checkpoint_stall": 3.0}
+
+
+def test_ranks_that_show_no_step_are_unmeasured_and_a_start_that_fails_is_a_start(journal: Journal) -> None:
+    journal.start(1)
+    journal.fail(50)
+    assert journal.seconds()["unmeasured"] == 47.0
+    other = Journal()
+    other.start(1)
+    other.train(4, None, 0, phase="import")
+    other.fail(50)
+    assert other.seconds()["start_and_load"] == 50.0
+    assert "unmeasured" not in other.seconds()
+
+
+def test_a_supervisor_that_died_is_waited_for_from_its_last_sign_of_life(journal: Journal) -> None:
+    trained(journal).add(200, RunBegan("run", continues=True))
+    journal.train(200, 71, 71)  # what the heartbeats still had
+    journal.event(200.1, "SupervisorStarted", "selecting", last_alive_t=T0 + 76)
+    seconds = journal.seconds()
+    assert seconds["waiting"] == pytest.approx(124.1)
+    assert seconds["productive"] == pytest.approx(70.0)
+    assert journal.ledger().reached == 71
+
+
+def test_the_time_until_a_requeue_is_preempted_and_a_later_run_is_another_ledger(journal: Journal) -> None:
+    trained(journal).event(67, "StopRequested", "stopping", signum=10)
+    journal.train(70, 65, 65, stage="stopping")
+    journal.event(72, "AttemptEnded", "ended", ("Finish", {"exit_code": 75, "reason": "notice"}), attempt=1, outcome="stopped")
+    journal.add(73, Ended(75))
+    journal.add(373, RunBegan("run", continues=True))
+    journal.event(374, "SupervisorStarted", "selecting", continues=True)
+    seconds = journal.seconds()
+    assert (seconds["preempted"], seconds["tear_down"], seconds["productive"]) == (301.0, 3.0, 64.0)
+    journal.add(1000, RunBegan("another"))
+    journal.event(1001, "SupervisorStarted", "selecting")
+    first, second = ledgers_of(journal.records)
+    assert (first.end_t, second.begin_t, second.wall_s) == (T0 + 374, T0 + 1000, 1.0)
+
+
+def test_missing_records_are_unaccounted_only_where_something_changed(journal: Journal) -> None:
+    trained(journal).fail(70)
+    journal.start(72, 2, resume=30)
+    journal.train(76, 31, 1, attempt=2)
+    whole = journal.records
+    journal.records = [record for record in whole if record.t != T0 + 36]  # a report of progress
+    assert "unaccounted" not in journal.seconds()
+    journal.records = [record for record in whole if not T0 + 60 < record.t < T0 + 74]  # the failure and the restart
+    assert journal.seconds()["unaccounted"] == pytest.approx(18.0)
+    journal.records = whole
+    seconds = journal.seconds()
+    journal.records = whole * 2
+    assert journal.seconds() == seconds, "a second copy of a record is passed over"
+
+
+def test_a_run_that_goes_on_ends_now(journal: Journal) -> None:
+    assert trained(journal).seconds(now=80) == {"start_and_load": 6.0, "productive": 74.0}
+    assert journal.ledger(now=80).goes_on
+
+
+def test_new_steps_that_took_long_are_degraded(journal: Journal) -> None:
+    journal.start(1)
+    step, at = 0, 6
+    for each_s in (1, 1, 1, 1, 2, 1):
+        for _ in range(100 // each_s):
+            step, at = step + 1, at + each_s
+            if step % 5 == 0:
+                journal.train(at, step, step)
+    seconds = journal.seconds()
+    assert seconds == {"start_and_load": 11.0, "productive": 470.0, "degraded": 125.0}, "by stretches of 65 s"
+    run = journal.ledger()
+    assert all(span.steps for span in run.spans if span.state is TimeState.DEGRADED)
+
+
+def test_what_no_checkpoint_kept_is_known_once_the_run_is_given_up(journal: Journal) -> None:
+    trained(journal).event(66, "CheckpointVerified", "running", checkpoint={"path": "c", "step": 41, "level": "full"}, made_in=1)
+    journal.fail(66.5)
+    journal.add(70, Ended(65))
+    assert journal.ledger().unkept_s() == pytest.approx(20.0, abs=0.2)
+
+
+def test_the_ledger_of_a_damaged_journal_still_adds_up(journal: Journal) -> None:
+    trained(journal).fail(70)
+    journal.start(72, 2, resume=30)
+    journal.train(76, 31, 1, attempt=2)
+    journal.add(80, EventTaken("Unknown", {"t": "noon"}, 2, "of-a-later-version"))
+    journal.train(90, 41, 11, attempt=2, stage="of-a-later-version")
+    journal.add(95, EventTaken("ProgressObserved", {"attempt": 2, "step": "many", "steps_seen": None}, 2, "running"))
+    journal.add(96, EventTaken("HangConfirmed", {"hang": {"still_s": float("nan")}}, 2, "running"))
+    assert journal.ledger().wall_s == 96.0

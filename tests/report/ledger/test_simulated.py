@@ -1,0 +1,107 @@
+# ruff: noqa: D102, ANN401  the recorder does as the simulator that it records
+"""The ledger of every job that the simulator draws: its states add up to the wall clock, whatever happened to the job."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from supervisor.journal.records import Ended, EventTaken, Header, Record, RunBegan, event_taken
+from supervisor.journal.writer import difference
+from supervisor.report.ledger.reader import ledgers_of
+from supervisor.report.ledger.spans import NEW_STEPS, TimeState
+from tests.simulation import seeds
+from tests.simulation.engine import Play
+from tests.simulation.invariants import Broken
+from tests.support.ledgers import check_ledger
+
+if TYPE_CHECKING:
+    from supervisor.core import events
+    from supervisor.core.state import JobState
+    from supervisor.journal.records import Body
+
+
+class Recorded(Play):
+    """A job whose journal is kept as a supervisor writes it, but for the disk."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.records: list[Record] = []
+        self.is_fresh = True
+        self.write(0.0, Header("job", "node"))
+
+    def write(self, t: float, body: Body) -> None:
+        self.records.append(Record(len(self.records) + 1, t, "", "", body))
+
+    def feed(self, event: events.Event) -> None:
+        if self.is_fresh:
+            self.is_fresh = False
+            self.write(event.t, RunBegan("run", continues=len(self.records) > 1))
+        before = self.state
+        judge = self.judge
+
+        def judged(state: JobState, given: events.Event) -> Any:
+            after, actions = judge(state, given)
+            if after is not before or actions:
+                taken = event_taken(
+                    given, actions, attempt=after.attempt.number, stage=after.stage, state=difference(after, before), whole=False
+                )
+                plain = msgspec.json.decode(msgspec.json.encode(taken), type=EventTaken)
+                self.write(given.t, plain)
+            return after, actions
+
+        self.judge = judged
+        try:
+            super().feed(event)
+        finally:
+            self.judge = judge
+
+    def finish(self, action: Any) -> None:
+        self.write(self.t, Ended(action.exit_code))
+        super().finish(action)
+
+    def _restarted(self, after_s: float, left_t: float | None) -> None:
+        self.is_fresh = True
+        super()._restarted(after_s, left_t)
+
+
+def recorded(seed: int, number: int) -> list[Record]:
+    """Return the journal of one job."""
+    play = Recorded(*seeds.job_of(seed, number))
+    try:
+        play.run()
+    except Broken as error:
+        pytest.fail(f"the simulation itself: {error}")
+    return play.records
+
+
+def check(seed: int) -> set[TimeState]:
+    """Check the jobs of a seed, whole and with records missing; return the states that had time."""
+    seen: set[TimeState] = set()
+    for number in range(seeds.JOBS):
+        records = recorded(seed, number)
+        (run,) = ledgers_of(records)
+        check_ledger(run, records[-1].t - records[1].t)
+        seen |= {state for state, took_s in run.seconds().items() if took_s}
+        made = math.fsum(span.steps for span in run.spans if span.state in NEW_STEPS)
+        assert made <= (run.reached or 0) + 1e-6, "a step was new twice"
+        rng = Random(seed * 100 + number)  # noqa: S311 (journals, not secrets)
+        kept = [record for record in records if isinstance(record.body, RunBegan) or rng.random() < 0.9]
+        for ledger in ledgers_of(kept):
+            check_ledger(ledger, least_accounted=0.0)
+    return seen
+
+
+def test_the_states_of_simulated_jobs_add_up() -> None:
+    seen = set[TimeState]().union(*(check(seed) for seed in range(2)))
+    assert seen > {TimeState.PRODUCTIVE, TimeState.REWORK, TimeState.START_AND_LOAD, TimeState.TEAR_DOWN, TimeState.WAITING}
+
+
+@pytest.mark.slow
+def test_the_states_of_two_hundred_seeds_add_up() -> None:
+    seen = set[TimeState]().union(*(check(seed) for seed in range(2, seeds.SEEDS)))
+    assert seen >= set(TimeState) - {TimeState.UNACCOUNTED, TimeState.CHECKPOINT_STALL, TimeState.DEGRADED}

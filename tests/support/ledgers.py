@@ -1,0 +1,47 @@
+"""What holds of the time ledger of every run: its states add up to the wall clock, and hardly any time is unaccounted."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from supervisor.journal.records import Ended, EventTaken, Record, RunBegan
+from supervisor.report.ledger.reader import ledgers_of
+from supervisor.report.ledger.spans import RunLedger, TimeState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from supervisor.journal.records import Damage
+
+#: Of the wall clock: what the sum of the states may be off, and what may be unaccounted.
+SUM_OFF, UNACCOUNTED = 0.001, 0.01
+
+
+def check_ledger(run: RunLedger, wall_s: float | None = None, *, least_accounted: float = 1 - UNACCOUNTED) -> None:
+    """Fail where a ledger does not hold. wall_s: from the first record of the run to its last, where that is known otherwise."""
+    wall_s = run.wall_s if wall_s is None else wall_s
+    seconds = run.seconds()
+    total = math.fsum(seconds.values())
+    assert abs(total - wall_s) <= SUM_OFF * wall_s + 1e-6, f"the states add up to {total} s of {wall_s} s: {seconds}"
+    assert seconds[TimeState.UNACCOUNTED] <= (1 - least_accounted) * wall_s, f"unaccounted: {seconds}"
+    for one, following in pairwise(run.spans):
+        assert abs(one.end_t - following.begin_t) < 1e-6, f"a gap or an overlap: {one} {following}"
+    assert all(span.took_s > 0 for span in run.spans)
+
+
+def check_ledgers(records: Iterable[Record | Damage]) -> list[RunLedger]:
+    """Check the ledgers of all runs of a whole journal, and return them. The wall clock is what the records themselves have."""
+    spent: list[list[float]] = []
+    found = [record for record in records if isinstance(record, Record)]
+    for record in found:
+        if isinstance(record.body, RunBegan) and (not spent or not record.body.continues):
+            spent.append([record.t, record.t])
+        elif spent and isinstance(record.body, EventTaken | Ended):
+            spent[-1][1] = max(spent[-1][1], record.t)
+    runs = ledgers_of(found)
+    assert len(runs) == len(spent)
+    for run, (begin_t, end_t) in zip(runs, spent, strict=True):
+        check_ledger(run, end_t - begin_t)
+    return runs

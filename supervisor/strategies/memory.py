@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import Cause, Change, Plan, PlanKind
+from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Change, Phase, Plan, PlanKind
 from supervisor.knobs import batch
 from supervisor.knobs.bindings import ON
 from supervisor.strategies.repetition import restart_within_budget
@@ -29,6 +29,9 @@ ENABLE_BATCH = "--knob batch_size=--YOUR-FLAG --knob grad_accum=--YOUR-FLAG"
 #: Switches that trade time for memory, the cheapest first.
 SWITCHES = {"activation_checkpointing": "computes activations twice", "cpu_offload": "moves state over PCIe in each step"}
 WORKERS = "num_workers"
+#: Phases in which nothing shows whether a step was made, unless it is proven that none was.
+_NO_STEP_SEEN = BEFORE_FIRST_STEP | {Phase.UNKNOWN}
+STEP_UNKNOWN = "nothing shows at which step the memory ran out: one plain restart comes before a change"
 _WORKER_CAUSES = frozenset({Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER})
 
 
@@ -83,12 +86,24 @@ def expandable_segments(situation: Situation) -> Plan | None:
     )
 
 
+def at_unknown_step(situation: Situation) -> bool:
+    """Whether this is the first such failure, and nothing shows where in the training it was.
+
+    Then it may be one rare long batch, as late in the training, and the same command again may do. An OOM at a known step gets no plain
+    restart: at the first it would come again, and later the smaller batch costs no more than the restart.
+    """
+    seen = situation.before_first_step or situation.step is not None or situation.counted is not None
+    return not seen and situation.phase in _NO_STEP_SEEN and not situation.unanswered
+
+
 def halve_batch(situation: Situation) -> Plan | None:
     """Take the next smaller micro-batch that keeps the global batch, so that learning rate, schedule and loss keep their meaning.
 
     The accumulation makes up for it. The rung may be taken again, down to a micro-batch of 1. If the program has no accumulation to
     declare, --allow-batch-drift consents to a smaller global batch.
     """
+    if at_unknown_step(situation):
+        return None
     size, accum = situation.enabled("batch_size"), situation.enabled("grad_accum")
     if size is not None and accum is None:
         return _halve_alone(size, situation)
@@ -144,7 +159,7 @@ def _halve_batch_missing(situation: Situation) -> str:
         return _other_knob_missing(size, situation)
     old = batch.read(size, accum, situation.world_size)
     new = batch.smaller(old) if isinstance(old, batch.Batch) else old
-    return new if isinstance(new, str) else ""
+    return new if isinstance(new, str) else STEP_UNKNOWN if at_unknown_step(situation) else ""
 
 
 def _other_knob_missing(size: Knob | None, situation: Situation) -> str:
@@ -155,12 +170,14 @@ def _other_knob_missing(size: Knob | None, situation: Situation) -> str:
         return both
     alone = batch.halved_alone(size, situation.world_size)
     if situation.policy.batch_drift:
-        return alone if isinstance(alone, str) else ""
+        return alone if isinstance(alone, str) else STEP_UNKNOWN if at_unknown_step(situation) else ""
     return f"{both}; --allow-batch-drift lets the global batch shrink"
 
 
 def memory_knobs(situation: Situation) -> Plan | None:
     """Turn on the first of SWITCHES that is enabled and not on yet."""
+    if at_unknown_step(situation):
+        return None
     for name, cost in SWITCHES.items():
         knob = situation.enabled(name)
         if knob is not None and knob.value != ON:
@@ -172,6 +189,11 @@ def memory_knobs(situation: Situation) -> Plan | None:
                 changes=(Change(name, knob.value or "off", ON, knob.how),),
             )
     return None
+
+
+def _memory_knobs_missing(situation: Situation) -> str:
+    is_left = any((knob := situation.enabled(name)) is not None and knob.value != ON for name in SWITCHES)
+    return STEP_UNKNOWN if is_left and at_unknown_step(situation) else ""
 
 
 def halve_workers(situation: Situation) -> Plan | None:
@@ -217,7 +239,13 @@ RUNGS = (
         changes_job=True,
         missing=_halve_batch_missing,
     ),
-    Rung("memory_knobs", memory_knobs, "activation checkpointing, then CPU offload, where declared", changes_job=True),
+    Rung(
+        "memory_knobs",
+        memory_knobs,
+        "activation checkpointing, then CPU offload, where declared",
+        changes_job=True,
+        missing=_memory_knobs_missing,
+    ),
     Rung(
         "halve_workers",
         halve_workers,

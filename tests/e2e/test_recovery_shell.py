@@ -143,12 +143,15 @@ def test_a_plain_command_and_a_checkpoint_handed_over_go_with_a_changed_batch(su
     )
     run = supervise("python", str(script), "--bs", "32", options=options, **FAST)
     assert run.exit_code() == 0
-    first, second = (tmp_path / "argv").read_text().splitlines()
+    first, again, smaller = (tmp_path / "argv").read_text().splitlines()
     assert first == "--bs 32"
-    words = second.split()
+    resumes = ["--resume", str(tmp_path / "ckpt" / "7.pt")]
+    assert again.split() == ["--bs", "32", *resumes], "no step is known: once as it was"
+    assert "one plain restart comes before a change" in run.stderr
+    words = smaller.split()
     assert words[:2] == ["--bs", "16"]
     assert words[words.index("--ga") + 1] == "2" if "--ga" in words else "--ga=2" in words
-    assert words[-2:] == ["--resume", str(tmp_path / "ckpt" / "7.pt")]
+    assert words[-2:] == resumes
 
 
 def oom_text() -> str:

@@ -247,8 +247,10 @@ def _shrinks(record: Record, books: Watch) -> bool:
     )
 
 
-def batch_smaller(record: Record, _past: Past, books: Watch) -> str:
+def batch_smaller(record: Record, past: Past, books: Watch) -> str:
     """A micro-batch above 1 is made smaller, odd or even."""
+    if not _seen(record, books) and not _unanswered(record, past):
+        return ""
     whole = record.amount("reserved_unallocated") < LEAST or "env:PYTORCH_CUDA_ALLOC_CONF" in books.overrides
     if not _clear(record) or record.amount("other_bytes") or not whole or not _shrinks(record, books):
         return ""
@@ -256,8 +258,18 @@ def batch_smaller(record: Record, _past: Past, books: Watch) -> str:
     return "" if knobs and knobs <= {"batch_size", "grad_accum"} else "the micro-batch could be smaller"
 
 
-def switched(record: Record, _past: Past, books: Watch) -> str:
+def step_unknown(record: Record, past: Past, books: Watch) -> str:
+    """The first time, where nothing shows at which step, the batch and the switches stay."""
+    if _seen(record, books) or any(r.verdict.cause is Cause.CUDA_OOM for r in past):
+        return ""
+    changed = {c.knob for c in record.plan.changes if not c.knob.startswith("env:")}
+    return f"{changed} set, and nothing shows at which step the memory ran out" if changed else ""
+
+
+def switched(record: Record, past: Past, books: Watch) -> str:
     """Declared memory knobs are turned on before the run is given up."""
+    if not _seen(record, books) and not _unanswered(record, past):
+        return ""
     if not _clear(record) or record.changed or record.amount("other_bytes"):
         return ""
     left = [n for n in ("activation_checkpointing", "cpu_offload") if books.enabled(n) and n not in books.overrides]
@@ -457,7 +469,7 @@ _NATIVE: tuple[Law, ...] = (steps_back, same_gpu, same_place)
 _GPU: tuple[Law, ...] = (gpu_out, same_gpu)
 _STORAGE: tuple[Law, ...] = (start_tries, waited_for)
 OF_CAUSE: dict[Cause, tuple[Law, ...]] = {
-    Cause.CUDA_OOM: (held_by_others, in_pieces, batch_smaller, switched, exhausted, same_place),
+    Cause.CUDA_OOM: (held_by_others, in_pieces, step_unknown, batch_smaller, switched, exhausted, same_place),
     **dict.fromkeys((Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER), _MEMORY),
     Cause.NCCL_TIMEOUT: (time_given, interface_left, hanging_gpu, transport_left, start_tries, same_place, traced),
     Cause.HANG_NO_ERROR: (time_given, steps_back, hanging_gpu, transport_left, same_place, traced),

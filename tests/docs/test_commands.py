@@ -28,6 +28,7 @@ PLAIN = "supervise -- accelerate launch train.py"
 READING = {
     "supervise status": "exit code 0",
     "supervise why": "rank 3 was killed by SIGKILL",
+    "supervise report": "1 failure",
     "supervise logs --rank 3 --follow": "rank 3 resumes from None",
     "supervise ls": "ended with 0",
     "supervise stop": "no job runs here",

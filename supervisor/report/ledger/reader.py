@@ -212,6 +212,7 @@ class LedgerReader:
             self._new_attempt(_whole(data.get("attempt")) or 0, _whole(resume.get("step")) if isinstance(resume, dict) else first)
         elif name == "OpenIncident":
             self._incident = _whole(data.get("incident")) or 0
+            self._run.incidents.add(self._incident)
         elif name == "CloseIncident" and data.get("outcome") == "withdrawn":
             self._incident = 0
 

@@ -99,10 +99,10 @@ class PaceSample:
 class RunLedger:
     """The ledger of one run on one node.
 
-    is_over: it has an end record. exit_code: of its last supervisor that wrote one. goes_on: `now` was given, and it is no more than that
-    far. reached: its highest step. kept: the highest step of a checkpoint that was verified; both None: not recorded. counts_rework:
-    False where an attempt went on from a step that is not known. failures: incidents that nobody planned. saves_t: when checkpoints
-    were verified, as (attempt, t).
+    is_over: it has an end record. goes_on: it ends now. exit_code: of its end record. reached: its highest step. kept: the highest step
+    of a checkpoint that was verified; both None: not recorded. counts_rework: False where an attempt went on from a step that is not known.
+    incidents: the numbers of those that opened in it. saves_t: when checkpoints were verified, as (attempt, t). ranks: of the newest
+    attempt on all nodes. gpus: of this node.
     """
 
     run_id: str
@@ -120,6 +120,7 @@ class RunLedger:
     ranks: int = 0
     gpus: int = 0
     saves_t: list[tuple[int, float]] = field(default_factory=list)
+    incidents: set[int] = field(default_factory=set)
 
     @property
     def wall_s(self) -> float:

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401  `Written` is made in conftest
-"""The card, `why` and `status` of five failures, as they look at 40, 80 and 140 columns.
+"""The card, `why`, `status` and `report` of five failures, as they look at 40, 80 and 140 columns.
 
 The pages are in the folder pages/. `UPDATE_PAGES=1 pytest tests/cli/jobs/test_pages.py` writes them anew; then read them.
 """
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.cli.jobs.job_files import JobFiles, history_of
+from supervisor.cli.jobs.report import job_report
 from supervisor.cli.jobs.status import status_of
 from supervisor.core.model import Finding, Gpu
 from supervisor.report.card import card, why_page
 from supervisor.report.layout import FactPage, Surface, render
+from supervisor.report.ledger.page import report_page
 from supervisor.report.status_page import RankStatus, Status, StoredCheckpoint, status_page
 from tests.cli.jobs.stories import STORIES, Story
 
@@ -71,6 +73,7 @@ def test_the_pages_of_a_failure(name: str, root: Path, make_job: Any) -> None:
             "card": card("bert", decision, last.resumed, address=ADDRESS, node="gpu-7", state_dir="/jobs/bert/nodes/gpu-7"),
             "why": why_page("bert", "gpu-7", last, ADDRESS, last_run=history.run.run_id if history.run else ""),
             "status": status_page(seen, ADDRESS),
+            "report": report_page(job_report(place), ADDRESS),
         },
         str(written.directory),
     )

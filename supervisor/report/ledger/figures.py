@@ -1,0 +1,223 @@
+"""The figures of a report: shares of time, what each incident cost, MTTD, MTTR, MTBF and the advice on saving. Pure.
+
+Times and steps come from the ledgers, causes, decisions and the parts of a restart from the incidents that `supervise why` shows too. A
+figure that the journal has no facts for is None.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from supervisor.core.model import FROM_OUTSIDE, Beginning
+from supervisor.report import wording
+from supervisor.report.ledger.reliability import LEAST_FAILURES, mtbf_interval_s, save_interval_s
+from supervisor.report.ledger.spans import NEW_STEPS, RANKS_RAN, RunLedger, TimeSpan, TimeState
+from supervisor.report.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from supervisor.core.model import Verdict
+    from supervisor.journal.history import History, RecordedIncident
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentCost:
+    """One incident: what it was, and what it cost. planned: it came from outside, and is no failure.
+
+    mttd_s: from the failure, or the last progress, until supervise knew it. mttr_s: from the failure to the first step after it. parts:
+    of the newest restart, as report/start_times.py splits it. lost_steps: made before, and not in the checkpoint that was resumed from.
+    lost_s: its time that was no new step; rank_hours: the same for each rank. None: not recorded.
+    """
+
+    number: int
+    run_id: str
+    opened_t: float
+    attempt: int
+    cause: str
+    summary: str
+    rank: int | None
+    outcome: str
+    action: str
+    planned: bool
+    mttd_s: float | None
+    mttr_s: float | None
+    parts: dict[str, float]
+    lost_steps: int | None
+    lost_s: float
+    rank_hours: float
+    resumed_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavingAdvice:
+    """How often to save: what a save costs, what it is done at now, and what would be best, all in seconds."""
+
+    save_s: float
+    best_s: float
+    now_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What several runs, or one, add up to. Seconds; None: not recorded.
+
+    ettr, goodput: shares of the wall clock. mtbf_s: None below three failures; mtbf_range_s: the 90 % interval, its upper end None where
+    nothing failed. ran_s: in which ranks could fail. step_s: the median time of a step.
+    """
+
+    wall_s: float
+    seconds: dict[TimeState, float]
+    ettr: float | None
+    goodput: float | None
+    attempts: int
+    failures: int
+    planned: int
+    ran_s: float
+    mtbf_s: float | None
+    mtbf_range_s: tuple[float, float | None] | None
+    mttd_s: float | None
+    mttr_s: float | None
+    mttr_p95_s: float | None
+    lost_s: float
+    lost_steps: int
+    rank_hours: float
+    step_s: float | None
+    advice: SavingAdvice | None
+
+
+@dataclass(slots=True)
+class JobReport:
+    """A report: the runs that it is about, the oldest first, their incidents and figures. kept_runs: how many the journals hold."""
+
+    job: str
+    node: str
+    runs: list[RunLedger]
+    incidents: list[IncidentCost]
+    figures: Figures
+    kept_runs: int
+    problems: list[str] = field(default_factory=list)
+
+
+def report_of(job: str, node: str, read: Sequence[tuple[History, Sequence[RunLedger]]], *, all_runs: bool = False) -> JobReport:
+    """Return the report on the last run, or on all. read: the history and the ledgers of each journal, the oldest first.
+
+    Raises ValueError where no journal has a run.
+    """
+    runs = [run for _, ledgers in read for run in ledgers]
+    if not runs:
+        raise ValueError(f"no run is recorded: {job}")
+    chosen = runs if all_runs else runs[-1:]
+    spent = {id(run): _spans_of_incidents(run) for run in chosen}
+    theirs = [(one, _run_of(one, ledgers)) for history, ledgers in read if ledgers for one in history.incidents]
+    incidents = [incident_cost(one, run, spent[id(run)].get(one.number, ())) for one, run in theirs if id(run) in spent]
+    return JobReport(job, node, list(chosen), incidents, figures_of(chosen, incidents), len(runs), list(read[-1][0].problems))
+
+
+def _run_of(incident: RecordedIncident, ledgers: Sequence[RunLedger]) -> RunLedger:
+    """Return the run of an incident; that of one which no record opened is the last."""
+    return next((run for run in ledgers if incident.number in run.incidents), ledgers[-1])
+
+
+def _spans_of_incidents(run: RunLedger) -> dict[int, list[TimeSpan]]:
+    """Return the time that each incident cost, by its number."""
+    found: dict[int, list[TimeSpan]] = {}
+    for span in run.spans:
+        if span.incident and span.state not in NEW_STEPS:
+            found.setdefault(span.incident, []).append(span)
+    return found
+
+
+def incident_cost(incident: RecordedIncident, run: RunLedger, spans: Sequence[TimeSpan]) -> IncidentCost:
+    """Return what an incident cost its run; `spans`: its time that was no new step."""
+    last = incident.rounds[-1]
+    decision, resumed, start = last.decision, incident.resumed, incident.start
+    verdict = decision.verdict if decision is not None else None
+    start = start if start is not None and start.after == "failure" and resumed is not None and start.attempt == resumed.attempt else None
+    detect_s = start.parts.get("detect") if start is not None and len(incident.rounds) == 1 else None
+    mttr_s = None if resumed is None else incident.resumed_t - incident.opened_t + (detect_s or 0.0)
+    if start is not None and start.trained and len(incident.rounds) == 1:
+        mttr_s = start.total_s
+    resumed_step = None if resumed is None else 0 if resumed.began is Beginning.FROM_SCRATCH else resumed.step
+    reached = [one.decision.step for one in incident.rounds if one.decision is not None and one.decision.step is not None]
+    reached += [incident.progress.step] if incident.progress.step is not None else []
+    return IncidentCost(
+        number=incident.number,
+        run_id=run.run_id,
+        opened_t=incident.opened_t,
+        attempt=last.attempt,
+        cause=verdict.cause.value if verdict is not None else "",
+        summary=clean(verdict.summary if verdict is not None else incident.summary),
+        rank=verdict.rank if verdict is not None and verdict.rank is not None else incident.rank,
+        outcome=incident.outcome,
+        action="" if decision is None else clean(wording.decision_text(decision.plan, decision.attempt)),
+        planned=_is_planned(verdict),
+        mttd_s=detect_s,
+        mttr_s=mttr_s,
+        parts=dict(start.parts) if start is not None else {},
+        lost_steps=max(0, max(reached) - resumed_step) if reached and resumed_step is not None else None,
+        lost_s=math.fsum(span.took_s for span in spans),
+        rank_hours=math.fsum(span.took_s * span.ranks for span in spans) / _HOUR_S,
+        resumed_step=resumed_step,
+    )
+
+
+def _is_planned(verdict: Verdict | None) -> bool:
+    return verdict is not None and verdict.cause in FROM_OUTSIDE
+
+
+def figures_of(runs: Sequence[RunLedger], incidents: Sequence[IncidentCost]) -> Figures:
+    """Return what these runs and their incidents add up to."""
+    seconds = {state: math.fsum(run.seconds()[state] for run in runs) for state in TimeState}
+    wall_s = math.fsum(run.wall_s for run in runs)
+    unkept = [run.unkept_s() for run in runs]
+    new_s, ran_s = math.fsum(seconds[state] for state in NEW_STEPS), math.fsum(seconds[state] for state in RANKS_RAN)
+    kept_s = None if None in unkept else seconds[TimeState.PRODUCTIVE] - math.fsum(one for one in unkept if one is not None)
+    failures = [one for one in incidents if not one.planned]
+    mtbf_s = ran_s / len(failures) if len(failures) >= LEAST_FAILURES else None
+    repairs = sorted(one.mttr_s for one in failures if one.mttr_s is not None)
+    return Figures(
+        wall_s=wall_s,
+        seconds=seconds,
+        ettr=_share(new_s, wall_s),
+        goodput=None if kept_s is None else _share(max(0.0, kept_s), wall_s),
+        attempts=sum(run.attempts for run in runs),
+        failures=len(failures),
+        planned=len(incidents) - len(failures),
+        ran_s=ran_s,
+        mtbf_s=mtbf_s,
+        mtbf_range_s=mtbf_interval_s(ran_s, len(failures)) if ran_s else None,
+        mttd_s=_median(one.mttd_s for one in failures),
+        mttr_s=_median(repairs),
+        mttr_p95_s=repairs[math.ceil(0.95 * len(repairs)) - 1] if repairs else None,
+        lost_s=math.fsum(one.lost_s for one in incidents),
+        lost_steps=sum(one.lost_steps or 0 for one in incidents),
+        rank_hours=math.fsum(one.rank_hours for one in incidents),
+        step_s=_median(sample.step_s for run in runs for sample in run.samples),
+        advice=None if mtbf_s is None else _advice(runs, mtbf_s),
+    )
+
+
+def _advice(runs: Iterable[RunLedger], mtbf_s: float) -> SavingAdvice | None:
+    """Return how often to save; None where no save was seen to hold the ranks."""
+    runs = list(runs)
+    save_s = _median(span.took_s for run in runs for span in run.spans if span.state is TimeState.CHECKPOINT_STALL)
+    if save_s is None:
+        return None
+    now_s = _median(t - before_t for run in runs for (before, before_t), (made_in, t) in pairwise(run.saves_t) if before == made_in)
+    return SavingAdvice(save_s, save_interval_s(save_s, mtbf_s), now_s)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _share(part_s: float, whole_s: float) -> float | None:
+    return part_s / whole_s if whole_s > 0 else None

@@ -1,0 +1,173 @@
+"""The page of `supervise report` at a terminal. Pure."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from supervisor.core.time_text import span_text
+from supervisor.report import wording
+from supervisor.report.layout import Fact, FactPage, Tone
+from supervisor.report.ledger.reliability import CONFIDENCE, LEAST_FAILURES
+from supervisor.report.ledger.spans import NEW_STEPS, TimeState
+
+if TYPE_CHECKING:
+    from supervisor.report.ledger.figures import Figures, IncidentCost, JobReport
+    from supervisor.report.ledger.spans import RunLedger
+
+#: Incidents that the page lists: those that cost most.
+MOST_INCIDENTS = 5
+NOT_RECORDED = "not recorded"
+#: What each state is called for people, and how it reads.
+STATE_TEXTS: Final = {
+    TimeState.PRODUCTIVE: ("new steps", Tone.GOOD),
+    TimeState.DEGRADED: ("slow steps", Tone.WARNING),
+    TimeState.REWORK: ("steps made again", Tone.WARNING),
+    TimeState.CHECKPOINT_STALL: ("saving", Tone.PLAIN),
+    TimeState.UNMEASURED: ("steps not seen", Tone.WARNING),
+    TimeState.START_AND_LOAD: ("start and load", Tone.PLAIN),
+    TimeState.DETECTION: ("until noticed", Tone.PLAIN),
+    TimeState.TEAR_DOWN: ("tear-down", Tone.PLAIN),
+    TimeState.DECISION: ("decision", Tone.PLAIN),
+    TimeState.HEALTH: ("node's health", Tone.PLAIN),
+    TimeState.WAITING: ("waiting", Tone.PLAIN),
+    TimeState.PREEMPTED: ("preempted", Tone.PLAIN),
+    TimeState.UNACCOUNTED: ("unaccounted", Tone.WARNING),
+}
+#: Of the wall clock: from here on it is shown that steps were not seen.
+_NOTABLE = 0.01
+
+
+def report_page(report: JobReport, address: str, *, all_runs: bool = False) -> FactPage:
+    """Return the page. address: the options by which our other commands find the job."""
+    found = report.figures
+    facts = [
+        *_run_facts(report, address, all_runs=all_runs),
+        *_share_facts(report),
+        *_state_facts(found),
+        *_failure_facts(found),
+        *_cost_facts(report),
+        *_advice_facts(found),
+        *([Fact("look", f"supervise why --all {address}".rstrip(), copied=True)] if report.incidents else []),
+    ]
+    return FactPage(f"where the time of job {report.job} went: {_end_text(report.runs[-1])}", tuple(facts), Tone.STRONG)
+
+
+def _end_text(run: RunLedger) -> str:
+    if run.goes_on:
+        return "it goes on"
+    return f"ended with {run.exit_code}" if run.is_over else "supervise died"
+
+
+def _run_facts(report: JobReport, address: str, *, all_runs: bool) -> list[Fact]:
+    first, last, found = report.runs[0], report.runs[-1], report.figures
+    since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(first.begin_t))
+    attempts = f"{found.attempts} {'attempt' if found.attempts == 1 else 'attempts'}"
+    name = f"{len(report.runs)} runs" if len(report.runs) > 1 else last.run_id
+    step = "" if last.reached is None else f", {wording.step_text(last.reached)}"
+    kept = "" if last.kept is None else f", verified up to step {last.kept}"
+    pace = "" if found.step_s is None else f", {_short(found.step_s)} a step"
+    facts = [Fact("run", f"{name}, since {since}, {span_text(found.wall_s)} on {report.node}: {attempts}{step}{kept}{pace}")]
+    if report.kept_runs > len(report.runs) and not all_runs:
+        facts.append(Fact("", f"{report.kept_runs} runs are kept; this adds them up:"))
+        facts.append(Fact("", f"supervise report --all {address}".rstrip(), copied=True))
+    return facts
+
+
+def _share_facts(report: JobReport) -> list[Fact]:
+    found = report.figures
+    new_s, unmeasured_s = sum(found.seconds[state] for state in NEW_STEPS), found.seconds[TimeState.UNMEASURED]
+    ettr = _percent(found.ettr)
+    ettr += f": {span_text(new_s)} of steps made for the first time, of {span_text(found.wall_s)}" if found.ettr is not None else ""
+    if unmeasured_s > _NOTABLE * found.wall_s:
+        ettr += "; at least that: of some of the time no step was seen"
+    goodput = _percent(found.goodput)
+    goodput += ": without slow steps, and without those that no checkpoint kept" if found.goodput is not None else ""
+    facts = [Fact("ETTR", ettr, Tone.STRONG), Fact("goodput", goodput, Tone.STRONG)]
+    if not all(run.counts_rework for run in report.runs):
+        text = "steps made again may be among the new ones: from which step an attempt went on is not recorded"
+        facts.append(Fact("note", text, Tone.WARNING))
+    return facts
+
+
+def _state_facts(found: Figures) -> list[Fact]:
+    """Return a line for each state that took time."""
+    rows = [(state, took_s) for state, took_s in found.seconds.items() if took_s > 0]
+    return [
+        Fact(
+            STATE_TEXTS[state][0],
+            f"{_percent(took_s / found.wall_s if found.wall_s else None)}: {_short(took_s)}",
+            STATE_TEXTS[state][1],
+        )
+        for state, took_s in rows
+    ]
+
+
+def _failure_facts(found: Figures) -> list[Fact]:
+    count = f"{found.failures} {'failure' if found.failures == 1 else 'failures'}"
+    planned = f", and {found.planned} planned {'end' if found.planned == 1 else 'ends'}" if found.planned else ""
+    text = f"{count}{planned}"
+    if found.failures and found.mttr_s is not None:
+        known = "" if found.mttd_s is None else f", noticed after {_short(found.mttd_s)}"
+        text += f"{known}, training again after {_short(found.mttr_s)}" + (" (medians)" if found.failures > 1 else "")
+    facts = [Fact("failures", text, Tone.BAD if found.failures else Tone.GOOD)]
+    if found.mtbf_range_s is not None:
+        least_s, most_s = found.mtbf_range_s
+        share = f"{100 * CONFIDENCE:.0f} % interval"
+        between = f"more than {span_text(least_s)}" if most_s is None else f"{span_text(least_s)} to {span_text(most_s)}"
+        mean = "" if found.mtbf_s is None else f"{span_text(found.mtbf_s)}, "
+        facts.append(Fact("MTBF", f"{mean}{share} {between}"))
+    return facts
+
+
+def _cost_facts(report: JobReport) -> list[Fact]:
+    """Return what the incidents cost together, and a line for those that cost most."""
+    found, costly = report.figures, sorted(report.incidents, key=lambda one: one.lost_s, reverse=True)[:MOST_INCIDENTS]
+    if not costly:
+        return []
+    hours = "GPU-hours" if any(run.gpus for run in report.runs) else "rank-hours"
+    steps = f", {found.lost_steps} steps" if found.lost_steps else ""
+    facts = [Fact("cost", f"{span_text(found.lost_s)}{steps}, {found.rank_hours:.2f} {hours}")]
+    if len(report.incidents) > 1:
+        facts += [Fact("", _incident_text(one)) for one in costly]
+        more = len(report.incidents) - len(costly)
+        facts += [Fact("", f"and {more} that cost less: --json has all of them", Tone.FAINT)] if more else []
+    else:
+        facts.append(Fact("", _incident_text(costly[0])))
+    return facts
+
+
+def _incident_text(one: IncidentCost) -> str:
+    whose = f" of rank {one.rank}" if one.cause and one.rank is not None else ""
+    steps = "" if one.lost_steps is None else f", {one.lost_steps} steps"
+    noticed = "" if one.mttd_s is None else f", noticed after {_short(one.mttd_s)}"
+    return f"incident {one.number}: {one.cause or one.summary}{whose}: {_short(one.lost_s)}{steps}{noticed}"
+
+
+def _advice_facts(found: Figures) -> list[Fact]:
+    """Return the advice on saving, in one sentence; why there is none, where that is worth a line."""
+    advice = found.advice
+    if advice is None or found.mtbf_s is None:
+        if not found.failures:
+            return []
+        why = f"it takes {LEAST_FAILURES} failures" if found.mtbf_s is None else "no save was seen to hold the ranks for 1 s"
+        return [Fact("saving", f"how often to save is not advised: {why}", Tone.FAINT)]
+    now = ""
+    if advice.now_s:
+        held, risk = advice.save_s / (advice.now_s + advice.save_s), advice.now_s / 2
+        now = f"; every {span_text(advice.now_s)} as now takes {_percent(held)} and risks {span_text(risk)} a failure"
+    mean = span_text(found.mtbf_s)
+    text = f"save every {span_text(advice.best_s)} (Daly 2006: a save holds the ranks {_short(advice.save_s)}, MTBF {mean}){now}"
+    return [Fact("saving", text)]
+
+
+def _percent(share: float | None) -> str:
+    return NOT_RECORDED if share is None else f"{100 * share:.1f} %"
+
+
+def _short(seconds: float) -> str:
+    """Return a time that may be far below a second."""
+    milliseconds = 1000 * seconds
+    if milliseconds >= 100:  # noqa: PLR2004  a tenth of a second
+        return span_text(seconds)
+    return f"{milliseconds:.0f} ms" if milliseconds >= 1 else "less than 1 ms"

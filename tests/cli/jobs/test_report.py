@@ -1,0 +1,194 @@
+# ruff: noqa: ANN401  `Written` is a class of conftest.py
+"""`supervise report`: on a job that runs, was killed, ended, has many runs, none, a damaged journal, or thousands of attempts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from supervisor.cli.jobs.report import report
+from supervisor.core.events import GpusListed, ProgressObserved, SupervisorStarted
+from supervisor.core.model import Gpu, Phase, Policy
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity
+from supervisor.journal.records import Ended, EventTaken, RunBegan, scan
+from supervisor.report.ledger.spans import TimeState
+from tests.support.ledgers import check_ledgers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[3]
+
+
+def page(written: Any, capsys: pytest.CaptureFixture[str], *, all_runs: bool = False) -> str:
+    assert report(written.settings, "train", all_runs=all_runs) == 0
+    return capsys.readouterr().out
+
+
+def document(written: Any, capsys: pytest.CaptureFixture[str], *, all_runs: bool = False) -> dict[str, Any]:
+    assert report(written.settings, "train", all_runs=all_runs, as_json=True) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert math.fsum(found["seconds"].values()) == pytest.approx(found["wall_s"], rel=0.001)
+    return found
+
+
+def fails_once(written: Any, begin_t: float = 0.0) -> None:
+    """Train 100 steps in 100 s, fail, resume at step 3, and reach step 104."""
+    written.start(begin_t + 5)
+    for n in range(1, 101, 9):
+        written.progress(begin_t + 9 + n, n, step=n)
+    written.fail(begin_t + 111)
+    written.restart(begin_t + 120)
+    for n in range(14, 105, 10):
+        written.progress(begin_t + 120 + n, n - 3, step=n)
+
+
+def test_a_run_with_one_failure(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.feed(GpusListed(written.T0, (Gpu(0, "GPU-0"),)))
+    fails_once(written)
+    written.close()
+    found = document(written, capsys)
+    (run,), (incident, death) = found["runs"], found["incidents"]
+    assert death["summary"] == "supervise died while this attempt ran"
+    assert (found["attempts"], found["failures"], run["reached_step"], run["is_over"], run["goes_on"]) == (2, 2, 104, False, False)
+    assert (incident["cause"], incident["rank"], incident["lost_steps"], incident["resumed_step"]) == ("killed_unknown", 1, 97, 3)
+    assert incident["mttd_s"] == pytest.approx(0.004)
+    assert incident["rank_hours"] == pytest.approx(incident["lost_s"] * 2 / 3600)
+    assert found["mtbf_s"] is None, "two failures make no mean"
+    assert found["mtbf_range_s"] == [pytest.approx(found["ran_s"] / 6.2958, rel=1e-4), pytest.approx(found["ran_s"] / 0.35536, rel=1e-4)]
+    assert found["ettr"] == pytest.approx(found["seconds"]["productive"] / found["wall_s"])
+    text = page(written, capsys)
+    assert "supervise died" in text
+    assert "97 steps" in text
+    assert "GPU-hours" in text
+    assert "it takes 3 failures" in text
+
+
+def test_a_job_that_runs_is_reported_up_to_now(written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    written.begin(pid=os.getpid(), start_ticks=identity.this_process().start_ticks)
+    written.start(5)
+    written.progress(10, 1, step=1)
+    written.close()
+    monkeypatch.setattr(time, "time", lambda: written.T0 + 70)
+    found = document(written, capsys)
+    assert (found["wall_s"], found["seconds"]["productive"], found["runs"][0]["goes_on"]) == (70.0, 60.0, True)
+    assert "it goes on" in page(written, capsys)
+
+
+def test_several_runs_are_added_up(root: Path, make_job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(3):
+        written = make_job(root, anew=number > 0)
+        written.begin(run_id=f"run-{number}")
+        fails_once(written)
+        written.close()
+    one, every = document(written, capsys), document(written, capsys, all_runs=True)
+    assert [run["run"] for run in every["runs"]] == ["run-0", "run-1", "run-2"]
+    assert (one["kept_runs"], len(one["runs"]), one["runs"][0]["run"]) == (3, 1, "run-2")
+    assert every["wall_s"] == pytest.approx(3 * one["wall_s"])
+    # each run's own failure; of two of them the supervisor died too, and its successor began another run
+    assert [incident["number"] for incident in every["incidents"]] == [1, 2, 3, 4, 5, 6]
+    assert every["mtbf_s"] == pytest.approx(every["ran_s"] / 6)
+    assert "3 runs are kept" in page(written, capsys)
+    assert "supervise report --all" in page(written, capsys)
+    assert "3 runs, since" in page(written, capsys, all_runs=True)
+
+
+def test_a_save_that_holds_the_ranks_is_advised_on_after_three_failures(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    for number in range(3):
+        begin_t = 300.0 * number
+        if number:
+            written.again(begin_t)
+        else:
+            written.start(5)
+        attempt = written.state.attempt.number
+        for at, step, phase in ((10, 1, Phase.TRAIN), (100, 50, Phase.CHECKPOINT), (110, 50, Phase.TRAIN), (200, 100, Phase.TRAIN)):
+            written.feed(ProgressObserved(written.T0 + begin_t + at, attempt, step, step, phase))
+        written.fail(begin_t + 205)
+    written.close()
+    found = document(written, capsys)
+    assert found["mtbf_s"] == pytest.approx(found["ran_s"] / 3)
+    assert found["advice"]["save_s"] == pytest.approx(10.0)
+    assert 30 < found["advice"]["best_s"] < 100
+    assert "save every" in page(written, capsys)
+
+
+def test_without_a_run_the_report_names_the_journal(written: Any) -> None:
+    written.close()
+    with pytest.raises(SuperviseError, match="no run is recorded: train") as caught:
+        report(written.settings, "train")
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_a_damaged_journal_is_reported_on_with_its_damage(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    fails_once(written)
+    written.close()
+    path = written.directory / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lost = next(n for n, line in enumerate(lines) if b'"event":"EvidenceCollected"' in line)
+    path.write_bytes(b"".join([*lines[:lost], b"\0" * 100 + b"\n", *lines[lost + 1 :], b'{"crc":"']))
+    found = document(written, capsys)
+    assert any("damaged record" in problem for problem in found["problems"])
+    assert 0 < found["seconds"]["unaccounted"] < found["wall_s"]
+    path.write_bytes(b"nothing that is a record\n")
+    with pytest.raises(SuperviseError, match="no run is recorded"):
+        report(written.settings, "train")
+
+
+def test_a_report_on_five_thousand_attempts_takes_seconds(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    append: Callable[..., object] = written.journal.append
+    append(RunBegan("run-1"), t=written.T0, durable=True)
+    written.feed(SupervisorStarted(written.T0, "run-1", Policy()))
+    for n in range(1, 5001):
+        t = written.T0 + 10 * n
+        begin: dict[str, Any] = {"attempt": n, "reason": "failure", "resume": None}
+        for at, name, stage, actions, data in (
+            (0, "CheckpointSelected", "starting", (("BeginAttempt", begin),), {"chosen": None, "found": 0}),
+            (1, "AttemptStarted", "running", (), {"ranks": [], "world_size": 2}),
+            (3, "ProgressObserved", "running", (), {"step": n, "steps_seen": 1, "phase": "train"}),
+            (5, "RankExited", "teardown", (("OpenIncident", {"incident": n, "attempt": n, "rank": 0, "summary": "x"}),), {}),
+            (6, "AttemptEnded", "teardown", (), {"outcome": "failed"}),
+            (7, "EvidenceCollected", "selecting", (("CloseIncident", {"incident": n, "outcome": "resolved"}),), {}),
+        ):
+            append(EventTaken(name, {"t": t + at, "attempt": n, **data}, n, stage, {}, actions=actions), t=t + at)
+    append(Ended(1), t=t + 9, durable=True)
+    written.close()
+    began_s = time.process_time()
+    found = document(written, capsys)
+    took_s = time.process_time() - began_s
+    assert (found["attempts"], found["wall_s"]) == (5000, 50009.0)
+    assert took_s < 15, "CPU seconds; 2 to 3 where nothing else runs"
+    check_ledgers(scan(written.directory / "journal.jsonl"))
+
+
+def test_every_field_of_the_json_is_documented(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    fails_once(written)
+    written.close()
+    found = document(written, capsys)
+    page_text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8").partition("### JSON")[2].partition("\n## States")[0]
+    documented = set(re.findall(r"`(\w+)`", page_text))
+    fields = {*found, *found["runs"][0], *found["incidents"][0]} | {"save_s", "best_s", "now_s"}
+    assert fields <= documented
+    assert documented - fields <= {"null"}
+
+
+def test_every_state_is_documented() -> None:
+    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8").partition("\n## States")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE) == [state.value for state in TimeState]
+
+
+def test_the_page_in_the_documentation_is_one_that_is_printed() -> None:
+    printed = (ROOT / "tests/cli/jobs/pages/killed.txt").read_text(encoding="utf-8").partition("##### report, 80 columns\n")[2]
+    shown = (ROOT / "docs" / "report.md").read_text(encoding="utf-8").partition("supervise report --job bert\n")[2].partition("\n\n")[0]
+    assert [line.strip() for line in shown.splitlines()] == [line.strip() for line in printed.partition("\n\n")[0].splitlines()]

@@ -23,7 +23,9 @@ from supervisor.classify.losses import rules
 from supervisor.cli.commands import COMMANDS, load_command
 from supervisor.config import loss_rules as own_loss_rules
 from supervisor.config.alert_settings import SINK_ROWS
+from supervisor.config.classify_settings import SIGNATURE_ROWS
 from supervisor.config.loss_settings import RULE_ROWS
+from supervisor.config.recover_settings import RECOVER_ROWS
 from supervisor.config.setting_columns import MOST, MOST_SECONDS
 from supervisor.config.settings import ROWS
 from supervisor.errors import ExitCode
@@ -61,9 +63,13 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
+#: Every setting: those of the tree, and those of the lists and of the user's own rows.
+LISTED = (*ROWS, *SINK_ROWS, *RULE_ROWS, *SIGNATURE_ROWS, *RECOVER_ROWS)
+
+
 def settings(section: str) -> str:
     """Return the settings of one section."""
-    rows = [row for row in (*ROWS, *SINK_ROWS, *RULE_ROWS) if row.key.rpartition(".")[0] == section]
+    rows = [row for row in LISTED if row.key.rpartition(".")[0] == section]
     return _table(
         ("key", "default", "variable, flag", "meaning"), [(f"`{row.key}`", _default(row), _names(row), _meaning(row)) for row in rows]
     )
@@ -186,7 +192,7 @@ def loss_rules() -> str:
 
 def tables() -> dict[str, dict[str, str]]:
     """Return each table by its page and its name."""
-    sections = dict.fromkeys(row.key.rpartition(".")[0] for row in (*ROWS, *SINK_ROWS, *RULE_ROWS))
+    sections = dict.fromkeys(row.key.rpartition(".")[0] for row in LISTED)
     return {
         "settings.md": {section: settings(section) for section in sections},
         "exit-codes.md": {"exit codes": _table(("code", "name", "meaning", "what to do"), [_with_name(row) for row in exit_codes()])},

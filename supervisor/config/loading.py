@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any, cast
 from checkpointing.mirror.backends import KEYS_HINT, URL_FORM, has_keys, is_mirror_url
 from supervisor.classify import redact
 from supervisor.config.alert_settings import SINKS_KEY
+from supervisor.config.classify_settings import SIGNATURES_KEY
 from supervisor.config.loss_settings import RULES_KEY
+from supervisor.config.recover_settings import RECOVER_KEY
 from supervisor.config.settings import JOB_NAME_FORM, ROWS, Origin, Settings, is_job_name, with_values
 from supervisor.config.table_lists import LISTS, tables
 from supervisor.config.trust import read_trusted
@@ -154,7 +156,10 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
         take(row, _parsed(row, given, origin) if isinstance(given, str) else _checked(row, given, origin), origin)
     settings = with_values(Settings(cwd=str(cwd)), values, origins)
     alerts = replace(settings.alerts, sinks=lists.get(SINKS_KEY, ()))
-    settings = replace(settings, alerts=alerts, loss=replace(settings.loss, rules=lists.get(RULES_KEY, ())))
+    loss = replace(settings.loss, rules=lists.get(RULES_KEY, ()))
+    classify = replace(settings.classify, own=lists.get(SIGNATURES_KEY, ()))
+    recover = tuple(row for key, rows in lists.items() if key.startswith(f"{RECOVER_KEY}.") for row in rows)
+    settings = replace(settings, alerts=alerts, loss=loss, classify=classify, recover=recover)
     with checked():
         _require_placeholder(settings)
     return settings
@@ -165,12 +170,14 @@ def show(settings: Settings, *, as_json: bool) -> str:
     shown: list[tuple[str, Value, Origin | str]] = [
         (row.key, _digest(settings.value(row.key)) if row.secret else settings.value(row.key), settings.origin(row.key)) for row in ROWS
     ]
-    for kind, found in ((LISTS[SINKS_KEY], settings.alerts.sinks), (LISTS[RULES_KEY], settings.loss.rules)):
+    lists = {SINKS_KEY: settings.alerts.sinks, RULES_KEY: settings.loss.rules, SIGNATURES_KEY: settings.classify.own}
+    for kind, found in ((LISTS[key], cast("tuple[Any, ...]", sections)) for key, sections in lists.items()):
         for number, section in enumerate(found):
             for name, row in kind.by_name.items():
                 value = getattr(section, name)
                 if value != row.default or name == kind.required:
                     shown.append((f"{kind.key}[{number}].{name}", _digest(value) if row.secret else value, "file"))
+    shown += [(f"{RECOVER_KEY}.{row.cause}.set", str(row), f"file {row.place}") for row in settings.recover]
     if as_json:
         return json.dumps({key: {"value": value, "origin": str(origin)} for key, value, origin in shown}, indent=2)
     table = [(key, json.dumps(value, ensure_ascii=False), str(origin)) for key, value, origin in shown]
@@ -222,7 +229,7 @@ def _from_file(
     take: Any,  # noqa: ANN401  load's own
     checked: Callable[[], AbstractContextManager[None]],
 ) -> dict[str, tuple[Any, ...]]:
-    """Take the values of a file, and return its lists of tables by their keys."""
+    """Take the values of a file, and return its lists of tables by their keys; the row of [recover.CAUSE] by that."""
     text = read_trusted(source.path)
     if text is None:
         return {}
@@ -244,9 +251,9 @@ def _from_file(
         for name, value in node.items():
             key = f"{prefix}{name}"
             where = f"{source.path}:{lines[key]}" if key in lines else str(source.path)
-            if key in LISTS:
+            if key in LISTS or key == RECOVER_KEY:
                 with checked():
-                    lists[key] = tables(LISTS[key], value, str(source.path), lines, of_table)
+                    lists.update(_lists(key, value, str(source.path), lines, of_table))
                 continue
             is_section = any(known.startswith(f"{key}.") for known in _BY_KEY)
             if is_section and isinstance(value, dict):
@@ -263,6 +270,17 @@ def _from_file(
 
     walk(tree, "")
     return lists
+
+
+def _lists(
+    key: str, value: object, path: str, lines: Mapping[str, int], checked: Callable[[SettingRow, object, str], Value]
+) -> dict[str, tuple[Any, ...]]:
+    """Return the tables of a list by its key; the row of each [recover.CAUSE] by that."""
+    if key != RECOVER_KEY:
+        return {key: tables(LISTS[key], value, path, lines, checked)}
+    from supervisor.config import recover_rows  # noqa: PLC0415  few have rows of their own
+
+    return {f"{key}.{cause}": (row,) for cause, row in recover_rows.read(value, path, lines).items()}
 
 
 def _from_environment(environ: Mapping[str, str], take: Any, checked: Callable[[], AbstractContextManager[None]]) -> None:  # noqa: ANN401
@@ -421,6 +439,7 @@ def _lines(text: str) -> dict[str, int]:
             section = f"{name}[{count}]."
         elif header := re.match(r"\s*\[([\w.\s-]+)\]", line):
             section = header[1].replace(" ", "") + "."
+            lines.setdefault(section.removesuffix("."), number)
         elif assignment := re.match(r"\s*([\w.-]+)\s*=", line):
             lines.setdefault(section + assignment[1], number)
     return lines

@@ -31,9 +31,10 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
     """Return what decisions depend on; `knobs` and `allocator` are from KnobSet.
 
     health: whether this node can be examined. environ: the user's own environment. nodes: as the command says, 0 where it does not.
-    Raises SuperviseError for a wrong ladder or an unknown check.
+    Raises SuperviseError for a wrong ladder, an unknown check, or a row [recover.CAUSE] of a knob that the command does not have.
     """
     restart = settings.restart
+    require_knobs(settings, knobs)
     return Policy(
         launcher=launcher,
         grace_s=settings.stop.grace_s,
@@ -55,6 +56,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         min_gpus=settings.gpus.minimum,
         keep_going=restart.keep_going,
         ladders=ladders(settings),
+        recover=tuple((row.cause, row.sets) for row in settings.recover),
         steps_back=restart.steps_back,
         clears=settings.clear_gpu_command(),
         allocator=allocator,
@@ -66,6 +68,14 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         on_hang="" if settings.origin("hang.action").kind == "default" else settings.hang.action,
         on_nan=settings.loss.on_nan,
     )
+
+
+def require_knobs(settings: Settings, knobs: tuple[Knob, ...]) -> None:
+    """Raise SuperviseError for a row [recover.CAUSE] that names a knob which the command does not have."""
+    if settings.recover:
+        from supervisor.config import recover_rows  # noqa: PLC0415  few have rows of their own
+
+        recover_rows.require_knobs(settings.recover, knobs)
 
 
 def network_allow(settings: Settings) -> tuple[str, ...]:

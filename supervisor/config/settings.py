@@ -13,7 +13,9 @@ import shlex
 from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.config.alert_settings import Alerts
+from supervisor.config.classify_settings import Classify
 from supervisor.config.loss_settings import Loss
+from supervisor.config.recover_settings import RecoverRow
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
 from supervisor.config.standby_settings import StandbySection
 from supervisor.config.watch_settings import HangSection, NetworkSection, PaceSection
@@ -373,18 +375,6 @@ class Logs:
 
 
 @dataclass(frozen=True, slots=True)
-class Classify:
-    """[classify]: how a failure's cause is found."""
-
-    signatures: tuple[str, ...] = setting(
-        (),
-        "TOML files of your own signatures; a row with the id of one of ours replaces it.",
-        "[The format](classification.md). A row that cannot be used is named on stderr and left out; the others hold. "
-        "A file that does not exist, or that others may write, is refused (78).",
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Terminal:
     """[terminal]: our own lines on stderr."""
 
@@ -415,7 +405,11 @@ class Systemd:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole tree. `origins` maps each key that is not a default to where its value came from; `cwd` is what paths are relative to."""
+    """The whole tree.
+
+    `origins` maps each key that is not a default to where its value came from. `cwd` is what paths are relative to. `recover` is
+    [recover.CAUSE], which recover_rows.py reads.
+    """
 
     job: JobSection = JobSection()
     checkpoints: Checkpoints = Checkpoints()
@@ -435,6 +429,7 @@ class Settings:
     loss: Loss = Loss()
     pace: PaceSection = PaceSection()
     alerts: Alerts = Alerts()
+    recover: tuple[RecoverRow, ...] = ()
     origins: tuple[tuple[str, Origin], ...] = ()
     cwd: str = ""
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from supervisor.classify.logs.catalogue import Catalogue
     from supervisor.config.settings import Settings
 
+#: The characters of a line with which a pattern of the user's is tried at the start.
+LONG = 8000
 #: Where ours lie.
 PACKAGED = Path(__file__).parents[1] / "classify" / "signatures"
 
@@ -40,8 +42,11 @@ def read(extra: Iterable[Path] = (), report: Callable[[str], None] = warnings.wa
 
 
 def configured(settings: Settings, report: Callable[[str], None]) -> tuple[Catalogue, tuple[Problem, ...]]:
-    """Return all signatures: ours, and those of classify.signatures. Raises SuperviseError (78) for a file that is not to be trusted."""
-    texts = []
+    """Return all signatures: ours, those of [[classify.signature]], and those of the files of classify.signatures.
+
+    Raises SuperviseError (78) for a file that is not to be trusted.
+    """
+    texts = [(own.place, own.toml) for own in settings.classify.own]
     for name in settings.classify.signatures:
         path = Path(settings.cwd) / Path(name).expanduser()
         text = read_trusted(path, "signatures")  # the text that was checked is the text that is used
@@ -52,6 +57,28 @@ def configured(settings: Settings, report: Callable[[str], None]) -> tuple[Catal
             )
         texts.append((str(path), text))
     return _with_ours(texts, report)
+
+
+def require_fast(settings: Settings) -> None:
+    """Raise SuperviseError (78) for a pattern of [[classify.signature]] that takes too long on one of a few long lines.
+
+    What is slow on another text only is found while it is searched, and then no longer in use.
+    """
+    for own in settings.classify.own:
+        slow: list[str] = []
+        try:
+            pattern = Bounded(own.pattern, slow.append)
+        except ValueError as error:
+            slow.append(str(error))
+        else:
+            words = (own.pattern, *own.anchors)
+            for text in (f"{word} {letter * LONG}!" for word in words for letter in "a0x ./_-="):
+                pattern.search(text)
+        if slow:
+            raise SuperviseError(
+                f"a pattern is too slow: classify.signature.pattern of {own.id} in {own.place}: {slow[0].partition(';')[0]}",
+                hint="Make it begin with what is always there, and repeat no group that repeats something itself.",
+            )
 
 
 def _with_ours(users: Iterable[tuple[str, str]], report: Callable[[str], None]) -> tuple[Catalogue, tuple[Problem, ...]]:

@@ -98,7 +98,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
 def _terms(policy: Policy) -> tuple[object, ...]:
     """Return the conditions of a change of the job: the knobs, and the options that permit it. Another command is another run."""
     knobs = tuple((knob.name, knob.value, knob.how, knob.counts) for knob in policy.knobs if knob.name != RESUME)
-    return knobs, policy.batch_change, policy.batch_drift, policy.min_gpus, policy.allocator
+    return knobs, policy.batch_change, policy.batch_drift, policy.min_gpus, policy.allocator, policy.recover
 
 
 def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:

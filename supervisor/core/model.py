@@ -457,6 +457,7 @@ class Policy:
     min_gpus: int = 0  # --min-gpus; 0: never with fewer
     keep_going: bool = False  # --keep-going
     ladders: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of the user's, by cause: names of strategies
+    recover: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()  # the user's rows, by cause: what to set, by knob or env:NAME
     steps_back: int = 2  # to an older checkpoint, in one run
     recurring_alert: int = 3  # alert after this many equal failures in a run, with progress or without
     recurring_stop: int = 10  # stop after this many, unless keep_going; also after this many of infrastructure without progress (budget.py)

@@ -113,6 +113,13 @@ def binding(where: str, name: str) -> Binding:
     return _flag(where) if where.startswith("-") else _key_somewhere(where)
 
 
+def wrong_variable(variable: str) -> str:
+    """Return why a plan may not set this variable of the ranks, "" if it may."""
+    if not _VARIABLE.fullmatch(variable):
+        return f"{variable!r} is no name of a variable"
+    return f"${variable} is set by the launcher, the system or us" if _RESERVED.fullmatch(variable) else ""
+
+
 def _env(variable: str, name: str) -> Env:
     if not _VARIABLE.fullmatch(variable):
         raise ValueError(f"{variable!r} is no name of a variable")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor import strategies
 from supervisor.classify.causes import EXPLANATIONS
-from supervisor.config import loading
+from supervisor.config import loading, signatures
 from supervisor.config.policy import to_policy
 from supervisor.core.model import RESUME, Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, ResumeKind, Verdict
 from supervisor.core.values import dataclass
@@ -52,6 +52,8 @@ _WANTS = {
     "skip_window": (checkpoint.WINDOW,),
 }
 _ANY = frozenset({"memory_knobs"})
+#: Settings that have lines of their own.
+_OWN = re.compile(r"recover\.|classify\.signature\[")
 #: Causes of which a GPU is the culprit by itself.
 _OF_A_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause.NVLINK})
 #: Where the supposed failures are, and which checkpoints were made by then.
@@ -201,6 +203,7 @@ def document(settings: Settings, command: Sequence[str], cause: str | None) -> d
     found = job_knobs.find(settings, command, os.environ, Path(settings.cwd))
     launcher = torchrun.launcher(_torchrun(command, os.environ))
     policy = to_policy(settings, launcher, tuple(replace(knob, seen=True) for knob in found.knobs), environ=os.environ)
+    signatures.require_fast(settings)
     return _data(settings, command, found, policy, _cause(cause) if cause else None)
 
 
@@ -250,7 +253,9 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         "on_cuda_oom": opening_line(found, command, os.environ, ladder=strategies.ladder(Cause.CUDA_OOM, policy)) or _unknown_batch(found),
         "enabled": [_enabled(knob) for knob in found.knobs],
         "not_enabled": _not_enabled(found, resumes=settings.resumes_itself),
-        "settings": {key: one for key, one in shown.items() if key in MATTER or one["origin"] != "default"},
+        "recover": [{"cause": row.cause, "set": dict(row.sets), "origin": row.place} for row in settings.recover],
+        "signatures": _users_signatures(settings),
+        "settings": {key: one for key, one in shown.items() if key in MATTER or (one["origin"] != "default" and not _OWN.match(key))},
         "ladders": {
             one.value: [
                 {"strategy": name, "does": strategies.summary(name), "missing": _missing(name, policy)}
@@ -268,6 +273,21 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         data["supposed"] = _supposed(policy, ranks, nodes)
         data["sequence"] = [{name: getattr(step, name) for name in names} for step in steps]
     return data
+
+
+def _users_signatures(settings: Settings) -> list[dict[str, Any]]:
+    """Return the signatures of the user's own, with those that cannot be used."""
+    if not settings.classify.own and not settings.classify.signatures:
+        return []
+    slow: list[str] = []
+    catalogue, problems = signatures.configured(settings, slow.append)
+    ours = str(signatures.PACKAGED)
+    rows = [
+        {"id": row.id, "cause": row.cause.value, "where": list(row.where), "origin": row.origin, "problem": ""}
+        for row in catalogue.rows
+        if not row.origin.startswith(ours)
+    ]
+    return rows + [{"id": one.id, "cause": "", "where": [], "origin": one.origin, "problem": one.text} for one in problems]
 
 
 def _unknown_batch(found: KnobSet) -> str:
@@ -332,7 +352,28 @@ def text(data: Mapping[str, Any]) -> list[str]:
     if "cause" in data:
         return [*lines, "", *_one_ladder(data)]
     rows = [(key, json.dumps(one["value"], ensure_ascii=False), one["origin"]) for key, one in data["settings"].items()]
-    return [*lines, "settings", *_columns(rows), "", *_all_ladders(data["ladders"])]
+    return [*lines, "settings", *_columns(rows), *_own_rows(data), "", *_all_ladders(data["ladders"])]
+
+
+def _own_rows(data: Mapping[str, Any]) -> list[str]:
+    """Return the user's own rows and signatures, a line each; nothing where there are none."""
+    found = [
+        (
+            f"[recover.{one['cause']}]",
+            "sets " + ", ".join(f"{name.removeprefix('env:')}={value}" for name, value in one["set"].items()),
+            one["origin"],
+        )
+        for one in data["recover"]
+    ]
+    found += [
+        (
+            one["id"],
+            f"not in use: {one['problem']}" if one["problem"] else f"means {one['cause']} in {', '.join(one['where'])}",
+            one["origin"],
+        )
+        for one in data["signatures"]
+    ]
+    return ["your own rows and signatures", *_columns(found)] if found else []
 
 
 def _enabled_row(one: Mapping[str, Any]) -> tuple[str, ...]:

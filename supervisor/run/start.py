@@ -13,7 +13,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from supervisor.config import plugins, signatures
-from supervisor.config.policy import evict_on, network_allow
+from supervisor.config.policy import evict_on, network_allow, require_knobs
 from supervisor.job import identity
 from supervisor.job.job import Job
 from supervisor.knobs import job_knobs, programs
@@ -44,6 +44,7 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
     knobs = job_knobs.find(settings, command, environ, cwd)
     terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
+    require_knobs(settings, knobs.knobs)
     problems = _require_right(settings, lambda text: terminal.message(text, "warning"))
     state_waits = f"waiting for {cwd / settings.job.state_dir}, which is slow or does not answer; --state-dir names another directory"
     waiting = partial(reported_wait, cache(lambda text: terminal.message(text, "warning")), state_waits, SLOW_STATE_S)
@@ -108,4 +109,5 @@ def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Pro
         for sink in alerting.configured(settings, os.environ):
             if sink.warning:
                 warn(sink.warning)
-    return signatures.configured(settings, warn)[1] if settings.classify.signatures else ()
+    signatures.require_fast(settings)
+    return signatures.configured(settings, warn)[1] if settings.classify.signatures or settings.classify.own else ()

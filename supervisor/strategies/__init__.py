@@ -8,10 +8,11 @@ not charged; and what the same failure would meet next time, found by walking th
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import FROM_OUTSIDE, Cause, Plan, PlanKind
-from supervisor.strategies import checkpoint, collectives, consent, gpu, guards, memory, network, repetition, storage
+from supervisor.strategies import checkpoint, collectives, consent, gpu, guards, memory, network, repetition, storage, users_row
 from supervisor.strategies.ladders import GUARDS, LADDERS, LAST
 from supervisor.strategies.rung import PlugInError, Rung, is_plug_in, plug_in
 from supervisor.strategies.situation import changes
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GUARDS", "LADDERS", "RUNGS", "ladder", "names", "propose", "resolve", "summary"]
 
-_FAMILIES = (guards, memory, checkpoint, gpu, collectives, network, storage, repetition)
+_FAMILIES = (guards, users_row, memory, checkpoint, gpu, collectives, network, storage, repetition)
 #: Every built-in rung, by its name.
 RUNGS: dict[str, Rung] = {rung.name: rung for family in _FAMILIES for rung in family.RUNGS}
 
@@ -44,10 +45,20 @@ def resolve(name: str) -> Rung | None:
 
 
 def ladder(cause: Cause, policy: Policy) -> tuple[str, ...]:
-    """Return the rungs for a cause: the user's own row if there is one, between the guards and the restart that ends all of them."""
+    """Return the rungs for a cause: ours or the user's own, between the guards and the restart that ends all of them.
+
+    The rung of the user's row [recover.CAUSE], if there is one, comes first; an own ladder may name another place for it.
+    """
     own = dict(policy.ladders).get(cause.value)
-    if own is None:
-        return LADDERS[cause]
+    rungs = LADDERS[cause] if own is None else _completed(own, cause)
+    if not users_row.row_of(cause, policy) or users_row.NAME in rungs:
+        return rungs
+    guards_before = tuple(takewhile(lambda name: name in GUARDS, rungs))
+    return (*guards_before, users_row.NAME, *rungs[len(guards_before) :])
+
+
+def _completed(own: tuple[str, ...], cause: Cause) -> tuple[str, ...]:
+    """Return the user's ladder with the guards that it does not name, and its end."""
     guards_before = () if cause in FROM_OUTSIDE else tuple(name for name in GUARDS if name not in own)
     return (*guards_before, *own, *((LAST,) if LAST not in own else ()))
 
@@ -82,7 +93,7 @@ def _walk(situation: Situation) -> tuple[Plan, tuple[str, ...]]:
             continue
         if not changes(plan):
             return plan, _distinct(notes)
-        why = "" if rung.harmless else objection or consent.unavailable(situation, plan)
+        why = "" if rung.harmless else ("" if rung.consented else objection) or consent.unavailable(situation, plan)
         if not why:
             return replace(plan, charged=False), _distinct(notes)
         notes.append(f"{name} is skipped: {why}")

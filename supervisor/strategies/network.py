@@ -59,10 +59,14 @@ PLAIN_RESTARTS = 2
 
 
 def still_permitted(overrides: tuple[tuple[str, str], ...], policy: Policy) -> tuple[tuple[str, str], ...]:
-    """Return the overrides of a run that goes on, less those whose rung is permitted no more, or whose variable the user sets by now."""
+    """Return the overrides of a run that goes on, less those whose rung is permitted no more, or whose variable the user sets by now.
+
+    What a row [recover.CAUSE] sets is permitted by it.
+    """
     refused = {knob for rung, knobs in _SETS.items() if rung not in policy.network_allow for knob in knobs}
     theirs = {f"env:{name}" for name, _ in policy.variables}
-    return tuple(row for row in overrides if row[0] not in refused | theirs)
+    of_rows = {knob for _, row in policy.recover for knob, _ in row}
+    return tuple(row for row in overrides if row[0] not in (refused | theirs) - of_rows)
 
 
 def in_words(overrides: tuple[tuple[str, str], ...]) -> str:

@@ -48,6 +48,7 @@ TRIED = {
     "wait_for_network": "a wait for the network",
     "same_gpu_hangs": "other GPUs",
     "name_unsynced": "a restart in which torch names what differs",
+    "users_row": "your own row",
     "peer": "what another node decided",
     "takeover": "a takeover",
 }

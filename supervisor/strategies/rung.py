@@ -45,8 +45,9 @@ class Rung:
     """One rung. `propose` returns None where it has no answer; that of a package may raise PlugInError.
 
     summary: one line for the docs and for `supervise plan`. changes_job: its plans may change the training, for the docs; what a plan
-    really changes is situation.changes(plan). harmless: its changes leave the training as it is and need no consent. missing: if it had
-    no answer for want of a knob, why, and the option that would enable it.
+    really changes is situation.changes(plan). harmless: its changes leave the training as it is and need no consent. consented: the user
+    wrote out what it changes, so it needs no sure verdict, but enabled knobs. missing: if it had no answer for want of a knob, why, and
+    the option that would enable it.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Rung:
     summary: str
     changes_job: bool = False
     harmless: bool = False
+    consented: bool = False
     missing: Missing = nothing_missing
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core.model import Cause, Gpu, HangKind, Knob, Phase, Policy
+from supervisor.core.model import FROM_OUTSIDE, Cause, Gpu, HangKind, Knob, Phase, Policy
 from supervisor.strategies.network import OPTIONAL
 from tests.simulation import world as w
 from tests.simulation.ailments import BadFile, BadGpu, Early, Hunger, Outage, Place, Spoiled, Stranger, Wear, Workers
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 MICRO = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 #: Xids of which NVIDIA says that the GPU may be used again (health/nvidia/xids.py), and some that it does not say that of.
 USED_AGAIN, NOT_AGAIN = (13, 31, 32, 39), (0, 48, 62, 79)
+
+
+#: What the user's own rows set: it changes nothing in this world.
+OF_ROWS = "env:SCRIPT_MODE"
 
 
 class Draft:
@@ -165,6 +169,8 @@ class Draft:
         if "knobs" not in self.policy:
             self.knobs()
         happenings = self.happenings()
+        if self.job["total"] % 14 == 0 and self.cause not in FROM_OUTSIDE | {Cause.NONE}:  # no draw: the other jobs stay as they are
+            self.policy["recover"] = ((self.cause.value, ((OF_ROWS, "careful"),)),)
         policy = Policy(**self.policy)
         return Job(theme, policy, self.ranks, self.elsewhere, self.gpus, ailments=ailments, happenings=happenings, **self.job)
 

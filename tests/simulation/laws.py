@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     Law = Callable[["Record", Past, Watch], str]
 
 GUARDS = frozenset({"within_cap", "recurring"})
+#: The rung of [recover.CAUSE], which stands before those of the cause.
+USERS_ROW = "users_row"
+FIRST = GUARDS | {USERS_ROW}
 #: What leaves the training as it is: by what is set, the rung that --allow-network must name for it.
 HARMLESS = {
     "env:NCCL_SOCKET_IFNAME": "interface",
@@ -101,7 +104,7 @@ class Record:
 def broken(record: Record, past: Past, books: Watch) -> str:
     """Return the first law that a decision breaks, "" for none."""
     known = record.strike is not None and record.strike.cause is record.verdict.cause
-    for law in (*ALWAYS, *(OF_CAUSE.get(record.verdict.cause, ()) if known and record.plan.strategy not in GUARDS else ())):
+    for law in (*ALWAYS, *(OF_CAUSE.get(record.verdict.cause, ()) if known and record.plan.strategy not in FIRST else ())):
         violated = law(record, past, books)
         if violated:
             return violated
@@ -137,11 +140,25 @@ def consent(record: Record, _past: Past, books: Watch) -> str:
     if not record.changed:
         return ""
     plan = record.plan
+    if plan.strategy == USERS_ROW:  # users_row has what the user consented to
+        return ""
     harmless = not (plan.rejected or plan.exclude or plan.nproc is not None) and all(c.knob in HARMLESS for c in plan.changes)
     if record.strike is not None and not record.strike.clear and not harmless:
         return "the job is changed on evidence that is not sure"
     loose = [c.knob for c in record.plan.changes if not c.knob.startswith("env:") and books.enabled(c.knob) is None]
     return f"{loose} set, and nobody enabled that" if loose else ""
+
+
+def users_row(record: Record, past: Past, books: Watch) -> str:
+    """The user's row of the cause: it answers once, before all but the guards, and sets what it says."""
+    cause, plan = record.verdict.cause, record.plan
+    row = dict(books.job.policy.recover).get(cause.value, ())
+    used = any(r.plan.strategy == USERS_ROW and r.verdict.cause is cause for r in past)
+    if plan.strategy == USERS_ROW:
+        sets = tuple((change.knob, change.new) for change in plan.changes)
+        return "" if sets == row and not used else f"{sets} set, and the user's row of {cause} is {row}{' and was used' * used}"
+    left = row and not used and not all(books.overrides.get(name) == value for name, value in row)
+    return "the user's row is not taken" if left and plan.strategy not in {*GUARDS, "stop"} else ""
 
 
 def permitted(record: Record, _past: Past, books: Watch) -> str:
@@ -462,7 +479,7 @@ def does_not_fit(record: Record, past: Past, books: Watch) -> str:
     return "what does not fit is started again" if (certain or met) and not record.stops else ""
 
 
-ALWAYS: tuple[Law, ...] = (caps, consent, permitted, recurring)
+ALWAYS: tuple[Law, ...] = (caps, consent, users_row, permitted, recurring)
 _PROGRAM: tuple[Law, ...] = (own_code, stepless, same_place)
 _MEMORY: tuple[Law, ...] = (workers_halved, exhausted, same_place)
 _NATIVE: tuple[Law, ...] = (steps_back, same_gpu, same_place)

@@ -13,6 +13,7 @@ from supervisor.core.decide import decide
 from supervisor.core.state import Stage
 from supervisor.strategies import LADDERS, RUNGS
 from tests.simulation import seeds
+from tests.simulation.laws import USERS_ROW
 from tests.simulation.report import LEAST
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def test_every_rung_of_every_ladder_answers_at_least_five_times(outcomes: list[s
     counts = seeds.reached(outcomes)
     few = [f"{cause} {rung}: {counts[cause, rung]}" for cause, rung in seeds.ROWS if counts[cause, rung] < LEAST]
     assert not few
+    assert sum(counts[cause, USERS_ROW] for cause in seeds.CAUSES) >= LEAST
 
 
 @pytest.mark.slow
@@ -95,7 +97,8 @@ def test_without_any_one_row_a_seed_is_broken(
 @pytest.mark.parametrize("strategy", RUNGS)
 def test_without_any_one_strategy_a_seed_is_broken(strategy: str, outcomes: list[seeds.Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(RUNGS, strategy)
-    assert any(seeds.one(seed, number)[1] for seed, number in jobs_of(outcomes, [row for row in seeds.ROWS if row[1] == strategy]))
+    answered = [(cause, strategy) for cause in seeds.CAUSES]
+    assert any(seeds.one(seed, number)[1] for seed, number in jobs_of(outcomes, answered))
 
 
 def test_the_same_seed_is_the_same_history() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.core.model import Cause, Change, Claim, Evidence, Plan, PlanKind, Policy, Verdict
-from supervisor.strategies import RUNGS, consent, ladder, names, propose, resolve
+from supervisor.strategies import RUNGS, consent, ladder, names, propose, resolve, users_row
 from supervisor.strategies.ladders import GUARDS, LADDERS, LAST
 from supervisor.strategies.rung import is_plug_in, nothing_missing
 from supervisor.strategies.situation import Situation
@@ -48,7 +48,8 @@ def test_a_signal_a_cgroup_and_the_kernel_are_believed(fact: Evidence, cause: Ca
 
 
 def test_every_rung_of_ours_is_in_a_ladder_and_every_name_in_a_ladder_is_a_rung() -> None:
-    assert {name for row in LADDERS.values() for name in row} == set(RUNGS) == set(names())
+    in_a_row_of_the_users = {users_row.NAME}
+    assert {name for row in LADDERS.values() for name in row} | in_a_row_of_the_users == set(RUNGS) == set(names())
     assert set(LADDERS) == set(Cause)
 
 

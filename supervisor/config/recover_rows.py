@@ -1,0 +1,119 @@
+"""The user's own rows of recovery: [recover.CAUSE] with `set`, what to change after a failure of that cause.
+
+    [recover.cuda_oom]
+    set = { batch_size = 8, grad_accum = 4, "env:MY_SCRIPT_MODE" = "careful" }
+
+Writing a row is the consent to it. What it names is a knob (docs/knobs.md) or a variable of the environment.
+supervisor/strategies/users_row.py acts on the rows.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NoReturn
+
+from supervisor.config.recover_settings import RECOVER_KEY, RecoverRow
+from supervisor.core.model import FROM_OUTSIDE, RESUME, Cause
+from supervisor.errors import SuperviseError, nearest
+from supervisor.knobs import bindings, declaration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from supervisor.core.model import Knob
+
+_ENV = "env:"
+_CAUSES = tuple(cause.value for cause in Cause if cause is not Cause.NONE and cause not in FROM_OUTSIDE)
+_KNOBS = tuple(name for name in bindings.NAMES if name != RESUME)
+_WINDOW = re.compile(r"\d+:\d+")
+
+
+def read(value: object, path: str, lines: Mapping[str, int]) -> dict[str, RecoverRow]:
+    """Return the rows of a file by their causes. lines: of each key of the file. Raises SuperviseError for the first fault."""
+    if not isinstance(value, dict):
+        what = f"wrong type: {RECOVER_KEY} in {_at(path, lines, RECOVER_KEY)}: it is a section for each cause, not a value"
+        raise SuperviseError(what, hint="Write [recover.CAUSE], with set = { KNOB = VALUE } below it.")
+    return {cause: _row(cause, table, path, lines) for cause, table in value.items()}
+
+
+def require_knobs(rows: Iterable[RecoverRow], knobs: Iterable[Knob]) -> None:
+    """Raise SuperviseError if a row names a knob that the command does not have: it could never act."""
+    there = {knob.name: knob for knob in knobs}
+    for row in rows:
+        for name, _ in row.sets:
+            if name.startswith(_ENV):
+                continue
+            if name not in there:
+                what = f"a row of yours cannot act: [{RECOVER_KEY}.{row.cause}] sets {name} in {row.place}: the command has no such knob"
+                raise SuperviseError(
+                    what, hint=f"Declare it with --knob {name}=--YOUR-FLAG (docs/knobs.md), or leave {name} out of the row."
+                )
+            if there[name].counts == "derived":
+                what = (
+                    f"a row of yours cannot act: [{RECOVER_KEY}.{row.cause}] sets {name} in {row.place}: the program derives it by itself"
+                )
+                raise SuperviseError(what, hint=f"Leave {name} out of the row: batch_size alone is set, and the program fits {name} to it.")
+
+
+def _row(cause: str, table: object, path: str, lines: Mapping[str, int]) -> RecoverRow:
+    key = f"{RECOVER_KEY}.{cause}"
+    place = _at(path, lines, f"{key}.set", key)
+    if cause not in _CAUSES:
+        _refuse_cause(cause, place)
+    unknown = sorted(set(table) - {"set"}) if isinstance(table, dict) else []
+    sets = table.get("set") if isinstance(table, dict) else None
+    if unknown:
+        what = f"unknown setting: {key}.{unknown[0]} in {_at(path, lines, f'{key}.{unknown[0]}', key)}"
+        raise SuperviseError(what, hint=f"Write set = {{ KNOB = VALUE }} below [{key}]; it has no other key.")
+    if not isinstance(sets, dict) or not sets:
+        what = f"wrong value: {key}.set in {place}: expected a table of knobs and variables that is not empty"
+        raise SuperviseError(what, hint='Write it as in set = { batch_size = 8, "env:NAME" = "VALUE" }.')
+    return RecoverRow(cause, tuple((name, _value(key, name, one, place)) for name, one in sets.items()), place)
+
+
+def _refuse_cause(cause: str, place: str) -> NoReturn:
+    if cause in list(Cause):
+        what = f"no row can answer this cause: [{RECOVER_KEY}.{cause}] in {place}: no other attempt follows it in the same run"
+        raise SuperviseError(what, hint="Leave the row out.")
+    meant = nearest(cause, _CAUSES)
+    what = f"unknown cause: [{RECOVER_KEY}.{cause}] in {place}" + (f": the nearest is {meant}" if meant else "")
+    raise SuperviseError(what, hint=f"Write [{RECOVER_KEY}.{meant}]." if meant else "Write a name of docs/causes.md.")
+
+
+def _value(key: str, name: str, value: object, place: str) -> str:
+    """Return the value of a knob or variable as the command gets it."""
+    text = bindings.ON if value is True and name in bindings.SWITCHES else str(value)
+    plain = isinstance(value, str | int | float) and (not isinstance(value, bool) or text == bindings.ON)
+    if name.startswith(_ENV):
+        wrong = declaration.wrong_variable(name.removeprefix(_ENV))
+        if wrong:
+            raise SuperviseError(f"wrong variable: {key}.set in {place}: {wrong}", hint=f"Leave {name} out of the row.")
+        if plain and "\0" not in text:
+            return text
+        expected = "a text or a number"
+    elif name not in _KNOBS:
+        meant = nearest(name, (*_KNOBS, f"{_ENV}{name}"))
+        what = f"unknown knob: {name}: {key}.set in {place}: " + (
+            f"the nearest is {meant}" if meant in _KNOBS else f"they are {', '.join(_KNOBS)}"
+        )
+        remedy = f"Write {meant}" if meant in _KNOBS else "Write one of these"
+        raise SuperviseError(what, hint=f'{remedy}, or "{_ENV}NAME" for a variable of the environment.')
+    else:
+        right = plain and declaration.is_value(name, text) and (name != "skip_window" or _WINDOW.fullmatch(text))
+        if right:
+            return declaration.canonical(name, text)
+        expected = _expected(name)
+    raise SuperviseError(
+        f"wrong value: {key}.set, {name} = {value!r} in {place}: expected {expected}"[:400], hint=f"Give {name} {expected}."
+    )
+
+
+def _expected(name: str) -> str:
+    if name in bindings.LEAST:
+        return f"a whole number from {bindings.LEAST[name]}"
+    return "true, which turns it on" if name in bindings.SWITCHES else 'steps as in "100:120"'
+
+
+def _at(path: str, lines: Mapping[str, int], *keys: str) -> str:
+    """Return FILE:LINE of the first of these keys whose line is known, else the file."""
+    return next((f"{path}:{lines[key]}" for key in keys if key in lines), path)

@@ -1,0 +1,195 @@
+"""Rows of the user's own: [recover.CAUSE] and [[classify.signature]], each checked with its place."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.cli import main
+from supervisor.config import loading, signatures
+from supervisor.core.model import Cause
+from supervisor.errors import ExitCode, SuperviseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from supervisor.config.settings import Settings
+
+ROW = '[recover.cuda_oom]\nset = { batch_size = 8, activation_checkpointing = true, "env:MODE" = "careful" }\n'
+SIGNATURE = '[[classify.signature]]\nid = "our.solver"\ncause = "data_error"\npattern = \'solver diverged\'\n'
+KNOBS = '[knobs]\ndeclared = ["batch_size=--bs", "activation_checkpointing=--ac"]\n'
+COMMAND = ("--", "python", "train.py", "--bs", "32")
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    def call(text: str, name: str = "supervise.toml") -> Path:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o600)
+        return tmp_path / name
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    return call
+
+
+@pytest.fixture
+def load(write: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Settings]:
+    def call(text: str) -> Settings:
+        write(text)
+        return loading.load({}, {"XDG_CONFIG_HOME": str(tmp_path / "home")}, tmp_path, system_file=tmp_path / "none.toml")
+
+    return call
+
+
+def test_a_row_is_read_with_its_place_and_shown(load: Callable[[str], Settings], tmp_path: Path) -> None:
+    settings = load(ROW)
+    (row,) = settings.recover
+    assert row.cause == "cuda_oom"
+    assert row.sets == (("batch_size", "8"), ("activation_checkpointing", "on"), ("env:MODE", "careful"))
+    assert row.place == f"{tmp_path / 'supervise.toml'}:2"
+    shown = json.loads(loading.show(settings, as_json=True))
+    assert shown["recover.cuda_oom.set"]["value"] == "batch_size=8, activation_checkpointing=on, MODE=careful"
+
+
+def test_rows_of_several_files_count_and_of_one_cause_the_stronger(load: Callable[[str], Settings], tmp_path: Path) -> None:
+    home = tmp_path / "home" / "supervise"
+    home.mkdir(parents=True)
+    (home / "config.toml").write_text('[recover.cuda_oom]\nset = { batch_size = 4 }\n[recover.nan_loss]\nset = { "env:LR" = 0.1 }\n')
+    assert {row.cause: row.sets for row in load('[recover.cuda_oom]\nset = { batch_size = "08" }\n').recover} == {
+        "cuda_oom": (("batch_size", "8"),),
+        "nan_loss": (("env:LR", "0.1"),),
+    }
+
+
+def test_a_signature_is_in_use_beside_ours(load: Callable[[str], Settings], tmp_path: Path) -> None:
+    settings = load(SIGNATURE)
+    catalogue, problems = signatures.configured(settings, pytest.fail)
+    assert not problems
+    row = catalogue.row("our.solver")
+    assert row is not None
+    assert (row.cause, row.anchors, row.where, row.weight) == (Cause.DATA_ERROR, ("solver diverged",), ("exception", "line"), 0.95)
+    assert row.origin == f"{tmp_path / 'supervise.toml'}:1"
+    assert row.pattern.search("rank 3: solver diverged at 7")
+    assert len(catalogue.rows) > 100
+    signatures.require_fast(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong", "remedy"),
+    [
+        (
+            "[recover.cuda_om]\nset = { batch_size = 8 }\n",
+            "unknown cause: [recover.cuda_om] in {file}:2: the nearest is cuda_oom",
+            "Write [recover.cuda_oom].",
+        ),
+        (
+            "[recover.preempted]\nset = { batch_size = 8 }\n",
+            "no row can answer this cause: [recover.preempted] in {file}:2",
+            "Leave the row out.",
+        ),
+        (
+            "[recover.cuda_oom]\nset = { batch_sise = 8 }\n",
+            "unknown knob: batch_sise: recover.cuda_oom.set in {file}:2: the nearest is batch_size",
+            "Write batch_size",
+        ),
+        (
+            "[recover.cuda_oom]\nset = { MODE = 8 }\n",
+            "unknown knob: MODE: recover.cuda_oom.set in {file}:2: they are batch_size",
+            '"env:NAME"',
+        ),
+        (
+            "[recover.cuda_oom]\nset = { batch_size = 0 }\n",
+            "recover.cuda_oom.set, batch_size = 0 in {file}:2: expected a whole number from 1",
+            "Give batch_size",
+        ),
+        (
+            "[recover.cuda_oom]\nset = { batch_size = true }\n",
+            "batch_size = True in {file}:2: expected a whole number from 1",
+            "Give batch_size",
+        ),
+        (
+            "[recover.cuda_oom]\nset = { cpu_offload = false }\n",
+            "cpu_offload = False in {file}:2: expected true, which turns it on",
+            "Give",
+        ),
+        ("[recover.nan_loss]\nset = { skip_window = 7 }\n", 'skip_window = 7 in {file}:2: expected steps as in "100:120"', "Give"),
+        (
+            '[recover.cuda_oom]\nset = { "env:RANK" = 0 }\n',
+            "wrong variable: recover.cuda_oom.set in {file}:2: $RANK is set by",
+            "Leave env:RANK out",
+        ),
+        ('[recover.cuda_oom]\nset = { "env:A B" = 0 }\n', "'A B' is no name of a variable", "Leave"),
+        ("[recover.cuda_oom]\nset = {}\n", "recover.cuda_oom.set in {file}:2: expected a table", "Write it as in set = {"),
+        ("[recover.cuda_oom]\nsets = { batch_size = 8 }\n", "unknown setting: recover.cuda_oom.sets in {file}:2", "Write set = {"),
+        ("recover = 3\n", "wrong type: recover in {file}:1", "Write [recover.CAUSE]"),
+        (
+            SIGNATURE.replace("data_error", "data_eror"),
+            "wrong signature: classify.signature.cause of our.solver in {file}:3: no such cause: 'data_eror'",
+            "the nearest is data_error",
+        ),
+        (
+            SIGNATURE.replace("solver diverged", "solver ("),
+            "classify.signature.anchors of our.solver in {file}:1: anchors: at least one",
+            "Write anchors = ",
+        ),
+        (
+            SIGNATURE.replace("solver diverged", "solver (") + 'anchors = ["solver"]\n',
+            "wrong signature: classify.signature.pattern of our.solver in {file}:4: missing )",
+            "regular expression",
+        ),
+        (SIGNATURE.replace("solver diverged", "oom"), "classify.signature.anchors of our.solver in {file}:1", "four characters"),
+        (SIGNATURE + 'where = ["stdout"]\n', "classify.signature.where of our.solver in {file}:5", "exception, line, kernel"),
+        (SIGNATURE + SIGNATURE, "two signatures are called our.solver: {file}:5", "an id of its own"),
+        (SIGNATURE + 'anchor = "x"\n', "unknown setting: classify.signature.anchor in {file}:5: the nearest is anchors", "anchors"),
+    ],
+)
+def test_a_wrong_row_is_refused_with_its_place_and_a_remedy(
+    load: Callable[[str], Settings], tmp_path: Path, text: str, wrong: str, remedy: str
+) -> None:
+    with pytest.raises(SuperviseError) as refused:
+        load(text)
+    assert wrong.format(file=tmp_path / "supervise.toml") in refused.value.message
+    assert remedy in refused.value.hint
+    assert refused.value.exit_code == ExitCode.CONFIG
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong", "remedy"),
+    [
+        (ROW, "[recover.cuda_oom] sets batch_size in {file}:2: the command has no such knob", "--knob batch_size=--YOUR-FLAG"),
+        (
+            SIGNATURE.replace("solver diverged", "solver (a+)+$") + 'anchors = ["solver"]\n',
+            "a pattern is too slow: classify.signature.pattern of our.solver in {file}:1",
+            "repeat no group that repeats something itself",
+        ),
+    ],
+    ids=["knob", "slow"],
+)
+def test_what_could_never_act_is_refused_before_anything_starts(
+    write: Callable[[str], Path], capsys: pytest.CaptureFixture[str], text: str, wrong: str, remedy: str
+) -> None:
+    file = write(text)
+    for command in ([], ["plan"]):
+        assert main.main([*command, *COMMAND]) == ExitCode.CONFIG
+        printed = capsys.readouterr().err
+        assert wrong.format(file=file) in printed
+        assert remedy in printed
+    assert not (file.parent / ".supervise").exists()
+
+
+def test_the_plan_shows_both(write: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(KNOBS + ROW + SIGNATURE)
+    assert main.main(["plan", *COMMAND]) == 0
+    text = capsys.readouterr().out
+    assert f"[recover.cuda_oom]  sets batch_size=8, activation_checkpointing=on, MODE=careful  {file}:4" in text
+    assert f"our.solver          means data_error in exception, line                           {file}:5" in text
+    assert "cuda_oom: users_row → memory_held_by_others" in text or "cuda_oom\n      users_row → memory_held_by_others" in text
+    assert main.main(["plan", "--json", "--cause", "cuda_oom", *COMMAND]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["recover"][0]["set"] == {"batch_size": "8", "activation_checkpointing": "on", "env:MODE": "careful"}
+    assert [(one["id"], one["cause"], one["problem"]) for one in data["signatures"]] == [("our.solver", "data_error", "")]
+    assert data["sequence"][0]["reason"] == "your row [recover.cuda_oom] sets batch_size=8, activation_checkpointing=on, MODE=careful"

@@ -1,0 +1,60 @@
+"""Rows of the user's own, in a run: a signature gives a message of the program its cause, and a row gives the next attempt its values."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.e2e.conftest import Supervised
+
+#: It leaves with a code of its own, and only its output says why. With a batch of 8 and the slow reader it ends well.
+SCRIPT = """
+import os, sys
+batch, reader = int(sys.argv[sys.argv.index("--batch-size") + 1]), os.environ.get("READER", "fast")
+with open("seen", "a") as seen:
+    print(batch, reader, file=seen)
+if batch > 8 or reader != "slow":
+    print(f"our reader: shard is damaged: {batch}", flush=True)
+    sys.exit(3)
+"""
+SETTINGS = """
+[knobs]
+declared = ["batch_size=--batch-size"]
+[[classify.signature]]
+id = "our.reader"
+cause = "data_error"
+pattern = 'shard is damaged: \\d+'
+anchors = ["shard is damaged"]
+[recover.data_error]
+set = { batch_size = 8, "env:READER" = "slow" }
+"""
+
+pytestmark = pytest.mark.process
+
+
+def logged(run: Supervised, event: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for path in run.state.glob("*/nodes/*/supervise.log") for line in path.read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def test_a_signature_of_ones_own_gives_the_cause_and_its_row_gives_the_next_attempt_the_values(
+    tmp_path: Path, supervise: Callable[..., Supervised]
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "supervise.toml").write_text(SETTINGS)
+    (tmp_path / "supervise.toml").chmod(0o600)
+    run = supervise("python", "train.py", "--batch-size", "32", SUPERVISE_RESTART_BACKOFF_BASE_S="0")
+    assert run.exit_code() == 0
+    assert (tmp_path / "seen").read_text().splitlines() == ["32 fast", "8 slow"]
+    assert [(line["cause"], line["strategy"]) for line in logged(run, "plan.decided")] == [("data_error", "users_row")]
+    assert [dict(line["overrides"]) for line in logged(run, "attempt.begun")] == [{}, {"batch_size": "8", "env:READER": "slow"}]
+    card = max(run.state.glob("*/nodes/*/incidents/*/card.txt")).read_text()
+    assert "your row [recover.data_error] sets batch_size=8, READER=slow" in card
+    assert "--batch-size 32 -> 8" in card
+    assert "the global batch changes with --batch-size" in card

@@ -1,0 +1,96 @@
+"""[recover.CAUSE]: the rung of the user's own rows. It answers first, once, and without a proof of the cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core.model import Cause, Claim, Evidence, Knob, PlanKind, Policy, Verdict
+from supervisor.strategies import LADDERS, ladder, propose
+from supervisor.strategies.ladders import GUARDS, LAST
+from supervisor.strategies.network import still_permitted
+from tests.strategies.test_ladders import failure, situation
+
+KNOBS = (Knob("batch_size", "32", "--batch-size", counts="gpu"), Knob("grad_accum", "1", "--accum", counts="rank"))
+ROW = (("batch_size", "8"), ("grad_accum", "4"))
+POLICY = Policy(knobs=KNOBS, recover=(("cuda_oom", ROW),))
+PROOF = Evidence("error_file", "cuda_oom.torch", "x", claim=Claim(Cause.CUDA_OOM, 0.97))
+SURE = Verdict(Cause.CUDA_OOM, 0.97, "it failed", "cuda_oom:print", because=(PROOF,))
+OOM = situation(Cause.CUDA_OOM, verdict=SURE, policy=POLICY, knobs=KNOBS, world_size=2, ranks=2)
+
+
+def test_it_stands_behind_the_guards_and_an_own_ladder_may_name_another_place() -> None:
+    assert ladder(Cause.CUDA_OOM, POLICY) == (*GUARDS, "users_row", *LADDERS[Cause.CUDA_OOM][2:])
+    assert ladder(Cause.HOST_OOM, POLICY) == LADDERS[Cause.HOST_OOM]
+    own = replace(POLICY, ladders=(("cuda_oom", ("halve_batch",)),))
+    assert ladder(Cause.CUDA_OOM, own) == (*GUARDS, "users_row", "halve_batch", LAST)
+    later = replace(POLICY, ladders=(("cuda_oom", ("halve_batch", "users_row")),))
+    assert ladder(Cause.CUDA_OOM, later) == (*GUARDS, "halve_batch", "users_row", LAST)
+
+
+def test_it_sets_what_the_row_says_and_is_not_charged() -> None:
+    plan = propose(OOM)
+    assert (plan.kind, plan.strategy, plan.charged) == (PlanKind.RESTART, "users_row", False)
+    assert plan.reason == "your row [recover.cuda_oom] sets batch_size=8, grad_accum=4"
+    assert [(c.knob, c.old, c.new, c.how) for c in plan.changes] == [
+        ("batch_size", "32", "8", "--batch-size"),
+        ("grad_accum", "1", "4", "--accum"),
+    ]
+    assert plan.notes == (), "the global batch is the same"
+
+
+@pytest.mark.parametrize(
+    ("row", "note"),
+    [
+        ((("batch_size", "8"),), "the global batch changes from 2 × 32 × 1 = 64 to 2 × 8 × 1 = 16, as your row says"),  # noqa: RUF001  the sign
+        ((("env:MODE", "careful"),), ""),
+    ],
+)
+def test_another_global_batch_is_noted(row: tuple[tuple[str, str], ...], note: str) -> None:
+    plan = propose(replace(OOM, policy=replace(POLICY, recover=(("cuda_oom", row),))))
+    assert plan.strategy == "users_row"
+    assert plan.notes == ((note,) if note else ())
+
+
+def test_writing_it_is_the_consent_where_the_cause_is_only_likely_or_no_step_was_made() -> None:
+    policy = Policy(recover=(("user_code", (("env:MODE", "careful"),)),))
+    likely = Verdict(Cause.USER_CODE, 0.4, "it failed", "user_code:x")
+    plan = propose(situation(Cause.USER_CODE, verdict=likely, policy=policy, before_first_step=True))
+    assert [(c.knob, c.new) for c in plan.changes] == [("env:MODE", "careful")]
+
+
+def test_a_knob_that_is_not_enabled_is_not_set() -> None:
+    unseen = tuple(replace(knob, seen=False) for knob in KNOBS)
+    plan = propose(replace(OOM, policy=replace(POLICY, knobs=unseen), knobs=unseen))
+    assert plan.strategy != "users_row"
+    assert any(line.startswith("users_row is skipped: batch_size, grad_accum not enabled") for line in plan.notes)
+    assert propose(replace(OOM, policy=replace(POLICY, batch_change=False))).strategy != "users_row"
+
+
+def test_it_acts_once_and_what_a_later_rung_changed_stays() -> None:
+    taken = replace(OOM, failures=(failure(Cause.CUDA_OOM, rung="users_row", changed=True),), overrides=ROW)
+    now = tuple(replace(knob, value=dict(ROW)[knob.name]) for knob in KNOBS)
+    again = propose(replace(taken, knobs=now))
+    assert again.strategy == "halve_batch"
+    assert [(c.knob, c.new) for c in again.changes] == [("batch_size", "4"), ("grad_accum", "8")]
+    halved = tuple(replace(knob, value={"batch_size": "4", "grad_accum": "8"}[knob.name]) for knob in KNOBS)
+    third = propose(replace(taken, knobs=halved, overrides=(("batch_size", "4"), ("grad_accum", "8"))))
+    assert [(c.knob, c.new) for c in third.changes] == [("batch_size", "2"), ("grad_accum", "16")]
+
+
+def test_once_the_row_was_edited_and_its_changes_were_taken_back_it_acts_again() -> None:
+    edited = replace(POLICY, recover=(("cuda_oom", (("batch_size", "4"),)),))
+    plan = propose(replace(OOM, policy=edited, failures=(failure(Cause.CUDA_OOM, rung="users_row", changed=True),)))
+    assert [(c.knob, c.new) for c in plan.changes] == [("batch_size", "4")]
+
+
+def test_what_the_attempt_ran_with_already_is_no_change() -> None:
+    policy = replace(POLICY, recover=(("cuda_oom", (("batch_size", "32"),)),))
+    assert propose(replace(OOM, policy=policy)).strategy == "halve_batch"
+
+
+def test_a_variable_for_the_network_that_a_row_sets_outlives_a_takeover() -> None:
+    set_now = (("env:NCCL_IB_DISABLE", "1"),)
+    assert still_permitted(set_now, Policy()) == ()
+    assert still_permitted(set_now, Policy(recover=(("nccl_network", set_now),))) == set_now

@@ -35,6 +35,7 @@ def policy_of(row: dict[str, Any]) -> Policy:
     given = dict(row)
     given["knobs"] = tuple(Knob(**{"how": f"--{k['name']}", **k}) for k in row.get("knobs", ()))
     given["ladders"] = tuple((cause, tuple(rungs)) for cause, rungs in row.get("ladders", {}).items())
+    given["recover"] = tuple((cause, tuple(sets.items())) for cause, sets in row.get("recover", {}).items())
     given["network_allow"] = tuple(row.get("network_allow", ()))
     given["variables"] = tuple((name, value) for name, value in row.get("variables", ()))
     given["launcher"] = Launcher(row.get("launcher", "elastic"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -119,6 +120,16 @@ def test_after_a_change_of_the_filters_what_prints_or_changes_them_too_is_left(l
     state, why, _ = libraries.prepare(script, lib_a="", lib_b=filters, lib_c="print('c')", lib_d="")
     assert (state, why) == (READY, "lib_b, lib_c are left to the rank")
     assert libraries.warm() == ["lib_a", "lib_d"]
+
+
+def test_it_imports_at_a_low_priority_and_waits_at_that_of_the_rank(libraries: Libraries) -> None:
+    seen = libraries.ranks.folder / "seen"
+    look = f"import os\nopen({str(seen)!r}, 'a').write(f'{{os.getpriority(0, 0)}} {{os.sched_getscheduler(0)}}\\n')"
+    assert libraries.prepare("import lib_a", lib_a=look)[0] == READY
+    rank, standby = [tuple(map(int, line.split())) for line in seen.read_text().splitlines()]
+    assert standby in {(19, rank[1]), (rank[0], os.SCHED_BATCH)}
+    pid = libraries.ranks.processes[-1].pid
+    assert (os.getpriority(os.PRIO_PROCESS, pid), os.sched_getscheduler(pid)) == rank
 
 
 def test_what_the_imports_print_is_printed_by_the_rank(libraries: Libraries) -> None:

@@ -41,17 +41,24 @@ class Priority:
             self.nice = "batch"
 
     def restore(self) -> str:
-        """Take it back, in every thread; return why that failed, or ""."""
+        """Take that of the processor back, in every thread; return why that failed, or ""."""
         try:
             for task in [int(name) for name in os.listdir("/proc/self/task")]:
                 if self.nice == "batch":
                     os.sched_setscheduler(task, os.SCHED_OTHER, os.sched_param(0))
                 elif self.nice != "-":
                     os.setpriority(os.PRIO_PROCESS, task, int(self.nice))
+        except OSError as error:
+            return f"its priority cannot be taken back: {error}"
+        return ""
+
+    def restore_oom(self) -> str:
+        """Be no longer the first that the kernel kills when memory is short; return why that failed, or ""."""
+        try:
             if self.oom != "-":
                 _swap_oom_score(self.oom)
         except OSError as error:
-            return f"its priority cannot be taken back: {error}"
+            return f"oom_score_adj cannot be taken back: {error}"
         return ""
 
 

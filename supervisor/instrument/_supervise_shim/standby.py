@@ -84,6 +84,8 @@ class WaitingProcess:
             self._refuse(str(refused))
         except Leave as module:
             self._again(str(module))
+        if why := self._order.priority.restore():  # now: who waits uses no processor, and on a busy machine nobody must wait for it
+            self._refuse(why)
         title = Title()
         cold = list(title.argv)
         title.show(["supervise-standby:", *cold], None)
@@ -161,7 +163,7 @@ class WaitingProcess:
     def _take_over(self, record: dict[str, Any], preload: Preload, title: Title, fixed: int) -> None:
         """Wait for the hand-over, and become the rank."""
         message, fds = self._receive()
-        why = preload.outdated() or self._order.priority.restore()
+        why = preload.outdated() or self._order.priority.restore_oom()
         if why:
             os.write(self._fd, b"N" + why[:MOST_WORDS].encode("utf-8", "replace"))
             os._exit(0)

@@ -132,6 +132,22 @@ def test_it_imports_at_a_low_priority_and_waits_at_that_of_the_rank(libraries: L
     assert (os.getpriority(os.PRIO_PROCESS, pid), os.sched_getscheduler(pid)) == rank
 
 
+COLLECTIONS = """
+import gc, traceback
+SEEN = []
+gc.callbacks.append(lambda *_: SEEN.extend(frame.name for frame in traceback.extract_stack()))
+gc.set_threshold(1, 1, 1)
+"""
+
+
+def test_no_garbage_is_collected_during_the_hand_over(libraries: Libraries) -> None:
+    seen = "'_take_over' in lib_a.SEEN, '<module>' in lib_a.SEEN"
+    script = f"import gc, lib_a\ngc.callbacks.clear()\nprint(gc.isenabled(), {seen}, file=sys.stderr)"
+    assert libraries.prepare(script, lib_a=COLLECTIONS)[0] == READY
+    libraries.warm()
+    assert libraries.err.split() == ["True", "False", "True"]
+
+
 def test_what_the_imports_print_is_printed_by_the_rank(libraries: Libraries) -> None:
     noisy = "import ctypes, os, sys\nprint('python')\nctypes.CDLL(None).puts(b'C')\nos.system('echo child >&2')"
     assert libraries.prepare("import lib_a", lib_a=noisy)[0] == READY

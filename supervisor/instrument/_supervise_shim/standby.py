@@ -15,7 +15,18 @@ import sys
 
 from .claim import leave_environment
 from .preload import Leave, Preload, Refused
-from .process_traits import LOW_FDS, MOST_OUTPUT_BYTES, Priority, Title, capture, drop_finders, private_kib, replay, set_environment
+from .process_traits import (
+    LOW_FDS,
+    MOST_OUTPUT_BYTES,
+    GarbageCollections,
+    Priority,
+    Title,
+    capture,
+    drop_finders,
+    private_kib,
+    replay,
+    set_environment,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,6 +95,7 @@ class WaitingProcess:
             self._refuse(str(refused))
         except Leave as module:
             self._again(str(module))
+        collections = GarbageCollections()
         if why := self._order.priority.restore():  # now: who waits uses no processor, and on a busy machine nobody must wait for it
             self._refuse(why)
         title = Title()
@@ -94,6 +106,7 @@ class WaitingProcess:
         note = preload.note or self._left()
         self._send({"ready": True, "modules": preload.count, "private_kib": private_kib(), "fixed": fixed, "note": note})
         self._take_over(record, preload, title, fixed)
+        collections.go_on()
         return made
 
     def _prepare(self, source: bytes, record: dict[str, Any], make: Callable[[bytes], Any]) -> tuple[Any, Preload]:

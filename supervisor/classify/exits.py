@@ -148,6 +148,11 @@ BY_FRAME: tuple[tuple[str, frozenset[str], Claim], ...] = (
     ("torch/utils/data/_utils/fetch.py", frozenset(), Claim(Cause.DATA_ERROR, 0.75, transient=False)),
     ("torch/utils/data/_utils/collate.py", frozenset(), Claim(Cause.DATA_ERROR, 0.75, transient=False)),
     ("torch/utils/data/_utils/worker.py", frozenset(), Claim(Cause.DATA_ERROR, 0.7, transient=False)),
+    (
+        "torch/distributed/rendezvous.py",
+        frozenset({"RuntimeError", "TimeoutError", "timeout", "gaierror", "DistNetworkError", "DistStoreError", "ConnectionError"}),
+        Claim(Cause.RENDEZVOUS, 0.8, transient=True),
+    ),
     # last: in a loader without workers, the data set's own frames stand below the loader's
     ("torch/utils/data/dataloader.py", OF_A_GONE_WORKER, Claim(Cause.DATALOADER_WORKER, 0.75, transient=True, consequence_of=_OWN_CAUSES)),
 )

@@ -177,7 +177,8 @@ class AttemptWatch:
 
         def of_exceptions() -> Iterable[Evidence]:
             reported = collect.errors(directory, ranks, self._clock, since_ns, deaths)
-            return (*reported, *collect.claims((*reported, *collect.of_launcher(launcher.facts(), reported)), self._signatures))
+            claims = collect.claims((*reported, *collect.of_launcher(launcher.facts(), reported)), self._signatures)
+            return (*collect.rooted(reported, claims), *claims)
 
         return {
             "exceptions": of_exceptions,

@@ -18,7 +18,7 @@ from supervisor.classify import redact
 from supervisor.classify.logs import match
 from supervisor.classify.logs.match import Reader
 from supervisor.classify.logs.text import kernel_message
-from supervisor.classify.logs.tracebacks import direct_causes
+from supervisor.classify.logs.tracebacks import direct_causes, up_to_root
 from supervisor.core.model import Evidence
 from supervisor.observe.log_watch import AGENT
 from supervisor.observe.processes.launched_ranks import VanishedRank
@@ -210,6 +210,20 @@ def claims(facts: Iterable[Evidence], signatures: Signatures) -> tuple[Evidence,
                 found += match.claims(replace(fact, text=text[: match.KEPT_TEXT]), catalogue, part)
             found += match.claims(fact, catalogue, trace)
     return tuple(found)
+
+
+def rooted(facts: Iterable[Evidence], claims: Iterable[Evidence]) -> tuple[Evidence, ...]:
+    """Return the facts of error files. An exception that no signature knows, and that was raised `from` another one, is that root."""
+    facts = tuple(facts)
+    known = {fact.rank for fact in claims}
+    roots = {fact.rank: up_to_root(fact.text) for fact in facts if fact.name == "traceback" and fact.rank not in known}
+    return tuple(_rooted(fact, *roots.get(fact.rank, ("", ""))) for fact in facts)
+
+
+def _rooted(fact: Evidence, root: str, trace: str) -> Evidence:
+    if root and fact.name == "exception":
+        return replace(fact, text=root[: match.KEPT_TEXT])
+    return replace(fact, text=trace) if root and fact.name == "traceback" else fact
 
 
 def logs(read: Iterable[StreamRead], *, launches: bool) -> tuple[Evidence, ...]:

@@ -155,7 +155,47 @@ NO_NUMBERS = {
     "near: beside one that is a number": ("".join(f"epoch {number} loss 0.5 val_loss nan\n" for number in range(9)), Cause.NONE),
     "near: a metric": ("".join(f"epoch {number} loss 0.5 iou nan\n" for number in range(9)), Cause.NONE),
 }
+GLUED = "Loading checkpoint shards:   0%|          | 0/2 [00:00<?, ?it/s]ERROR:torch.distributed.elastic.multiprocessing.api:failed "
+RENDEZVOUS = '"/opt/lib/python3.11/site-packages/torch/distributed/rendezvous.py", line 143, in _env_rendezvous_handler'
+CANCELLED = "slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-03-17T20:59:53 ***\n"
+HYDRA = "Error executing job with overrides: ['seed=0']\n"
+HYDRA_END = "\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
+UNUSED = "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has"
+ENDS = {
+    "a launcher's record before a header in its line": (
+        GLUED
+        + '(exitcode: -9) local_rank: 0 (pid: 81) of binary: /bin/py Traceback (most recent call last):\n  File "t.py", line 8, in m\n',
+        Cause.KILLED_UNKNOWN,
+    ),
+    "near: a bar before a header in its line": (BAR + trace("KeyError: 'lr'"), Cause.USER_CODE),
+    "a script's own usage error": ("train.py: error: argument --fp16: Truthy value expected: got s\n", Cause.USER_CODE),
+    "near: a compiler's error": ("kernel.cu: error: identifier is undefined\n" + steps(9), Cause.NONE),
+    "Hydra's short report": (
+        steps(9) + HYDRA + "Error locating target 'src.net.Net', see chained exception above." + HYDRA_END,
+        Cause.USER_CODE,
+    ),
+    "near: Hydra's report before a traceback": (steps(9) + HYDRA + trace(OOM), Cause.CUDA_OOM),
+    "a script that Slurm cannot execute": (
+        "slurmstepd: error: execve(): /home/u/run.sh: No such file or directory\n"
+        + CANCELLED
+        + "srun: error: n1: tasks 0-15: Exited with exit code 2\n",
+        Cause.USER_CODE,
+    ),
+    "near: a step that was cancelled": (CANCELLED, Cause.PREEMPTED),
+    "in the rendezvous' frames": (trace("RuntimeError: connect() timed out.", RENDEZVOUS), Cause.RENDEZVOUS),
+    "near: a wrong setting in the rendezvous' frames": (trace("KeyError: 'RANK'", RENDEZVOUS), Cause.USER_CODE),
+    "a message whose type another rank's line took": (
+        "RuntimeErrorpred = model(imgs)\n: \n" + UNUSED + " parameters\n",
+        Cause.DDP_UNSYNCED,
+    ),
+    "near: a comment about the message": ("# this avoids: " + UNUSED + "\n" + steps(9), Cause.NONE),
+    "one rank twice": (
+        "n1:1:2 [0] bootstrap.cc:131 NCCL WARN Bootstrap Root : rank 1 of 8 ranks has already checked in\n",
+        Cause.NCCL_INIT,
+    ),
+}
 GROUPS = {
+    "ends": ENDS,
     "interrupts": INTERRUPTS,
     "last words": LAST_WORDS,
     "prefixes": PREFIXES,

@@ -86,6 +86,16 @@ def test_a_page_for_people_has_the_labels_of_the_card_and_all_that_matters(tmp_p
     assert " ... " not in text, "nothing is cut"
 
 
+def test_what_installs_a_missing_package_is_told(tmp_path: Path) -> None:
+    missing = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nModuleNotFoundError: No module named 'cv2'\n"
+    for module, line in (
+        ("cv2", "next pip install opencv-python in the job's environment."),
+        ("our_models", "next Install what is missing"),
+    ):
+        (tmp_path / "a.log").write_text(missing.replace("cv2", module))
+        assert line in " ".join(classify("a.log", cwd=tmp_path).stdout.decode().split())
+
+
 def test_what_follows_from_a_failure_is_marked_as_a_consequence(tmp_path: Path) -> None:
     text = " ".join(classify(str(attempt(tmp_path)), cwd=tmp_path).stdout.decode().split())
     assert "evidence rank-1.err line 5: torch.OutOfMemoryError" in text

@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
-from supervisor.classify.logs.tracebacks import HANDLED
+from supervisor.classify.logs.tracebacks import DIRECT, HANDLED
 from supervisor.config.signatures import read
 from supervisor.core.model import Cause, Evidence, RankExit, RankInfo
 from supervisor.job.clock import Clock
-from supervisor.observe.collect import FOLLOWS_NS, RECORDED_CHARACTERS, claims, errors, of_launcher, saves, trimmed
+from supervisor.observe.collect import FOLLOWS_NS, RECORDED_CHARACTERS, claims, errors, of_launcher, rooted, saves, trimmed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,6 +141,18 @@ def test_an_exception_that_was_raised_from_another_one_has_the_claims_of_that_on
     assert verdict.cause is Cause.DEPENDENCY
     assert verdict.summary.endswith("RuntimeError: operator torchvision::nms does not exist")
     assert any("GPT2LMHeadModel" in fact.text for fact in verdict.because)
+
+
+def test_an_exception_that_no_signature_knows_is_the_one_that_it_was_raised_from() -> None:
+    unknown = CHAINED.replace("operator torchvision::nms does not exist", "shard 7 is of another run")
+    facts = rooted(_of(unknown), claims(_of(unknown), read))
+    verdict = classify((*facts, Evidence("exit", "exit_code", "1", 0, 7.1)))
+    assert verdict.summary == "rank 0 raised RuntimeError: shard 7 is of another run"
+    assert dict(verdict.facts)["file"] == "/lib/torchvision/_meta_registrations.py"
+    # near: the one that a signature knows stays, and so does the last one after an exception that was handled
+    assert rooted(_of(CHAINED), claims(_of(CHAINED), read)) == _of(CHAINED)
+    handled = unknown.replace(DIRECT, HANDLED)
+    assert rooted(_of(handled), ()) == _of(handled)
 
 
 def test_an_exception_that_was_handled_before_claims_nothing() -> None:

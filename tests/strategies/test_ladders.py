@@ -132,5 +132,11 @@ def test_a_passing_failure_is_not_reported_as_one_that_a_restart_would_meet_agai
 def test_what_is_missing_is_to_be_installed() -> None:
     lacking = situation(Cause.DEPENDENCY, before_first_step=True)
     assert propose(lacking).next_rung == "install versions that fit each other, then start again"
-    named = replace(lacking, verdict=replace(lacking.verdict, facts=(("module", "flash_attn"),)))
-    assert propose(named).next_rung == "install what provides flash_attn, or correct the import, then start again"
+    for module, remedy in (
+        ("cv2", "run `pip install opencv-python` in the job's environment"),
+        ("einops", "run `pip install einops` in the job's environment"),
+        ("our_models", "install what provides our_models, or correct the import"),
+        ("sklearn.future", "install what provides sklearn.future, or correct the import"),
+    ):
+        named = replace(lacking, verdict=replace(lacking.verdict, facts=(("module", module),)))
+        assert propose(named).next_rung == f"{remedy}, then start again"

@@ -65,8 +65,8 @@ _ROWS = (
     ),
     _FooterRow(("exitcode",), re.compile(r"\s{0,40}exitcode {1,8}: (?P<code>-?\d{1,10}) \(pid: (?P<pid>\d{1,10})\)")),
     _FooterRow(
-        ("traceback : Signal ",),
-        re.compile(r"\s{0,40}traceback : Signal (?P<signal>\d{1,3}) \(SIG\w{1,10}\) received by PID (?P<pid>\d{1,10})"),
+        ("traceback : Signal ", "traceback : signal "),
+        re.compile(r"\s{0,40}traceback : [Ss]ignal (?P<signal>\d{1,3}) \(SIG\w{1,10}\) received by PID (?P<pid>\d{1,10})"),
     ),
     _FooterRow(
         ("terminated with",),

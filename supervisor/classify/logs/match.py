@@ -24,7 +24,7 @@ from supervisor.classify import exits
 from supervisor.classify.logs import footers, log_end, text
 from supervisor.classify.logs.bounded_sample import BoundedSample
 from supervisor.classify.logs.rows import ANY_CAUSE, Signature
-from supervisor.classify.logs.tracebacks import OF_VALUES, Finder, calls, frames_in
+from supervisor.classify.logs.tracebacks import OF_VALUES, Finder, before_header, calls, frames_in
 from supervisor.core.model import Claim, Evidence
 from supervisor.core.values import dataclass
 
@@ -305,6 +305,8 @@ class Reader:
             self._traceback(traceback)
         if quoted or self._finder.raises(line, number):
             self._quoted.append(number)
+        if quoted and (before := before_header(line.text)):  # a launcher's record that does not end its own line
+            line, quoted = replace(line, text=before), False
         if quoted or line.echo or not line.text:
             return
         if line.rank is None and b"exitcode" in data[start:end]:  # of torchrun's table, which names the rank in the row before
@@ -388,7 +390,7 @@ class Reader:
                     strongest, surest = raised, weight
         if strongest is None and harmless:
             return
-        strongest = strongest or found.raised[-1]
+        strongest = strongest or found.root
         fact_of = partial(Evidence, "log", rank=rank, t=found.t or float(strongest.line), free_text=True, line=strongest.line, node=node)
         parts.append(fact_of(name="exception", text=strongest.text[:KEPT_TEXT]))
         frames = [f'  File "{frame.path}", line {frame.line}, in {frame.function}' for raised in found.raised for frame in raised.frames]

@@ -32,6 +32,9 @@ MOST_SOURCE_LINES = 200
 #: Lines between a line of _IGNORED or _OF_A_THREAD and its traceback.
 MOST_LINES_BETWEEN = 2
 
+#: What stands before a header in its line is more than a prefix from so many characters on.
+LONGEST_PREFIX = 60
+
 _HEADER = re.compile(r"(?P<before>.*?)(?:Exception Group )?Traceback \(most recent call last\)", re.DOTALL)
 _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<path>[^"\n]{1,1024})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,256}))?\s*$')
 _KIND = (
@@ -88,9 +91,24 @@ def frames_in(trace: str) -> list[Frame]:
     return [_frame(match) for line in trace.splitlines() if (match := _FRAME.match(line))]
 
 
+def before_header(line: str) -> str:
+    """Return what stands in a line before the header of a traceback, "" if it is no more than a prefix."""
+    match = _HEADER.match(line) if "Traceback (most recent call last" in line else None
+    return match["before"] if match and len(match["before"]) >= LONGEST_PREFIX else ""
+
+
 def calls(frames: Iterable[Frame]) -> str:
     """Return frames in the form that a row's `frames` pattern searches: "path:function", one a line."""
     return "\n".join(f"{frame.path}:{frame.function}" for frame in frames).replace("\\", "/")
+
+
+def up_to_root(trace: str) -> tuple[str, str]:
+    """Return the root that the last exception of a traceback was raised `from`, and the traceback up to its end; ("", "") if none."""
+    roots = direct_causes(trace)
+    if not roots:
+        return "", ""
+    text, part = roots[0]
+    return text, trace[: len(trace) - len(trace.rpartition(HANDLED)[2]) + len(part)]
 
 
 def direct_causes(trace: str) -> list[tuple[str, str]]:
@@ -111,12 +129,16 @@ def direct_causes(trace: str) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class PrintedException:
-    """One exception. kind: its type with modules. message: its lines. line: the line of the log where it was printed."""
+    """One exception. kind: its type with modules. message: its lines. line: the line of the log where it was printed.
+
+    caused_next: the next one of its chain was raised `from` it.
+    """
 
     kind: str
     message: str
     line: int
     frames: tuple[Frame, ...] = ()
+    caused_next: bool = False
 
     @property
     def text(self) -> str:
@@ -139,6 +161,14 @@ class Traceback:
     whole: bool
     t: float = 0.0
     thread: bool = False
+
+    @property
+    def root(self) -> PrintedException:
+        """The exception that the last one was raised `from`, or the last one itself. One that was handled is no root."""
+        first = len(self.raised) - 1
+        while first > 0 and self.raised[first - 1].caused_next:
+            first -= 1
+        return self.raised[first]
 
 
 @dataclass(slots=True)
@@ -291,7 +321,7 @@ class Finder:
     ) -> bool:
         """Take a line after "Type: message": more of the message, the link to the next exception of the chain, or the end."""
         if text.startswith(_CHAIN, len(text) - len(text.lstrip())):
-            self._flush(now)
+            self._flush(now, caused_next=DIRECT in text)
             now.idle = 1
             return True
         bare = text.removeprefix(now.indent)
@@ -354,15 +384,14 @@ class Finder:
         now.held += characters
         self._held += characters
 
-    def _flush(self, now: _Open) -> None:
+    def _flush(self, now: _Open, *, caused_next: bool = False) -> None:
         """End the current exception, not the chain."""
         if now.kind:
             message = "\n".join(now.message)[:MOST_MESSAGE_CHARACTERS].rstrip()
-            if len(now.raised) < MOST_RAISED:
-                now.raised.append(PrintedException(now.kind, message, now.raised_line, tuple(now.frames)))
-            else:
-                self._hold(now, -len(now.raised[-1].message) - sum(map(_cost, now.raised[-1].frames)))
-                now.raised[-1] = PrintedException(now.kind, message, now.raised_line, tuple(now.frames))
+            if len(now.raised) >= MOST_RAISED:
+                last = now.raised.pop()
+                self._hold(now, -len(last.message) - sum(map(_cost, last.frames)))
+            now.raised.append(PrintedException(now.kind, message, now.raised_line, tuple(now.frames), caused_next))
         now.kind = ""
         now.message = []
         now.frames = []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.classify import redact
 from supervisor.classify.causes import EXPLANATIONS
+from supervisor.classify.packages import install_line
 from supervisor.core.model import Cause, Verdict
 from supervisor.core.values import dataclass
 from supervisor.report import wording
@@ -95,10 +96,17 @@ def page(answer: Answer) -> FactPage:
         *_evidence_facts(answer),
         *(Fact(wording.STRANGE, redact.text(clean(text)), Tone.WARNING) for text in answer.strange),
         *([Fact("facts", values)] if values else []),
-        Fact(wording.NEXT, EXPLANATIONS[verdict.cause].remedy),
+        Fact(wording.NEXT, _next(verdict)),
         *([Fact("fingerprint", verdict.fingerprint, Tone.FAINT)] if failed else []),
     ]
     return FactPage(answer.path, tuple(facts), Tone.BAD if failed else Tone.GOOD)
+
+
+def _next(verdict: Verdict) -> str:
+    """Return what a person does: of a missing package that is known, the command first."""
+    line = install_line(dict(verdict.facts).get("module", "")) if verdict.cause is Cause.DEPENDENCY else ""
+    remedy = EXPLANATIONS[verdict.cause].remedy
+    return f"{line} in the job's environment. {remedy}" if line else remedy
 
 
 def _evidence_facts(answer: Answer) -> list[Fact]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.classify.logs import text
-from supervisor.classify.logs.tracebacks import Finder, Traceback, calls, frames_in
+from supervisor.classify.logs.tracebacks import DIRECT, HANDLED, Finder, Traceback, calls, frames_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -243,6 +243,19 @@ def test_tracebacks_within_messages_and_boxes_are_exceptions_in_order(log: str, 
     (one,) = found(log.splitlines())
     assert [kind for kind, _ in raised(one)] == kinds
     assert one.raised[-1].frames[-1].function == function
+
+
+def test_the_root_of_a_chain_is_what_the_last_exception_was_raised_from() -> None:
+    parts = [
+        f'Traceback (most recent call last):\n  File "a.py", line {n}, in f\n    g()\n{kind}: {n}\n'
+        for n, kind in enumerate(("KeyError", "OSError", "RuntimeError"))
+    ]
+    (chained,) = found(f"\n{DIRECT}\n\n".join(parts).splitlines())
+    assert (chained.root.kind, chained.root.line) == ("KeyError", 4)
+    (handled,) = found(f"{parts[0]}\n{HANDLED}\n\n{parts[1]}\n{DIRECT}\n\n{parts[2]}".splitlines())
+    assert handled.root.kind == "OSError"
+    (last,) = found(f"{parts[0]}\n{DIRECT}\n\n{parts[1]}\n{HANDLED}\n\n{parts[2]}".splitlines())
+    assert last.root.kind == "RuntimeError"
 
 
 def test_two_tracebacks_one_after_the_other_are_two() -> None:

@@ -261,7 +261,8 @@ class ProgressObserved:
     `steps_seen` counts optimizer steps in this attempt (-1: no rank is instrumented). `step` is absolute; None: unknown, and the core adds
     `steps_seen` to the step resumed from and calls it relative. loaded: the checkpoint of this job that a rank loaded before its first
     step. read: a file in none of the job's locations that a rank loaded, which may be data. first_step: the absolute step at which this
-    attempt's training began, as the optimizer or the script counts.
+    attempt's training began, as the optimizer or the script counts. loss: the newest one that a rank reported or printed, as it was
+    then; it decides nothing.
     """
 
     t: float
@@ -272,6 +273,7 @@ class ProgressObserved:
     loaded: str | None = None
     read: str | None = None
     first_step: int | None = None
+    loss: float | None = None
 
     @property
     def trains(self) -> bool:

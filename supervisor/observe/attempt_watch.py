@@ -121,6 +121,10 @@ class AttemptWatch:
         self._losses.sample(beats, t)
         self._pace.sample(beats, t)
 
+    def newest_loss(self) -> float | None:
+        """Return the newest loss of the training; None: none was seen. From any thread."""
+        return self._losses.newest
+
     def add_descendants(self, found: Iterable[ProcessStat]) -> None:
         """Take the descendants of the guardian. From any thread."""
         found = tuple(found)

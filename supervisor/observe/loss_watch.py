@@ -6,6 +6,8 @@ a rank reports its loss, ours of the rules look at the log no more. A number is 
 
 from __future__ import annotations
 
+import math
+import re
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 #: The name of the number that worker.report gives.
 REPORTED = "loss"
+#: What the name of a loss that is not the training's has.
+_NOT_OF_TRAINING = re.compile(r"(?<![a-z])(?:val|valid|validation|test|eval|evaluation)(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -55,6 +59,13 @@ class LossWatch:
         self._lock = threading.Lock()
         self._reported: dict[int, int] = {}  # rank to how many reports were read
         self._judges: dict[int, NumberJudge] = {}  # of what is reported
+        self._newest: tuple[int, float] | None = None  # of the lowest rank that shows one: its number, and its loss
+
+    @property
+    def newest(self) -> float | None:
+        """Return the newest loss of the training, of the lowest rank that shows one; None: none was seen, or it is not finite."""
+        found = self._newest
+        return found[1] if found is not None and math.isfinite(found[1]) else None
 
     def stream(self, rank: int | None) -> LossStream | None:
         """Return what reads one stream; None where no rule is in use."""
@@ -66,6 +77,8 @@ class LossWatch:
             if self._reported and self._by_capture[reading.capture][0].is_of_losses:
                 return
             rank = reading.rank if reading.rank is not None else stream.rank
+            if self._by_capture[reading.capture][0].is_of_losses and not _NOT_OF_TRAINING.search(reading.name):
+                self._note(rank or 0, reading.value)
             judge = stream.judges.setdefault(rank, NumberJudge(self._by_capture))
             self._report((id(stream), rank), rank, judge.take(reading, t - self._began_t), t)
 
@@ -78,10 +91,15 @@ class LossWatch:
                 if not self._reported:
                     self._forget_log(t)
                 self._reported[beat.rank] = beat.losses
+                self._note(beat.rank, beat.loss)
                 of_losses = tuple(rule for rule in self._rules if rule.is_of_losses)
                 judge = self._judges.setdefault(beat.rank, NumberJudge((of_losses,)))
                 reading = NumberReading(0, REPORTED, f"{beat.loss:.6g}", beat.loss, (str(beat.losses),), beat.step, beat.rank)
                 self._report(("reported", beat.rank), beat.rank, judge.take(reading, t - self._began_t), t)
+
+    def _note(self, rank: int, loss: float) -> None:
+        if self._newest is None or rank <= self._newest[0]:
+            self._newest = rank, loss
 
     def _forget_log(self, t: float) -> None:
         """Take back what our rules saw in the log: the reported numbers are exact."""

@@ -89,7 +89,13 @@ class Executor:
         self.threads = Threads(loop, lambda text: reporter.print_message(act.PrintMessage("warning", text)))
         self.left = LeftProcesses(loop, reporter)
         self.sampling = RankSampling(
-            job, loop, self.threads, factory.checkpoints.belongs_to_job, self.watch.take_heartbeats, trained=reporter.starts.trained
+            job,
+            loop,
+            self.threads,
+            factory.checkpoints.belongs_to_job,
+            self.watch.take_heartbeats,
+            trained=reporter.starts.trained,
+            loss=self.watch.newest_loss,
         )
         self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self.watch.busy_gpus = self.node.busy_gpus

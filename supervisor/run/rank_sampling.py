@@ -39,6 +39,7 @@ class RankSampling:
 
     is_ours: whether a path is a checkpoint of this job. on_heartbeats: gets the heartbeats of a running attempt, and when they were read.
     trained: gets, once for an attempt, its number and when its ranks came how far on the way to their first step (start_files.py).
+    loss: returns the newest loss that was seen.
     """
 
     def __init__(  # noqa: PLR0913 (for whom, and who else takes what is read)
@@ -50,11 +51,12 @@ class RankSampling:
         on_heartbeats: Callable[[Sequence[RankHeartbeat], float], None],
         *,
         trained: Callable[[int, Mapping[str, int]], None],
+        loss: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._job, self._loop, self._threads, self._is_ours = job, loop, threads, is_ours
         self._on_heartbeats, self._trained = on_heartbeats, trained
         self._looks = RankLooks(loop, threads)
-        self._progress = ProgressSampler(loop.post, job.settings.instrument.start_ceiling_s, is_ours)
+        self._progress = ProgressSampler(loop.post, job.settings.instrument.start_ceiling_s, is_ours, loss)
         self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, suspended_s=suspended_s)
         self._directory: Path | None = None
         self._attempt, self._has_trained = 0, False

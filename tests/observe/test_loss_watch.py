@@ -44,6 +44,23 @@ class Watched:
         return found
 
 
+def test_the_newest_loss_is_the_trainings_of_the_lowest_rank() -> None:
+    seen = Watched()
+    first, second = seen.watch.stream(0), seen.watch.stream(1)
+    assert first is not None
+    assert second is not None
+    assert seen.watch.newest is None
+    second.feed(b"step 1 loss: 4.5\n", 1.0)
+    assert seen.watch.newest == 4.5
+    first.feed(b"step 1 train_loss=2.5 val_loss=9.0\nstep 1 lr: 0.1\n", 1.0)
+    second.feed(b"step 2 loss: 7.5\n", 2.0)
+    assert seen.watch.newest == 2.5
+    first.feed(b"step 3 loss: nan\n", 3.0)
+    assert seen.watch.newest is None, "a journal holds finite numbers"
+    seen.watch.sample([dataclasses.replace(BEAT, loss=1.25, losses=1)], 4.0)
+    assert seen.watch.newest == 1.25
+
+
 def test_a_number_is_strange_as_long_as_it_is_on_any_rank() -> None:
     seen = Watched()
     first, second = seen.watch.stream(0), seen.watch.stream(1)

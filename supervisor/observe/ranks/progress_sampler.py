@@ -35,9 +35,15 @@ PHASE_S = 1.0
 class ProgressSampler:
     """Watches one attempt at a time. Its methods are called one at a time."""
 
-    def __init__(self, post: Callable[[Event], None], ceiling_s: float, is_ours: Callable[[str], bool] = lambda _: True) -> None:
-        """Take where to post, how long ranks may be silent, and whether a path lies where this job's checkpoints are."""
-        self._post = post
+    def __init__(
+        self,
+        post: Callable[[Event], None],
+        ceiling_s: float,
+        is_ours: Callable[[str], bool] = lambda _: True,
+        loss: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """Take where to post, how long ranks may be silent, whether a path lies where this job's checkpoints are, and the newest loss."""
+        self._post, self._loss = post, loss
         self._is_ours = is_ours
         self._ceiling_s = ceiling_s
 
@@ -69,7 +75,7 @@ class ProgressSampler:
         due = posted is not None and (last or t - posted.t >= REPORT_S) and (now.step, steps) != (posted.step, posted.steps_seen)
         if first or changed or due:
             loaded, read = self._loaded()
-            self._posted = replace(now, loaded=loaded, read=read)
+            self._posted = replace(now, loaded=loaded, read=read, loss=self._loss())
             self._post(self._posted)
 
     def _post_program(self, t: float, *, last: bool) -> None:

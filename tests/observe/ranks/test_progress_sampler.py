@@ -81,9 +81,10 @@ def test_the_second_step_that_a_script_reports_by_itself_is_posted_at_once(tmp_p
     beat = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
     assert claim(identity, beat)
     posted: list[Event] = []
-    sampler = ProgressSampler(posted.append, 60.0)
+    losses = iter([None, 2.5])
+    sampler = ProgressSampler(posted.append, 60.0, loss=lambda: next(losses))
     sampler.watch(1, tmp_path, 1.0, None)
     for t, step in ((2.0, 1), (2.2, 2), (2.4, 3)):
         beat.report_step(step)
         sampler.sample(t, (RankInfo(0, 0, identity.pid, identity.start_ticks),), heartbeats.read(tmp_path / "heartbeat"))
-    assert [event.step for event in posted if isinstance(event, ProgressObserved)] == [1, 2]
+    assert [(event.step, event.loss) for event in posted if isinstance(event, ProgressObserved)] == [(1, None), (2, 2.5)]

@@ -1,4 +1,4 @@
-# ruff: noqa: D102, ANN401, PLR0913  the helpers say it by their names; what a record holds has no one type
+# ruff: noqa: D102, ANN401  the helpers say it by their names; what a record holds has no one type
 """Which time is what: a run's journal, record by record, and the states that it must give."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.journal.records import START_TIMES, Ended, EventTaken, Header, Note, Record, RunBegan
 from supervisor.report.ledger.reader import ledgers_of
-from supervisor.report.ledger.spans import RunLedger, TimeState
+from supervisor.report.ledger.spans import MOST_SAMPLES, RunLedger, TimeState
 from tests.support.ledgers import check_ledger
 
 T0 = 1000.0
@@ -36,8 +36,8 @@ class Journal:
         self.event(at, "CheckpointSelected", "starting", begin, attempt=attempt, chosen=ref, found=1)
         self.event(at + 2, "AttemptStarted", "running", attempt=attempt, ranks=[], world_size=4)
 
-    def train(self, at: float, step: int | None, seen: int, *, attempt: int = 1, phase: str = "train", stage: str = "running") -> None:
-        self.event(at, "ProgressObserved", stage, attempt=attempt, step=step, steps_seen=seen, phase=phase)
+    def train(self, at: float, step: int | None, seen: int, *, attempt: int = 1, stage: str = "running", **data: Any) -> None:
+        self.event(at, "ProgressObserved", stage, attempt=attempt, step=step, steps_seen=seen, **{"phase": "train", **data})
 
     def fail(self, at: float, attempt: int = 1) -> None:
         """Let the attempt fail, its ranks be gone 1 s later, and a restart be decided 0.5 s after that."""
@@ -74,6 +74,16 @@ def test_a_run_that_nothing_happens_to(journal: Journal) -> None:
     run = journal.ledger()
     assert (run.reached, run.attempts, run.exit_code, run.is_over, run.unkept_s()) == (61, 1, 0, True, 0.0)
     assert [(sample.step, sample.step_s) for sample in run.samples][:2] == [(11, 1.0), (21, 1.0)]
+
+
+def test_a_long_training_keeps_a_bounded_number_of_samples(journal: Journal) -> None:
+    journal.start(1)
+    for n in range(10_000):
+        journal.train(6 + 10 * n, n + 1, n + 1, loss=1 / (n + 1))
+    run = journal.ledger()
+    assert MOST_SAMPLES < len(run.samples) <= 2 * MOST_SAMPLES
+    assert all(sample.loss == pytest.approx(1 / sample.step) and sample.step_s == 10.0 for sample in run.samples)
+    assert len(run.spans) < 10, "alike ones are one"
 
 
 def test_steps_that_are_made_again_are_rework_up_to_the_highest(journal: Journal) -> None:

@@ -24,11 +24,12 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
     knobs: tuple[Knob, ...] = (),
     allocator: str = "",
     *,
+    likely: tuple[tuple[str, str], ...] = (),
     health: bool = False,
     nodes: int = 0,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Policy:
-    """Return what decisions depend on; `knobs` and `allocator` are from KnobSet.
+    """Return what decisions depend on; `knobs`, `allocator` and `likely` are from KnobSet.
 
     health: whether this node can be examined. environ: the user's own environment. nodes: as the command says, 0 where it does not.
     Raises SuperviseError for a wrong ladder, an unknown check, or a row [recover.CAUSE] of a knob that the command does not have.
@@ -51,6 +52,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         backoff_base_s=restart.backoff_base_s,
         backoff_cap_s=restart.backoff_cap_s,
         knobs=knobs,
+        likely=likely,
         batch_change=settings.knobs.batch_change,
         batch_drift=restart.batch_drift,
         min_gpus=settings.gpus.minimum,

@@ -452,6 +452,7 @@ class Policy:
     backoff_base_s: float = 1.0
     backoff_cap_s: float = 60.0
     knobs: tuple[Knob, ...] = ()  # that the user declared, or whose program was recognised
+    likely: tuple[tuple[str, str], ...] = ()  # of other knobs: the option that would enable one, with a flag of the command or its script
     batch_change: bool = True  # --no-batch-change
     batch_drift: bool = False  # --allow-batch-drift
     min_gpus: int = 0  # --min-gpus; 0: never with fewer

@@ -1,14 +1,15 @@
 """Finds what may be changed in a job's command: the knobs that the user declared, and those of the program that it runs.
 
 declaration.py parses one declaration, declared_knobs.py finds the declared knobs' values, program_knobs.py the knobs of a recognised
-program, resume.py how the script gets its checkpoint. knob_set.py holds the result and sets values.
+program, resume.py how the script gets its checkpoint, likely.py the options that would enable what is missing. knob_set.py holds the
+result and sets values.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.knobs import bindings, conflicts, declared_knobs, program_knobs, programs, resume
+from supervisor.knobs import bindings, conflicts, declared_knobs, likely, program_knobs, programs, resume
 from supervisor.knobs.knob_set import KnobSet
 
 if TYPE_CHECKING:
@@ -42,4 +43,5 @@ def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str],
         settings.knobs.batch_change,
         settings.restart.batch_drift,
         ways.bound,
+        likely.options(argv, text, {entry.knob.name for entry in bound}),
     )

@@ -78,7 +78,7 @@ class AttemptCommand:
 
 @dataclass(frozen=True, slots=True)
 class KnobSet:
-    """All knobs of a job. at: where the script's own arguments begin in its command."""
+    """All knobs of a job. at: where the script's own arguments begin in its command. likely: of likely.py, for knobs that are not here."""
 
     bound: tuple[BoundKnob, ...] = ()
     unavailable: tuple[UnavailableKnob, ...] = ()
@@ -89,6 +89,7 @@ class KnobSet:
     batch_change: bool = True
     batch_drift: bool = False
     resume: tuple[ResumeWay, ...] = ()
+    likely: tuple[tuple[str, str], ...] = ()
 
     @property
     def knobs(self) -> tuple[Knob, ...]:

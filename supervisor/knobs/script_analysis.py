@@ -27,7 +27,8 @@ class ScriptText:
     name (`batch_size=args.batch_size`) does not count. constants: whole numbers at the module's top level.
     keywords: whole numbers given by keyword in a call, None for a name that gets something else somewhere. divided: names with `//=`.
     datamodule: whole-number defaults of the parameters of its one LightningDataModule. shows: `.name` of every attribute that is read,
-    `--option` of its argparse parsers, and `name=text` where a variable is compared with a text.
+    `--option` of its argparse parsers, and `name=text` where a variable is compared with a text. options: the flags of its parsers
+    (argparse, click) that take a value, to their default, None if that is no whole number; switches: those that take none.
     """
 
     used: frozenset[str] = frozenset()
@@ -39,6 +40,8 @@ class ScriptText:
     divided: frozenset[str] = frozenset()
     datamodule: dict[str, int] = field(default_factory=dict)
     shows: frozenset[str] = frozenset()
+    options: dict[str, int | None] = field(default_factory=dict)
+    switches: frozenset[str] = frozenset()
 
 
 def read_script(path: Path) -> ScriptText:
@@ -69,6 +72,8 @@ def parse(source: str | bytes) -> ScriptText:
     shows: set[str] = set()
     sets: dict[str, int] = {}
     keywords: dict[str, int | None] = {}
+    options: dict[str, int | None] = {}
+    switches: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (dotted := _dotted(node, names)) is not None:
             used.add(dotted)
@@ -78,6 +83,9 @@ def parse(source: str | bytes) -> ScriptText:
                 used.add(f".{node.func.attr}")
             if (file := _executed(node)) is not None:
                 executed.add(file)
+            flags, takes_value = _flags(node)
+            options.update(dict.fromkeys(flags, _default(node)) if takes_value else {})
+            switches.update(() if takes_value else flags)
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.FloorDiv) and isinstance(node.target, ast.Name):
             divided.add(node.target.id)
         if isinstance(node, ast.keyword) and node.arg is not None:
@@ -86,7 +94,7 @@ def parse(source: str | bytes) -> ScriptText:
         for name, line in _set_by(node):
             sets.setdefault(name, line)
         shows.update(_shown_by(node))
-    facts = _constants(tree), keywords, frozenset(divided), _datamodule(tree, names), frozenset(shows)
+    facts = _constants(tree), keywords, frozenset(divided), _datamodule(tree, names), frozenset(shows), options, frozenset(switches)
     return ScriptText(frozenset(used), frozenset(called), frozenset(executed), sets, *facts)
 
 
@@ -130,12 +138,24 @@ def _shown_by(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
         return [f".{node.attr}"]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-        given = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-        return [text for text in given if text.startswith("-")]
+        return _flags(node)[0]
     if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and isinstance(node.ops[0], ast.Eq):
         text = node.comparators[0]
         return [f"{node.left.id}={text.value}"] if isinstance(text, ast.Constant) and isinstance(text.value, str) else []
     return []
+
+
+def _flags(call: ast.Call) -> tuple[list[str], bool]:
+    """Return the flags that a call adds to a parser, the longest first, and whether they take a value."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in {"add_argument", "option"}:
+        return [], False
+    given = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    action = next((one.value for one in call.keywords if one.arg in {"action", "is_flag"}), None)
+    return sorted((text for text in given if text.startswith("-")), key=len, reverse=True), action is None
+
+
+def _default(call: ast.Call) -> int | None:
+    return next((_number(one.value) for one in call.keywords if one.arg == "default"), None)
 
 
 def _set_by(node: ast.AST) -> list[tuple[str, int]]:

@@ -25,7 +25,7 @@ from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.knobs import batch, bindings, job_knobs, programs, torchrun
 from supervisor.knobs.script_analysis import MOST_BYTES
 from supervisor.strategies import checkpoint, memory, network
-from supervisor.strategies.situation import BATCH_KNOBS, Situation
+from supervisor.strategies.situation import BATCH_KNOBS, Situation, option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -125,7 +125,7 @@ def opening_line(  # noqa: PLR0911  one for each case
     if size is None or accum is None:
         have, lack = (size.how, "grad_accum") if size is not None else (accum.how if accum else "", "batch_size")
         alone = ", --allow-batch-drift halves it alone, and the global batch with it" if size is not None else ""
-        return f"on CUDA OOM: {have} stays as it is, because no {lack} is known: --knob {lack}=--YOUR-FLAG enables it{alone}"
+        return f"on CUDA OOM: {have} stays as it is, because no {lack} is known: {option(lack, found.likely)} enables it{alone}"
     by = ", ".join(dict.fromkeys(programs.title(knob.by) for knob in (size, accum) if knob.by != "declared"))
     rest = f"{f' ({by})' if by else ''}; --no-batch-change forbids it"
     per_node, nodes = torchrun.size(_torchrun(command, environ), environ)
@@ -202,7 +202,7 @@ def document(settings: Settings, command: Sequence[str], cause: str | None) -> d
     programs.require_command(command, os.environ)
     found = job_knobs.find(settings, command, os.environ, Path(settings.cwd))
     launcher = torchrun.launcher(_torchrun(command, os.environ))
-    policy = to_policy(settings, launcher, tuple(replace(knob, seen=True) for knob in found.knobs), environ=os.environ)
+    policy = to_policy(settings, launcher, tuple(replace(knob, seen=True) for knob in found.knobs), likely=found.likely, environ=os.environ)
     signatures.require_fast(settings)
     return _data(settings, command, found, policy, _cause(cause) if cause else None)
 
@@ -293,7 +293,7 @@ def _users_signatures(settings: Settings) -> list[dict[str, Any]]:
 def _unknown_batch(found: KnobSet) -> str:
     if not found.batch_change:
         return _NO_BATCH_CHANGE
-    return f"on CUDA OOM: the batch stays as it is: neither of its knobs is known: {memory.ENABLE_BATCH} enables it"
+    return f"on CUDA OOM: the batch stays as it is: neither of its knobs is known: {memory.batch_options(found.likely)} enables it"
 
 
 def _enabled(knob: Knob) -> dict[str, Any]:
@@ -307,7 +307,7 @@ def _not_enabled(found: KnobSet, *, resumes: bool) -> list[dict[str, str]]:
     rows = [{"knob": one.knob, "why": f"{programs.title(one.by)}: {one.why}", "remedy": one.remedy} for one in found.unavailable]
     there |= {one.knob for one in found.unavailable} | ({RESUME} if resumes else set())
     missing = [name for name in bindings.NAMES if name not in there]
-    return rows + [{"knob": name, "why": "not declared", "remedy": _REMEDIES.get(name, f"--knob {name}=--YOUR-FLAG")} for name in missing]
+    return rows + [{"knob": name, "why": "not declared", "remedy": _REMEDIES.get(name, option(name, found.likely))} for name in missing]
 
 
 def _missing(name: str, policy: Policy) -> str:

@@ -313,6 +313,7 @@ class JobRun:
             self.factory.launcher,
             self.job.knobs.knobs,
             self.job.knobs.allocator,
+            likely=self.job.knobs.likely,
             health=self.executor.node.health.enabled,
             nodes=self.factory.most_nodes(),
             environ=self.job.environ,

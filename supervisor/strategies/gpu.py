@@ -16,7 +16,7 @@ from supervisor.core.model import Cause, Change, Gpu, HangKind, Launcher, Phase,
 from supervisor.core.values import dataclass
 from supervisor.knobs import batch
 from supervisor.strategies import consent
-from supervisor.strategies.memory import BATCHNORM, ENABLE_BATCH
+from supervisor.strategies.memory import BATCHNORM, batch_options
 from supervisor.strategies.repetition import HANGS
 from supervisor.strategies.rung import Rung
 from supervisor.strategies.situation import cause_remedy
@@ -194,7 +194,7 @@ def _shrunk_batch(situation: Situation, left: int) -> FewerRanks | str:
     """Return how to go on if no knob is enabled that would keep the global batch."""
     world = situation.world_size
     if not situation.policy.batch_drift:
-        return f"the global batch cannot be kept: {ENABLE_BATCH} enables that, --allow-batch-drift lets it go"
+        return f"the global batch cannot be kept: {batch_options(situation.policy.likely)} enables that, --allow-batch-drift lets it go"
     ranks = f"{world} → {world - situation.ranks + left} ranks"
     return FewerRanks(left, (), (f"the global batch shrinks with the world, {ranks}: no knob is enabled that would keep it",))
 

@@ -13,9 +13,11 @@ from supervisor.knobs import batch
 from supervisor.knobs.bindings import ON
 from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import ALLOCATOR, memory_text
+from supervisor.strategies.situation import ALLOCATOR, memory_text, option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from supervisor.core.model import Knob
     from supervisor.strategies.situation import Situation
 
@@ -24,8 +26,6 @@ LEAST_SHARE = 0.1
 LEAST_BYTES = 1 << 30
 SETTING = "expandable_segments:True"
 BATCHNORM = "the model has BatchNorm: its statistics are of the micro-batch, so the training is not quite the same with a smaller one"
-#: The options that enable halve_batch, for messages.
-ENABLE_BATCH = "--knob batch_size=--YOUR-FLAG --knob grad_accum=--YOUR-FLAG"
 #: Switches that trade time for memory, the cheapest first.
 SWITCHES = {"activation_checkpointing": "computes activations twice", "cpu_offload": "moves state over PCIe in each step"}
 WORKERS = "num_workers"
@@ -145,6 +145,12 @@ def _halve_alone(size: Knob, situation: Situation) -> Plan | None:
     )
 
 
+def batch_options(likely: Iterable[tuple[str, str]]) -> str:
+    """Return the options that enable halve_batch. likely: of Policy."""
+    known = tuple(likely)
+    return " ".join(option(name, known) for name in ("batch_size", "grad_accum"))
+
+
 def _halve_batch_missing(situation: Situation) -> str:
     """Return why the batch is not halved: a knob that is not enabled, or figures that do not divide."""
     if not situation.policy.batch_change:
@@ -154,7 +160,12 @@ def _halve_batch_missing(situation: Situation) -> str:
         return f"a rank trains with {name} {in_rank}, the command says {in_command}: --knob {name}=--YOUR-FLAG names what sets it"
     size, accum = situation.enabled("batch_size"), situation.enabled("grad_accum")
     if size is None and accum is None:
-        return f"a smaller micro-batch would need less memory, at the same global batch: {ENABLE_BATCH} enables that"
+        likely = dict(situation.policy.likely)
+        lone = "batch_size" in likely and "grad_accum" not in likely
+        alone = "; without such a flag --allow-batch-drift lets the global batch shrink" if lone else ""
+        return (
+            f"a smaller micro-batch would need less memory, at the same global batch: {batch_options(likely.items())} enables that{alone}"
+        )
     if size is None or accum is None:
         return _other_knob_missing(size, situation)
     old = batch.read(size, accum, situation.world_size)
@@ -165,7 +176,7 @@ def _halve_batch_missing(situation: Situation) -> str:
 def _other_knob_missing(size: Knob | None, situation: Situation) -> str:
     """Return what helps if only one of the two knobs is known."""
     name = "batch_size" if size is None else "grad_accum"
-    both = f"the global batch can only be kept with both: --knob {name}=--YOUR-FLAG is missing"
+    both = f"the global batch can only be kept with both: {option(name, situation.policy.likely)} is missing"
     if size is None:
         return both
     alone = batch.halved_alone(size, situation.world_size)
@@ -192,8 +203,10 @@ def memory_knobs(situation: Situation) -> Plan | None:
 
 
 def _memory_knobs_missing(situation: Situation) -> str:
-    is_left = any((knob := situation.enabled(name)) is not None and knob.value != ON for name in SWITCHES)
-    return STEP_UNKNOWN if is_left and at_unknown_step(situation) else ""
+    if any((knob := situation.enabled(name)) is not None and knob.value != ON for name in SWITCHES):
+        return STEP_UNKNOWN if at_unknown_step(situation) else ""
+    known = [text for name, text in situation.policy.likely if name in SWITCHES]
+    return f"the script has a switch that saves memory: {known[0]} enables it" if known else ""
 
 
 def halve_workers(situation: Situation) -> Plan | None:
@@ -216,7 +229,7 @@ def _halve_workers_missing(situation: Situation) -> str:
     if not _workers_failed_before(situation):
         return ""
     if knob is None:
-        return "fewer loader workers would need less memory: --knob num_workers=--YOUR-FLAG enables that"
+        return f"fewer loader workers would need less memory: {option(WORKERS, situation.policy.likely)} enables that"
     return "" if knob.value else f"how many loader workers there are is not known: write {knob.how} out in the command"
 
 

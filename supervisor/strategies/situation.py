@@ -160,6 +160,11 @@ class Situation:
         )
 
 
+def option(name: str, likely: Iterable[tuple[str, str]]) -> str:
+    """Return the option that enables a knob, with the flag that `likely` (Policy) knows for it."""
+    return dict(likely).get(name, f"--knob {name}=--YOUR-FLAG")
+
+
 def changes(plan: Plan) -> bool:
     """Whether a plan changes the training itself."""
     return bool(plan.changes or plan.rejected or plan.exclude or plan.nproc is not None)

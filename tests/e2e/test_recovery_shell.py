@@ -116,7 +116,8 @@ def test_without_a_knob_the_arguments_stay_and_the_job_stops_with_the_line_that_
     assert trained(run) == []
     assert all(not line["overrides"] for line in logged(run, "attempt.begun"))
     assert run.attempts() <= 2
-    assert "--knob batch_size=" in run.stderr
+    assert "--knob batch_size=--batch-size --knob grad_accum:1=--accum enables that" in " ".join(line.strip() for line in card_of(run))
+    assert "--knob batch_size=--batch-size" in run.stderr
     run.wait_for_nothing_left()
 
 

@@ -11,6 +11,7 @@ import re
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from supervisor.classify import exits
 from supervisor.classify.logs.text import Line
 from supervisor.core.values import dataclass
 
@@ -104,10 +105,12 @@ def calls(frames: Iterable[Frame]) -> str:
 
 def up_to_root(trace: str) -> tuple[str, str]:
     """Return the root that the last exception of a traceback was raised `from`, and the traceback up to its end; ("", "") if none."""
-    roots = direct_causes(trace)
-    if not roots:
+    chain = direct_causes(trace)
+    while chain and any(exits.refers_elsewhere(text) for text, _ in chain):
+        del chain[0]
+    if not chain:
         return "", ""
-    text, part = roots[0]
+    text, part = chain[0]
     return text, trace[: len(trace) - len(trace.rpartition(HANDLED)[2]) + len(part)]
 
 
@@ -164,9 +167,12 @@ class Traceback:
 
     @property
     def root(self) -> PrintedException:
-        """The exception that the last one was raised `from`, or the last one itself. One that was handled is no root."""
+        """The exception that the last one was raised `from`, or the last one itself.
+
+        One that was handled is no root, nor is one that only says that another process failed.
+        """
         first = len(self.raised) - 1
-        while first > 0 and self.raised[first - 1].caused_next:
+        while first > 0 and self.raised[first - 1].caused_next and not exits.refers_elsewhere(self.raised[first - 1].text):
             first -= 1
         return self.raised[first]
 

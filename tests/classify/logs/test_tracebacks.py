@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.classify.logs import text
-from supervisor.classify.logs.tracebacks import DIRECT, HANDLED, Finder, Traceback, calls, frames_in
+from supervisor.classify.logs.tracebacks import DIRECT, HANDLED, Finder, Traceback, calls, frames_in, up_to_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -256,6 +256,10 @@ def test_the_root_of_a_chain_is_what_the_last_exception_was_raised_from() -> Non
     assert handled.root.kind == "OSError"
     (last,) = found(f"{parts[0]}\n{DIRECT}\n\n{parts[1]}\n{HANDLED}\n\n{parts[2]}".splitlines())
     assert last.root.kind == "RuntimeError"
+    child = parts[0].replace("KeyError: 0", "subprocess.CalledProcessError: Command 'ninja' returned non-zero exit status 1.")
+    (passed_on,) = found(f"{child}\n{DIRECT}\n\n{parts[1]}".splitlines())
+    assert passed_on.root.kind == "OSError"
+    assert up_to_root(f"{child}\n{DIRECT}\n\n{parts[1]}") == ("", "")
 
 
 def test_two_tracebacks_one_after_the_other_are_two() -> None:

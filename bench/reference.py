@@ -111,7 +111,7 @@ def exit_codes() -> list[tuple[str, str, str, str]]:
         "128+n",
         "",
         ("ended by signal n: a rank that was given up, or the stop that we were asked for. 130 INT (also if a person interrupted "
-        "the ranks themselves; never requeued), 143 TERM, 129 HUP; after TERM and HUP 75 "
+        "all ranks themselves, not one of several; never requeued), 143 TERM, 129 HUP; after TERM and HUP 75 "
         "instead if the ranks saved ([preemption](preemption.md))"),
         "see `supervise why`",
     )  # fmt: skip

@@ -193,7 +193,7 @@ _ROWS = {
     ),
     Cause.KILLED_UNKNOWN: Explanation(
         "A process was killed, and no evidence shows by whom",
-        "SIGKILL (or another signal) without a record of the kernel, the cgroup or a scheduler",
+        "SIGKILL (or another signal) without a record of the kernel, the cgroup or a scheduler; an INT to one rank of several",
         "Look at the kernel's log of that node and time (journalctl -k): lack of memory is the usual reason; then ask who may kill there",
     ),
     Cause.UNKNOWN: Explanation(

@@ -63,6 +63,8 @@ _BEFORE_AN_INTERRUPT = tuple(
     )
 )
 _INTERRUPT = Claim(Cause.INTERRUPTED, 0.7, transient=True, consequence_of=_BEFORE_AN_INTERRUPT)
+#: The KeyboardInterrupt of one rank of several: nobody stopped the job, somebody's `kill -INT` met one process.
+ONE_RANK_INTERRUPTED = replace(_INTERRUPT, cause=Cause.KILLED_UNKNOWN)
 
 #: Exception types that prove a cause. Any other type is the user's code, unless a signature matches.
 BY_EXCEPTION = {

@@ -48,7 +48,7 @@ def reconciled(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Seq
     failed = [death for death in deaths if death.failed and death.at_ns]
     died = {death.rank: clock.at_monotonic_ns(death.at_ns) for death in failed}
     first = min(died.values(), default=None)
-    facts = _with_printed_ends(tuple(facts))
+    facts = _without_interrupts_of_one_rank(_with_printed_ends(tuple(facts)), deaths, beats)
     killed = frozenset(fact.rank for fact in facts if (fact.source, fact.name, fact.text) == ("exit", "signal", str(int(signal.SIGKILL))))
     trained = _trained_until(beats, clock)
     # a rank with a heartbeat was a Python program, not a shell that exits with 137 for a killed child
@@ -98,6 +98,29 @@ def _with_printed_ends(facts: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
         for fact in facts
     )
     return tuple(fact for fact in ends if fact not in printed.values())
+
+
+def _without_interrupts_of_one_rank(
+    facts: tuple[Evidence, ...], deaths: Sequence[RankExit], beats: Sequence[RankHeartbeat]
+) -> tuple[Evidence, ...]:
+    """Return the facts. If one rank of several died of INT, it was killed: Ctrl-C reaches all of them, and us."""
+    interrupted = {death.rank for death in deaths if death.signal == signal.SIGINT or death.code == exits.OF_A_SIGNAL + signal.SIGINT}
+    others = {death.rank for death in deaths} | {beat.rank for beat in beats}
+    if len(interrupted) != 1 or not any(rank >= 0 for rank in others - interrupted):
+        return facts
+    claim = exits.ONE_RANK_INTERRUPTED
+    of_the_end = replace(claim, weight=exits.BY_SIGNAL[signal.SIGINT].weight, consequence_of=exits.ANY)
+    ends = {(name, str(number)) for name, number in (("signal", int(signal.SIGINT)), ("exit_code", exits.OF_A_SIGNAL + signal.SIGINT))}
+
+    def judged(fact: Evidence) -> Evidence:
+        if fact.rank in interrupted and fact.source == "exit" and (fact.name, fact.text) in ends:
+            return replace(fact, claim=of_the_end)
+        raised = fact.claim is None and (fact.source, fact.name) in UNCAUGHT
+        if fact.rank in interrupted and raised and exits.exception_type(fact.text) in exits.SENT_FROM_OUTSIDE:
+            return replace(fact, claim=claim)
+        return fact
+
+    return tuple(judged(fact) for fact in facts)
 
 
 def _rank(fact: Evidence) -> int:

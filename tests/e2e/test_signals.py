@@ -171,6 +171,28 @@ def test_term_to_every_process_of_the_job_is_no_failure(supervise: Callable[...,
     run.wait_for_nothing_left()
 
 
+def test_an_interrupt_of_one_rank_of_several_is_a_kill_and_the_job_goes_on(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*LAUNCHED, *LONG, options=["--resumes-itself"])
+    run.wait_for_step(3)
+    os.kill(run.rank_pids()[1], signal.SIGINT)
+    wait_for(lambda: run.attempts() == 2, "the job is restarted", 60, alive=run.alive)
+    assert "incident 1: rank 1 " in run.stderr
+    assert "(killed_unknown, " in run.ask("why", "1").stdout
+    run.signal(signal.SIGTERM)
+    assert run.exit_code(deadline_s=20) == 143
+
+
+@pytest.mark.parametrize("kind", ["the only rank", pytest.param("all ranks", marks=pytest.mark.slow)])
+def test_an_interrupt_of_all_ranks_stops_the_run(supervise: Callable[..., Supervised], kind: str) -> None:
+    run = supervise(*(PLAIN if kind == "the only rank" else LAUNCHED), *LONG)
+    run.wait_for_step(3)
+    for pid in run.rank_pids().values():
+        os.kill(pid, signal.SIGINT)
+    assert run.exit_code(deadline_s=20) == 130
+    assert run.attempts() == 1
+    run.wait_for_nothing_left()
+
+
 @pytest.mark.parametrize("launcher", [PLAIN, pytest.param(LAUNCHED, marks=pytest.mark.slow)], ids=["plain", "torchrun"])
 @pytest.mark.bench
 def test_a_script_that_ignores_term_is_killed_at_the_deadline(supervise: Callable[..., Supervised], launcher: list[str]) -> None:

@@ -84,6 +84,19 @@ def test_a_launcher_that_kills_its_other_rank_is_not_the_culprit() -> None:
     assert classify(reconciled(quiet, deaths, [], CLOCK)).cause is Cause.KILLED_UNKNOWN
 
 
+INTERRUPTED = 'Traceback (most recent call last):\n  File "/home/user/train.py", line 3, in main\n    step()\nKeyboardInterrupt\n'
+
+
+@pytest.mark.parametrize("end", [{"signum": 2}, {"code": 130}], ids=["by a signal", "by its code"])
+def test_an_interrupt_of_one_rank_alone_is_a_kill(end: dict[str, int]) -> None:
+    other = death(0, 5.1, signum=15)  # ours
+    assert cause_of(printed(INTERRUPTED, 1), [death(1, 5.0, **end), other], [beat(0), beat(1)]) == (Cause.KILLED_UNKNOWN, 1)
+    # near: all of them, and the only one
+    both = (*printed(INTERRUPTED, 0), *printed(INTERRUPTED, 1))
+    assert cause_of(both, [death(1, 5.0, **end), death(0, 5.1, **end)], [beat(0), beat(1)])[0] is Cause.INTERRUPTED
+    assert cause_of(printed(INTERRUPTED, 0), [death(0, 5.0, **end)], [beat(0)]) == (Cause.INTERRUPTED, 0)
+
+
 def test_a_rank_that_hung_after_its_own_failure_is_the_culprit() -> None:
     peer = Evidence("error_file", "exception", "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:3", rank=0, t=1004.0)
     own = Evidence("error_file", "exception", OOM.strip(), rank=1, t=1003.0)

@@ -6,10 +6,12 @@ import contextlib
 import json
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from checkpointing.io import staging
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.jobs.job_files import JobFiles, find_job, history_of, show_problems, state_root
@@ -18,39 +20,47 @@ from supervisor.journal.file import earlier
 from supervisor.report.layout import render, surface_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from supervisor.config.settings import Settings
+    from supervisor.journal.history import History, RecordedIncident
     from supervisor.report.ledger.figures import JobReport
+    from supervisor.report.ledger.spans import RunLedger
 
 
 @click.command()
 @setting_options(*JOB)
 @click.option("--all", "all_runs", is_flag=True, help="Add up all runs whose journals are kept, the five before the last one too.")
+@click.option("--html", "html_file", metavar="FILE", help="Write the report to FILE, one page that needs nothing else.")
 @json_option
-def command(invocation: Invocation, *, all_runs: bool, as_json: bool) -> int:
+def command(invocation: Invocation, *, all_runs: bool, html_file: str | None, as_json: bool) -> int:
     """It is about the last run, up to now if that goes on. The states add up to the wall clock. It works when the supervisor is gone."""
     settings = invocation.settings_to_read_with()
-    return report(settings, invocation.job(settings), all_runs=all_runs, as_json=as_json)
+    return report(settings, invocation.job(settings), all_runs=all_runs, html_file=html_file, as_json=as_json)
 
 
-def report(settings: Settings, job: str | None, *, all_runs: bool = False, as_json: bool = False) -> int:
-    """Print the report on a job's last run, or on all that are kept. Returns 0."""
-    from supervisor.report.ledger.document import document  # noqa: PLC0415  not for --help
-    from supervisor.report.ledger.page import report_page  # noqa: PLC0415
-
+def report(settings: Settings, job: str | None, *, all_runs: bool = False, html_file: str | None = None, as_json: bool = False) -> int:
+    """Print the report on a job's last run, or on all that are kept, and write it to `html_file`. Returns 0."""
     place = find_job(state_root(settings), job)
-    found = job_report(place, all_runs=all_runs)
+    read = read_journals(place)
+    found, address = job_report(place, read, all_runs=all_runs), settings.address(place.job)
+    if html_file is not None:
+        _write(Path(html_file), found, [one for history, _ in read for one in history.incidents], address)
     if as_json:
+        from supervisor.report.ledger.document import document  # noqa: PLC0415  not for --help
+
         stdio.write(sys.stdout, json.dumps(document(found), indent=1))
-    else:
-        stdio.write(sys.stdout, render(report_page(found, settings.address(place.job), all_runs=all_runs), surface_of(sys.stdout)))
+    elif html_file is None:
+        from supervisor.report.ledger.page import report_page  # noqa: PLC0415
+
+        stdio.write(sys.stdout, render(report_page(found, address, all_runs=all_runs), surface_of(sys.stdout)))
     return 0
 
 
-def job_report(place: JobFiles, *, all_runs: bool = False) -> JobReport:
-    """Return the report on a job. Raises SuperviseError: 64 where no run is recorded, 78 for a journal of a newer version."""
+def read_journals(place: JobFiles) -> list[tuple[History, list[RunLedger]]]:
+    """Return the history and the ledgers of each journal of a job, the oldest first. Raises SuperviseError (78) for a newer version's."""
     from supervisor.journal.reader import read_earlier  # noqa: PLC0415  loads msgspec: not for --help
     from supervisor.journal.records import scan  # noqa: PLC0415
-    from supervisor.report.ledger.figures import report_of  # noqa: PLC0415
     from supervisor.report.ledger.reader import ledgers_of  # noqa: PLC0415
 
     history, alive = history_of(place)
@@ -60,9 +70,31 @@ def job_report(place: JobFiles, *, all_runs: bool = False) -> JobReport:
         with contextlib.suppress(OSError):  # removed meanwhile
             read.append((read_earlier(path), ledgers_of(scan(path))))
     # whether it goes on cannot be seen from another host: then it ends with its last record
-    read.append((history, ledgers_of(scan(place.journal), time.time() if alive else None)))
+    return [*read, (history, ledgers_of(scan(place.journal), time.time() if alive else None))]
+
+
+def job_report(place: JobFiles, read: Sequence[tuple[History, Sequence[RunLedger]]], *, all_runs: bool = False) -> JobReport:
+    """Return the report on a job. Raises SuperviseError (64) where no run is recorded."""
+    from supervisor.report.ledger.figures import report_of  # noqa: PLC0415  not for --help
+
     try:
         return report_of(place.job, place.node, read, all_runs=all_runs)
     except ValueError as error:
         hint = f"Its journal is {place.journal}; `supervise status --job {place.job}` shows what is there."
         raise SuperviseError(str(error), hint=hint, exit_code=ExitCode.USAGE) from error
+
+
+def _write(file: Path, found: JobReport, incidents: Sequence[RecordedIncident], address: str) -> None:
+    """Write the report as one page, and name the file on stderr."""
+    from supervisor.report.card import why_page  # noqa: PLC0415  not for --help
+    from supervisor.report.ledger.html_page import html_page, shown_incidents  # noqa: PLC0415
+
+    recorded = {one.number: one for one in incidents}
+    shown = [recorded[one.number] for one in shown_incidents(found) if one.number in recorded]
+    cards = {one.number: why_page(found.job, found.node, one, address, last_run=found.runs[-1].run_id) for one in shown}
+    content = html_page(found, cards, address, time.time()).encode("utf-8", "replace")
+    try:
+        staging.write(str(file), content, is_durable=False)
+    except OSError as error:
+        raise SuperviseError(f"writing the report: {file}: {error.strerror}", hint="Name another file behind --html.") from error
+    stdio.say(f"wrote {file} ({len(content) / 1024:.0f} KiB)")

@@ -129,15 +129,16 @@ def _cost_facts(report: JobReport) -> list[Fact]:
     steps = f", {found.lost_steps} steps" if found.lost_steps else ""
     facts = [Fact("cost", f"{span_text(found.lost_s)}{steps}, {found.rank_hours:.2f} {hours}")]
     if len(report.incidents) > 1:
-        facts += [Fact("", _incident_text(one)) for one in costly]
+        facts += [Fact("", incident_text(one)) for one in costly]
         more = len(report.incidents) - len(costly)
         facts += [Fact("", f"and {more} that cost less: --json has all of them", Tone.FAINT)] if more else []
     else:
-        facts.append(Fact("", _incident_text(costly[0])))
+        facts.append(Fact("", incident_text(costly[0])))
     return facts
 
 
-def _incident_text(one: IncidentCost) -> str:
+def incident_text(one: IncidentCost) -> str:
+    """Return an incident in one line: its cause, and what it cost."""
     whose = f" of rank {one.rank}" if one.cause and one.rank is not None else ""
     steps = "" if one.lost_steps is None else f", {one.lost_steps} steps"
     noticed = "" if one.mttd_s is None else f", noticed after {_short(one.mttd_s)}"

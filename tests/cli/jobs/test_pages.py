@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.cli.jobs.job_files import JobFiles, history_of
-from supervisor.cli.jobs.report import job_report
+from supervisor.cli.jobs.report import job_report, read_journals
 from supervisor.cli.jobs.status import status_of
 from supervisor.core.model import Finding, Gpu
 from supervisor.report.card import card, why_page
@@ -73,7 +73,7 @@ def test_the_pages_of_a_failure(name: str, root: Path, make_job: Any) -> None:
             "card": card("bert", decision, last.resumed, address=ADDRESS, node="gpu-7", state_dir="/jobs/bert/nodes/gpu-7"),
             "why": why_page("bert", "gpu-7", last, ADDRESS, last_run=history.run.run_id if history.run else ""),
             "status": status_page(seen, ADDRESS),
-            "report": report_page(job_report(place), ADDRESS),
+            "report": report_page(job_report(place, read_journals(place)), ADDRESS),
         },
         str(written.directory),
     )

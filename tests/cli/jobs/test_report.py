@@ -171,6 +171,21 @@ def test_a_report_on_five_thousand_attempts_takes_seconds(written: Any, capsys: 
     check_ledgers(scan(written.directory / "journal.jsonl"))
 
 
+def test_the_report_is_written_as_one_page_with_the_cards(written: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    fails_once(written)
+    written.close()
+    file = tmp_path / "report.html"
+    assert report(written.settings, "train", html_file=str(file)) == 0
+    answer = capsys.readouterr()
+    assert (answer.out, f"wrote {file}" in answer.err) == ("", True)
+    text = file.read_text(encoding="utf-8")
+    assert "rank 1 was killed by SIGKILL" in text, "the card of the incident"
+    assert text.count("<details>") == 2
+    with pytest.raises(SuperviseError, match="writing the report"):
+        report(written.settings, "train", html_file=str(tmp_path / "nowhere" / "report.html"))
+
+
 def test_every_field_of_the_json_is_documented(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     fails_once(written)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify import admissible, exits, unsynced
 from supervisor.classify.candidate import CONVINCING, CauseCandidate
-from supervisor.classify.exceptions import UNCAUGHT, Exceptions
+from supervisor.classify.exceptions import RACE, UNCAUGHT, Exceptions
 from supervisor.classify.fingerprint import fingerprint, frames_of, place_of
 from supervisor.classify.gpu import memory as gpu_memory
 from supervisor.classify.gpu import xid
@@ -445,7 +445,7 @@ def _summary(best: CauseCandidate, facts: Sequence[Evidence], exception: Evidenc
     fact = best.fact
     if fact.source in ENDS and fact.name in {"signal", "exit_code"}:
         return f"{_who(fact, facts)} {_how(fact)}"
-    if fact.source == "hang":  # names its ranks by itself
+    if fact.source == "hang" or (fact.source, fact.name) == RACE:  # names its ranks by itself
         return fact.text
     if fact.source == "kernel":
         return f"the kernel reports: {_short(fact.text)}"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Facts of an uncaught exception, as (source, name).
 UNCAUGHT = frozenset({("error_file", "exception"), ("launcher", "exception"), ("log", "exception"), ("tail", "last_exception")})
+#: A rank read what another one was writing: evidence that stands for the exception that it led to.
+RACE = ("checkpoint", "race")
 
 
 class FactIndex:
@@ -49,6 +51,7 @@ class Exceptions:
         listed = tuple(facts)
         self.claims = FactIndex(fact for fact in listed if fact.claim is not None)
         self.uncaught = FactIndex(fact for fact in listed if (fact.source, fact.name) in UNCAUGHT)
+        self._of_races = {fact.rank: fact for fact in reversed(listed) if (fact.source, fact.name) == ("error_file", "exception")}
         self._traces: dict[tuple[str, int | None, int], str] = {}
         for fact in listed:
             if fact.name == "traceback":
@@ -58,6 +61,8 @@ class Exceptions:
         """Return the exception that a fact is or makes a claim about. Of several, that of the same source, which has the frames."""
         if (fact.source, fact.name) in UNCAUGHT:
             return fact
+        if (fact.source, fact.name) == RACE:
+            return self._of_races.get(fact.rank)
         if fact.claim is None:
             return None
         found = self.uncaught.about(fact)

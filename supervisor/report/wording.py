@@ -15,6 +15,7 @@ from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.core.numeric import rank_list
 from supervisor.report.layout import Fact, Tone
 from supervisor.report.text import clean, cut
+from supervisor.strategies.situation import RACE_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,6 +60,9 @@ def cause_text(verdict: Verdict) -> str:
     """Return the cause in words, with its name in docs/causes.md and how sure it is; for what is no failure, what it is."""
     if verdict.cause is Cause.NONE:
         return verdict.summary
+    if dict(verdict.facts).get(RACE_WRITER):
+        sure = f"{100 * verdict.confidence:.0f} % sure, transient"
+        return f"A rank read a checkpoint while another rank was writing it ({verdict.cause.value}, {sure})"
     return cause_text_of(verdict.cause, verdict.confidence, is_transient=verdict.transient)
 
 

@@ -8,16 +8,45 @@ machine's. A program's own error never steps back.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause, Change, Plan, PlanKind
+from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
+from supervisor.strategies.situation import RACE_WRITER
 
 if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef
     from supervisor.strategies.situation import Situation
 
 WINDOW = "skip_window"
+#: How a script is mended in which a rank reads what another one is writing.
+MEND = (
+    "save to a temporary name and rename it (os.replace), or with checkpointing.save; and let the ranks that load wait until the one that "
+    "saves is done (torch.distributed.barrier)"
+)
+
+
+def raced(situation: Situation) -> Plan | None:
+    """Restart once if a rank read what another one was writing, and stop (65) if that came again without progress.
+
+    The file is not at fault, so it is not rejected: whether it is whole is seen when it is verified before the next attempt, and no rank
+    writes to it any more.
+    """
+    writer = situation.fact(RACE_WRITER)
+    if not writer:
+        return None
+    finding = situation.verdict.summary
+    if any(f.rung == "raced" for f in situation.unanswered):
+        again = f"{finding}, again without progress in between: the script reads before the file is whole"
+        return Plan(kind=PlanKind.STOP, reason=again, next_rung=MEND, strategy="raced", exit_code=65)
+    plan = restart_within_budget(situation)
+    if plan.kind is PlanKind.STOP:
+        return replace(plan, strategy="raced", next_rung=MEND)
+    return replace(
+        plan, strategy="raced", reason=f"{finding}; the file is not rejected: {plan.reason}", notes=(f"mend the script: {MEND}",)
+    )
 
 
 def step_back(situation: Situation) -> Plan | None:
@@ -98,6 +127,7 @@ def _skip_window_missing(situation: Situation) -> str:
 
 
 RUNGS = (
+    Rung("raced", raced, "a rank read what another one was writing: restart once, the file is not rejected; again: stop (65)"),
     Rung(
         "step_back",
         step_back,

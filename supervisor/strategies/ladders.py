@@ -65,7 +65,7 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.CUDA_ILLEGAL_ACCESS: _NATIVE,
     Cause.SEGFAULT: _NATIVE,
     Cause.UNKNOWN_NATIVE_ABORT: _NATIVE,
-    Cause.CHECKPOINT_CORRUPT: (*GUARDS, "step_back", "same_place", LAST),
+    Cause.CHECKPOINT_CORRUPT: (*GUARDS, "raced", "step_back", "same_place", LAST),
     Cause.DISK_FULL: _STORAGE,
     Cause.IO_ERROR: _STORAGE,
     Cause.STORAGE_REMOTE: _STORAGE,

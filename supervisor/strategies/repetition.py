@@ -34,6 +34,7 @@ TRIED = {
     "halve_batch": "a smaller micro-batch",
     "memory_knobs": "activation checkpointing or CPU offload",
     "halve_workers": "fewer loader workers",
+    "raced": "a restart after a race",
     "step_back": "an older checkpoint",
     "skip_window": "other data",
     "wait_for_storage": "a wait for the storage",

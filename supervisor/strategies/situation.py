@@ -20,6 +20,8 @@ BATCH_KNOBS = frozenset({"batch_size", "grad_accum"})
 ALLOCATOR = "env:PYTORCH_CUDA_ALLOC_CONF"
 #: A plan's new value of a variable that an earlier plan set, and that is taken back.
 UNSET = "unset"
+#: The fact of a verdict that names the rank that was writing what the culprit read (observe/ranks/races.py).
+RACE_WRITER = "race_writer"
 #: Variables that a rung sets only where the user did not.
 VARIABLES = (
     "TORCH_DISTRIBUTED_DEBUG",

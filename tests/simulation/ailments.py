@@ -181,6 +181,19 @@ class BadFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Race:
+    """A rank reads what another one is writing, `times` times: nothing is wrong with the file."""
+
+    times: int = ALWAYS
+
+    def strike(self, trial: Trial, world: World, met: int) -> Strike | None:
+        """Strike as the ranks load."""
+        del trial, world
+        facts = (("race_writer", "0"), ("path", "last.pt"))
+        return Strike(Cause.CHECKPOINT_CORRUPT, -1, Phase.LOAD, 0, facts=facts) if met < self.times else None
+
+
+@dataclass(frozen=True, slots=True)
 class Spoiled:
     """Parameters that are no numbers from step `start` on, by chance (`times` 1) or by the data there; what is saved then holds them."""
 

@@ -44,6 +44,7 @@ CODES: dict[str, tuple[int, ...]] = {
     "unsynced": (ExitCode.DETERMINISTIC,),
     "environment_at_fault": (ExitCode.BAD_NODE, ExitCode.CONFIG),
     "exhausted": (ExitCode.DETERMINISTIC,),
+    "raced": (1, ExitCode.DETERMINISTIC),
     "same_place": (ExitCode.DETERMINISTIC, ExitCode.HANG),
     "restart_within_budget": (1, ExitCode.DETERMINISTIC),  # the guard `recurring` ends infrastructure failures
     "recurring": (ExitCode.DETERMINISTIC, ExitCode.REQUEUE),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from supervisor.core.model import FROM_OUTSIDE, Cause, Gpu, HangKind, Knob, Phase, Policy
 from supervisor.strategies.network import OPTIONAL
 from tests.simulation import world as w
-from tests.simulation.ailments import BadFile, BadGpu, Early, Hunger, Outage, Place, Spoiled, Stranger, Wear, Workers
+from tests.simulation.ailments import ALWAYS, BadFile, BadGpu, Early, Hunger, Outage, Place, Race, Spoiled, Stranger, Wear, Workers
 from tests.simulation.networks import EARLY, SHOWN, TRANSPORTS, BadInterface, BadTransport, HangingGpu, Late, Unsynced
 from tests.simulation.world import File, Happening, Job
 
@@ -258,6 +258,12 @@ def _bad_file(d: Draft) -> tuple[Ailment, ...]:
     return (BadFile(d.cause, sure=d.sure(0.8), kinds=d.rng.choice((1, 2))),)
 
 
+def _race(d: Draft) -> tuple[Ailment, ...]:
+    d.files(bad=0, count=d.rng.randrange(1, 4))
+    d.job["total"] += d.job["total"] % 14 == 0  # no row of the user's, which would answer first
+    return (Race(d.rng.choice((1, ALWAYS))),)
+
+
 def _spoiled(d: Draft) -> tuple[Ailment, ...]:
     d.policy["checkpoints_declared"] = d.declared = True
     d.knobs(window=d.odds(0.9))
@@ -332,7 +338,8 @@ OF_CAUSE: dict[Cause, tuple[Theme, ...]] = {
     **dict.fromkeys(_MEMORY, (_workers, _workers, _workers, _place, _place, _place)),
     **dict.fromkeys(GPU, (_bad_gpu, _bad_gpu, _bad_gpu, _several_gpus)),
     **dict.fromkeys(_NATIVE, (_bad_gpu, _several_gpus, _bad_file, _bad_file, _bad_file, _recurs)),
-    **dict.fromkeys((Cause.HANG_NO_ERROR, Cause.CHECKPOINT_CORRUPT), (_bad_file, _bad_file, _bad_file, _recurs)),
+    Cause.HANG_NO_ERROR: (_bad_file, _bad_file, _bad_file, _recurs),
+    Cause.CHECKPOINT_CORRUPT: (_bad_file, _bad_file, _bad_file, _recurs, _race),
     **dict.fromkeys(_STORAGE, (_outage, _outage, _early_mixed)),
     **dict.fromkeys(_NETWORK, (_outage, _early_mixed, _early_mixed)),
     **dict.fromkeys((Cause.USER_CODE, Cause.UNKNOWN), (_answers, _answers)),

@@ -202,6 +202,20 @@ def stepless(record: Record, past: Past, books: Watch) -> str:
     return "one failure without a step ends the run" if before is None and record.stops else ""
 
 
+def race(record: Record, past: Past, _books: Watch) -> str:
+    """A rank that read what another one was writing: no checkpoint is at fault, and one restart is all that it gets without progress."""
+    if not record.fact("race_writer") or not _clear(record):
+        return ""
+    if record.plan.rejected:
+        return f"{record.plan.rejected} rejected, and another rank was writing what was read"
+    before = [r for r in _unanswered(record, past) if r.fact("race_writer") and not r.changed]
+    if before and not record.stops:
+        return "the same race is met by the same again"
+    return (
+        "a race is not named to the user" if not any("os.replace" in text for text in (record.plan.next_rung, *record.plan.notes)) else ""
+    )
+
+
 def start_tries(record: Record, past: Past, books: Watch) -> str:
     """The infrastructure before the first step of the run: so many tries, then 75."""
     mine = family(record.verdict.cause)
@@ -312,6 +326,8 @@ def exhausted(record: Record, past: Past, _books: Watch) -> str:
 def steps_back(record: Record, past: Past, books: Watch) -> str:
     """A suspect checkpoint is left alone where an older one is known."""
     strike, policy = record.strike, books.job.policy
+    if record.fact("race_writer"):  # another rank was writing it: it is no suspect
+        return ""
     if strike is None or not _clear(record) or books.steps_back >= policy.steps_back or record.plan.rejected:
         return ""
     if record.verdict.cause is Cause.NAN_LOSS:
@@ -490,7 +506,7 @@ OF_CAUSE: dict[Cause, tuple[Law, ...]] = {
     **dict.fromkeys((Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER), _MEMORY),
     Cause.NCCL_TIMEOUT: (time_given, interface_left, hanging_gpu, transport_left, start_tries, same_place, traced),
     Cause.HANG_NO_ERROR: (time_given, steps_back, hanging_gpu, transport_left, same_place, traced),
-    Cause.CHECKPOINT_CORRUPT: (steps_back, same_place),
+    Cause.CHECKPOINT_CORRUPT: (race, steps_back, same_place),
     Cause.NCCL_NETWORK: (interface_left, transport_left, start_tries, traced, network_waited_for),
     Cause.GLOO_ERROR: (time_given, interface_left, start_tries, traced, network_waited_for),
     Cause.RENDEZVOUS: (interface_left, start_tries, network_waited_for),

@@ -34,8 +34,11 @@ class LoadLog:
         self._counts: dict[str, int] = {}
 
     @quiet
-    def note(self, source: Any, complete: bool, via: str) -> None:  # noqa: ANN401, FBT001 - whatever the script gave to torch.load
-        """Log a load. `source` is a path or an open file; `complete`: it raised nothing; `via`: the library that loaded."""
+    def note(self, source: Any, complete: bool, via: str, began: float) -> None:  # noqa: ANN401, FBT001 - whatever the script gave to torch.load
+        """Log a load. `source` is a path or an open file; `complete`: it raised nothing; `via`: the library that loaded.
+
+        `began`: when, in wall seconds.
+        """
         path = path_of(source)
         if path is None or not self._identity.enabled:
             return
@@ -46,7 +49,7 @@ class LoadLog:
         self._counts[folder] = count + 1
         import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
 
-        record = {"path": path, "t": time(), "complete": complete, "via": via, "steps": self._beat.steps, **_stat(path)}
+        record = {"path": path, "began": began, "t": time(), "complete": complete, "via": via, "steps": self._beat.steps, **_stat(path)}
         self._lines.append(json.dumps(record) + "\n")
         self.write()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from time import time
 
 from . import layout
 from .layout import quiet
@@ -174,7 +175,7 @@ class TorchHooks:
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             before = enter(phase)
-            complete, result, token = False, None, None
+            complete, result, token, began = False, None, None, 0.0 if saves else time()
             if saves:
                 self._save_requests.began()
                 token = self._save_log.began(find and find(args, kwargs), via)
@@ -192,7 +193,7 @@ class TorchHooks:
                     self._agent_store.group_made()
                     self._group_began()
                 if find is not None and not saves:
-                    self._load_log.note(find(args, kwargs), complete, via)
+                    self._load_log.note(find(args, kwargs), complete, via, began)
 
         setattr(module, name, _like(inner, wrapper))
 

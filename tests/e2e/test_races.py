@@ -1,0 +1,61 @@
+"""A rank reads a checkpoint while another one writes it: told from a damaged file, and not rejected. The script: tests/jobs/race.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.conftest import Supervised
+
+JOB = str(Path(__file__).parents[1] / "jobs" / "race.py")
+COMMAND = ["torchrun", "--standalone", "--nproc-per-node=2", JOB, "--ckpt", "ckpt/last.pt"]
+RESUMING = ("--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}")
+FAST = {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0"}
+
+pytestmark = pytest.mark.process
+
+
+def logged(run: Supervised, event: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for path in run.state.glob("*/nodes/*/supervise.log") for line in path.read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def card(run: Supervised) -> str:
+    return " ".join(max(run.state.glob("*/nodes/*/incidents/*/card.txt")).read_text().split())
+
+
+@pytest.mark.slow
+def test_what_a_rank_read_too_early_is_not_rejected_and_the_next_attempt_resumes_from_it(
+    tmp_path: Path, supervise: Callable[..., Supervised]
+) -> None:
+    (tmp_path / "ckpt").mkdir()
+    run = supervise(*COMMAND, options=RESUMING, **FAST)
+    assert run.exit_code(deadline_s=120) == 0
+    (seen,) = (tmp_path / "seen").read_text().splitlines()
+    assert seen.startswith("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory")
+    assert [(line["cause"], line["strategy"]) for line in logged(run, "plan.decided")] == [("checkpoint_corrupt", "raced")]
+    assert [line["resume_from"] or None for line in logged(run, "attempt.begun")] == [None, str(tmp_path / "ckpt" / "last.pt")]
+    text = card(run)
+    assert "A rank read a checkpoint while another rank was writing it" in text
+    assert f"rank 1 read what rank 0 was writing: {tmp_path / 'ckpt' / 'last.pt'}" in text
+    assert "mend the script: save to a temporary name and rename it (os.replace), or with checkpointing.save" in text
+    assert "race.py:" in text
+
+
+@pytest.mark.slow
+def test_a_script_that_races_each_time_is_stopped_at_the_second_with_how_to_mend_it(
+    tmp_path: Path, supervise: Callable[..., Supervised]
+) -> None:
+    (tmp_path / "ckpt").mkdir()
+    run = supervise(*COMMAND, "--always", options=RESUMING, **FAST)
+    assert run.exit_code(deadline_s=120) == 65
+    assert len((tmp_path / "seen").read_text().splitlines()) == 2
+    assert [line["strategy"] for line in logged(run, "plan.decided")] == ["raced", "raced"]
+    assert "again without progress in between" in card(run)
+    assert "next save to a temporary name and rename it" in card(run)

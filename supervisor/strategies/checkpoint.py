@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
 WINDOW = "skip_window"
-#: How a script is mended in which a rank reads what another one is writing.
+#: How to correct a script in which a rank reads what another one is writing.
 MEND = (
     "save to a temporary name and rename it (os.replace), or with checkpointing.save; and let the ranks that load wait until the one that "
     "saves is done (torch.distributed.barrier)"
@@ -45,7 +45,7 @@ def raced(situation: Situation) -> Plan | None:
     if plan.kind is PlanKind.STOP:
         return replace(plan, strategy="raced", next_rung=MEND)
     return replace(
-        plan, strategy="raced", reason=f"{finding}; the file is not rejected: {plan.reason}", notes=(f"mend the script: {MEND}",)
+        plan, strategy="raced", reason=f"{finding}, which is not rejected: {plan.reason}", notes=(f"mend the script: {MEND}",)
     )
 
 

@@ -44,9 +44,7 @@ def raced(situation: Situation) -> Plan | None:
     plan = restart_within_budget(situation)
     if plan.kind is PlanKind.STOP:
         return replace(plan, strategy="raced", next_rung=MEND)
-    return replace(
-        plan, strategy="raced", reason=f"{finding}, which is not rejected: {plan.reason}", notes=(f"mend the script: {MEND}",)
-    )
+    return replace(plan, strategy="raced", reason=f"{finding}, which is not rejected: {plan.reason}", notes=(f"mend the script: {MEND}",))
 
 
 def step_back(situation: Situation) -> Plan | None:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.cli.jobs.report import report
-from supervisor.core.events import GpusListed, ProgressObserved, SupervisorStarted
-from supervisor.core.model import Gpu, Phase, Policy
+from supervisor.core.events import GpusListed, ProgressObserved
+from supervisor.core.model import Gpu, Phase
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
-from supervisor.journal.records import Ended, EventTaken, RunBegan, scan
+from supervisor.journal.records import Ended, EventTaken, Header, RunBegan, encode, scan
 from supervisor.report.ledger.spans import TimeState
 from tests.support.ledgers import check_ledgers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from supervisor.journal.records import Body
 
 ROOT = Path(__file__).parents[3]
 
@@ -146,11 +146,9 @@ def test_a_damaged_journal_is_reported_on_with_its_damage(written: Any, capsys: 
 
 
 def test_a_report_on_five_thousand_attempts_takes_seconds(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    append: Callable[..., object] = written.journal.append
-    append(RunBegan("run-1"), t=written.T0, durable=True)
-    written.feed(SupervisorStarted(written.T0, "run-1", Policy()))
+    written.close()
+    bodies: list[tuple[float, Body]] = [(0.0, Header("train", written.node)), (0.0, RunBegan("run-1"))]
     for n in range(1, 5001):
-        t = written.T0 + 10 * n
         begin: dict[str, Any] = {"attempt": n, "reason": "failure", "resume": None}
         for at, name, stage, actions, data in (
             (0, "CheckpointSelected", "starting", (("BeginAttempt", begin),), {"chosen": None, "found": 0}),
@@ -160,15 +158,18 @@ def test_a_report_on_five_thousand_attempts_takes_seconds(written: Any, capsys: 
             (6, "AttemptEnded", "teardown", (), {"outcome": "failed"}),
             (7, "EvidenceCollected", "selecting", (("CloseIncident", {"incident": n, "outcome": "resolved"}),), {}),
         ):
-            append(EventTaken(name, {"t": t + at, "attempt": n, **data}, n, stage, {}, actions=actions), t=t + at)
-    append(Ended(1), t=t + 9, durable=True)
-    written.close()
+            t = 10.0 * n + at
+            bodies.append((t, EventTaken(name, {"t": written.T0 + t, "attempt": n, **data}, n, stage, {}, actions=actions)))
+    bodies.append((50009.0, Ended(1)))
+    path = written.directory / "journal.jsonl"
+    lines = (encode(number, written.T0 + t, written.T0 + t, body) for number, (t, body) in enumerate(bodies, 1))
+    path.write_bytes(b"".join(lines))
     began_s = time.process_time()
     found = document(written, capsys)
     took_s = time.process_time() - began_s
     assert (found["attempts"], found["wall_s"]) == (5000, 50009.0)
     assert took_s < 15, "CPU seconds; 2 to 3 where nothing else runs"
-    check_ledgers(scan(written.directory / "journal.jsonl"))
+    check_ledgers(scan(path))
 
 
 def test_the_report_is_written_as_one_page_with_the_cards(written: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

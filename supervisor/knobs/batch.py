@@ -71,15 +71,15 @@ def _of_global(batch: Knob, steps: int | None, world: int) -> Batch | str:
     return Batch(int(batch.value) // (world * steps), steps, world)
 
 
-def smaller(batch: Batch) -> Batch | str:
-    """Return the next smaller micro-batch that keeps the product, or why there is none.
+def smaller(batch: Batch, most: int | None = None) -> Batch | str:
+    """Return the next smaller micro-batch, of at most `most` samples (1 or more), that keeps the product, or why there is none.
 
     Of 1 × 12 × 1 they are 6, 4, 3, 2 and 1. An accumulation that the program derives needs a micro-batch that divides its share.
     """  # noqa: RUF002 (the sign)
     if batch.micro == 1:
         return f"the micro-batch is 1 already ({batch})"
     share = _share(batch)
-    micro = next(micro for micro in range(batch.micro - 1, 0, -1) if share % micro == 0)
+    micro = next(micro for micro in range(min(batch.micro - 1, most or batch.micro), 0, -1) if share % micro == 0)
     return replace(batch, micro=micro, accum=None if batch.accum is None else share // micro)
 
 
@@ -90,15 +90,17 @@ def _share(batch: Batch) -> int:
     return batch.asked // batch.world if batch.asked and batch.world and batch.asked % batch.world == 0 else batch.micro
 
 
-def halved_alone(batch: Knob, world: int) -> int | str:
+def halved_alone(batch: Knob, world: int, most: int | None = None) -> int | str:
     """Return half of a batch size, rounded down, where nothing makes up for it; or why there is none.
 
-    A global one stays a multiple of `world`.
+    It is halved again down to `most` samples. A global one stays a multiple of `world`.
     """
     if not batch.value.isdigit():
         return f"the batch size that the job runs with is not known: write {batch.how} out in the command"
     whole = world if batch.counts == "global" and world else 1
     half = int(batch.value) // 2 // whole * whole
+    while most is not None and half > most and half // 2 // whole:
+        half = half // 2 // whole * whole
     return half or f"the micro-batch is 1 already ({batch.how} {batch.value})"
 
 

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 #: All knobs; docs/knobs.md describes their values.
-NAMES = ("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "skip_window", "group_timeout", RESUME)
+NAMES = (
+    *("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "mixed_precision"),
+    *("skip_window", "group_timeout", RESUME),
+)
 #: Those that hold a whole number, and the least that it may be.
 LEAST = {"batch_size": 1, "grad_accum": 1, "num_workers": 0, "group_timeout": 1}
 #: Those that are off in the user's command, and may be turned on (value "on").
-SWITCHES = frozenset({"activation_checkpointing", "cpu_offload"})
+SWITCHES = frozenset({"activation_checkpointing", "cpu_offload", "mixed_precision"})
 ON = "on"
 #: What a knob's number may count; the first is the default.
 COUNTS = {"batch_size": ("gpu", "global"), "grad_accum": ("rank", "world", "derived")}

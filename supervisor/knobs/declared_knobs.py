@@ -63,7 +63,7 @@ def _bind(one: KnobDeclaration, argv: Sequence[str], environ: Mapping[str, str],
     else:
         value = bindings.read(argv, place)
     _require_place(one, argv)
-    lone = value == ""
+    lone, is_on = value == "", value == one.on
     value = one.value if value in (None, "") else value
     if one.name in bindings.SWITCHES or one.name not in bindings.LEAST or one.counts == "derived":
         value = value or ""  # a global batch that the program divides may be unknown
@@ -76,7 +76,7 @@ def _bind(one: KnobDeclaration, argv: Sequence[str], environ: Mapping[str, str],
             f"Write a number at {bindings.describe(place, '')}, or declare another place: --knob {one.name}=--flag.",
         )
     if one.name in bindings.SWITCHES:
-        value = ""
+        value = bindings.ON if is_on else ""
     value = declaration.canonical(one.name, value)
     if isinstance(place, FileKey):
         for path, text in texts.items():

@@ -28,6 +28,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     "num_workers": ("dataloader-num-workers", "num-workers", "loader-workers", "data-workers", "n-workers", "workers", "j"),
     "activation_checkpointing": ("gradient-checkpointing", "activation-checkpointing", "grad-checkpointing", "grad-checkpoint"),
     "cpu_offload": ("cpu-offload", "offload-to-cpu"),
+    "mixed_precision": ("bf16", "amp", "mixed-precision", "fp16"),
 }
 
 

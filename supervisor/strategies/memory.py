@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Change, Phase, Plan, PlanKind
 from supervisor.knobs import batch
 from supervisor.knobs.bindings import ON
+from supervisor.strategies import shortage
 from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
 from supervisor.strategies.situation import ALLOCATOR, memory_text, option
@@ -26,8 +27,17 @@ LEAST_SHARE = 0.1
 LEAST_BYTES = 1 << 30
 SETTING = "expandable_segments:True"
 BATCHNORM = "the model has BatchNorm: its statistics are of the micro-batch, so the training is not quite the same with a smaller one"
-#: Switches that trade time for memory, the cheapest first.
-SWITCHES = {"activation_checkpointing": "computes activations twice", "cpu_offload": "moves state over PCIe in each step"}
+#: The one that changes the numbers: only a declaration of the user's enables it, and never a program's row.
+PRECISION = "mixed_precision"
+#: Switches that save memory, those that keep the numbers first, the cheapest first.
+SWITCHES = {
+    "activation_checkpointing": "computes activations twice",
+    "cpu_offload": "moves state over PCIe in each step",
+    PRECISION: "rounds more coarsely",
+}
+COARSER = (
+    "mixed precision changes the numbers of the training from here on, as the declared knob permits; compare the loss with what it was"
+)
 WORKERS = "num_workers"
 #: Phases in which nothing shows whether a step was made, unless it is proven that none was.
 _NO_STEP_SEEN = BEFORE_FIRST_STEP | {Phase.UNKNOWN}
@@ -99,8 +109,8 @@ def at_unknown_step(situation: Situation) -> bool:
 def halve_batch(situation: Situation) -> Plan | None:
     """Take the next smaller micro-batch that keeps the global batch, so that learning rate, schedule and loss keep their meaning.
 
-    The accumulation makes up for it. The rung may be taken again, down to a micro-batch of 1. If the program has no accumulation to
-    declare, --allow-batch-drift consents to a smaller global batch.
+    The accumulation makes up for it. Sizes that the message rules out are passed over (shortage.py). The rung may be taken again, down
+    to 1. If the program has no accumulation to declare, --allow-batch-drift consents to a smaller global batch.
     """
     if at_unknown_step(situation):
         return None
@@ -109,14 +119,17 @@ def halve_batch(situation: Situation) -> Plan | None:
         return _halve_alone(size, situation)
     if size is None or accum is None:
         return None
-    old = batch.read(size, accum, situation.world_size)
-    new = batch.smaller(old) if isinstance(old, batch.Batch) else old
-    if isinstance(new, str) or isinstance(old, str):
+    old, lack = batch.read(size, accum, situation.world_size), shortage.of_message(situation)
+    if isinstance(old, str):
+        return None
+    new, following = batch.smaller(old, lack.most(old.micro) if lack else None), batch.smaller(old)
+    if isinstance(new, str):
         return None
     changes = batch.changes(new, size, accum)
+    why = (lack.arithmetic(old.micro),) if lack and new != following else ()
     return Plan(
         kind=PlanKind.RESTART,
-        reason="; ".join(f"{change.how} {change.old} → {change.new}" for change in changes),
+        reason="; ".join((*(f"{change.how} {change.old} → {change.new}" for change in changes), *why)),
         next_rung="",
         strategy="halve_batch",
         changes=changes,
@@ -128,16 +141,18 @@ def _halve_alone(size: Knob, situation: Situation) -> Plan | None:
     """Halve the batch size, and the global batch with it, if the user consented and no rank disputes the accumulation."""
     if not situation.policy.batch_drift or situation.disputes:
         return None
-    new = batch.halved_alone(size, situation.world_size)
+    lack, now = shortage.of_message(situation), int(size.value) if size.value.isdigit() else 0
+    new = batch.halved_alone(size, situation.world_size, lack.most(now) if lack else None)
     if isinstance(new, str):
         return None
+    why = f"; {lack.arithmetic(now)}" if lack and new != batch.halved_alone(size, situation.world_size) else ""
     change = Change(size.name, size.value, str(new), size.how)
     ranks = situation.world_size if size.counts != "global" else 1
     was, becomes = (f"{ranks * int(n)}" if ranks else f"ranks × {n}" for n in (size.value, new))  # noqa: RUF001 (the sign)
     note = f"the global batch shrinks from {was} to {becomes}, as --allow-batch-drift permits; the learning rate stays as it is"
     return Plan(
         kind=PlanKind.RESTART,
-        reason=f"{change.how} {change.old} → {change.new}",
+        reason=f"{change.how} {change.old} → {change.new}{why}",
         next_rung="",
         strategy="halve_batch",
         changes=(change,),
@@ -197,6 +212,7 @@ def memory_knobs(situation: Situation) -> Plan | None:
                 reason=f"{name.replace('_', ' ')} on ({knob.how}): the same batch in less memory; it {cost}",
                 next_rung="",
                 strategy="memory_knobs",
+                notes=(COARSER,) if name == PRECISION else (),
                 changes=(Change(name, knob.value or "off", ON, knob.how),),
             )
     return None
@@ -255,7 +271,7 @@ RUNGS = (
     Rung(
         "memory_knobs",
         memory_knobs,
-        "activation checkpointing, then CPU offload, where declared",
+        "activation checkpointing, then CPU offload, then mixed precision, where declared",
         changes_job=True,
         missing=_memory_knobs_missing,
     ),

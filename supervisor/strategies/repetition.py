@@ -32,7 +32,7 @@ TRIED = {
     "memory_held_by_others": "a wait for the GPU's memory",
     "expandable_segments": "expandable segments",
     "halve_batch": "a smaller micro-batch",
-    "memory_knobs": "activation checkpointing or CPU offload",
+    "memory_knobs": "activation checkpointing, CPU offload or mixed precision",
     "halve_workers": "fewer loader workers",
     "raced": "a restart after a race",
     "step_back": "an older checkpoint",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests.support.memory_group import memory_group
 from tests.support.waiting import wait_for, words_of
 
 if TYPE_CHECKING:
@@ -81,6 +82,38 @@ def steps_of(place: Path, name: str = "losses") -> list[Step]:
         Step(int(step), int(micro), int(accum), float(loss), float(own), int(attempt), tag)
         for step, micro, accum, loss, own, attempt, tag in words_of(place / name)
     ]
+
+
+LOADER = [*TORCHRUN, str(JOBS / "loader_memory.py"), "--workers=4"]
+
+
+@pytest.mark.slow
+def test_a_loader_worker_that_is_killed_halves_the_workers_and_the_script_trains_with_fewer(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    run = supervise(*LOADER, "--fits=2", options=("--knob", "num_workers=--workers"), **FAST)
+    assert run.exit_code() == 0
+    assert set(causes(run)) <= {"dataloader_worker", "host_oom"}
+    assert overrides(run) == [{}, {}, {"num_workers": "2"}]
+    assert sorted(words_of(tmp_path / "workers")) == [["0", "2", "3"], ["1", "2", "3"]], "what the ranks themselves trained with"
+    assert "4 loader workers in each rank need more memory than there is: 2 of them (--workers)" in card(run)
+    run.wait_for_nothing_left()
+
+
+@pytest.mark.slow
+def test_memory_of_the_machine_that_truly_runs_out_halves_the_workers_until_it_suffices(
+    supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path
+) -> None:
+    """Two ranks with 4 workers of 300 MiB each need 2400 MiB and are killed by the kernel; with 2 each they need 1200."""
+    with memory_group(2300) as group:
+        inside = ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
+        run = supervise(*LOADER, "--hold-mib=300", options=("--knob", "num_workers=--workers"), around=surroundings(prefix=inside), **FAST)
+        assert run.exit_code() == 0
+        assert set(causes(run)) <= {"dataloader_worker", "host_oom"}
+        assert [one.get("num_workers") for one in overrides(run)][:3] == [None, None, "2"]
+        last = overrides(run)[-1]["num_workers"]
+        assert {workers for _, workers, _ in words_of(tmp_path / "workers")} == {last}
+        run.wait_for_nothing_left()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core.model import Knob
-from supervisor.knobs.batch import Batch, changes, for_world, read, smaller
+from supervisor.knobs.batch import Batch, changes, for_world, halved_alone, read, smaller
 
 positive = st.integers(1, 64)
 
@@ -77,6 +77,16 @@ def test_a_derived_accumulation_is_not_written() -> None:
     new = smaller(Batch(8, None, 2))
     assert isinstance(new, Batch)
     assert [c.knob for c in changes(new, size("8"), accum("", "derived"))] == ["batch_size"]
+
+
+def test_what_is_known_not_to_fit_is_passed_over() -> None:
+    assert smaller(Batch(12, 1, 2), 4) == Batch(4, 3, 2)
+    assert smaller(Batch(12, 1, 2), 5) == Batch(4, 3, 2)
+    assert smaller(Batch(7, 1, 2), 6) == Batch(1, 7, 2)
+    assert smaller(Batch(12, 1, 2), 100) == Batch(6, 2, 2)
+    assert halved_alone(size("64"), 2, 9) == 8
+    assert halved_alone(size("64", "global"), 3, 9) == 6
+    assert halved_alone(size("64", "global"), 3, 1) == 3, "each rank keeps a sample"
 
 
 @pytest.mark.parametrize(

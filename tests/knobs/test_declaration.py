@@ -30,6 +30,7 @@ RIGHT = {
     "activation_checkpointing=--ckpt": KnobDeclaration("activation_checkpointing", Flag(("--ckpt",))),
     "activation_checkpointing=--ckpt=full": KnobDeclaration("activation_checkpointing", Flag(("--ckpt",)), on="full"),
     "cpu_offload=model.offload=true": KnobDeclaration("cpu_offload", Override("model.offload"), on="true"),
+    "mixed_precision=--precision=bf16-mixed": KnobDeclaration("mixed_precision", Flag(("--precision",)), on="bf16-mixed"),
     "cpu_offload=env:OFFLOAD=1": KnobDeclaration("cpu_offload", Env("OFFLOAD"), on="1"),
     "group_timeout:1800=--ddp_timeout": KnobDeclaration("group_timeout", Flag(("--ddp_timeout",)), "1800"),
     "cpu_offload=a.yaml:offload": KnobDeclaration("cpu_offload", FileKey(Word("a.yaml"), "offload"), on="true"),

@@ -87,6 +87,22 @@ def test_the_users_allocator_settings_are_kept(tmp_path: Path, environ: dict[str
     assert found.apply(["python", "train.py"], overrides, tmp_path).environment == expected
 
 
+@pytest.mark.parametrize(
+    ("command", "declared", "value"),
+    [
+        ("python train.py --amp", "mixed_precision=--amp", "on"),
+        ("python train.py", "mixed_precision=--amp", ""),
+        ("python train.py --precision bf16", "mixed_precision=--precision=bf16", "on"),
+        ("python train.py --precision 32", "mixed_precision=--precision=bf16", ""),
+        ("python train.py model.offload=true", "cpu_offload=model.offload=true", "on"),
+    ],
+)
+def test_a_switch_that_is_on_in_the_command_is_known_to_be(tmp_path: Path, command: str, declared: str, value: str) -> None:
+    found = find(tmp_path, command, declared)
+    assert [knob.value for knob in found.knobs] == [value]
+    assert found.apply(command.split(), (), tmp_path).argv == tuple(command.split())
+
+
 def test_switches_are_turned_on_as_declared(tmp_path: Path) -> None:
     declared = ("activation_checkpointing=--ckpt", "cpu_offload=model.offload=full")
     found = find(tmp_path, "python train.py a=1", *declared)

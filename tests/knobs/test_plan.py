@@ -52,7 +52,7 @@ def test_one_cause_is_followed_to_its_stop(capsys: pytest.CaptureFixture[str]) -
     assert "1. restart: --per_device_train_batch_size 32 → 16; --gradient_accumulation_steps 1 → 2" in text
     assert "5. restart: --per_device_train_batch_size 2 → 1; --gradient_accumulation_steps 16 → 32" in text
     assert "6. stop (65)" in text
-    assert "not enabled: activation_checkpointing or cpu_offload" in text
+    assert "not enabled: activation_checkpointing or cpu_offload or mixed_precision" in text
 
 
 @pytest.mark.usefixtures("there")

@@ -85,8 +85,8 @@ def global_batch_changed(patch: Patch) -> None:
     """The micro-batch shrinks and the accumulation stays."""
     real = batch.smaller
 
-    def smaller(old: batch.Batch) -> batch.Batch | str:
-        new = real(old)
+    def smaller(old: batch.Batch, most: int | None = None) -> batch.Batch | str:
+        new = real(old, most)
         return new if isinstance(new, str) else replace(new, accum=old.accum)
 
     patch.setattr(batch, "smaller", smaller)

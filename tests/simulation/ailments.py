@@ -86,24 +86,31 @@ class Wear:
 class Hunger:
     """More memory than there is: above a micro-batch of `fits`, unless activations are computed twice or state is kept outside.
 
-    pieces: the memory would suffice if it were in one piece. late: it shows that many steps after the start, 0: at the first.
+    pieces: the memory would suffice if it were in one piece. late: it shows that many steps after the start, 0: at the first. sizes: the
+    message has them, and each sample needs the same.
     """
 
     fits: int
     pieces: bool = False
     late: int = 0
     sure: bool = True
+    sizes: bool = False
 
     def strike(self, trial: Trial, world: World, met: int) -> Strike | None:
         """Strike where the micro-batch does not fit."""
         del world, met
         in_one_piece = "expandable_segments" in trial.overrides.get("env:PYTORCH_CUDA_ALLOC_CONF", "")
         pieces = self.pieces and not in_one_piece
-        room = self.fits * (2 if "activation_checkpointing" in trial.overrides else 1) * (2 if "cpu_offload" in trial.overrides else 1)
+        room = self.fits
+        for switch in ("activation_checkpointing", "cpu_offload", "mixed_precision"):
+            room *= 2 if switch in trial.overrides else 1
         if trial.micro <= room and not pieces:
             return None
         unused = 20 * GIB if pieces else GIB // 4
         facts = (("asked", str(2 * GIB)), ("capacity", str(80 * GIB)), ("reserved_unallocated", str(unused)))
+        if self.sizes and not pieces:
+            need = int(trial.micro * 80 * GIB / (room + 0.5))
+            facts = (("asked", str(need - 8 * GIB)), ("allocated", str(8 * GIB)), ("free", str(72 * GIB)), *facts[1:2])
         if self.late:
             return Strike(Cause.CUDA_OOM, trial.base + self.late, Phase.TRAIN, sure=self.sure, facts=facts)
         return Strike(Cause.CUDA_OOM, -1, Phase.INIT, sure=self.sure, facts=facts)

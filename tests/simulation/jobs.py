@@ -119,7 +119,8 @@ class Draft:
         if workers if workers is not None else self.odds(0.5):
             found.append(Knob("num_workers", str(job["workers"]), "--workers"))
         if switches:
-            names = rng.choice((("activation_checkpointing",), ("activation_checkpointing", "cpu_offload")))
+            both = ("activation_checkpointing", "cpu_offload")
+            names = rng.choice((both[:1], both, (*both, "mixed_precision"), ("mixed_precision",)))
             found += [Knob(name, "", f"--{name}") for name in names]
         if window:
             found.append(Knob("skip_window", "", "--skip"))
@@ -218,7 +219,7 @@ def _hunger(d: Draft) -> tuple[Ailment, ...]:
     d.job["micro"] = d.rng.choice((4, 6, 9, 12, 15, 32))
     d.knobs(switches=d.odds(0.6), batch=d.odds(0.7))
     fits = d.rng.choice((0, 1, 2, 3, 4, 8))
-    return (Hunger(fits, pieces=d.odds(0.35), late=d.rng.choice((0, 0, 5, 30)), sure=d.sure(0.85)),)
+    return (Hunger(fits, pieces=d.odds(0.35), late=d.rng.choice((0, 0, 5, 30)), sure=d.sure(0.85), sizes=d.odds(0.4)),)
 
 
 def _stranger(d: Draft) -> tuple[Ailment, ...]:

@@ -49,6 +49,8 @@ TIMES, LONGEST_S = 2, 14_400
 PLAIN_RESTARTS = 2
 #: As much memory, held by others or in pieces, is no small matter.
 LEAST = 1 << 30
+#: Switches that save memory; the last one changes the numbers.
+SWITCHES = ("activation_checkpointing", "cpu_offload", "mixed_precision")
 #: Half of the first wait for storage: the other half is jitter.
 LEAST_WAIT_S = 15.0
 
@@ -289,6 +291,21 @@ def batch_smaller(record: Record, past: Past, books: Watch) -> str:
     return "" if knobs and knobs <= {"batch_size", "grad_accum"} else "the micro-batch could be smaller"
 
 
+def sizes_heeded(record: Record, _past: Past, books: Watch) -> str:
+    """No micro-batch is tried that the message rules out, and none is passed over that fits with a tenth to spare."""
+    need, room = record.amount("allocated") + record.amount("asked"), record.amount("allocated") + record.amount("free")
+    knob, trial = books.enabled("batch_size"), books.trial
+    new = next((int(c.new) for c in record.plan.changes if c.knob == "batch_size"), 0)
+    if not (record.fact("free") and new and trial and knob and books.enabled("grad_accum")) or knob.counts == "global":
+        return ""
+    if new > 1 and new * need > trial.micro * room:
+        return f"a micro-batch of {new} is tried, and the message of {trial.micro} rules it out"
+    accum = books.enabled("grad_accum")
+    share = trial.micro * (1 if accum is None or accum.counts == "derived" else trial.accum)
+    passed = [m for m in range(new + 1, trial.micro) if share % m == 0 and m * need <= 0.89 * trial.micro * room]
+    return f"micro-batches of {passed} fit, and {new} is tried" if passed else ""
+
+
 def step_unknown(record: Record, past: Past, books: Watch) -> str:
     """The first time, where nothing shows at which step, the batch and the switches stay."""
     if _seen(record, books) or any(r.verdict.cause is Cause.CUDA_OOM for r in past):
@@ -297,13 +314,23 @@ def step_unknown(record: Record, past: Past, books: Watch) -> str:
     return f"{changed} set, and nothing shows at which step the memory ran out" if changed else ""
 
 
+def numbers_last(record: Record, _past: Past, books: Watch) -> str:
+    """What changes the numbers is turned on after all that keeps them, and is reported."""
+    if "mixed_precision" not in {c.knob for c in record.plan.changes}:
+        return ""
+    if not any("changes the numbers" in note for note in record.plan.notes):
+        return "mixed precision is turned on, and no note says that the numbers change"
+    left = [n for n in SWITCHES[:-1] if books.enabled(n) and n not in books.overrides]
+    return f"mixed precision is turned on before {left}" if left else ""
+
+
 def switched(record: Record, past: Past, books: Watch) -> str:
     """Declared memory knobs are turned on before the run is given up."""
     if not _seen(record, books) and not _unanswered(record, past):
         return ""
     if not _clear(record) or record.changed or record.amount("other_bytes"):
         return ""
-    left = [n for n in ("activation_checkpointing", "cpu_offload") if books.enabled(n) and n not in books.overrides]
+    left = [n for n in SWITCHES if books.enabled(n) and n not in books.overrides]
     return f"{left} are left" if left else ""
 
 
@@ -502,7 +529,7 @@ _NATIVE: tuple[Law, ...] = (steps_back, same_gpu, same_place)
 _GPU: tuple[Law, ...] = (gpu_out, same_gpu)
 _STORAGE: tuple[Law, ...] = (start_tries, waited_for)
 OF_CAUSE: dict[Cause, tuple[Law, ...]] = {
-    Cause.CUDA_OOM: (held_by_others, in_pieces, step_unknown, batch_smaller, switched, exhausted, same_place),
+    Cause.CUDA_OOM: (held_by_others, in_pieces, step_unknown, sizes_heeded, batch_smaller, switched, numbers_last, exhausted, same_place),
     **dict.fromkeys((Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER), _MEMORY),
     Cause.NCCL_TIMEOUT: (time_given, interface_left, hanging_gpu, transport_left, start_tries, same_place, traced),
     Cause.HANG_NO_ERROR: (time_given, steps_back, hanging_gpu, transport_left, same_place, traced),

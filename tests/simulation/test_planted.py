@@ -14,7 +14,7 @@ from supervisor.core import events, hangs, node_health, planning, shutdown, star
 from supervisor.core.model import Cause
 from supervisor.core.state import JobState, Stage, changed
 from supervisor.knobs import batch
-from supervisor.strategies import LADDERS, RUNGS, consent, memory
+from supervisor.strategies import LADDERS, RUNGS, consent, memory, shortage
 from supervisor.strategies.situation import Situation
 from tests.scenarios import driver, test_scenarios
 from tests.simulation import seeds
@@ -66,7 +66,11 @@ def consent_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def batch_not_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(batch, "smaller", lambda old: batch.Batch(old.micro // 2, old.accum, old.world) if old.micro > 1 else "no")
+    patch.setattr(batch, "smaller", lambda old, _most=None: batch.Batch(old.micro // 2, old.accum, old.world) if old.micro > 1 else "no")
+
+
+def sizes_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shortage, "of_message", lambda _situation: None)
 
 
 def unknown_step_changed(patch: pytest.MonkeyPatch) -> None:
@@ -144,6 +148,7 @@ PLANTED: tuple[Plant, ...] = (
     disabled_knob_set,
     consent_ignored,
     batch_not_kept,
+    sizes_ignored,
     unknown_step_changed,
     rung_removed,
     backoff_lost,

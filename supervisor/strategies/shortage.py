@@ -1,0 +1,47 @@
+"""What the sizes in an out-of-memory message say of the micro-batch that can fit. Amounts are bytes of one GPU.
+
+torch refuses an allocation when what it holds and what it is asked for exceed what it can have. If all of that grew with the
+micro-batch, a micro-batch of micro x room / (held + asked) would just fit. Parameters and optimizer states do not grow with it, so that
+the truth is lower, and never higher: no size that could fit is passed over, but for a tenth of the room. That is left for what the step
+needs after this allocation. Where even less fits, the next message says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core.values import dataclass
+from supervisor.strategies.situation import memory_text
+
+if TYPE_CHECKING:
+    from supervisor.strategies.situation import Situation
+
+USABLE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """held: by the program's tensors; asked: what it then wanted; room: what it could have had in all."""
+
+    held: int
+    asked: int
+    room: int
+
+    def most(self, micro: int) -> int:
+        """Return the greatest micro-batch that may fit where `micro` did not; at least 1, below `micro`."""
+        return max(min(int(micro * USABLE * self.room / (self.held + self.asked)), micro - 1), 1)
+
+    def arithmetic(self, micro: int) -> str:
+        """Return how `most` follows, as a person would write it."""
+        held, asked, room = (memory_text(n) for n in (self.held, self.asked, self.room))
+        need, share = memory_text(self.held + self.asked), micro * USABLE * self.room / (self.held + self.asked)
+        return f"{held} held + {asked} asked for = {need}, of {room}: at most {micro} × {USABLE} × {room} / {need} = {share:.1f} can fit"  # noqa: RUF001 (the sign)
+
+
+def of_message(situation: Situation) -> Shortage | None:
+    """Return the sizes in the message, None where they are missing or do not explain that it was refused (memory in pieces)."""
+    held, asked, capacity = situation.amount("allocated"), situation.amount("asked"), situation.amount("capacity")
+    unused = situation.amount("reserved_unallocated") or max(situation.amount("reserved") - held, 0)
+    room = situation.amount("free") + held + unused if situation.fact("free") else capacity
+    room = min((limit for limit in (room, capacity, situation.amount("allowed")) if limit), default=0)
+    return Shortage(held, asked, room) if held and asked and room and held + asked > room else None

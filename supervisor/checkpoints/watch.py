@@ -10,7 +10,7 @@ from checkpointing.io.listing_cache import ListingCache
 from checkpointing.manifest import check
 from checkpointing.model import Verdict, Verification
 from supervisor.checkpoints.origin.provenance import CheckpointWriter
-from supervisor.checkpoints.recording.reports import CheckpointFound, WatcherFailed
+from supervisor.checkpoints.recording.reports import CheckpointFound, SavesShared, WatcherFailed
 from supervisor.checkpoints.recording.watcher import CheckpointWatcher, to_ref
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class CheckpointWatch:
             records.begin_run()
             records.manifests.sweep()
         records.absorb()
+        if records.discovery is not None and (shared := records.discovery.shared_saves.take()) is not None:
+            self._report(SavesShared(shared.path, shared.ranks))
         for path in self._unread_saves():
             self._listed.forget(path)
         listing = records.locations.listing(candidates=True, cache=None if self.watcher.is_finishing else self._listed)

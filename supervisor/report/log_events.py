@@ -212,6 +212,12 @@ class LogEvent(StrEnum):
         "path step copy",
         "a copy is held of a checkpoint that the attempt was not seen to load, and may overwrite",
     )
+    SAVES_SHARED = (
+        "saves.shared",
+        "warning",
+        "path ranks",
+        "two ranks of this node saved to one file at one moment of the training; once in a run. `ranks`: their numbers on this node",
+    )
     CHECKPOINT_PRUNED = (
         "checkpoint.pruned",
         "info",

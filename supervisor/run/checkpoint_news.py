@@ -13,6 +13,7 @@ from supervisor.checkpoints.recording.reports import (
     CheckpointFound,
     CheckpointPruned,
     CheckpointTrouble,
+    SavesShared,
     WatcherFailed,
 )
 from supervisor.core.actions import Alert
@@ -54,6 +55,8 @@ class CheckpointNews:
                 loop.call_soon(lambda: self._copied(unused, place))
             case CheckpointPruned(path, step, reason):
                 loop.call_soon(lambda: self._pruned(path, step, reason))
+            case SavesShared(path, ranks):
+                loop.call_soon(lambda: self._shared(path, ranks))
             case WatcherFailed(text):
                 message = f"the checkpoint watcher failed and goes on: {text}"
                 loop.call_soon(lambda: self._terminal.message(message, "warning"))
@@ -65,6 +68,14 @@ class CheckpointNews:
         position = position_text(unused.step, unused.epoch)
         named = f"{unused.newest} of {position}" if position else unused.newest
         text = f"the attempt was not seen to load {named}, and may overwrite it: a copy is kept at {place}; {unused.remedy}"
+        self._terminal.message(text, "warning")
+
+    def _shared(self, path: str, ranks: tuple[int, int]) -> None:
+        self._log.write(LogEvent.SAVES_SHARED, path=path, ranks=list(ranks))
+        text = (
+            f"local ranks {ranks[0]} and {ranks[1]} both save to {path}: one overwrites the other, and a reader may find half of a file; "
+            "let one rank save, or give each a file of its own"
+        )
         self._terminal.message(text, "warning")
 
     def _pruned(self, path: str, step: int | None, reason: str) -> None:

@@ -18,6 +18,18 @@ COMMAND = ["torchrun", "--standalone", "--nproc-per-node=2", JOB, "--ckpt", "ckp
 RESUMING = ("--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}")
 FAST = {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0"}
 
+#: Both ranks save each step to one file. The last save waits until the warning was printed.
+BOTH_SAVE = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(3):
+    dist.barrier()
+    torch.save({"step": step}, "last.pt")
+while not os.path.exists("named"):
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
 pytestmark = pytest.mark.process
 
 
@@ -59,3 +71,13 @@ def test_a_script_that_races_each_time_is_stopped_at_the_second_with_how_to_mend
     assert [line["strategy"] for line in logged(run, "plan.decided")] == ["raced", "raced"]
     assert "again without progress in between" in card(run)
     assert "next save to a temporary name and rename it" in card(run)
+
+
+@pytest.mark.slow
+def test_ranks_that_save_to_one_file_are_named_once_while_they_run(tmp_path: Path, supervise: Callable[..., Supervised]) -> None:
+    (tmp_path / "train.py").write_text(BOTH_SAVE)
+    run = supervise("torchrun", "--standalone", "--nproc-per-node=2", "train.py", SUPERVISE_CHECKPOINTS_SCAN_INTERVAL_S="0.2")
+    run.wait_for_line(r"warning: local ranks 0 and 1 both save to \S+/last.pt: one overwrites the other")
+    (tmp_path / "named").touch()
+    assert run.exit_code(deadline_s=60) == 0
+    assert [(line["path"], line["ranks"]) for line in logged(run, "saves.shared")] == [(str(tmp_path / "last.pt"), [0, 1])]

@@ -25,6 +25,7 @@ from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
 from supervisor.checkpoints.discovery import record as discovery_record
 from supervisor.checkpoints.discovery.record import FILE_NAME, REPEATED, DiscoveryRecord, Location, Write, to_stat
+from supervisor.checkpoints.discovery.shared_saves import SharedSaves
 from supervisor.core.model import ResumeKind
 from supervisor.instrument._supervise_shim.layout import loads_first
 from supervisor.observe.ranks import save_logs
@@ -67,6 +68,7 @@ class Discovery:
         self._loaded: dict[tuple[str, str], set[str]] = {}  # (file of lines, pattern) → paths loaded
         self._saved_first: dict[tuple[int, str], float] = {}  # (attempt, path) → when it was first saved before that attempt's first step
         self._counted: set[str] = set()  # paths whose saves were counted by an earlier supervisor
+        self.shared_saves = SharedSaves()
         self.problem: str | None = None
         record = discovery_record.read(self._file)
         self._locations = {location.pattern: location for location in record.locations}
@@ -234,6 +236,7 @@ class Discovery:
 
     def _add_save(self, row: dict[str, Any], file: str, attempt: int) -> None:
         path, what, number = str(row["path"]), row["what"], int(row.get("n", 0))
+        self.shared_saves.add(row, file, attempt)
         known = self._writes.get(path, Write(path, attempt, float(row["t"])))
         for made, dev, ino in row.get("made", ()):
             self._made.pop(made, None)

@@ -57,4 +57,12 @@ class WatcherFailed:
     text: str
 
 
-CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | WatcherFailed
+@dataclass(frozen=True, slots=True)
+class SavesShared:
+    """Two ranks of this node (their numbers on it) saved to one file at one moment of the training."""
+
+    path: str
+    ranks: tuple[int, int]
+
+
+CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | SavesShared | WatcherFailed

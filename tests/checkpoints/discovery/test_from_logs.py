@@ -413,3 +413,36 @@ def test_a_save_has_ended_where_a_rank_saw_it_and_no_other_save_of_the_file_is_u
     assert known.is_ended("/a/whole.pt", Identity(1, 2, 10, 5))
     assert not known.is_ended("/a/whole.pt", Identity(1, 2, 10, 6)), "written since"
     assert not known.is_ended("/a/begun.pt", Identity(1, 4, 10, 5))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        ({"steps": 10}, {"steps": 10}, True),
+        ({"steps": 10}, {"steps": 20}, False),
+        ({"steps": 10}, {"steps": 10, "path": "/j/rank1.pt"}, False),
+        ({"steps": 10, "via": "dcp"}, {"steps": 10, "via": "dcp"}, False),
+        ({"steps": 10, "path": "/dev/null"}, {"steps": 10, "path": "/dev/null"}, False),
+        ({"steps": 10}, {"steps": 10, "t": 100.0}, False),
+    ],
+    ids=["one file", "another step", "a file each", "a directory of all", "nowhere", "later"],
+)
+def test_two_ranks_that_save_one_step_to_one_file_are_found_once(
+    tmp_path: Path, rank: Rank, first: dict[str, Any], second: dict[str, Any], *, shared: bool
+) -> None:
+    other = Rank(rank.directory, 1)
+    for one, more in ((rank, first), (other, second)):
+        one.line("saves", **{"what": "began", "path": "/j/last.pt", "n": 1, "via": "torch", "was": None, **more})
+    known = knows(tmp_path, rank)
+    found = known.shared_saves.take()
+    assert (found is not None and (found.path, found.ranks) == ("/j/last.pt", (0, 1))) is shared
+    for one in (rank, other):
+        one.line("saves", what="began", path="/j/again.pt", n=2, via="torch", was=None, steps=30)
+    known.absorb(rank.directory, 1)
+    assert (known.shared_saves.take() is None) is shared
+
+
+def test_one_rank_that_saves_to_one_file_again_and_again_shares_it_with_nobody(tmp_path: Path, rank: Rank) -> None:
+    for _ in range(3):
+        rank.saves("/j/last.pt", steps=10)
+    assert knows(tmp_path, rank).shared_saves.take() is None

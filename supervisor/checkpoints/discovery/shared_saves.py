@@ -41,13 +41,8 @@ class SharedSaves:
         """Take a line of a rank's save log (`file`). Raises ValueError and TypeError for one that is not as we write it."""
         local = file.rpartition("-")[2].removesuffix(".jsonl")
         path = str(row["path"])
-        if (
-            self._found
-            or row.get("what") != "began"
-            or row.get("via") not in _WHOLE_FILES
-            or not local.isdigit()
-            or path.startswith("/dev/")
-        ):
+        is_whole_file = row.get("what") == "began" and row.get("via") in _WHOLE_FILES and path != "/dev/null"
+        if self._found or not is_whole_file or not local.isdigit():
             return
         if attempt != self._attempt:
             self._attempt, self._began = attempt, {}

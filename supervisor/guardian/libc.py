@@ -11,6 +11,7 @@ import signal
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -40,6 +41,17 @@ def keep_little_memory() -> None:
     if _MALLOPT:
         _MALLOPT(_M_ARENA_MAX, 1)
         _MALLOPT(_M_MMAP_THRESHOLD, 32 * 1024)
+
+
+def keep_freed_memory() -> None:
+    """Have freed blocks kept for the next ones, up to 64 MiB: for a short command that reads a large file block by block.
+
+    Left to itself glibc returns each block to the system, and faults its pages in again for the next one: a third of the CPU time. Does
+    nothing on other C libraries.
+    """
+    if _MALLOPT:
+        _MALLOPT(_M_TRIM_THRESHOLD, 64 << 20)
+        _MALLOPT(_M_MMAP_THRESHOLD, 16 << 20)
 
 
 def return_free_memory() -> None:

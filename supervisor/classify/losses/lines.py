@@ -185,8 +185,14 @@ class NumberReader:
         if not end:
             self._carry = (self._carry + block)[-LONGEST:]
             return []
-        data, self._carry = self._carry + block[:end], block[end:][-LONGEST:]
-        return [reading for line in self._lines(data) for reading in self._read(line)]
+        begin, lines = 0, []
+        if self._carry:  # only the first line is copied: of a large block a copy costs more than the search
+            begin = min(at for at in (block.find(b"\n"), block.find(b"\r")) if at >= 0) + 1
+            first = self._carry + block[:begin]
+            lines += self._lines(first, 0, len(first))
+        lines += self._lines(block, begin, end)
+        self._carry = block[max(end, len(block) - LONGEST) :]
+        return [reading for line in lines[-self.most_lines :] for reading in self._read(line)]
 
     @property
     def waiting_bytes(self) -> int:
@@ -197,21 +203,23 @@ class NumberReader:
         """Return the numbers of the last line, which nothing ended."""
         return self.feed(b"\n") if self._carry else []
 
-    def _lines(self, data: bytes) -> Iterator[bytes]:
-        """Yield the last lines that have one of the words."""
-        starts: set[tuple[int, int]] = set()
+    def _lines(self, data: bytes, begin: int, end: int) -> Iterator[bytes]:
+        """Yield the last lines between two offsets that have one of the words."""
+        found: set[tuple[int, int]] = set()
         for word in self._words:
-            upto = len(data)
+            upto = end
+            # lines before those found so far are not among the last: a word that is nowhere would cost a search of the whole block
+            since = sorted(found)[-self.most_lines][0] if len(found) >= self.most_lines else begin
             for _ in range(self.most_lines):
-                hit = data.rfind(word, 0, upto)
+                hit = data.rfind(word, since, upto)
                 if hit < 0:
                     break
-                start = max(data.rfind(b"\n", 0, hit), data.rfind(b"\r", 0, hit)) + 1
-                ends = [at for at in (data.find(b"\n", hit), data.find(b"\r", hit)) if at >= 0]
-                starts.add((start, min(ends, default=len(data))))
+                start = max(data.rfind(b"\n", begin, hit) + 1, data.rfind(b"\r", begin, hit) + 1, begin)
+                ends = [at for at in (data.find(b"\n", hit, end), data.find(b"\r", hit, end)) if at >= 0]
+                found.add((start, min(ends, default=end)))
                 upto = start
-        for start, end in sorted(starts)[-self.most_lines :]:
-            yield data[max(start, end - LONGEST) : end]
+        for start, stop in sorted(found)[-self.most_lines :]:
+            yield data[max(start, stop - LONGEST) : stop]
 
     def _read(self, raw: bytes) -> Iterator[NumberReading]:
         line = text.read(raw) if raw[:1] in {b"[", b" "} or raw[:1].isdigit() else text.Line(text.plain(raw.decode("utf-8", "replace")))

@@ -34,6 +34,7 @@ from supervisor.config import loss_rules, signatures
 from supervisor.core.model import Cause, Evidence, Verdict
 from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.guardian.libc import keep_freed_memory
 from supervisor.observe.anchor_scanner import scanner
 from supervisor.report.layout import render, surface_of
 
@@ -106,6 +107,7 @@ def show_table(settings: Settings) -> int:
 
 def classify_logs(settings: Settings, places: Sequence[str], *, as_json: bool) -> int:
     """Print an answer for every log at `places`. Returns 0; raises SuperviseError: 64 if nothing could be read, 78."""
+    keep_freed_memory()
     logs = [log for place in dict.fromkeys(places) for log in _logs(place)]
     catalogue, problems = signatures.configured(settings, lambda text: stdio.say(f"warning: {text}"))
     for problem in problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 
@@ -72,6 +73,17 @@ def test_blocks_may_end_anywhere_and_a_carriage_return_ends_a_line() -> None:
     data = b"step 1 loss: 2.5\r 10%|# | 10/100 [00:01<00:09, loss=1.5]\r\nstep 3 loss: nan"
     found = [one for at in range(len(data)) for one in reader.feed(data[at : at + 1])]
     assert [one.shown for one in (*found, *reader.finish())] == ["2.5", "1.5", "nan"]
+
+
+@pytest.mark.parametrize("words", list(itertools.permutations(("loss", "Loss", "LOSS"))), ids=" ".join)
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_the_last_lines_of_a_block_are_read_whichever_word_they_have(words: tuple[str, ...], most: int) -> None:
+    lines = [f"{words[number % 3]}: {number}.5" for number in range(7)]
+    whole = "".join(f"step {number} {line}\n" for number, line in enumerate(lines)).encode()
+    for cut in (0, 7, 11, len(whole) // 2):
+        reader = NumberReader(CAPTURES, most)
+        found = [*(reader.feed(whole[:cut]) if cut else []), *reader.feed(whole[cut:])]
+        assert [reading.shown for reading in found][-most:] == [line.split()[1] for line in lines][-most:]
 
 
 def test_a_rule_of_ones_own_reads_its_own_number_name_and_step() -> None:

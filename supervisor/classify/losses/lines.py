@@ -185,7 +185,8 @@ class NumberReader:
         if not end:
             self._carry = (self._carry + block)[-LONGEST:]
             return []
-        begin, lines = 0, []
+        begin = 0
+        lines: list[bytes] = []
         if self._carry:  # only the first line is copied: of a large block a copy costs more than the search
             begin = min(at for at in (block.find(b"\n"), block.find(b"\r")) if at >= 0) + 1
             first = self._carry + block[:begin]

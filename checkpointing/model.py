@@ -131,11 +131,16 @@ class NonFinite:
     @property
     def is_weight(self) -> bool:
         """Whether the name leaves the tensor among the model's own: nothing in it speaks of an optimizer, a scheduler or a metric."""
-        return _BESIDE_WEIGHTS.search(self.tensor) is None
+        return is_weight(self.tensor)
 
     def __str__(self) -> str:
         """Name tensor and first element, as a person reads it."""
         return f"{self.tensor} is not finite: {self.what} at element {self.element}"
+
+
+def is_weight(tensor: str) -> bool:
+    """Return whether a tensor's name leaves it among the model's own, as `NonFinite.is_weight`."""
+    return _BESIDE_WEIGHTS.search(tensor) is None
 
 
 def listed(found: Iterable[NonFinite]) -> tuple[NonFinite, ...]:

@@ -14,6 +14,8 @@ from supervisor.core.values import dataclass
 from supervisor.strategies.situation import memory_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from supervisor.strategies.situation import Situation
 
 USABLE = 0.9
@@ -40,8 +42,14 @@ class Shortage:
 
 def of_message(situation: Situation) -> Shortage | None:
     """Return the sizes in the message, None where they are missing or do not explain that it was refused (memory in pieces)."""
-    held, asked, capacity = situation.amount("allocated"), situation.amount("asked"), situation.amount("capacity")
-    unused = situation.amount("reserved_unallocated") or max(situation.amount("reserved") - held, 0)
-    room = situation.amount("free") + held + unused if situation.fact("free") else capacity
-    room = min((limit for limit in (room, capacity, situation.amount("allowed")) if limit), default=0)
+    return of_facts(dict(situation.verdict.facts))
+
+
+def of_facts(facts: Mapping[str, str]) -> Shortage | None:
+    """Return the same of a verdict's facts."""
+    bytes_of = {name: int(text) for name, text in facts.items() if text.isdigit()}
+    held, asked, capacity = (bytes_of.get(name, 0) for name in ("allocated", "asked", "capacity"))
+    unused = bytes_of.get("reserved_unallocated", 0) or max(bytes_of.get("reserved", 0) - held, 0)
+    room = bytes_of["free"] + held + unused if "free" in bytes_of else capacity
+    room = min((limit for limit in (room, capacity, bytes_of.get("allowed", 0)) if limit), default=0)
     return Shortage(held, asked, room) if held and asked and room and held + asked > room else None

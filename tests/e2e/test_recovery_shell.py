@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from tests.e2e.conftest import clean_environment
 
@@ -96,6 +97,33 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_the_global_batch_stays
     assert len(card) <= 16
     assert any("--batch-size 16 -> 8, --accum 2 -> 4" in line for line in card)
     run.wait_for_nothing_left()
+
+
+@pytest.mark.slow
+def test_what_a_run_ran_out_of_shows_what_fits(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    torch.save({"model": {"w": torch.ones(1 << 20)}, "step": 1}, tmp_path / "ckpt" / "1.pt")
+    command = [*torchrun(2), JOB, "--batch-size", "32", "--fits=16", "--accum=1"]
+    run = supervise(*command, options=KNOBS, **FAST)
+    assert run.exit_code() == 0
+    argv = [
+        "supervise",
+        "plan",
+        "--fit",
+        "--job",
+        "e2e",
+        "--checkpoints",
+        "ckpt/*.pt",
+        "--state-dir",
+        str(run.state),
+        *KNOBS,
+        "--",
+        *command,
+    ]
+    done = subprocess.run(argv, cwd=run.place, env=clean_environment(), capture_output=True, text=True, timeout=60, check=True)  # noqa: S603  our own
+    assert "attempt 1 held 21.9 GiB and asked for 2.0 GiB, of 23.1 GiB, with a micro-batch of 32" in done.stdout
+    assert "32, accumulation 1: 23.9 GiB of 23.1 GiB: does not fit" in done.stdout
+    assert "16, accumulation 2: 12.0 GiB of 23.1 GiB: should fit" in done.stdout
 
 
 @pytest.mark.slow

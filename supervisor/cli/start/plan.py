@@ -1,27 +1,79 @@
-"""`supervise plan -- CMD`: what a recovery would change in CMD, and the answer to each cause of a failure."""
+"""`supervise plan -- CMD`: what a recovery would change in CMD, the answer to each cause of a failure, and what fits into a GPU."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from supervisor.cli import stdio
 from supervisor.cli.invocation import BEFORE_CMD, EVERY, Invocation, json_option, setting_options
+from supervisor.errors import ExitCode, SuperviseError
 from supervisor.report import start_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.config.settings import Settings
+    from supervisor.journal.history import History
 
 
 @click.command(options_metavar=BEFORE_CMD)
 @setting_options(*EVERY, takes_command=True)
 @click.option("--cause", metavar="CAUSE", help="Show the ladder of one cause, failure by failure, to the stop.")
+@click.option("--fit", is_flag=True, help="Show which micro-batch fits into a GPU: by the newest checkpoint and what a run needed.")
 @json_option
-def command(invocation: Invocation, *, cause: str | None, as_json: bool) -> int:
+def command(invocation: Invocation, *, cause: str | None, fit: bool, as_json: bool) -> int:
     """It lists the knobs that are enabled, what would enable the others, the settings that matter, and the ladder of each cause.
 
     It takes the options of `run`.
     """
     settings, words = invocation.settings_and_command()
     data = start_plan.document(settings, words, cause)
-    stdio.write(sys.stdout, json.dumps(data, indent=2, ensure_ascii=False) if as_json else "\n".join(start_plan.text(data)))
+    lines = start_plan.text(data)
+    if fit:
+        data["fit"], lines = _fit(settings, words)
+    stdio.write(sys.stdout, json.dumps(data, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
     return 0
+
+
+def _fit(settings: Settings, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the estimate of a GPU's memory, as data and as lines. Raises SuperviseError where there is no verified checkpoint."""
+    from checkpointing import discover, select, sizes  # noqa: PLC0415  not for a plan without --fit
+    from supervisor.knobs import job_knobs, torchrun  # noqa: PLC0415  as above
+    from supervisor.report import fit  # noqa: PLC0415  as above
+
+    patterns = settings.checkpoints.paths
+    if not patterns:
+        raise SuperviseError(
+            "cannot estimate the memory: no checkpoint is declared",
+            hint="Name where they are: supervise plan --fit --checkpoints 'DIR/*.pt' -- CMD.",
+            exit_code=ExitCode.USAGE,
+        )
+    chosen = select.newest(discover.find(patterns, settings.cwd, declared=True)).chosen
+    if chosen is None:
+        raise SuperviseError(
+            f"cannot estimate the memory: {', '.join(patterns)}: no checkpoint there is verified good",
+            hint="`supervise checkpoints verify PATH` shows why.",
+        )
+    history = _history(settings, words)
+    per_node, nodes = torchrun.size(torchrun.recognise(words, path=os.environ.get("PATH")), os.environ)
+    knobs = history.policy.knobs if history else job_knobs.find(settings, words, os.environ, Path(settings.cwd)).knobs
+    rounds = [one for incident in history.incidents for one in incident.rounds] if history else []
+    world = (history.world_size if history else 0) or per_node * nodes
+    data = fit.document(chosen.path, sizes.of_checkpoint(chosen.path), fit.measured(rounds, knobs, world), world)
+    return data, fit.text(data)
+
+
+def _history(settings: Settings, words: Sequence[str]) -> History | None:
+    """Return what the journal of this command's job has; None where it was not run yet."""
+    from supervisor.cli.jobs.job_files import find_job, history_of, state_root  # noqa: PLC0415  as above
+    from supervisor.job import identity  # noqa: PLC0415  as above
+
+    name = identity.job_name(settings.job.name, os.environ, Path(settings.cwd), words).name
+    root = state_root(settings)
+    return history_of(find_job(root, name))[0] if (root / name).is_dir() else None

@@ -1,0 +1,130 @@
+"""What fits into a GPU in which micro-batch, for `supervise plan --fit`: from a checkpoint's headers and what an attempt ran out of.
+
+With plain data parallelism each GPU holds the parameters, as many gradients, and the optimizer's states. What an attempt held and asked for
+when its memory ran out shows what a sample needs beside that, at least: the rest of that step is not known. No GPU's peak is recorded
+otherwise. An estimate is never more than its sources, so each line names them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from supervisor.core.model import Cause
+from supervisor.core.values import dataclass
+from supervisor.knobs import batch
+from supervisor.strategies import shortage
+from supervisor.strategies.situation import memory_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from checkpointing.sizes import TensorSizes
+    from supervisor.core.model import Knob
+    from supervisor.journal.history import Round
+
+_MOST_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """An attempt that ran out of a GPU's memory. batch: what it ran with, or why that is not known."""
+
+    attempt: int
+    lack: shortage.Shortage
+    batch: batch.Batch | str
+
+
+def measured(rounds: Iterable[Round], knobs: Sequence[Knob], world: int) -> Measured | None:
+    """Return the last attempt whose message has the sizes. knobs: as the command has them, before any plan changed one."""
+    now: dict[str, str] = {}
+    found = None
+    for one in rounds:
+        if one.decision is None:
+            continue
+        verdict, plan = one.decision.verdict, one.decision.plan
+        lack = shortage.of_facts(dict(verdict.facts)) if verdict.cause is Cause.CUDA_OOM else None
+        if lack is not None:
+            found = Measured(one.attempt, lack, _batch(knobs, now, world))
+        now |= {change.knob: change.new for change in plan.changes}
+    return found
+
+
+def _batch(knobs: Sequence[Knob], now: Mapping[str, str], world: int) -> batch.Batch | str:
+    known = {knob.name: replace(knob, value=now.get(knob.name, knob.value)) for knob in knobs}
+    size, accum = known.get("batch_size"), known.get("grad_accum")
+    if size is None:
+        return "no batch size is declared"
+    if accum is not None:
+        return batch.read(size, accum, world)
+    if size.counts == "global" or not size.value.isdigit():
+        return "the micro-batch is not known without the accumulation"
+    return batch.Batch(int(size.value), 1, world)
+
+
+def document(path: str, sizes: TensorSizes, seen: Measured | None, world: int) -> dict[str, Any]:
+    """Return the estimate as data; bytes, None where unknown. path: the checkpoint. world: ranks, 0 unknown."""
+    fixed = 2 * sizes.weights + sizes.beside
+    data: dict[str, Any] = {
+        "checkpoint": path,
+        "weights_bytes": sizes.weights,
+        "optimizer_bytes": sizes.beside,
+        "unread": list(sizes.unread),
+        "fixed_bytes": fixed,
+        "ranks": world or None,
+        "measured": None,
+        "sample_bytes": None,
+        "micro_batches": [],
+    }
+    if seen is None:
+        return data
+    lack = seen.lack
+    data["measured"] = {"attempt": seen.attempt, "held_bytes": lack.held, "asked_bytes": lack.asked, "room_bytes": lack.room}
+    if isinstance(seen.batch, str):
+        data["measured"]["micro_batch"] = None
+        data["measured"]["why"] = seen.batch
+        return data
+    data["measured"]["micro_batch"] = seen.batch.micro
+    need = lack.held + lack.asked
+    if fixed >= need:
+        return data
+    data["sample_bytes"] = sample = (need - fixed) // seen.batch.micro
+    now: batch.Batch | str = seen.batch
+    while isinstance(now, batch.Batch) and len(data["micro_batches"]) < _MOST_ROWS:
+        needs = fixed + sample * now.micro
+        verdict = "does not fit" if needs > lack.room else "barely" if needs > lack.room * shortage.USABLE else "should fit"
+        data["micro_batches"].append({"micro_batch": now.micro, "accumulation": now.accum, "bytes": needs, "verdict": verdict})
+        now = batch.smaller(now)
+    return data
+
+
+def text(data: Mapping[str, Any]) -> list[str]:
+    """Return the estimate for a person."""
+    weights, states, fixed = (memory_text(data[f"{name}_bytes"]) for name in ("weights", "optimizer", "fixed"))
+    shard = (
+        f"; sharded over {data['ranks']} ranks (FSDP, ZeRO-3): {memory_text(data['fixed_bytes'] // data['ranks'])}" if data["ranks"] else ""
+    )
+    lines = [
+        "memory of one GPU (an estimate; each GPU holds the whole model, as with DDP)",
+        f"  checkpoint   {data['checkpoint']}: parameters {weights}, optimizer states {states}",
+        f"  fixed        parameters {weights} + gradients {weights} + optimizer states {states} = {fixed}{shard}",
+    ]
+    if data["unread"]:
+        lines.append(f"  not read     {len(data['unread'])} of its files, of another format: {data['unread'][0]}; the need is greater")
+    seen = data["measured"]
+    if seen is None:
+        return [
+            *lines,
+            "  measured     nothing: no GPU's peak is recorded, and no attempt of this job ran out of GPU memory with sizes in its message",
+        ]
+    held, asked, room = (memory_text(seen[f"{name}_bytes"]) for name in ("held", "asked", "room"))
+    at = f"with a micro-batch of {seen['micro_batch']}" if seen["micro_batch"] else f"with a micro-batch that is not known: {seen['why']}"
+    lines.append(f"  measured     attempt {seen['attempt']} held {held} and asked for {asked}, of {room}, {at}")
+    if not data["micro_batches"]:
+        why = "" if not seen["micro_batch"] else ": it held less than the fixed part, so that the model is sharded, or kept elsewhere"
+        return [*lines, f"  micro-batch  what fits is not known{why}"]
+    lines.append(f"  each sample  at least {memory_text(data['sample_bytes'])}")
+    for row in data["micro_batches"]:
+        accum = f", accumulation {row['accumulation']}" if row["accumulation"] else ""
+        lines.append(f"  micro-batch  {row['micro_batch']}{accum}: {memory_text(row['bytes'])} of {room}: {row['verdict']}")
+    return lines

@@ -52,4 +52,4 @@ def of_facts(facts: Mapping[str, str]) -> Shortage | None:
     unused = bytes_of.get("reserved_unallocated", 0) or max(bytes_of.get("reserved", 0) - held, 0)
     room = bytes_of["free"] + held + unused if "free" in bytes_of else capacity
     room = min((limit for limit in (room, capacity, bytes_of.get("allowed", 0)) if limit), default=0)
-    return Shortage(held, asked, room) if held and asked and room and held + asked > room else None
+    return Shortage(held, asked, room) if "allocated" in bytes_of and asked and room and held + asked > room else None

@@ -25,6 +25,7 @@ def facts(**gib: float) -> tuple[tuple[str, str], ...]:
         (facts(asked=10, allocated=10, free=6, capacity=24, allowed=12), Shortage(10 * GIB, 10 * GIB, 12 * GIB)),
         (facts(asked=10, allocated=10, capacity=16), Shortage(10 * GIB, 10 * GIB, 16 * GIB)),
         (facts(asked=2, allocated=10, free=1, capacity=24, reserved_unallocated=12), None),  # in pieces: the sizes would suffice
+        (facts(asked=60, allocated=0, free=23, capacity=24), Shortage(0, 60 * GIB, 23 * GIB)),
         (facts(asked=2, capacity=24), None),
         (facts(allocated=2, free=1), None),
         ((), None),

@@ -67,7 +67,7 @@ table{border-collapse:collapse}th,td{text-align:left;padding:.2rem .8rem .2rem 0
 td.number{text-align:right;white-space:nowrap}
 .swatch{display:inline-block;width:.9rem;height:.9rem;margin-right:.4rem;vertical-align:-.1rem}
 svg{display:block;width:100%}
-.bar{height:2rem}.row svg{height:1rem}.curve svg{height:10rem;border:1px solid var(--line)}
+.bar svg{height:2rem}.row svg{height:1rem}.curve svg{height:10rem;border:1px solid var(--line)}
 .row{display:grid;grid-template-columns:7.5rem 1fr;gap:.5rem;align-items:center;font-size:.85rem}
 .ends{display:flex;justify-content:space-between;font-size:.85rem;color:var(--faint)}
 .line{fill:none;stroke:var(--text);stroke-width:1.5;vector-effect:non-scaling-stroke}

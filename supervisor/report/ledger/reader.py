@@ -29,6 +29,7 @@ from supervisor.report.ledger.spans import (
     TimeSpan,
     TimeState,
     add,
+    training_spans,
     with_degraded,
     with_state,
 )
@@ -254,36 +255,14 @@ class LedgerReader:
     def _settle_training(self, reached: int | None) -> None:
         """Add the time since the last report: rework up to the highest step, new steps beyond it."""
         waiting, self._training = self._training, []
-        first, run = self._step, self._run
-        if not waiting:
-            self._step = reached if reached is not None else first
-            self._count(reached)
-            return
-        high = run.reached
-        last = reached if reached is not None and (first is None or reached >= first) else first
-        is_judged = first is not None and last is not None and self._phase != Phase.EVAL
-        whole_s = math.fsum(span.took_s for span in waiting)
-        share = 0.0  # of the time that was rework
-        if first is not None and last is not None and high is not None and first < high:
-            share = 1.0 if last <= high else (high - first) / (last - first)
-        left_s = share * whole_s
-        at = float(first) if first is not None else None
-        for span in waiting:
-            again_s = min(left_s, span.took_s)
-            left_s -= again_s
-            for part, state in (
-                (replace(span, end_t=span.begin_t + again_s), TimeState.REWORK),
-                (replace(span, begin_t=span.begin_t + again_s), TimeState.PRODUCTIVE),
-            ):
-                if part.took_s <= 0:
-                    continue
-                if state is TimeState.PRODUCTIVE:
-                    self._incident = 0  # the training is where it was before
-                if is_judged and at is not None and last is not None and first is not None:
-                    then = at + part.took_s / whole_s * (last - first)
-                    part, at = replace(part, first_step=at, last_step=then), then  # noqa: PLW2901
-                add(run.spans, replace(part, state=state, incident=self._incident), longest_s=WINDOW_S)
-        self._step = reached if reached is not None else first
+        first = self._step
+        steps = None if first is None else (first, max(first, first if reached is None else reached))
+        for span in training_spans(waiting, steps, self._run.reached):
+            if span.state is TimeState.PRODUCTIVE:
+                self._incident = 0  # the training is where it was before
+            shown = replace(span, first_step=None, last_step=None) if self._phase == Phase.EVAL else span  # its pace is not compared
+            add(self._run.spans, replace(shown, incident=self._incident), longest_s=WINDOW_S)
+        self._step = first if reached is None else reached
         self._count(reached)
 
     def _count(self, reached: int | None) -> None:

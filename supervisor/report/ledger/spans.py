@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 class TimeState(StrEnum):
@@ -164,6 +164,28 @@ def add(spans: list[TimeSpan], one: TimeSpan, *, longest_s: float = math.inf) ->
         spans[-1] = last.joined(one)
     else:
         spans.append(one)
+
+
+def training_spans(waiting: Iterable[TimeSpan], steps: tuple[int, int] | None, high: int | None) -> Iterator[TimeSpan]:
+    """Yield the spans of a training as rework up to the step `high`, and as new steps beyond it.
+
+    steps: from where to where it came in them together, evenly; None: not known, and then nothing is rework.
+    """
+    waiting = list(waiting)
+    whole_s = math.fsum(span.took_s for span in waiting)
+    first, last = steps or (0, 0)
+    again = 0.0
+    if steps is not None and high is not None and first < high:
+        again = 1.0 if last <= high else (high - first) / (last - first)
+    done_s = 0.0
+    for span in waiting:
+        change_t = span.begin_t + min(max(again * whole_s - done_s, 0.0), span.took_s)
+        for begin_t, end_t, state in ((span.begin_t, change_t, TimeState.REWORK), (change_t, span.end_t, TimeState.PRODUCTIVE)):
+            if end_t > begin_t:
+                part = replace(span, begin_t=begin_t, end_t=end_t, state=state)
+                begin, end = (first + (done_s + t - span.begin_t) / whole_s * (last - first) for t in (begin_t, end_t))
+                yield part if steps is None else replace(part, first_step=begin, last_step=end)
+        done_s += span.took_s
 
 
 def with_state(spans: list[TimeSpan], between: tuple[float, float], state: TimeState, incident: int, *, of: frozenset[TimeState]) -> None:

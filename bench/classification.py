@@ -166,11 +166,14 @@ def reliability(scoring: str) -> list[Reliability]:
     joined: list[Reliability] = []
     for tenth, counts in sorted(tenths.items(), reverse=True):
         one = Reliability(tenth / 10, tenth / 10, counts["right"], counts["answers"])
-        if joined and min(one.answers, joined[-1].answers) < FEWEST_ANSWERS:
-            above = joined.pop()
-            one = Reliability(one.lowest, above.highest, one.right + above.right, one.answers + above.answers)
-        joined.append(one)
+        joined.append(_joined(joined.pop(), one) if joined and joined[-1].answers < FEWEST_ANSWERS else one)
+    if len(joined) > 1 and joined[-1].answers < FEWEST_ANSWERS:
+        joined[-2:] = [_joined(*joined[-2:])]
     return joined
+
+
+def _joined(above: Reliability, below: Reliability) -> Reliability:
+    return Reliability(below.lowest, above.highest, above.right + below.right, above.answers + below.answers)
 
 
 def of_reliability() -> str:

@@ -3,9 +3,9 @@
     python bench/classification.py [CORPUS.jsonl]     # write them; scores of CORPUS.jsonl only where it is given
     python bench/classification.py --check            # exit status 1, naming the pages, where they are not up to date
 
-It writes the text between the markers in docs/classification.md, signatures.md, causes.md and kernel-log.md. CORPUS.jsonl has one JSON
-object per line with `id`, `text`, `label`, `source` (owner/repository#issue), `alt` (labels that are right too) and `origin`. A log counts
-as right if the cause is its label or one of `alt`.
+It writes the text between the markers in classification.md, signatures.md, causes.md and kernel-log.md below docs/. CORPUS.jsonl has one
+JSON object per line with `id`, `text`, `label`, `source` (owner/repository#issue), `alt` (labels that are right too) and `origin`. A log
+counts as right if the cause is its label or one of `alt`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from page_tables import replace_table
+from page_tables import find_page, replace_table
 
 from health.kernellog.messages import Role, forms
 from health.nvidia import xids
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
 CORPUS = ROOT / "tests" / "corpus"
 #: Answers to logs that no rule had seen: the confidence that was told, how many answers with it were right, of how many.
 RELIABILITY = ROOT / "bench" / "reliability.csv"
@@ -272,8 +271,8 @@ def pages(corpus: Path | None = None) -> dict[Path, str]:
         tables["classification.md", "repositories"] = of_sources(samples)
     written: dict[Path, str] = {}
     for (page, name), table in tables.items():
-        path = DOCS / page
-        written[path] = replace_table(written.get(path) or path.read_text(encoding="utf-8"), name, table)
+        path = find_page(page)
+        written[path] = replace_table(path, written.get(path) or path.read_text(encoding="utf-8"), name, table)
     return written
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _VARIABLES: Final = (
-    ("SUPERVISE_*", "Settings, as docs/settings.md lists them; `supervise config show` prints each with its origin."),
+    ("SUPERVISE_*", "Settings, as docs/reference/settings.md lists them; `supervise config show` prints each with its origin."),
     (CONFIG_VARIABLE, f"The file that is read instead of ./{LOCAL_NAME}."),
     ("STATE_DIRECTORY", "The state directory where --state-dir is not given, as systemd sets it."),
 )

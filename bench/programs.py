@@ -1,4 +1,4 @@
-"""Write the tables of docs/programs.md from supervisor/knobs/programs.toml.
+"""Write the tables of docs/guides/programs.md from supervisor/knobs/programs.toml.
 
 python bench/programs.py             # write it
 python bench/programs.py --check     # exit status 1 where it is not up to date
@@ -18,7 +18,7 @@ from supervisor.knobs.programs import programs
 if TYPE_CHECKING:
     from supervisor.knobs.programs import KnobRow, Program, ResumeRow
 
-PAGE = Path(__file__).parents[1] / "docs" / "programs.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "programs.md"
 COUNTS = {"gpu": "per GPU", "global": "global", "rank": "per rank", "world": "over all ranks", "derived": "derived", "": ""}
 DEFAULTS = {"script": "the script's own", "datamodule": "the data module's", "keyword": "the script's own, or 1", "": "none: must be given"}
 
@@ -83,7 +83,7 @@ def _identity(program: Program) -> str:
 def main() -> int:
     """Write the page, or check it."""
     page = PAGE.read_text(encoding="utf-8")
-    wanted = replace_table(replace_table(page, "programs", table()), "resume", resume_table())
+    wanted = replace_table(PAGE, replace_table(PAGE, page, "programs", table()), "resume", resume_table())
     if "--check" in sys.argv[1:]:
         return int(wanted != page)
     PAGE.write_text(wanted, encoding="utf-8")

@@ -3,8 +3,8 @@
     python bench/reference.py             # write them
     python bench/reference.py --check     # exit status 1, naming each page that is not up to date
 
-A table stands between the markers of its name. docs/classification.md, docs/causes.md and docs/signatures.md are written by
-bench/classification.py, docs/programs.md by bench/programs.py.
+A table stands between the markers of its name. The pages on classification, causes, signatures and the kernel's log are written by
+bench/classification.py, that on programs by bench/programs.py and bench/faults.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 from man_page import man_page
-from page_tables import replace_table
+from page_tables import find_page, replace_table
 
 from supervisor.classify.losses import rules
 from supervisor.cli.commands import COMMANDS, load_command
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from supervisor.core.model import Cause
 
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
 #: The page, or its part, that says more of a command.
 MORE = {
     "plan": "knobs.md",
@@ -206,11 +205,12 @@ def tables() -> dict[str, dict[str, str]]:
 def pages() -> Iterator[tuple[Path, str, str]]:
     """Yield each page: its path, its text now, and as it is to be."""
     for name, parts in tables().items():
-        page = text = (DOCS / name).read_text(encoding="utf-8")
+        path = find_page(name)
+        page = text = path.read_text(encoding="utf-8")
         for part, table in parts.items():
-            text = replace_table(text, part, table)
-        yield DOCS / name, page, text
-    path = DOCS / "supervise.1"
+            text = replace_table(path, text, part, table)
+        yield path, page, text
+    path = find_page("commands.md").with_name("supervise.1")
     yield path, path.read_text(encoding="utf-8") if path.exists() else "", man_page(exit_codes())
 
 

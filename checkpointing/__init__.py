@@ -1,7 +1,7 @@
 """Checkpoints as files: find them, verify them, choose the newest whole one, save, load, and copy to a mirror.
 
-Usable without the supervisor (docs/library-checkpointing.md). Reading never executes a pickle. No file that is not ours is written,
-moved or removed, unless the caller asks for it.
+Usable without the supervisor (docs/reference/library-checkpointing.md). Reading never executes a pickle. No file that is not ours is
+written, moved or removed, unless the caller asks for it.
 
 Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest`, `Loaded` and
 `Snapshotter` need torch.

@@ -1,4 +1,4 @@
-"""The step that a file's name gives, by rules that are written down in docs/checkpoints.md.
+"""The step that a file's name gives, by rules that are written down in docs/explanation/checkpoints.md.
 
 Pure: a path in, a `NamedStep` or None out. A name is weaker evidence than the content: an index, an epoch and a date look like steps
 too, so a bare number is marked as not sure, and everything that has a better reading than "step" is not read as one.

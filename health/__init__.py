@@ -6,7 +6,7 @@
     for result in found.results:
         print(result.result, result.check, result.reason, result.command)
 
-`python -m health` prints the same. docs/library-health.md explains each name. Each is imported when it is first used.
+`python -m health` prints the same. docs/reference/library-health.md explains each name. Each is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """Our exit codes, and in Markdown what docs/exit-codes.md says of each. No release changes the meaning of one.
+    """Our exit codes, and in Markdown what docs/reference/exit-codes.md says of each. No release changes the meaning of one.
 
     1 to 63 are the first failed rank's own; 128+n is a signal.
     """

@@ -46,7 +46,7 @@ def heartbeat(step: int, total: int | None = None) -> None:
 def report(*, loss: float | None = None, step: int | None = None) -> None:
     """Report the loss of a training step as a number (`loss.item()`), and the absolute step as `heartbeat` does.
 
-    The loss rules (docs/loss-and-pace.md) judge it instead of what the log prints. What is no number has no effect.
+    The loss rules (docs/explanation/loss-and-pace.md) judge it instead of what the log prints. What is no number has no effect.
     """
     instrument = _instrument()
     if instrument is not None:
@@ -55,7 +55,7 @@ def report(*, loss: float | None = None, step: int | None = None) -> None:
 
 @contextmanager
 def phase(name: Literal["init", "load", "train", "checkpoint", "eval", "data"], at_most_s: float | None = None) -> Iterator[None]:
-    """Report that the script is in this phase until the end of the block, and then in the one before (docs/hangs.md).
+    """Report that the script is in this phase until the end of the block, and then in the one before (docs/explanation/hangs.md).
 
     at_most_s: seconds that may pass in it without a sign of life before the job is suspected to hang; None: `hang.phase_s`. Phases may be
     nested. Only the thread that trains has phases; in another one, as with an unknown name, this does nothing.
@@ -72,10 +72,10 @@ def phase(name: Literal["init", "load", "train", "checkpoint", "eval", "data"], 
 def should_save() -> bool:
     """Return whether to save a checkpoint now, because the job will be stopped: True once, at the same call number on every rank.
 
-    Every rank must call it once per optimizer step, at the same place of the loop, because the ranks count the calls (docs/preemption.md).
-    The first call tells supervise that the script can save on request. A later stop then asks here before any rank is signalled, and waits
-    until the checkpoint is complete or the time is over. After the save the script may go on training. Each call looks once at a file in
-    memory.
+    Every rank must call it once per optimizer step, at the same place of the loop, because the ranks count the calls
+    (docs/guides/preemption.md). The first call tells supervise that the script can save on request. A later stop then asks here before any
+    rank is signalled, and waits until the checkpoint is complete or the time is over. After the save the script may go on training. Each
+    call looks once at a file in memory.
     """
     return agreement.should_save(_instrument())
 

@@ -5,7 +5,7 @@ as their shapes say, and that the file ends with them. With `bulk` they read the
 The library's reader checks the layout only, not the numbers. Layout: https://github.com/huggingface/safetensors (README and
 safetensors/src/tensor.rs, 0.8).
 
-A flipped bit in a number stays unseen here; a manifest (docs/checkpoint-format.md) shows it.
+A flipped bit in a number stays unseen here; a manifest (docs/reference/checkpoint-format.md) shows it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The file itself can prove its structure alone, and all of it is checked: the zip directory against every local header, every record's
 CRC, the members that torch.load needs, and a record that is long enough for each storage that data.pkl refers to. data.pkl is read opcode
 by opcode, never unpickled. If it would call what pickles/policy.py refuses, the file is DANGEROUS, whatever else is right or wrong with it.
-Measured on 141 files (docs/checkpoints.md): the CRCs alone miss bytes before and after the zip, a missing and a shortened record.
+Measured on 141 files (docs/explanation/checkpoints.md): the CRCs alone miss bytes before and after the zip, a missing and a shortened
+record.
 
 `torch.serialization.set_crc32_options(False)` stores a CRC of zero in every record: then nothing can be proven, and nothing is wrong.
 """

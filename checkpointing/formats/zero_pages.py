@@ -9,7 +9,7 @@ bias), so only these count, in tensors of floating numbers:
 * in a tensor of several dimensions, zeros that begin within one row, cover at least one, and end within a third.
 
 A tensor with more than `_MOST_RUNS` such stretches is sparse by itself and counts for nothing. The result is probable, not proven: a
-manifest (docs/checkpoint-format.md) proves.
+manifest (docs/reference/checkpoint-format.md) proves.
 """
 
 from __future__ import annotations

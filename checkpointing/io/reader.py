@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 1 << 20  # of any stream: few calls, and little memory for each of the threads
 DROP_EVERY_BYTES: Final = 8 << 20  # how much of another's page cache we may displace before we give it back
 UNLIMITED: Final = 1e18  # no disk gives that; finite, since no time at all may pass between two calls
-BACKGROUND_BYTES_PER_S: Final = 200e6  # docs/design.md section 8: the cap of background reading on a node
+BACKGROUND_BYTES_PER_S: Final = 200e6  # docs/explanation/design.md section 8: the cap of background reading on a node
 
 
 class Interrupted(Exception):  # noqa: N818 -- not an error: the caller asked for it

@@ -1,4 +1,4 @@
-"""Manifests: documents of a checkpoint's bytes (docs/checkpoint-format.md), and the store of them in the state directory.
+"""Manifests: documents of a checkpoint's bytes (docs/reference/checkpoint-format.md), and the store of them in the state directory.
 
 `decode` raises `ManifestDamaged` for a document that is cut short, changed, or leads out of the checkpoint, and `Newer` for one of a later
 version. Neither is a verdict on the checkpoint. One `Manifests` per job and node owns `manifests/` in the state directory's

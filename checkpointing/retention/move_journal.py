@@ -1,8 +1,9 @@
 """Renames a torn file of the user's, out of the way of a script that resumes by itself, so that it can be moved back.
 
-Each change is written down and synced before it is made (docs/checkpoint-format.md, "The journal of what was moved"), replaces nothing,
-and `undo` reverses it. There is one `setaside.jsonl` for each job and node, in the state directory's `checkpoints/`; a command of another
-process may use it at the same time, under the file's lock. If the journal cannot be written, OSError is raised and nothing was changed.
+Each change is written down and synced before it is made (docs/reference/checkpoint-format.md, "The journal of what was moved"), replaces
+nothing, and `undo` reverses it. There is one `setaside.jsonl` for each job and node, in the state directory's `checkpoints/`; a command of
+another process may use it at the same time, under the file's lock. If the journal cannot be written, OSError is raised and nothing was
+changed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """torch's elastic agent with a gate before each attempt: it starts ranks only on a `Go`, and reports how each attempt ended.
 
 Between the gates torch does its own work: rendezvous, the ranks' environment, logs. Each override states its reason;
-docs/elastic-agent.md has them all. An exception of torch (a failed rendezvous, a missing executable) ends this process, and the supervisor
-starts another. Overrides take whatever torch passes (`*args, **kwargs`): arguments came and went between 2.6 and 2.15.
+docs/explanation/elastic-agent.md has them all. An exception of torch (a failed rendezvous, a missing executable) ends this process, and the
+supervisor starts another. Overrides take whatever torch passes (`*args, **kwargs`): arguments came and went between 2.6 and 2.15.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class RankHandler(SubprocessHandler):
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  one prctl, its symbol resolved before the fork; see docs/elastic-agent.md
+                preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  one prctl, its symbol resolved before the fork; see docs/explanation/elastic-agent.md
             )
         except BaseException:
             for fd, _ in ends.for_guardian:

@@ -6,7 +6,7 @@ hang no other is started. URL and secret stay here: messages name the host alone
 
 Redirects are not followed: the signed body would go to a place that nobody configured, such as a cloud's metadata address. Of an answer
 the status decides; a piece of the body is read for people, and whatever in it stands in the URL or is a secret is replaced.
-Imported only where a sink is configured: http.client and ssl cost memory (docs/alerts.md).
+Imported only where a sink is configured: http.client and ssl cost memory (docs/guides/alerts.md).
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def plain_name(name: str) -> str:
 
 
 def payload(alert: OutgoingAlert) -> dict[str, str | int | None]:
-    """Give the fields that leave the machine, in the order in which they are documented (docs/alerts.md)."""
+    """Give the fields that leave the machine, in the order in which they are documented (docs/guides/alerts.md)."""
     return {
         "version": VERSION,
         "event_id": alert.event_id,

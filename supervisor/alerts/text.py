@@ -100,7 +100,7 @@ def command(sent: Notification, detail: AlertDetail) -> str:
 
 
 def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
-    """Return the notification as data (docs/alerts.md): what `exec` gets."""
+    """Return the notification as data (docs/guides/alerts.md): what `exec` gets."""
     alert = sent.alert
     found: dict[str, Any] = {
         "version": VERSION,

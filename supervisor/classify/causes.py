@@ -1,7 +1,7 @@
 """What each cause means, what proves it, and what a person does about it.
 
-One row per cause. bench/classification.py writes the table of docs/causes.md from them; `supervise classify` prints the meaning and the
-remedy.
+One row per cause. bench/classification.py writes the table of docs/reference/causes.md from them; `supervise classify` prints the meaning
+and the remedy.
 """
 
 from __future__ import annotations

@@ -303,7 +303,7 @@ def _unconvinced(facts: Sequence[Evidence], allowed: Sequence[CauseCandidate], c
 
 
 def _no_failure(facts: Sequence[Evidence], good_end: float) -> Verdict:
-    """Return NONE, as sure as logs without a sign of a failure have proven healthy (docs/classification.md, reliability)."""
+    """Return NONE, as sure as logs without a sign of a failure have proven healthy (docs/explanation/classification.md, reliability)."""
     if _stops_in_mid_run(facts, good_end):
         return Verdict(Cause.NONE, MID_RUN, "no sign of a failure; the log stops in mid-run", "none")
     if good_end:

@@ -166,7 +166,7 @@ def _sinks(settings: Settings, name: str | None) -> Sequence[ConfiguredSink]:
     found = alerting.configured(settings, os.environ)
     chosen = [one for one in found if name in {None, one.name}]
     if not found:
-        hint = "Write [[alerts.sink]] with kind = and url = into supervise.toml; docs/alerts.md has an example of each kind."
+        hint = "Write [[alerts.sink]] with kind = and url = into supervise.toml; docs/guides/alerts.md has an example of each kind."
         raise SuperviseError("no alert sink is configured", hint=hint, exit_code=ExitCode.USAGE)
     if not chosen:
         names = ", ".join(one.name for one in found)

@@ -239,7 +239,7 @@ def _from_file(
         raise SuperviseError(f"configuration file is not TOML: {source.path}: {error}", hint="Correct that line.") from error
     except RecursionError as error:
         what = f"configuration file is no settings: {source.path}: its values are nested too deeply"
-        raise SuperviseError(what, hint="Write sections and plain values, as docs/settings.md shows.") from error
+        raise SuperviseError(what, hint="Write sections and plain values, as docs/reference/settings.md shows.") from error
     lines = _lines(text)
     lists: dict[str, tuple[Any, ...]] = {}
 

@@ -57,14 +57,16 @@ def ladders(settings: Settings) -> Ladders:
         if not separator or not names:
             raise SuperviseError(
                 f"wrong ladder: {where}: expected CAUSE=STRATEGY,STRATEGY,...",
-                hint="Write it as in cuda_oom=halve_batch,restart_within_budget; docs/recovery.md has all names.",
+                hint="Write it as in cuda_oom=halve_batch,restart_within_budget; docs/explanation/recovery.md has all names.",
             )
         causes = [one.value for one in Cause if one is not Cause.NONE]
         if cause not in causes:
-            _unknown("cause", cause, where, causes, "Write a name of docs/causes.md")
+            _unknown("cause", cause, where, causes, "Write a name of docs/reference/causes.md")
         for name in names:
             if name not in known:
-                _unknown("strategy", name, where, known, "Write a name of docs/recovery.md, or list its plug-in in restart.plugins")
+                _unknown(
+                    "strategy", name, where, known, "Write a name of docs/explanation/recovery.md, or list its plug-in in restart.plugins"
+                )
         found[cause] = tuple(plugged.get(name, name) for name in names)
     return tuple(found.items())
 

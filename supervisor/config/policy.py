@@ -87,7 +87,7 @@ def network_allow(settings: Settings) -> tuple[str, ...]:
     if unknown:
         raise SuperviseError(
             f"network.allow ({settings.origin('network.allow')}): there is no rung {unknown[0]!r} to allow",
-            hint=f"Name one of docs/recovery.md: {', '.join(OPTIONAL)}.",
+            hint=f"Name one of docs/explanation/recovery.md: {', '.join(OPTIONAL)}.",
             exit_code=settings.origin("network.allow").exit_code,
         )
     if "longer_timeout" in names and not settings.instrument.enabled:
@@ -106,7 +106,7 @@ def evict_on(settings: Settings) -> tuple[str, ...]:
     if unknown:
         raise SuperviseError(
             f"health.evict_on ({settings.origin('health.evict_on')}): there is no check {unknown[0]!r}",
-            hint=f"Name one of docs/health.md: {', '.join(sorted(checks))}.",
+            hint=f"Name one of docs/guides/health.md: {', '.join(sorted(checks))}.",
             exit_code=settings.origin("health.evict_on").exit_code,
         )
     return settings.health.evict_on

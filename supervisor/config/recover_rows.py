@@ -3,7 +3,7 @@
     [recover.cuda_oom]
     set = { batch_size = 8, grad_accum = 4, "env:MY_SCRIPT_MODE" = "careful" }
 
-Writing a row is the consent to it. What it names is a knob (docs/knobs.md) or a variable of the environment.
+Writing a row is the consent to it. What it names is a knob (docs/guides/knobs.md) or a variable of the environment.
 supervisor/strategies/users_row.py acts on the rows.
 """
 
@@ -46,7 +46,7 @@ def require_knobs(rows: Iterable[RecoverRow], knobs: Iterable[Knob]) -> None:
             if name not in there:
                 what = f"a row of yours cannot act: [{RECOVER_KEY}.{row.cause}] sets {name} in {row.place}: the command has no such knob"
                 raise SuperviseError(
-                    what, hint=f"Declare it with --knob {name}=--YOUR-FLAG (docs/knobs.md), or leave {name} out of the row."
+                    what, hint=f"Declare it with --knob {name}=--YOUR-FLAG (docs/guides/knobs.md), or leave {name} out of the row."
                 )
             if there[name].counts == "derived":
                 what = (
@@ -77,7 +77,7 @@ def _refuse_cause(cause: str, place: str) -> NoReturn:
         raise SuperviseError(what, hint="Leave the row out.")
     meant = nearest(cause, _CAUSES)
     what = f"unknown cause: [{RECOVER_KEY}.{cause}] in {place}" + (f": the nearest is {meant}" if meant else "")
-    raise SuperviseError(what, hint=f"Write [{RECOVER_KEY}.{meant}]." if meant else "Write a name of docs/causes.md.")
+    raise SuperviseError(what, hint=f"Write [{RECOVER_KEY}.{meant}]." if meant else "Write a name of docs/reference/causes.md.")
 
 
 def _value(key: str, name: str, value: object, place: str) -> str:

@@ -21,7 +21,7 @@ class RecoverRow:
         return ", ".join(f"{name.removeprefix('env:')}={value}" for name, value in self.sets)
 
 
-#: For docs/settings.md; CAUSE stands for the name of a cause.
+#: For docs/reference/settings.md; CAUSE stands for the name of a cause.
 RECOVER_ROWS = (
     SettingRow(
         f"{RECOVER_KEY}.CAUSE.set",

@@ -17,7 +17,7 @@ MOST = 10**9
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting. help: a sentence for --help. more: what docs/settings.md adds, in Markdown. env and flag: "" if there is none."""
+    """One setting. help: a sentence for --help. more: what the page of settings adds, in Markdown. env and flag: "" if there is none."""
 
     key: str
     kind: type

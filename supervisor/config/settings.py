@@ -1,7 +1,7 @@
 """Every setting: the typed tree with the defaults, and ROWS, the table that is read off it.
 
-The command line, the environment, the files, `supervise config show` and docs/settings.md go by ROWS: a field that is added here is a
-setting everywhere. A tuple of strings is a list in a file, shell words in the environment, and a repeatable flag.
+The command line, the environment, the files, `supervise config show` and docs/reference/settings.md go by ROWS: a field that is added here
+is a setting everywhere. A tuple of strings is a list in a file, shell words in the environment, and a repeatable flag.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class ResumeKnob:
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """[knobs]: how a command that we did not write is changed. docs/knobs.md has the names, the forms and the programs known."""
+    """[knobs]: how a command that we did not write is changed. docs/guides/knobs.md has the names, the forms and the programs known."""
 
     resume: ResumeKnob = ResumeKnob()
     declared: tuple[str, ...] = setting(

@@ -10,7 +10,7 @@ from supervisor.core.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StandbySection:
-    """[standby]: whether a restart finds interpreters that have imported already (docs/restarts.md)."""
+    """[standby]: whether a restart finds interpreters that have imported already (docs/explanation/restarts.md)."""
 
     mode: Literal["auto", "on", "off"] = setting(
         "auto",

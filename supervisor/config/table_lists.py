@@ -116,7 +116,7 @@ def _require_usable(row: SignatureSection, at: Mapping[str, str]) -> None:
     text = problems[0].text
     key = next((key for key in ("cause", "anchors", "where", "pattern") if key in text), "pattern")
     hints = {
-        "cause": f"Write cause = with a name of docs/causes.md{_nearest_cause(row.cause)}.",
+        "cause": f"Write cause = with a name of docs/reference/causes.md{_nearest_cause(row.cause)}.",
         "anchors": "Write anchors = [...], texts of four characters or more of which each line that the pattern matches has one.",
         "where": f"Write where = [...] of {', '.join(signature_rows.PLACES)}.",
         "pattern": "Write a regular expression such as pattern = 'solver diverged at \\d+', in single quotes.",

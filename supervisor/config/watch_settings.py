@@ -10,7 +10,7 @@ from supervisor.core.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HangSection:
-    """[hang]: when a job counts as standing still, and what is done then (docs/hangs.md)."""
+    """[hang]: when a job counts as standing still, and what is done then (docs/explanation/hangs.md)."""
 
     action: Literal["warn", "restart", "auto"] = setting(
         "auto",
@@ -45,7 +45,7 @@ class NetworkSection:
 
 @dataclass(frozen=True, slots=True)
 class PaceSection:
-    """[pace]: when a training counts as slow (docs/loss-and-pace.md)."""
+    """[pace]: when a training counts as slow (docs/explanation/loss-and-pace.md)."""
 
     straggler: float = setting(
         1.3,

@@ -21,7 +21,7 @@ The rules:
    failure is judged a second later, so that our own signal can arrive first.
 
 `EVENTS` below has a row for each event: the stages in which it means something, the function that answers it, and the stages that may
-follow. docs/stages.md is drawn from these rows. The functions stand in a file for each subject: start.py (checkpoint, attempt),
+follow. docs/reference/stages.md is drawn from these rows. The functions stand in a file for each subject: start.py (checkpoint, attempt),
 gathering.py (several nodes), lifecycle.py (start, run, end), failure.py (stop the ranks, judge, plan), node_health.py and ailing.py
 (this node's health), hangs.py (ranks that stand still), training.py (loss and pace), shutdown.py (a request to stop).
 

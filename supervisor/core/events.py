@@ -211,8 +211,8 @@ class CheckpointSelected:
     No attempt resumes from these, each with its reason: `torn`; `dangerous`: loading them could run code; `refused`: they could not be read
     or verified, and may be good; `not_finite`. `older`: further ones, oldest first, not verified. `unused`: whole ones of which the
     script gets none. `torn_in_use`: the torn one that the last attempt tried to load. `repaired`: changes to files of the job, as (path,
-    change), by the rule of ownership (docs/checkpoints.md). `kept_copies`: of torn ones that stay, as (path, newest copy). `notes`: for
-    people.
+    change), by the rule of ownership (docs/explanation/checkpoints.md). `kept_copies`: of torn ones that stay, as (path, newest copy).
+    `notes`: for people.
 
     agreement: number of the agreement of several nodes on it, else 0; overrides and rejected then hold on all of them. node_offers: what
     each node has if they have none in common, as (node, text), or how each resumes if `resume_differs`: only some nodes add a program's
@@ -344,7 +344,7 @@ class TimeLeft:
 
 @dataclass(frozen=True, slots=True)
 class ProgramSeen:
-    """A rank's instrumentation saw which framework trains (names of rows of docs/programs.md), and with which values.
+    """A rank's instrumentation saw which framework trains (names of rows of docs/guides/programs.md), and with which values.
 
     values: knob to value, as the framework itself holds it. batchnorm: a module whose statistics depend on the micro-batch was seen.
     """

@@ -1,4 +1,4 @@
-"""The ranks stand still: warn, or end the attempt (--on-hang). docs/hangs.md has the reasons.
+"""The ranks stand still: warn, or end the attempt (--on-hang). docs/explanation/hangs.md has the reasons.
 
 A suspicion alone decides nothing: it is logged. Once two looks agree, `auto` ends only what cannot go on by itself. `warn` ends nothing.
 """

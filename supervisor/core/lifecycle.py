@@ -246,7 +246,8 @@ def on_start_ceiling_passed(state: JobState, event: StartCeilingPassed) -> Step:
     names = ", ".join(str(r) for r in event.uninstrumented)
     return state, (
         PrintMessage(
-            "info", f"rank {names}: no heartbeat, so its progress is unknown and a hang of it is not seen (docs/instrumentation.md)"
+            "info",
+            f"rank {names}: no heartbeat, so its progress is unknown and a hang of it is not seen (docs/explanation/instrumentation.md)",
         ),
     )
 

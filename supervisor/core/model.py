@@ -20,7 +20,7 @@ from supervisor.core.values import dataclass
 
 
 class Cause(StrEnum):
-    """Why an attempt ended: the closed list (docs/design.md section 7)."""
+    """Why an attempt ended: the closed list (docs/explanation/design.md section 7)."""
 
     CUDA_OOM = "cuda_oom"
     HOST_OOM = "host_oom"
@@ -204,7 +204,7 @@ class HangKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A hang on which two looks agreed (docs/hangs.md).
+    """A hang on which two looks agreed (docs/explanation/hangs.md).
 
     text: one sentence, with ranks, collective, file and line. ranks: the culprits, empty where none is known; code: where they stand in the
     user's code, "" unknown. phase: of the culprit. still_s: since the last progress of any rank; limit_s: what that passed. calibrated:
@@ -230,7 +230,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A health check's result on one part of this node, as far as a decision or a person needs it (docs/health.md).
+    """A health check's result on one part of this node, as far as a decision or a person needs it (docs/guides/health.md).
 
     subject: as health/model.py names it (`gpu:UUID`, `path:/data`, `host`). result: ok, degraded or failed. command: what repairs it, or
     shows more. blocks: no attempt may begin on it. event: what happened (`xid 79`), "" for a state.
@@ -280,7 +280,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One thing of the user's command that a plan may set (docs/knobs.md has the closed list of names).
+    """One thing of the user's command that a plan may set (docs/guides/knobs.md has the closed list of names).
 
     value: as in the user's command, "" unknown. how: as a person would write it (`--batch-size`). by: who declared it, "declared" or the
     program that was recognised. seen: False while the program was only recognised in the script's text; such a knob is enabled by
@@ -429,7 +429,7 @@ class FirstCause:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The settings that decisions depend on. Seconds, steps and counts; the defaults are those of docs/settings.md."""
+    """The settings that decisions depend on. Seconds, steps and counts; the defaults are those of docs/reference/settings.md."""
 
     launcher: Launcher = Launcher.ELASTIC
     grace_s: float = 5.0  # TERM to KILL for the peers of a dead rank

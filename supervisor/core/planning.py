@@ -31,7 +31,7 @@ KEPT_FINGERPRINTS = 100
 OF_ONE_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER})
 #: `Knob.by` of a knob that the user declared.
 DECLARED = "declared"
-#: The exit code that asks for a requeue: the next start continues the run (docs/exit-codes.md).
+#: The exit code that asks for a requeue: the next start continues the run (docs/reference/exit-codes.md).
 REQUEUE = 75
 #: Exit codes of a run that HUP or TERM ended: who starts the same command again wants it to go on.
 ENDED_FROM_OUTSIDE = frozenset({129, 143})

@@ -211,7 +211,7 @@ def on_select_overdue(state: JobState, t: float) -> Step:
 
 
 def begin_from_scratch(state: JobState, t: float) -> Step:
-    """Restart without a checkpoint only where little is lost, or where the script was seen to resume by itself (docs/design.md 7)."""
+    """Restart without a checkpoint only where little is lost, or the script was seen to resume by itself (docs/explanation/design.md 7)."""
     plan = state.attempt.scratch_refusal if state.attempt.awaits_agreement else _refusal(state, t)
     if plan is not None:
         verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.NONE, 1.0, plan.reason, "scratch:refused")

@@ -35,7 +35,7 @@ from supervisor.core.values import dataclass
 
 
 class Stage(StrEnum):
-    """Where the job stands. docs/stages.md has the drawing, made from the table in core/decide.py."""
+    """Where the job stands. docs/reference/stages.md has the drawing, made from the table in core/decide.py."""
 
     NEW = "new"
     SELECTING = "selecting"  # the newest verified checkpoint is being selected

@@ -7,7 +7,7 @@ from supervisor.core.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LossChanged:
-    """A number that the training prints became strange by a loss rule, or is good again (`is_over`). docs/loss-and-pace.md has the rules.
+    """A number that the training prints became strange by a rule, or is good again (`is_over`). Rules: docs/explanation/loss-and-pace.md.
 
     rule, kind: of the rule (classify/losses/rules.py). name: of the number. text: what is strange, without rank and step. rank: the first
     one of which it is known.
@@ -31,7 +31,7 @@ class LossChanged:
 
 @dataclass(frozen=True, slots=True)
 class PaceChanged:
-    """The training became slow, or is as fast as before (`is_over`): docs/loss-and-pace.md.
+    """The training became slow, or is as fast as before (`is_over`): docs/explanation/loss-and-pace.md.
 
     kind: straggler, drop or gpu_idle (observe/pace/judge.py). text: what is slow. rank: whose, None for a drop.
     """

@@ -1,4 +1,4 @@
-"""The journal's records: bytes on one side, values on the other (docs/journal-format.md is the format).
+"""The journal's records: bytes on one side, values on the other (docs/reference/journal-format.md is the format).
 
 A line that does not check is `Damage`, a value. A newer major version is a SuperviseError with exit code 78.
 

@@ -25,7 +25,7 @@ from supervisor.core.values import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: All knobs; docs/knobs.md describes their values.
+#: All knobs; docs/guides/knobs.md describes their values.
 NAMES = (
     *("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "mixed_precision"),
     *("skip_window", "group_timeout", RESUME),

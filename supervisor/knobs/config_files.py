@@ -2,7 +2,7 @@
 
 JSON and YAML keep every character but the value's: their own decoders find where a value begins and ends, and only that part is
 replaced. If a key stands twice the last counts, as for every reader of these forms. tomlkit keeps the comments and the order of TOML.
-PyYAML and tomlkit are imported where such a file is edited and nowhere else; the extra `files` brings them (docs/knobs.md).
+PyYAML and tomlkit are imported where such a file is edited and nowhere else; the extra `files` brings them (docs/guides/knobs.md).
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _split_on(where: str) -> tuple[str, str]:
 
 
 def binding(where: str, name: str) -> Binding:
-    """Return the place that `where` names (docs/knobs.md). Raises ValueError."""
+    """Return the place that `where` names (docs/guides/knobs.md). Raises ValueError."""
     if where == f"{{{name}}}":
         return Placeholder(name)
     if where.startswith(_ENV):

@@ -128,15 +128,13 @@ def _joined(first: BoundKnob, second: BoundKnob) -> BoundKnob:
 def _wrong(text: str, origin: str, error: Exception, exit_code: ExitCode) -> SuperviseError:
     cause = (error.strerror or str(error)) + f": {error.filename}" if isinstance(error, OSError) else str(error)
     name = text.partition("=")[0].partition(":")[0].strip()
-    hint = (
-        f"Write it as --knob {name}=--flag, or {name}:VALUE=--flag where the command does not hold the flag; docs/knobs.md has all forms."
-    )
+    hint = f"Write it as --knob {name}=--flag, or {name}:VALUE=--flag if the command has no such flag; docs/guides/knobs.md has all forms."
     if isinstance(error, _DeclarationError):
         hint = error.hint
     elif isinstance(error, config_files.EditError):
         hint = f"Correct the file, or declare a flag in its place: --knob {name}=--flag."
     if name not in bindings.NAMES:
         meant = nearest(name, bindings.NAMES)
-        hint = f"The nearest is {meant}: --knob {meant}=--flag; docs/knobs.md has all of them."
-        hint = hint if meant else f"docs/knobs.md has all of them: {', '.join(bindings.NAMES)}."
+        hint = f"The nearest is {meant}: --knob {meant}=--flag; docs/guides/knobs.md has all of them."
+        hint = hint if meant else f"docs/guides/knobs.md has all of them: {', '.join(bindings.NAMES)}."
     return SuperviseError(f"wrong knob: {text} from {origin}: {cause}", hint=hint, exit_code=exit_code)

@@ -57,7 +57,7 @@ _LONGEST_EVIDENCE = 400
 
 
 def cause_text(verdict: Verdict) -> str:
-    """Return the cause in words, with its name in docs/causes.md and how sure it is; for what is no failure, what it is."""
+    """Return the cause in words, with its name in docs/reference/causes.md and how sure it is; for what is no failure, what it is."""
     if verdict.cause is Cause.NONE:
         return verdict.summary
     if dict(verdict.facts).get(RACE_WRITER):
@@ -67,7 +67,7 @@ def cause_text(verdict: Verdict) -> str:
 
 
 def cause_text_of(cause: Cause, confidence: float, *, is_transient: bool = False) -> str:
-    """Return a cause in words, with its name in docs/causes.md and how sure it is."""
+    """Return a cause in words, with its name in docs/reference/causes.md and how sure it is."""
     transient = ", transient" if is_transient else ""
     return f"{EXPLANATIONS[cause].meaning} ({cause.value}, {100 * confidence:.0f} % sure{transient})"
 

@@ -1,4 +1,4 @@
-"""Orders standbys once an attempt runs well, ends them when memory becomes short, and reports what they are (docs/restarts.md).
+"""Orders standbys once an attempt runs well, ends them when memory becomes short, and reports what they are (docs/explanation/restarts.md).
 
 A standby is a fresh interpreter that has imported what its rank imports, and waits to become the rank of the next attempt. The agent starts
 those of torchrun's ranks, the guardian that of a plain command. Whatever goes wrong with one costs a cold start and nothing else.

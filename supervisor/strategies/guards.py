@@ -83,7 +83,8 @@ def own_code_before_first_step(situation: Situation) -> Plan | None:
     """Stop with the rank's own code if the failure is proven to come before the first training step.
 
     A typo in an import is reported in seconds and costs no restart, which is what a person at a terminal expects. An unknown phase proves
-    nothing (docs/design.md section 4). A transient failure stops too, but the plan does not claim that a restart would meet it again.
+    nothing (docs/explanation/design.md section 4). A transient failure stops too, but the plan does not claim that a restart would meet it
+    again.
     """
     if not situation.before_first_step:
         return None

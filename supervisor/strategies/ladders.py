@@ -1,4 +1,4 @@
-"""Which rungs answer which cause, in order: the table (docs/recovery.md is written from it).
+"""Which rungs answer which cause, in order: the table (docs/explanation/recovery.md is written from it).
 
 The first rung that has a plan wins. A rung that changes what the next attempt runs with stands before `same_place`, which stops: a rung
 that is left wins over the stop. But a GPU is blamed for a crash only at different places. The last rung of every ladder always has a plan.

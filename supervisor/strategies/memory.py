@@ -50,7 +50,7 @@ def memory_held_by_others(situation: Situation) -> Plan | None:
 
     In a container the pids in torch's list may be of another namespace (classify/gpu/memory.py). Others' memory then counts as a stranger's
     only if this node has one rank: several ranks that all put something on the first GPU are the commoner case. The job's own orphans are
-    killed between attempts (docs/design.md section 2); whatever remains is a stranger's and is left alone.
+    killed between attempts (docs/explanation/design.md section 2); whatever remains is a stranger's and is left alone.
     """
     held, capacity = situation.amount("other_bytes"), situation.amount("capacity")
     named = situation.fact("other_pids").split()

@@ -184,12 +184,12 @@ def with_excluded(gpus: tuple[Gpu, ...], plan: Plan, why: str) -> tuple[Gpu, ...
 
 
 def exit_code_of(first: RankExit | None) -> int:
-    """Return our exit code for a rank's own end (docs/exit-codes.md): 1-63 as they are, 128+n for a signal, else 1."""
+    """Return our exit code for a rank's own end (docs/reference/exit-codes.md): 1-63 as they are, 128+n for a signal, else 1."""
     if first is None:
         return 1
     if first.signal is not None:
         return 128 + first.signal
-    return first.code if first.code is not None and 1 <= first.code <= 63 else 1  # noqa: PLR2004 (the range of docs/exit-codes.md)
+    return first.code if first.code is not None and 1 <= first.code <= 63 else 1  # noqa: PLR2004 (the range of docs/reference/exit-codes.md)
 
 
 def exit_code_after(situation: Situation, failures: Iterable[Failure]) -> tuple[int, str]:
@@ -203,7 +203,7 @@ def exit_code_after(situation: Situation, failures: Iterable[Failure]) -> tuple[
 
 
 def cause_remedy(situation: Situation) -> str:
-    """Return what a person does before the next start: that of the cause (docs/causes.md)."""
+    """Return what a person does before the next start: that of the cause (docs/reference/causes.md)."""
     remedy = EXPLANATIONS[situation.verdict.cause].remedy
     return f"{remedy[0].lower()}{remedy[1:]}; then start again"
 

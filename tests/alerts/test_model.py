@@ -23,7 +23,7 @@ FIELDS = [
 def test_payload_is_the_allow_list_and_documented(alert: Callable[..., OutgoingAlert]) -> None:
     told = payload(alert())
     assert list(told) == FIELDS
-    docs = (Path(__file__).parents[2] / "docs/alerts.md").read_text()
+    docs = (Path(__file__).parents[2] / "docs/guides/alerts.md").read_text()
     assert [name for name in FIELDS if f"`{name}`" not in docs] == []
     assert json.loads(encode(alert())) == told
     assert told["ts"] == "2026-01-02T00:00:00.250Z"

@@ -12,7 +12,7 @@ import pytest
 import checkpointing
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "library-checkpointing.md"
+PAGE = ROOT / "docs" / "reference" / "library-checkpointing.md"
 
 
 def run(words: list[str], cwd: Path, code: int = 0) -> str:

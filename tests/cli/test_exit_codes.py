@@ -1,4 +1,4 @@
-"""The exit codes of the commands beside `run`, as docs/exit-codes.md and docs/commands.md have them."""
+"""The exit codes of the commands beside `run`, as docs/reference/exit-codes.md and docs/reference/commands.md have them."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ from supervisor.classify.logs.rows import parse
 from supervisor.cli.classify import rendering
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Verdict
+from tests.support.pages import page_path, page_text
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-PAGE = (DOCS / "classification.md").read_text(encoding="utf-8")
+PAGE = page_text("classification.md")
 CATALOGUE, PROBLEMS = signatures.read()
 
 
@@ -44,9 +44,9 @@ def test_the_tables_are_up_to_date() -> None:
 
 
 def test_a_stale_page_differs_from_the_one_that_would_be_written(tables: ModuleType) -> None:
-    page = (DOCS / "signatures.md").read_text(encoding="utf-8")
-    assert tables.replace_table(page, "signatures", tables.of_signatures()) == page
-    assert tables.replace_table(page, "signatures", "| another |") != page
+    page = page_text("signatures.md")
+    assert tables.replace_table(page_path("signatures.md"), page, "signatures", tables.of_signatures()) == page
+    assert tables.replace_table(page_path("signatures.md"), page, "signatures", "| another |") != page
 
 
 def test_a_confidence_keeps_its_promise(tables: ModuleType) -> None:
@@ -92,7 +92,7 @@ def test_a_cause_is_recognised_by_the_xids_that_are_judged_so(cause: Cause) -> N
 
 def test_every_signature_is_documented_with_its_source_and_no_other() -> None:
     assert PROBLEMS == ()
-    page = (DOCS / "signatures.md").read_text(encoding="utf-8")
+    page = page_text("signatures.md")
     documented = {row[1].strip("` "): row for line in page.splitlines() if (row := re.split(r"(?<!\\)\|", line)) and line.startswith("| `")}
     assert set(documented) == {row.id for row in CATALOGUE.rows}
     assert [name for name, cells in documented.items() if not cells[7].strip()] == []

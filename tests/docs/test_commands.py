@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/how-a-failure-is-handled.md")
+PAGES = ("README.md", "docs/explanation/how-a-failure-is-handled.md")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 #: Commands that start a training, each in a directory of its own.

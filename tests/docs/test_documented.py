@@ -26,17 +26,17 @@ from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
 from supervisor.report.log_events import LogEvent
 from supervisor.strategies import RUNGS
+from tests.support.pages import DOCS, page_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent.parent
-DOCS = ROOT / "docs"
 
 
 def table(page: str) -> list[list[str]]:
     """Return the cells of all tables of a page, without their heads."""
-    lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
+    lines = page_text(page).splitlines()
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))] for line in lines if line.startswith("|")]
     rules = [number for number, row in enumerate(rows) if set("".join(row)) <= set("-: ")]
     return [row for number, row in enumerate(rows) if number not in rules and number + 1 not in rules]
@@ -63,7 +63,7 @@ def test_every_setting_is_documented_with_its_default_variable_and_flag_and_no_o
 
 
 def test_every_variable_that_the_ranks_are_given_is_documented() -> None:
-    page = (DOCS / "settings.md").read_text(encoding="utf-8").partition("## What the ranks are given")[2]
+    page = page_text("settings.md").partition("## What the ranks are given")[2]
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "supervisor").rglob("*.py")]
     given = {name for text in sources for name in re.findall(r"[\"](SUPERVISE_JOB_[A-Z_]*[A-Z])\b", text)}
     between_us = {"SUPERVISE_JOB_SHIM", "SUPERVISE_JOB_LINEBUF", "SUPERVISE_JOB_STANDBY"}  # gone before the script begins
@@ -78,7 +78,7 @@ def test_every_stage_of_a_job_and_every_layout_of_a_checkpoint_is_documented() -
 
 
 def test_the_sections_of_the_settings_page_are_those_of_a_file() -> None:
-    headings = re.findall(r"^## \[(.+)\]$", (DOCS / "settings.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    headings = re.findall(r"^## \[(.+)\]$", page_text("settings.md"), flags=re.MULTILINE)
     lists = [f"[{key}]" for key in (SINKS_KEY, RULES_KEY, SIGNATURES_KEY)]
     assert headings == [*dict.fromkeys(row.key.rpartition(".")[0] for row in ROWS), *lists, f"{RECOVER_KEY}.CAUSE"]
 
@@ -177,7 +177,7 @@ def test_a_commands_own_options_and_arguments_are_documented(path: str) -> None:
         assert any(name in line for name in names), (path, param.name)
 
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "systemd" / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "systemd" / "README.md", *sorted(DOCS.rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")  # a page, "" for the same one, and a heading of it
 LINKED = {str(page.relative_to(ROOT)): links for page in PAGES if (links := LINK.findall(page.read_text(encoding="utf-8")))}
 
@@ -197,7 +197,8 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
-    assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} == {link for link, _ in LINKED["README.md"] if link.startswith("docs/")}
+    pages = {str(page.relative_to(ROOT)) for page in DOCS.rglob("*.md")}
+    assert pages == {link for link, _ in LINKED["README.md"] if link.startswith("docs/")}
 
 
 # The design is also of what is to come, so it may name what is not there.

@@ -1,4 +1,4 @@
-"""docs/health.md has one row for each check and no other, and each names a test that holds it."""
+"""docs/guides/health.md has one row for each check and no other, and each names a test that holds it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from health.model import Repair, Result
 from supervisor.cli.main import root
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "health.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "guides" / "health.md").read_text("utf-8")
 ROWS = dict(re.findall(r"^\| `(\w+)` \|.*\| (\S+) \|$", PAGE.split("## Checks", 1)[1], re.MULTILINE))
 
 

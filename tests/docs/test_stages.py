@@ -1,4 +1,4 @@
-"""docs/stages.md shows the rows by which `decide` answers events, and a drawing that is made of them.
+"""docs/reference/stages.md shows the rows by which `decide` answers events, and a drawing that is made of them.
 
 `python -m tests.docs.test_stages` writes both into the page.
 """
@@ -13,7 +13,7 @@ from supervisor.core.decide import EVENTS
 from supervisor.core.events import SupervisorStarted
 from supervisor.core.state import Stage
 
-PAGE = Path(__file__).parents[2] / "docs" / "stages.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stages.md"
 
 
 def drawing() -> str:

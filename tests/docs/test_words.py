@@ -14,7 +14,7 @@ assert SPEC is not None
 assert SPEC.loader is not None
 words = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(words)
-GLOSSARY = (HERE.parents[1] / "docs" / "glossary.md").read_text(encoding="utf-8")
+GLOSSARY = (HERE.parents[1] / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in GLOSSARY.splitlines() if line.startswith("|")]
 TERMS = [row for row in ROWS if row[0] != "term" and not row[0].startswith("-")]
 

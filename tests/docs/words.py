@@ -1,4 +1,4 @@
-"""Holds class names unique and the words that docs/glossary.md replaced from coming back. Run by `make lint`.
+"""Holds class names unique and the words that docs/reference/glossary.md replaced from coming back. Run by `make lint`.
 
     python tests/docs/words.py            # exit status 1, with a line for each name or word that is new
     python tests/docs/words.py --lower    # write the counts of today to words.toml, where they fell
@@ -78,7 +78,7 @@ def main() -> int:
     if args.lower:
         TABLE.write_text(written(lowered(names, table["class_names"]), lowered(words, table["replaced_words"])), encoding="utf-8")
     wrong = [f"class name used more than once: {line}: give it a name of its own" for line in grown(names, table["class_names"], 1)]
-    wrong += [f"replaced words in {line}: see docs/glossary.md" for line in grown(words, table["replaced_words"], 0)]
+    wrong += [f"replaced words in {line}: see docs/reference/glossary.md" for line in grown(words, table["replaced_words"], 0)]
     sys.stdout.writelines(f"{line}\n" for line in wrong)
     return bool(wrong)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 MARK = "E2E_MARK"
-#: Limits ten times shorter than docs/hangs.md has them, for jobs that do not hang: `pytest --eager-hangs`, or the mark eager_hangs.
+#: Limits ten times shorter than those of docs/explanation/hangs.md, for jobs that do not hang: `pytest --eager-hangs`, or the mark.
 EAGER = {
     "SUPERVISE_HANG_ACTION": "restart",
     "SUPERVISE_HANG_TRAIN_S": "6",

@@ -413,7 +413,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def is_genuine(headers: dict[str, str], body: bytes) -> bool:
-    """Check a signature as docs/alerts.md tells the receiver to."""
+    """Check a signature as docs/guides/alerts.md tells the receiver to."""
     fields = dict(part.split("=", 1) for part in headers["X-Supervise-Signature"].split(","))
     expected = hmac.digest(SECRET.encode(), fields["t"].encode() + b"." + body, "sha256").hex()
     return hmac.compare_digest(expected, fields["v1"]) and abs(time.time() - int(fields["t"])) < 300
@@ -443,7 +443,7 @@ def test_the_webhook_gets_the_alerts(  # a fixture and a case
 
 
 def test_the_job_file_of_the_page_on_systemd_resumes(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "systemd.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "systemd.md").read_text()
     example = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0]
     config = tmp_path / "bert.toml"
     config.write_text(example)

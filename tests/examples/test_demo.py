@@ -131,7 +131,7 @@ def test_the_readmes_first_screen_is_what_the_demo_prints(shown: Shown) -> None:
 
 @pytest.mark.slow
 def test_the_reading_commands_for_the_demos_job_are_right(shown: Shown) -> None:
-    text = (ROOT / "docs" / "how-a-failure-is-handled.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "explanation" / "how-a-failure-is-handled.md").read_text(encoding="utf-8")
     commands = re.findall(r"`(supervise [^`]*--job demo[^`]*)`", text)
     assert commands
     for command in commands:
@@ -150,7 +150,7 @@ def test_the_reading_commands_for_the_demos_job_are_right(shown: Shown) -> None:
 
 @pytest.mark.slow
 def test_each_line_of_the_log_has_the_documented_fields(shown: Shown) -> None:
-    page = (ROOT / "docs" / "log-events.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "log-events.md").read_text(encoding="utf-8")
     documented = {
         name: set(re.findall(r"`(\w+)`", fields)) for name, fields in re.findall(r"^\| `([\w.]+)` \|[^|]*\|([^|]*)\|", page, re.MULTILINE)
     }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 JOB = str(Path(__file__).with_name("standing_still.py"))
 pytestmark = pytest.mark.process
-#: The limits of docs/hangs.md, made ten to a hundred times shorter.
+#: The limits of docs/explanation/hangs.md, made ten to a hundred times shorter.
 SCALED = {
     "SUPERVISE_HANG_TRAIN_S": "3",
     "SUPERVISE_HANG_PHASE_S": "60",

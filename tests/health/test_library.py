@@ -13,7 +13,7 @@ import pytest
 import health
 from health import Ask, Doctor, Plugged, Result, Thresholds, examine
 
-PAGE = (Path(__file__).parents[2] / "docs" / "library-health.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "library-health.md").read_text("utf-8")
 PROBE = """
 from health import Reading
 def read(ask):
@@ -35,7 +35,7 @@ def test_every_public_name_is_there_and_documented() -> None:
     assert set(health.__all__) <= set(dir(health))
     for name in health.__all__:
         assert getattr(health, name).__module__.startswith("health.")
-        assert re.search(rf"`{name}\b", PAGE), f"docs/library-health.md does not name {name}"
+        assert re.search(rf"`{name}\b", PAGE), f"docs/reference/library-health.md does not name {name}"
     with pytest.raises(AttributeError, match="diagnose"):
         health.diagnose  # noqa: B018 -- that it is asked for
 

@@ -37,7 +37,7 @@ from supervisor.journal.records import (
     unframe,
 )
 
-DOCS = Path(__file__).parents[2] / "docs" / "journal-format.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "journal-format.md"
 
 
 def sample(kind: Any, number: int = 1) -> Any:

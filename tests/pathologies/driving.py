@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Supervised
 
 RESUMING = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}"]
-#: The limits of docs/hangs.md, thirty times shorter.
+#: The limits of docs/explanation/hangs.md, thirty times shorter.
 SOON = {
     "SUPERVISE_HANG_TRAIN_S": "2",
     "SUPERVISE_HANG_PHASE_S": "20",

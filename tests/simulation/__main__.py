@@ -1,4 +1,4 @@
-"""`python -m tests.simulation`: plays seeds from the command line (docs/simulation.md)."""
+"""`python -m tests.simulation`: plays seeds from the command line (docs/explanation/simulation.md)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Plans that are made where no failure is judged.
 NOT_JUDGED = frozenset({"takeover", "peer", "beginning", "health"})
-#: The codes of docs/exit-codes.md that a strategy may stop with; () where they are the rank's own, 1 to 63 or 128+n.
+#: The codes of docs/reference/exit-codes.md that a strategy may stop with; () where they are the rank's own, 1 to 63 or 128+n.
 CODES: dict[str, tuple[int, ...]] = {
     "requeue": (ExitCode.REQUEUE,),
     "own_code_before_first_step": (),

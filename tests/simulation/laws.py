@@ -1,4 +1,4 @@
-"""The laws of a decision about a failure, by what is true of the job: the rules of docs/recovery.md without the ladders.
+"""The laws of a decision about a failure, by what is true of the job: the rules of docs/explanation/recovery.md without the ladders.
 
 A law returns what is violated, "" for nothing. It judges only where the truth is plain: the evidence reached the core, and the remedy is
 known. So a rung that is missing from a ladder breaks a law.

@@ -1,7 +1,7 @@
 """What a script can find out about a standby that became its rank: the whole list, with the reason of each.
 
-`names`: which observations of the probes it covers, as fnmatch takes them; none where a probe has to show it by itself. docs/restarts.md
-has the table.
+`names`: which observations of the probes it covers, as fnmatch takes them; none where a probe has to show it by itself.
+docs/explanation/restarts.md has the table.
 """
 
 from __future__ import annotations

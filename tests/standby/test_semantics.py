@@ -195,5 +195,5 @@ def test_another_command_is_obeyed(name: str, job: Job, interpreter: str, tmp_pa
 
 
 def test_the_page_has_all_differences() -> None:
-    page = (ROOT / "docs" / "restarts.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "restarts.md").read_text(encoding="utf-8")
     assert [row.what for row in DIFFERENCES if f"| {row.what} | {row.why} |" not in page] == []

@@ -1,4 +1,4 @@
-"""Whether a change of stage stands in the table of the events (core/decide.py), from which docs/stages.md is drawn."""
+"""Whether a change of stage stands in the table of the events (core/decide.py), from which docs/reference/stages.md is drawn."""
 
 from __future__ import annotations
 

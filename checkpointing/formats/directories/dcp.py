@@ -3,7 +3,7 @@
 The metadata names every item, its shard, and where it lies there. An item is a file of torch.save's, so each has its own CRCs. The checks:
 the metadata is whole; each shard is there; items lie within their shard without overlap or gap; each tensor's pieces make up all of it.
 With `bulk` each item is checked by itself. The metadata has no checksum, and a shard does not say which save it is of: a manifest
-(docs/checkpoint-format.md) does.
+(docs/reference/checkpoint-format.md) does.
 
 DCP writes the metadata last, so a directory without it is a save that did not end. A save over an existing directory overwrites the shards
 first. If it is killed, the old metadata stays with new shards: `_of_two_saves` sees that by the times of the files.

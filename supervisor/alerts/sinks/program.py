@@ -48,7 +48,7 @@ class ProgramSink:
         self.host = os.path.basename(options.argv[0])  # noqa: PTH119 (text)
 
     def requests(self, sent: OutgoingAlert | Notification) -> Sequence[AlertRequest]:
-        """Write the notification as docs/alerts.md documents it."""
+        """Write the notification as docs/guides/alerts.md documents it."""
         notification = as_notification(sent)
         return [request(notification, text.document(notification, self._options.detail))]
 

@@ -2,7 +2,7 @@
 
 A row is one kind of change between the start of an attempt and its end. NVML's counts and answers are certain; that the change ended the
 attempt is not. So a row that only reports that something happened gives way to one that names it. The kernel's rows (signatures/gpu.toml)
-claim Xids that NVML reported. node/gpu_changes.py makes the evidence; docs/causes.md lists the proofs of each cause.
+claim Xids that NVML reported. node/gpu_changes.py makes the evidence; docs/reference/causes.md lists the proofs of each cause.
 """
 
 from __future__ import annotations

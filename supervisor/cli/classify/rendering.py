@@ -62,7 +62,7 @@ class Answer:
 
 
 def as_dict(answer: Answer) -> dict[str, Any]:
-    """Return what `--json` prints (docs/classification.md)."""
+    """Return what `--json` prints (docs/explanation/classification.md)."""
     verdict = answer.verdict
     runner_up = {"cause": verdict.runner_up.value, "confidence": verdict.runner_up_confidence} if verdict.runner_up else None
     return {

@@ -1,7 +1,7 @@
 """The files with the output of an attempt's ranks: which there are, and when each part of one was written.
 
 <attempt>/rank-0.out is a stream's current file, rank-0.out.1 the part before it. Beside each lies rank-0.out.times (rank-0.out.1.times), in
-which the guardian notes a time and an offset about once a second (docs/status-why-logs.md).
+which the guardian notes a time and an offset about once a second (docs/guides/status-why-logs.md).
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def _numbers(place: JobFiles, run: str) -> str:
 
 
 def as_dict(seen: Status) -> dict[str, Any]:
-    """Return the JSON of `status --json` (docs/status-why-logs.md)."""
+    """Return the JSON of `status --json` (docs/guides/status-why-logs.md)."""
     return {
         "job": seen.job,
         "node": seen.node,

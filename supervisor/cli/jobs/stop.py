@@ -1,7 +1,7 @@
 """`supervise stop`: asks the supervisor of a job to stop, waits for its end, and reports what became of the job.
 
-It sends TERM, as `kill`, systemd and Slurm do: core/shutdown.py is the only road of a stop (docs/preemption.md). A supervisor that systemd
-started is left to `systemctl stop`: after exit code 75, systemd would start it again.
+It sends TERM, as `kill`, systemd and Slurm do: core/shutdown.py is the only road of a stop (docs/guides/preemption.md). A supervisor that
+systemd started is left to `systemctl stop`: after exit code 75, systemd would start it again.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from supervisor.cli.invocation import BEFORE_CMD, EVERY, Invocation, setting_opt
 @click.command(options_metavar=BEFORE_CMD)
 @setting_options(*EVERY, takes_command=True)
 def command(invocation: Invocation) -> int:
-    """The exit code is the job's own, or one of docs/exit-codes.md."""
+    """The exit code is the job's own, or one of docs/reference/exit-codes.md."""
     settings, words = invocation.settings_and_command()
     from supervisor.run.start import run  # noqa: PLC0415  not needed for --help
 

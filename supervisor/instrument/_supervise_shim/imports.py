@@ -1,4 +1,4 @@
-"""Records what a rank imported, and what its script had changed by then: what a standby may import in advance (docs/restarts.md).
+"""Records what a rank imported, and what its script had changed by then: what a standby may import (docs/explanation/restarts.md).
 
 `imports-<local rank>.json` holds the imports that no library's import began, in order, with the state of the process at the start of each.
 The standby makes the same imports without the script. Where its own state differs from the recorded one, the script made the difference.

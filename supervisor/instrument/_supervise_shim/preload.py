@@ -1,4 +1,4 @@
-"""Imports in a standby what its record names, in the rank's order, and finds what of it the script had a part in (docs/restarts.md).
+"""Imports in a standby what its record names, in the rank's order, and finds what of it the script changed (docs/explanation/restarts.md).
 
 A state that differs from the recorded one was the script's doing. From there on a module is imported in advance only if its import turns
 out to be inert: it reads no variable that the script changed, changes nothing that the script changed too, prints nothing. No import may

@@ -1,9 +1,9 @@
 """Recognises which framework trains in this process, by the modules and classes that the frames of the training belong to.
 
 The frames are those above the first optimizer step, or those of an uncaught exception (out of memory mostly comes before the first step).
-The result is the names of rows of docs/programs.md, the framework's own values of the knobs, and whether a batch norm was made. It is
-written to `program-<local rank>.json`. Nothing of a frame is kept, nothing is imported, and nothing of the
-user's is called but a framework's own plain attributes.
+The result is the names of rows of docs/guides/programs.md, the framework's own values of the knobs, and whether a batch norm was made. It
+is written to `program-<local rank>.json`. Nothing of a frame is kept, nothing is imported, and nothing of the user's is called but a
+framework's own plain attributes.
 
 A new framework is a row of FRAMES: the module that its frames are of, and the function that reads its values.
 """

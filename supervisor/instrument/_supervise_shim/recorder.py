@@ -5,7 +5,8 @@ the answer is a file beside it, whole or not there: the newest words, the groups
 torch. Several may ask at once: an answer holds for each word in it. The thread holds the FIFO open for writing too, so that nothing
 that is written is lost. It needs the GIL: while C code holds it, there is no answer. It takes no signal, and is in no list of `threading`.
 
-Older torch has recorders under other names, or none (docs/hangs.md). Pickles are left alone: the supervisor would have to load them.
+Older torch has recorders under other names, or none (docs/explanation/hangs.md). Pickles are left alone: the supervisor would have to load
+them.
 """
 
 from __future__ import annotations

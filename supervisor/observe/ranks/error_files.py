@@ -55,7 +55,7 @@ class ErrorReport:
 
 @dataclass(frozen=True, slots=True)
 class ReportedProgram:
-    """What trains: rows of docs/programs.md, the outermost first, and what they hold of the knobs.
+    """What trains: rows of docs/guides/programs.md, the outermost first, and what they hold of the knobs.
 
     batchnorm: the model has a batch norm whose statistics depend on the micro-batch.
     """

@@ -25,7 +25,7 @@ WORDS = shim.SLOT_BYTES // 8
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """What a rank reports of itself: all of its slot (docs/instrumentation.md). Times are CLOCK_MONOTONIC ns; None is UNKNOWN.
+    """What a rank reports of itself: all of its slot (docs/explanation/instrumentation.md). Times are CLOCK_MONOTONIC ns; None is UNKNOWN.
 
     `steps` counts training steps seen in this process: 0 means that none was seen, not that none was made. `step` is absolute, as
     reported by the script or held by the optimizer. `phase` is IMPORT, INIT or LOAD only where that proves that no step was made.

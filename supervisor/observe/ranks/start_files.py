@@ -1,4 +1,4 @@
-"""Reads when the ranks came how far on their way to the first training step (`start-<local rank>.json`, docs/instrumentation.md)."""
+"""Reads how far each rank was, and when, before its first step (`start-<local rank>.json`, docs/explanation/instrumentation.md)."""
 
 from __future__ import annotations
 

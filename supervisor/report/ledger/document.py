@@ -1,4 +1,4 @@
-"""A report as JSON. docs/report.md has the fields. Pure."""
+"""A report as JSON. docs/guides/report.md has the fields. Pure."""
 
 from __future__ import annotations
 

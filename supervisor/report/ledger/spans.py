@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TimeState(StrEnum):
-    """What the time of a run was spent with. docs/report.md has their meanings; the order is that of the report."""
+    """What the time of a run was spent with. docs/guides/report.md has their meanings; the order is that of the report."""
 
     PRODUCTIVE = "productive"
     DEGRADED = "degraded"

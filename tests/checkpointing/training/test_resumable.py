@@ -1,4 +1,4 @@
-"""The examples of docs/training-scripts.md: killed, asked to stop, and run alone, they resume and end with the same weights."""
+"""The examples of docs/guides/training-scripts.md: killed, asked to stop, and run alone, they resume and end with the same weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def weights_after(steps: int, cwd: Path) -> str:
 
 @pytest.mark.slow
 def test_the_first_example_of_the_page_runs_as_it_stands_and_resumes(tmp_path: Path) -> None:
-    page = EXAMPLE.parents[1] / "docs" / "training-scripts.md"
+    page = EXAMPLE.parents[1] / "docs" / "guides" / "training-scripts.md"
     program = page.read_text().partition("```python\n")[2].partition("```")[0]
     (tmp_path / "train.py").write_text(program)
     for attempt in ("first", "second"):

@@ -21,6 +21,7 @@ from supervisor.job import identity
 from supervisor.journal.records import Ended, EventTaken, Header, RunBegan, encode, scan
 from supervisor.report.ledger.spans import TimeState
 from tests.support.ledgers import check_ledgers
+from tests.support.pages import page_text
 
 if TYPE_CHECKING:
     from supervisor.journal.records import Body
@@ -192,19 +193,19 @@ def test_every_field_of_the_json_is_documented(written: Any, capsys: pytest.Capt
     fails_once(written)
     written.close()
     found = document(written, capsys)
-    page_text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8").partition("### JSON")[2].partition("\n## States")[0]
-    documented = set(re.findall(r"`(\w+)`", page_text))
+    described = page_text("report.md").partition("### JSON")[2].partition("\n## States")[0]
+    documented = set(re.findall(r"`(\w+)`", described))
     fields = {*found, *found["runs"][0], *found["incidents"][0]} | {"save_s", "best_s", "now_s"}
     assert fields <= documented
     assert documented - fields <= {"null"}
 
 
 def test_every_state_is_documented() -> None:
-    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8").partition("\n## States")[2].partition("\n## ")[0]
+    text = page_text("report.md").partition("\n## States")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE) == [state.value for state in TimeState]
 
 
 def test_the_page_in_the_documentation_is_one_that_is_printed() -> None:
     printed = (ROOT / "tests/cli/jobs/pages/killed.txt").read_text(encoding="utf-8").partition("##### report, 80 columns\n")[2]
-    shown = (ROOT / "docs" / "report.md").read_text(encoding="utf-8").partition("supervise report --job bert\n")[2].partition("\n\n")[0]
+    shown = page_text("report.md").partition("supervise report --job bert\n")[2].partition("\n\n")[0]
     assert [line.strip() for line in shown.splitlines()] == [line.strip() for line in printed.partition("\n\n")[0].splitlines()]

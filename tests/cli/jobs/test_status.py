@@ -110,7 +110,7 @@ def test_a_hang_is_shown_as_long_as_it_holds(written: Any, capsys: pytest.Captur
 def test_the_keys_are_those_of_the_page(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.close()
-    page = (REPOSITORY / "docs" / "status-why-logs.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "guides" / "status-why-logs.md").read_text(encoding="utf-8")
     for key in shown(written, capsys):
         assert f"`{key}`" in page
 

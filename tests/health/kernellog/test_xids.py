@@ -12,7 +12,7 @@ from health.model import Repair
 from health.nvidia import sxids, xid_registers, xids
 from health.nvidia.xid_registers import RegisterVerdict
 
-#: The codes in use, with NVIDIA's immediate action, or ours where the vendor's is a workflow (docs/kernel-log.md).
+#: The codes in use, with NVIDIA's immediate action, or ours where the vendor's is a workflow (docs/reference/kernel-log.md).
 IN_USE = list(csv.DictReader((Path(__file__).parent / "xids.csv").read_text("utf-8").splitlines()))
 LINE = "[{t:.6f}] NVRM: Xid (PCI:0000:{bus}:00): {code}, pid=4711, name=python3, {rest}"
 GPC = "Graphics SM Warp Exception on (GPC {}, TPC {}, SM 0): Out Of Range Address"

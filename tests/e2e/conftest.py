@@ -3,7 +3,8 @@
 In: options and a command. Out: a `Supervised` run with its own state directory, its output in files, and questions that await their
 answer under a deadline. A test that fails shows output, journal and rank logs. Whatever carries the run's mark in its environment
 is ended after the test, by pid, after its mark was read again. Then every journal that the test's runs wrote is folded: `decide` must
-give, record by record, the state that the process had. And its time ledger must add up to the wall clock.
+give, record by record, the state that the process had. And the time ledger of every journal below the test's directory must add up to the
+wall clock, whoever wrote it: a drill, a test's own `supervise`, an earlier run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import pytest
 from supervisor.journal.records import Damage, scan
 from tests.support.folding import check_fold
 from tests.support.frameworks import variables
-from tests.support.ledgers import check_ledgers
+from tests.support.ledgers import check_ledgers_below
 from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -248,17 +249,17 @@ class Supervised:
             shutil.rmtree(scratch, ignore_errors=True)  # still there where supervise was killed
 
     def check_journals(self) -> int:
-        """Fail where the journal does not give back the states that the process had; return how many events were folded.
-
-        And where its time ledger does not add up to the wall clock, or leaves time unaccounted.
-        """
+        """Fail where the journal does not give back the states that the process had; return how many events were folded."""
         folded = 0
         for path in [] if self.journal_is_damaged else sorted(self.state.glob("*/nodes/*/journal.jsonl")):
             # whoever is killed in the middle of a write leaves a torn record, which loses nothing that was decided upon
             torn_is_fine = self.process.returncode == -signal.SIGKILL
             folded += check_fold(found for found in scan(path) if not (torn_is_fine and isinstance(found, Damage) and found.torn))
-            check_ledgers(scan(path))
         return folded
+
+    def check_ledgers(self) -> None:
+        """Fail where the time ledger of a journal, an earlier run's too, does not add up to the wall clock, or leaves time unaccounted."""
+        check_ledgers_below(self.state, is_damaged=self.journal_is_damaged)
 
     def account(self) -> str:
         """Return all that there is to know about the run, for the report of a failed test."""
@@ -299,8 +300,17 @@ def supervise(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callab
         run.clear()
     for run in runs:
         run.check_journals()
+        run.check_ledgers()
         if is_eager and EAGER.items() <= run.environment.items():
             assert '"event":"HangConfirmed"' not in run.journal(), "a job that does not hang was called hung"
+
+
+@pytest.fixture(autouse=True)
+def ledgers_add_up(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Check the time ledger of every journal that lies below the test's directory after it, whoever wrote it."""
+    yield
+    runs = request.node.stash.get(RUNS, [])
+    check_ledgers_below(tmp_path, is_damaged=any(run.journal_is_damaged for run in runs))
 
 
 @pytest.fixture(scope="session")

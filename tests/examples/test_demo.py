@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.ledgers import check_ledgers_below
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -84,6 +86,11 @@ def test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint_within_90_s(
     resumed = re.search(r"supervise: resumed at step (\d+) from", done.stderr)
     assert resumed
     assert int(resumed[1]) == int(re.sub(r"\D", "", torn[2])) - 40  # the one before the torn one
+
+
+@pytest.mark.slow
+def test_the_time_ledger_of_the_demos_job_adds_up(shown: Shown) -> None:
+    assert check_ledgers_below(shown.place) == 1
 
 
 @pytest.mark.slow

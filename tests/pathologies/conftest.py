@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.e2e.conftest import pytest_runtest_makereport, supervise
+from tests.e2e.conftest import ledgers_add_up, pytest_runtest_makereport, supervise
 from tests.programs.conftest import bare
 
-__all__ = ["bare", "pytest_runtest_makereport", "supervise"]
+__all__ = ["bare", "ledgers_add_up", "pytest_runtest_makereport", "supervise"]

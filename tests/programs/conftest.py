@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.conftest import pytest_runtest_makereport, supervise
+from tests.e2e.conftest import ledgers_add_up, pytest_runtest_makereport, supervise
 from tests.programs.driving import run_bare
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.programs.table import TrainingProgram
 
-__all__ = ["pytest_runtest_makereport", "supervise"]
+__all__ = ["ledgers_add_up", "pytest_runtest_makereport", "supervise"]
 
 
 @pytest.fixture(scope="session")

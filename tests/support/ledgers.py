@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from supervisor.journal.records import Ended, EventTaken, Record, RunBegan
+from supervisor.errors import SuperviseError
+from supervisor.journal.records import Ended, EventTaken, Record, RunBegan, scan
 from supervisor.report.ledger.reader import ledgers_of
 from supervisor.report.ledger.spans import RunLedger, TimeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from supervisor.journal.records import Damage
 
@@ -31,7 +34,7 @@ def check_ledger(run: RunLedger, wall_s: float | None = None, *, least_accounted
     assert all(span.took_s > 0 for span in run.spans)
 
 
-def check_ledgers(records: Iterable[Record | Damage]) -> list[RunLedger]:
+def check_ledgers(records: Iterable[Record | Damage], *, least_accounted: float = 1 - UNACCOUNTED) -> list[RunLedger]:
     """Check the ledgers of all runs of a whole journal, and return them. The wall clock is what the records themselves have."""
     spent: list[list[float]] = []
     found = [record for record in records if isinstance(record, Record)]
@@ -43,5 +46,17 @@ def check_ledgers(records: Iterable[Record | Damage]) -> list[RunLedger]:
     runs = ledgers_of(found)
     assert len(runs) == len(spent)
     for run, (begin_t, end_t) in zip(runs, spent, strict=True):
-        check_ledger(run, end_t - begin_t)
+        check_ledger(run, end_t - begin_t, least_accounted=least_accounted)
     return runs
+
+
+def check_ledgers_below(directory: Path, *, is_damaged: bool = False) -> int:
+    """Check all journals of jobs below a directory, those of earlier runs too; return how many runs they hold.
+
+    is_damaged: records may be missing, and then the states need only add up; or a newer version wrote them, and nobody can read them.
+    """
+    found = 0
+    for path in sorted(directory.rglob("nodes/*/journal*.jsonl")):
+        with contextlib.suppress(*([SuperviseError] if is_damaged else [])):
+            found += len(check_ledgers(scan(path), least_accounted=0.0 if is_damaged else 1 - UNACCOUNTED))
+    return found

@@ -67,6 +67,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints; the last step is always saved")
     parser.add_argument("--keep", type=int, default=3, help="checkpoints to keep")
     parser.add_argument("--log-every", type=int, default=10)
+    parser.add_argument("--step-ms", type=float, default=0, help="the least time of a step, so that a person can watch so small a model")
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     return parser.parse_args()
 
@@ -356,6 +357,7 @@ def train(args: argparse.Namespace, device: torch.device) -> bool:
 
     began, timed_from = time.perf_counter(), training.step
     while training.step < args.steps:
+        earliest_end = time.perf_counter() + args.step_ms / 1e3
         loss_sum = torch.zeros((), device=device)
         for micro in range(args.grad_accum):
             block = next(batches).to(device, torch.long)
@@ -369,6 +371,7 @@ def train(args: argparse.Namespace, device: torch.device) -> bool:
         training.optimizer.zero_grad()
         training.step += 1
         training.position += args.batch_size * args.grad_accum * dist.get_world_size()
+        time.sleep(max(0.0, earliest_end - time.perf_counter()))
 
         # A signal reaches the ranks at different moments: only an agreement makes all of them stop after the same step.
         agreed = torch.stack([loss_sum / dist.get_world_size(), torch.full_like(loss_sum, len(term_seen))])

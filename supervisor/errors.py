@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import difflib
 from enum import IntEnum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+#: For the hints of what needs torch: which build of it fits is no choice of ours, and the default one brings gigabytes of CUDA libraries.
+TORCH_BUILDS: Final = "https://pytorch.org/get-started/locally has the build for this machine"
 
 
 class ExitCode(IntEnum):

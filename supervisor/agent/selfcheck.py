@@ -16,6 +16,7 @@ import sys
 from types import CodeType
 
 from supervisor.core.values import dataclass
+from supervisor.errors import TORCH_BUILDS
 
 #: The agent's exit code if it refused to run because torch does not have this form, or the system has no pidfds.
 UNFIT = 79
@@ -112,7 +113,7 @@ def no_torch() -> str:
         importlib.import_module("torch")
     except ModuleNotFoundError as e:
         if e.name == "torch":
-            return f"ModuleNotFoundError: No module named 'torch': install it with: {sys.executable} -m pip install torch"
+            return f"ModuleNotFoundError: No module named 'torch': install it with: {sys.executable} -m pip install torch ({TORCH_BUILDS})"
         return f"{type(e).__name__}: {e}: torch cannot be imported by {sys.executable}"
     except Exception as e:  # noqa: BLE001  a torch that breaks on import breaks in any way it likes
         return f"{type(e).__name__}: {e}: torch cannot be imported by {sys.executable}"

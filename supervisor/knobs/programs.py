@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.core.model import RESUME
 from supervisor.core.values import dataclass
-from supervisor.errors import ExitCode, SuperviseError
+from supervisor.errors import TORCH_BUILDS, ExitCode, SuperviseError
 from supervisor.knobs import torchrun
 from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.python_command import LAUNCHERS, is_interpreter, split_python
@@ -137,7 +137,10 @@ def require_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise SuperviseError if the command's first word cannot be run."""
     if shutil.which(command[0], path=environ.get("PATH")) is None:
         message = f"no such command: {command[0]}: it is not on PATH, or not executable"
-        raise SuperviseError(message, hint="Check its spelling, or give its whole path behind `--`.", exit_code=ExitCode.USAGE)
+        hint = "Check its spelling, or give its whole path behind `--`."
+        if command[0] == "torchrun":
+            hint = f"It comes with torch: activate the job's environment, or install torch there ({TORCH_BUILDS})."
+        raise SuperviseError(message, hint=hint, exit_code=ExitCode.USAGE)
 
 
 def locate(command: Sequence[str], path: str | None = None) -> Script:

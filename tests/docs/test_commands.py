@@ -36,8 +36,10 @@ READING = {
 }
 DEMO = "tests/examples/test_demo.py::test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint_within_90_s"
 DEMO_WHY = "tests/examples/test_demo.py::test_the_reading_commands_for_the_demos_job_are_right"
+CPU_ONLY = "TORCH_INDEX=https://download.pytorch.org/whl/cpu"
 ELSEWHERE = {
     "make demo": DEMO,
+    f"make demo {CPU_ONLY}": "tests/docs/test_commands.py::test_make_takes_torch_from_the_named_index",
     "make test": "tests/docs/test_commands.py::test_make_does_what_the_tests_do",
     "pip install -e .": "tests/docs/test_commands.py::test_make_installs_a_checkout_as_the_readme_says",
     "supervise checkpoints undo": "tests/cli/test_checkpoints.py::test_what_was_moved_aside_is_moved_back",
@@ -156,6 +158,17 @@ def test_make_installs_a_checkout_as_the_readme_says() -> None:
         check=False,
     )
     assert re.search(r"pip .*install .*-e \.$", done.stdout, flags=re.MULTILINE), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("words", "index"), [([], ""), (["TORCH_INDEX=https://torch.test/cpu"], " --index-url https://torch.test/cpu")])
+def test_make_takes_torch_from_the_named_index(words: list[str], index: str) -> None:
+    done = subprocess.run(  # noqa: S603  nothing is run
+        ["make", "demo", "--dry-run", "--always-make", *words],  # noqa: S607  as above
+        cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert re.search(
+        rf"^ *echo 'fetching torch: .* 5 GB.*\n.*\n.*pip .* install *{re.escape(index)} *-r \S+torch.txt$", done.stdout, re.MULTILINE
+    )
 
 
 def test_the_readmes_configuration_is_accepted(tmp_path: Path) -> None:

@@ -85,6 +85,9 @@ def test_the_wheel_says_what_it_is(wheel: Path, names: set[str]) -> None:
     assert f"{info}/licenses/LICENSE" in names
     assert "supervise = supervise_command:main" in entry_points
     assert "Root-Is-Purelib: true" in generator
+    needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert not [line for line in needed if re.match(r"torch\b|nvidia-(?!ml-py)", line)], "pip would replace the job's torch, or fetch CUDA"
+    assert "torch>=2.6; extra == 'torch'" in metadata.get_all("Requires-Dist", [])
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,14 @@ class Environment:
     def bin(self) -> Path:
         """Where its commands are."""
         return self.root / "bin"
+
+    def hide_torch(self) -> None:
+        """Give it what the tests' environment has, torch apart."""
+        (site,) = self.root.glob("lib/python*/site-packages")
+        (site / "zz-dependencies.pth").unlink()
+        for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
+            if not re.match(r"(_|func)?torch|supervis|.*\.pth$|__|pip", entry.name) and not (site / entry.name).exists():
+                (site / entry.name).symlink_to(entry)
 
     def install(self, *wheels: Path) -> None:
         """Install wheels, one after the other, without what they depend on."""
@@ -162,6 +173,19 @@ def works_of_theirs(environment: Environment) -> None:
 def test_the_wheel_works_alone(environment: Environment, wheel: Path) -> None:
     environment.install(wheel)
     works(environment)
+
+
+@pytest.mark.process
+def test_without_torch_it_works_and_names_where_torch_comes_from(environment: Environment, wheel: Path) -> None:
+    environment.hide_torch()
+    environment.install(wheel)
+    works(environment)
+    alone = {"PATH": f"{environment.bin}:/usr/bin:/bin"}
+    command = [environment.bin / "supervise", "--state-dir", environment.root / "state", "--", "torchrun", "train.py"]
+    done = subprocess.run(command, cwd=environment.root, env=alone, capture_output=True, text=True, timeout=DEADLINE_S, check=False)  # noqa: S603 -- as above
+    assert done.returncode == 64
+    assert "no such command: torchrun" in done.stderr
+    assert "https://pytorch.org/get-started/locally" in done.stderr
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from supervisor.journal.records import (
     Ended,
     EventTaken,
     Header,
+    JournalPosition,
     Note,
     PassedLines,
     Record,
@@ -67,7 +68,7 @@ _PACE_REPORTS = 8
 
 def read_history(path: Path) -> History:
     """Read the journal at `path`. Raises OSError, and SuperviseError (78) for a newer format."""
-    reading = _Reading()
+    reading = HistoryReading()
     reading.read(path, 0)
     return reading.history
 
@@ -77,7 +78,7 @@ def read_standing(path: Path) -> History:
 
     `first_deaths` and the incidents' `progress` may be missing, and damage is reported only where it is read. Raises as `read_history`.
     """
-    reading = _Reading()
+    reading = HistoryReading()
     try:
         fd = durable.open_regular(str(path))
     except FileNotFoundError:
@@ -95,7 +96,11 @@ def read_standing(path: Path) -> History:
 
 def read_earlier(path: Path) -> History:
     """Read the file of an earlier run, after which a new one was started: its supervisor is gone. Raises as read_history."""
-    history = read_history(path)
+    return abandoned(read_history(path))
+
+
+def abandoned(history: History) -> History:
+    """Return the history of an earlier run, completed in place: its supervisor is gone."""
     history.with_our_death()
     _abandon(history, history.last_t)
     return history
@@ -110,8 +115,8 @@ def _abandon(history: History, t: float) -> None:
             incident.outcome = "left open, a new run was started"
 
 
-class _Reading:
-    """The history while it is being read."""
+class HistoryReading:
+    """The history while it is being read; more records may follow at any time."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -122,9 +127,30 @@ class _Reading:
         self.passed_from = 0  # progress before this record was followed by what is taken already
         self.has_old_names = False
 
+    def so_far(self) -> History:
+        """Return the history up to the last record that was taken; what is taken later, or completed in it, leaves the other as it is."""
+        self.settle_progress()
+        self.settle_pace()
+        found = self.history
+        incidents = [*found.incidents[:-1], *(replace(one, rounds=[*map(_copied, one.rounds)]) for one in found.incidents[-1:])]
+        return replace(
+            found,
+            incidents=incidents,
+            first_deaths={**found.first_deaths},
+            findings={**found.findings},
+            problems=[*found.problems],
+        )
+
+    def take_found(self, found: Record | Damage) -> None:
+        """Take what `scan` yields next."""
+        if isinstance(found, Record):
+            self.take(found)
+        else:
+            self.history.problems += [] if found.torn else [str(found)]
+
     def read(self, path: Path, start: int) -> None:
         """Take all records from this offset on."""
-        for rec in frames(path, _PROGRESS, self.reports.append, start=start):
+        for rec in frames(path, _PROGRESS, self.reports.append, position=JournalPosition(start)):
             if isinstance(rec, Damage):
                 self.history.problems += [] if rec.torn else [str(rec)]
             else:
@@ -160,6 +186,7 @@ class _Reading:
         return lookup.offset(max(1, found.state - 2 * _PACE_REPORTS))
 
     def take(self, record: Record) -> None:
+        """Take one record; a second copy of one changes nothing."""
         if record.seq <= self.seq:
             return
         self.seq = record.seq
@@ -184,6 +211,7 @@ class _Reading:
             self.take_event(body)
 
     def take_note(self, note: Note, t: float) -> None:
+        """Take a fact beside the events."""
         history = self.history
         if note.name == RESTORED:
             history.restored = note.text
@@ -201,6 +229,7 @@ class _Reading:
                 self.take_start(msgspec.convert(note.data, StartTimes))
 
     def take_start(self, start: StartTimes) -> None:
+        """Take where the time of a start went."""
         self.history.start = start
         last = self.history.incidents[-1] if self.history.incidents else None
         if last is not None and last.rounds[-1].began == start.attempt:
@@ -249,6 +278,7 @@ class _Reading:
         self.history.pace = tuple(steps) or tuple((t, seen) for t, _, seen in known if seen > 0)
 
     def take_event(self, taken: EventTaken) -> None:
+        """Take an event, and what was decided about it."""
         history = self.history
         if self.has_old_names:
             taken = renames.with_present_names(taken)
@@ -285,6 +315,7 @@ class _Reading:
             last.exit_code = exit_code
 
     def open(self, action: act.OpenIncident, t: float) -> None:
+        """Open an incident."""
         run_id = self.history.run.run_id if self.history.run else ""
         first = Round(action.attempt, warnings=self.history.warnings)
         self.history.incidents.append(
@@ -301,6 +332,7 @@ class _Reading:
         return incident.rounds[-1]
 
     def on_event(self, event: events.Event) -> None:
+        """Take what the event says of the attempt."""
         history = self.history
         if isinstance(event, (events.AttemptStarted, events.RanksFound)):
             history.ranks, history.world_size, history.hang = event.ranks, event.world_size, None
@@ -355,6 +387,7 @@ class _Reading:
         return Progress(step, relative=step is not None, phase=event.phase)
 
     def on_action(self, action: act.Action, t: float) -> None:
+        """Take one part of a decision."""
         history = self.history
         incident = history.open_incident
         if isinstance(action, act.BeginAttempt):
@@ -375,6 +408,10 @@ class _Reading:
             incident.closed_t, incident.outcome = t, action.outcome
         elif isinstance(action, act.Finish):
             self.ended(action.exit_code)
+
+
+def _copied(one: Round) -> Round:
+    return replace(one, deaths=[*one.deaths])
 
 
 def _without_incident(record: Record) -> Record:

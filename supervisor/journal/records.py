@@ -309,13 +309,21 @@ def _decode_leniently(rec: bytes) -> Record | None:
         return None
 
 
-def scan(path: Path) -> Iterator[Record | Damage]:
+@dataclass(slots=True)
+class JournalPosition:
+    """How far a journal was read: the offset of the next line, in bytes."""
+
+    offset: int = 0
+
+
+def scan(path: Path, position: JournalPosition | None = None) -> Iterator[Record | Damage]:
     """Yield what the journal holds, in order; no file at all is an empty journal.
 
-    A second copy of a record is skipped. Raises OSError, and SuperviseError (78) at the header of a newer major version.
+    A second copy of a record is skipped. `position`: where to begin; at the end it is behind the last line that is finished.
+    Raises OSError, and SuperviseError (78) at the header of a newer major version.
     """
     last = 0
-    for rec in frames(path):
+    for rec in frames(path, position=position):
         found = rec if isinstance(rec, Damage) else decode(rec)
         if found is None:
             found = Damage(-1, len(rec) if isinstance(rec, bytes) else 0)
@@ -339,22 +347,27 @@ class PassedLines:
 
 
 def frames(
-    path: Path, passed: PassedLines | None = None, on_passed: Callable[[bytes], object] = len, *, start: int = 0
+    path: Path,
+    passed: PassedLines | None = None,
+    on_passed: Callable[[bytes], object] = len,
+    *,
+    position: JournalPosition | None = None,
 ) -> Iterator[bytes | Damage]:
     """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line.
 
-    `on_passed` gets each line that is passed over. Nearly all lines may be such: no function of ours is called for one. `start`: the
-    offset of the first line.
+    `on_passed` gets each line that is passed over. Nearly all lines may be such: no function of ours is called for one. `position`: as in
+    `scan`.
     """
     ends, holds, size = (passed.ends, passed.holds, passed.size) if passed is not None else (b"", b"", 0)
     first, last = passed.columns if passed is not None else (0, 0)
+    position = position or JournalPosition()
     try:
         fd = durable.open_regular(str(path))
     except FileNotFoundError:
         return
     with open(fd, "rb", buffering=1 << 20) as file:  # noqa: PTH123 (a descriptor)
-        file.seek(start)
-        offset = start
+        offset = position.offset
+        file.seek(offset)
         for line in file:
             length = len(line)
             if length < size and line.endswith(ends) and line.find(holds, first, last) > 0:
@@ -366,9 +379,11 @@ def frames(
                 yield rec
             elif not line.endswith(b"\n"):
                 yield Damage(offset, len(line), torn=True)
+                break
             else:
                 yield from _rescued(line, offset)
             offset += len(line)
+        position.offset = offset
 
 
 def _rescued(line: bytes, offset: int) -> Iterator[bytes | Damage]:

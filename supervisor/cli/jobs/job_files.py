@@ -107,17 +107,18 @@ def history_of(place: JobFiles) -> tuple[History, bool | None]:
     """Return what the journal tells, and its supervisor's death, which nobody could record."""
     from supervisor.journal.reader import read_history  # noqa: PLC0415  loads msgspec: not for --help
 
-    return _read(place, read_history)
+    return history_by(place, read_history)
 
 
 def standing_of(place: JobFiles) -> tuple[History, bool | None]:
     """Return the same for where the job stands: without the earlier incidents, for which a long journal must be read whole."""
     from supervisor.journal.reader import read_standing  # noqa: PLC0415  loads msgspec: not for --help
 
-    return _read(place, read_standing)
+    return history_by(place, read_standing)
 
 
-def _read(place: JobFiles, read: Callable[[Path], History]) -> tuple[History, bool | None]:
+def history_by(place: JobFiles, read: Callable[[Path], History]) -> tuple[History, bool | None]:
+    """Return what `read` makes of the journal, and its supervisor's death. Raises SuperviseError where it cannot be read."""
     try:
         history = read(place.journal)
     except OSError as error:

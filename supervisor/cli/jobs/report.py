@@ -14,7 +14,7 @@ import click
 from checkpointing.io import staging
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
-from supervisor.cli.jobs.job_files import JobFiles, find_job, history_of, show_problems, state_root
+from supervisor.cli.jobs.job_files import JobFiles, find_job, history_by, show_problems, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.file import earlier
 from supervisor.report.layout import render, surface_of
@@ -22,6 +22,7 @@ from supervisor.report.layout import render, surface_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from supervisor.cli.jobs.journal_reading import JournalReading
     from supervisor.config.settings import Settings
     from supervisor.journal.history import History, RecordedIncident
     from supervisor.report.ledger.figures import JobReport
@@ -59,18 +60,38 @@ def report(settings: Settings, job: str | None, *, all_runs: bool = False, html_
 
 def read_journals(place: JobFiles) -> list[tuple[History, list[RunLedger]]]:
     """Return the history and the ledgers of each journal of a job, the oldest first. Raises SuperviseError (78) for a newer version's."""
-    from supervisor.journal.reader import read_earlier  # noqa: PLC0415  loads msgspec: not for --help
-    from supervisor.journal.records import scan  # noqa: PLC0415
-    from supervisor.report.ledger.reader import ledgers_of  # noqa: PLC0415
+    from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  loads msgspec: not for --help
 
-    history, alive = history_of(place)
-    show_problems(history)
+    reading = JournalReading(place.journal)
+    newest = newest_journal(place, reading)
+    show_problems(newest[0])
+    return [*earlier_journals(place), newest]
+
+
+def newest_journal(place: JobFiles, reading: JournalReading) -> tuple[History, list[RunLedger]]:
+    """Return the history and the ledgers of a job's journal by now. Raises as read_journals."""
+
+    def read(_: Path) -> History:
+        reading.advance()
+        return reading.history()
+
+    history, alive = history_by(place, read)
+    # whether it goes on cannot be seen from another host: then it ends with its last record
+    return history, reading.ledgers(time.time() if alive else None)
+
+
+def earlier_journals(place: JobFiles) -> list[tuple[History, list[RunLedger]]]:
+    """Return the history and the ledgers of each earlier run's journal, the oldest first. Raises as read_journals."""
+    from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  loads msgspec: not for --help
+    from supervisor.journal.reader import abandoned  # noqa: PLC0415
+
     read = []
     for path in reversed(earlier(place.journal)):
+        reading = JournalReading(path)
         with contextlib.suppress(OSError):  # removed meanwhile
-            read.append((read_earlier(path), ledgers_of(scan(path))))
-    # whether it goes on cannot be seen from another host: then it ends with its last record
-    return [*read, (history, ledgers_of(scan(place.journal), time.time() if alive else None))]
+            reading.advance()
+            read.append((abandoned(reading.history()), reading.ledgers()))
+    return read
 
 
 def job_report(place: JobFiles, read: Sequence[tuple[History, Sequence[RunLedger]]], *, all_runs: bool = False) -> JobReport:

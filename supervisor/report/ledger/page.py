@@ -34,6 +34,15 @@ STATE_TEXTS: Final = {
     TimeState.PREEMPTED: ("preempted", Tone.PLAIN),
     TimeState.UNACCOUNTED: ("unaccounted", Tone.WARNING),
 }
+#: How the figures are made, and by whom they are defined; docs/guides/report.md has more.
+FORMULAS: Final = (
+    Fact("ETTR", "(new steps + slow steps) / wall clock: effective training time ratio (Kokolis et al. 2024, arXiv 2410.21680)"),
+    Fact("goodput", "(new steps - those that no checkpoint kept) / wall clock: the runtime part of Google's ML Productivity Goodput"),
+    Fact("until noticed", "from the failure, or from the last progress before a hang, until supervise knew it (MTTD)"),
+    Fact("training again", "from the failure to the first step after it (MTTR)"),
+    Fact("MTBF", "time in which ranks ran / failures that nobody planned; the interval is exact for a Poisson process (Garwood 1936)"),
+    Fact("saving", "Daly's higher-order estimate of the best interval (FGCS 22, 2006), from three failures on"),
+)
 #: Of the wall clock: from here on it is shown that steps were not seen.
 _NOTABLE = 0.01
 

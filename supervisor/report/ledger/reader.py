@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,32 +59,52 @@ _UNNOTICED: Final = NEW_STEPS | {TimeState.REWORK, TimeState.UNMEASURED, TimeSta
 
 def ledgers_of(records: Iterable[Record | Damage], now: float | None = None) -> list[RunLedger]:
     """Return the ledgers of all runs in these records, the oldest first. now: Unix seconds, where the last one goes on."""
-    found: list[RunLedger] = []
-    reader: LedgerReader | None = None
-    has_old_names, last_seq = False, 0
+    reading = LedgerReading()
     for record in records:
-        if not isinstance(record, Record) or record.seq <= last_seq:  # damage shows as a gap; a number that was there is a second copy
-            continue
-        body, is_lost, last_seq = record.body, record.seq != last_seq + 1, record.seq
-        if reader is not None and is_lost:
-            reader.miss()
+        reading.take(record)
+    return reading.ledgers(now)
+
+
+class LedgerReading:
+    """The ledgers of all runs of a journal while it is read; more records may follow at any time."""
+
+    def __init__(self) -> None:
+        self._over: list[RunLedger] = []
+        self._last: RunReader | None = None
+        self._has_old_names, self._seq = False, 0
+
+    def take(self, record: Record | Damage) -> None:
+        """Take what stands next in the journal."""
+        if not isinstance(record, Record) or record.seq <= self._seq:  # damage shows as a gap; a number that was there is a second copy
+            return
+        body, is_lost, self._seq = record.body, record.seq != self._seq + 1, record.seq
+        run = self._last
+        if run is not None and is_lost:
+            run.miss()
         if isinstance(body, Header):
-            has_old_names = renames.has_old_names(body.version)
-        elif isinstance(body, RunBegan) and reader is not None and body.continues:
-            reader.take_over()
+            self._has_old_names = renames.has_old_names(body.version)
+        elif isinstance(body, RunBegan) and run is not None and body.continues:
+            run.take_over()
         elif isinstance(body, RunBegan):
-            found += [reader.finish()] if reader is not None else []
-            reader = LedgerReader(RunLedger(body.run_id, record.t, gpus=found[-1].gpus if found else 0))
-        elif reader is not None and isinstance(body, EventTaken):
-            reader.take_event(renames.with_present_names(body) if has_old_names else body, record.t)
-        elif reader is not None and isinstance(body, Ended):
-            reader.end(body, record.t)
-        elif reader is not None and isinstance(body, Note):
-            reader.take_note(body)
-    return [*found, reader.finish(now)] if reader is not None else found
+            self._over += [run.finish()] if run is not None else []
+            self._last = RunReader(RunLedger(body.run_id, record.t, gpus=self._over[-1].gpus if self._over else 0))
+        elif run is not None and isinstance(body, EventTaken):
+            run.take_event(renames.with_present_names(body) if self._has_old_names else body, record.t)
+        elif run is not None and isinstance(body, Ended):
+            run.end(body, record.t)
+        elif run is not None and isinstance(body, Note):
+            run.take_note(body)
+
+    def ledgers(self, now: float | None = None) -> list[RunLedger]:
+        """Return the ledgers so far, as `ledgers_of`; what is taken later leaves them as they are."""
+        if self._last is None:
+            return []
+        last = copy(self._last)
+        last.detach()
+        return [*self._over, last.finish(now)]
 
 
-class LedgerReader:
+class RunReader:
     """Makes the ledger of one run; its methods take the run's records in their order."""
 
     def __init__(self, run: RunLedger) -> None:
@@ -105,6 +126,11 @@ class LedgerReader:
         self._trains = self._are_ranks_gone = False
         self._step: int | None = None  # of the newest report
         self._still_since_t: float | None = None  # a confirmed hang
+
+    def detach(self) -> None:
+        """Share nothing that changes with the reader of which this one is a copy."""
+        self._run = self._run.copied()
+        self._unproven, self._training = [*self._unproven], [*self._training]
 
     # --- the records
 

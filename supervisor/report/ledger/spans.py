@@ -122,6 +122,10 @@ class RunLedger:
     saves_t: list[tuple[int, float]] = field(default_factory=list)
     incidents: set[int] = field(default_factory=set)
 
+    def copied(self) -> RunLedger:
+        """Return a ledger that goes on from here by itself."""
+        return replace(self, spans=[*self.spans], samples=[*self.samples], saves_t=[*self.saves_t], incidents={*self.incidents})
+
     @property
     def wall_s(self) -> float:
         """Seconds from its first record to its end."""

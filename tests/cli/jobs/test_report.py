@@ -183,7 +183,7 @@ def test_the_report_is_written_as_one_page_with_the_cards(written: Any, tmp_path
     assert (answer.out, f"wrote {file}" in answer.err) == ("", True)
     text = file.read_text(encoding="utf-8")
     assert "rank 1 was killed by SIGKILL" in text, "the card of the incident"
-    assert text.count("<details>") == 2
+    assert text.count("<details ") == 2
     with pytest.raises(SuperviseError, match="writing the report"):
         report(written.settings, "train", html_file=str(tmp_path / "nowhere" / "report.html"))
 

@@ -147,6 +147,8 @@ BY_FRAME: tuple[tuple[str, frozenset[str], Claim], ...] = (
         frozenset({"FileNotFoundError", "EOFError", "UnpicklingError", "BadZipFile"}),
         Claim(Cause.CHECKPOINT_CORRUPT, 0.8, transient=False),
     ),
+    # struct.error and the like, where an image's bytes end too early
+    ("/PIL/ImageFile.py", frozenset({"error", "EOFError", "SyntaxError", "ValueError"}), Claim(Cause.DATA_ERROR, 0.7, transient=False)),
     ("torch/utils/data/_utils/fetch.py", frozenset(), Claim(Cause.DATA_ERROR, 0.75, transient=False)),
     ("torch/utils/data/_utils/collate.py", frozenset(), Claim(Cause.DATA_ERROR, 0.75, transient=False)),
     ("torch/utils/data/_utils/worker.py", frozenset(), Claim(Cause.DATA_ERROR, 0.7, transient=False)),

@@ -26,7 +26,10 @@ def steps(count: int, first: int = 0) -> str:
     return "".join(f"step {number} loss 2.5 lr 1e-4\n" for number in range(first, first + count))
 
 
+EXIT_HANDLER = "Exception ignored in atexit callback: <function close at 0x7f>\n" + trace("KeyboardInterrupt: ")
 INTERRUPTS = {
+    "alone, before an exit handler's": (steps(9) + "KeyboardInterrupt\n" + EXIT_HANDLER, Cause.INTERRUPTED),
+    "near: only an exit handler's": (steps(9) + EXIT_HANDLER, Cause.NONE),
     "within the loader's frames": (steps(9) + trace("KeyboardInterrupt", FETCH), Cause.INTERRUPTED),
     "near: an error within the loader's frames": (steps(9) + trace("ValueError: bad sample", FETCH), Cause.DATA_ERROR),
     "after a command that was refused": (
@@ -69,6 +72,11 @@ LAST_WORDS = {
     ),
     "zsh's notice": (steps(9) + "[1]    7120 segmentation fault (core dumped)  python train.py --lr 0.1\n", Cause.SEGFAULT),
     "bash's notice of a job": (steps(9) + "[1]+  Killed                  python train.py\n", Cause.KILLED_UNKNOWN),
+    "a notice behind the program's last output": (steps(9) + "closing the windowAborted (core dumped)\n", Cause.UNKNOWN_NATIVE_ABORT),
+    "near: such a notice within the output": (
+        "Q: why does it end in Segmentation fault (core dumped)\n" + "A: a library of another version\n",
+        Cause.NONE,
+    ),
     "near: the word within a bar": (steps(9) + BAR.replace("loss=2.31", "name=Killed") + "\n", Cause.NONE),
     "near: a sentence behind a bar": (steps(9) + BAR + "Killed processes so far: 0\n" + steps(3, 9), Cause.NONE),
     "near: a command that names the word": (f"+ {COMMAND} --on Killed\n" + steps(9), Cause.NONE),
@@ -82,6 +90,11 @@ BANNER = "Loading the data\nPatch size: 256\nBatch size: 16\nCreating the model\
 STORE = (
     "[rank2]:[W322 13:31:40.551 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=6, addr=[n1]:5, remote=[n1]:2335): Broken pipe\n"
 )
+STORE_BARRIER = (
+    "Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 "
+    "(world_size=2, worker_count=4, timeout=0:02:00)"
+)
+UNUSED = "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has"
 DRIVER = (
     "/opt/torch/cuda/__init__.py:52: UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040). "
     "Please update your GPU driver\n"
@@ -99,6 +112,12 @@ def prefixed(prefix: str, log: str) -> str:
     return "".join(prefix.format(number % 60) + line + "\n" for number, line in enumerate(log.splitlines()))
 
 
+def folded(log: str, width: int = 80) -> str:
+    """A line as a terminal shows it, among others."""
+    lines = ["python train.py", *(log[at : at + width] for at in range(0, len(log), width)), "$"]
+    return "\n".join(lines) + "\n"
+
+
 PREFIXES = {
     "a container's tag": (prefixed(TAGGED, steps(9) + trace(OOM)), Cause.CUDA_OOM),
     "the journal's": (prefixed(STAMPED, "starting\nloading\nrunning\n" + trace(OOM)), Cause.CUDA_OOM),
@@ -112,6 +131,12 @@ PREFIXES = {
 FOLDED = {
     "at a word": (trace(MISMATCH.replace("doesn't match", "doesn't\nmatch")), Cause.CHECKPOINT_MISMATCH),
     "anywhere": (trace(MISMATCH.replace("doesn't match", "does\nn't match")), Cause.CHECKPOINT_MISMATCH),
+    "by the terminal, behind a rank's prefix": (
+        folded(f"[rank1]: RuntimeError: {UNUSED} parameters that were not used"),
+        Cause.DDP_UNSYNCED,
+    ),
+    "by the terminal, a line of a library": (folded(STORE_BARRIER, 64), Cause.RENDEZVOUS),
+    "near: short lines, equal by chance": (STORE_BARRIER[:70] + "\n" + STORE_BARRIER[70:140] + "\nshort\n" + "x" * 90 + "\n", Cause.NONE),
     "near: a value in further lines": (trace(f"ValueError: bad config\n{OOM}"), Cause.USER_CODE),
 }
 RUNS = {
@@ -160,8 +185,13 @@ RENDEZVOUS = '"/opt/lib/python3.11/site-packages/torch/distributed/rendezvous.py
 CANCELLED = "slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-03-17T20:59:53 ***\n"
 HYDRA = "Error executing job with overrides: ['seed=0']\n"
 HYDRA_END = "\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
-UNUSED = "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has"
+IMAGE = '"/opt/lib/python3.11/site-packages/PIL/ImageFile.py", line 237, in load'
 ENDS = {
+    "in the frames that decode an image": (
+        trace("struct.error: unpack_from needs a buffer of 4 bytes", IMAGE),
+        Cause.DATA_ERROR,
+    ),
+    "near: a struct of the program": (trace("struct.error: unpack_from needs a buffer of 4 bytes"), Cause.USER_CODE),
     "a launcher's record before a header in its line": (
         GLUED
         + '(exitcode: -9) local_rank: 0 (pid: 81) of binary: /bin/py Traceback (most recent call last):\n  File "t.py", line 8, in m\n',

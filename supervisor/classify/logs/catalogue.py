@@ -24,6 +24,7 @@ STRUCTURE = (
     '", line ',
     "Error",
     "Exception",
+    "KeyboardInterrupt",
     "--- Logging error",
     "closing signal",
     *footers.ANCHORS,

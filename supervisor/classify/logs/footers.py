@@ -31,7 +31,8 @@ _SHELL = {
     "浮点数例外": 8,
     "非法指令": 4,
 }
-_SHELL_WORDS = "|".join(_SHELL)
+WORDS = tuple(_SHELL)
+_SHELL_WORDS = "|".join(WORDS)
 #: zsh's words in its notice of a job's end.
 _ZSH = {
     "killed": 9,

@@ -1,4 +1,4 @@
-"""Reads the end of a log: whether training went on, with losses that are no number, or whether another run began.
+"""Reads the end of a log: whether training went on, with losses that are no number, whether another run began, what its last words are.
 
 Only the last lines are read (match.TAIL_BYTES), so a log of any size costs the same.
 """
@@ -6,8 +6,9 @@ Only the last lines are read (match.TAIL_BYTES), so a log of any size costs the 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from supervisor.classify.logs import text
+from supervisor.classify.logs import footers, text
 from supervisor.classify.logs.rows import ANY_CAUSE
 from supervisor.core.model import Cause, Claim, Evidence
 
@@ -67,3 +68,47 @@ def begun_again(tail: bytes, number: int, last: int) -> list[Evidence]:
     if len(set(after)) < EQUAL_LINES or not any(before[i : i + EQUAL_LINES] == after for i in range(len(before))):
         return []
     return [Evidence("log", "begun_again", after[0][:200].decode("utf-8", "replace"), line=last, free_text=True)]
+
+
+#: The last words of a shell about its child, behind whatever the child wrote last: that ended no line.
+_LAST_WORDS = re.compile(rf"\S.{{0,400}}?(?P<notice>(?:{'|'.join(footers.WORDS)}) ?\(core dumped\))\s*$")
+
+
+def last_words(tail: bytes, number: int, rank: int | None) -> list[Evidence]:
+    """Return how the process ended, if a shell's notice stands at the end of the log's last line, behind other output.
+
+    Elsewhere such a text may be anything, a sample of the training data too.
+    """
+    lines = tail.rstrip().split(b"\n")
+    at = number - tail.count(b"\n", len(tail.rstrip()))
+    match = _LAST_WORDS.match(text.plain(lines[-1][-500:].decode("utf-8", "replace")))
+    return [replace(fact, rank=rank, line=at) for fact in footers.read(match["notice"])] if match else []
+
+
+#: How wide a terminal is.
+_TERMINALS = range(60, 401)
+#: So many lines must fill it.
+_FULL_LINES = 2
+
+
+def unfolded(tail: bytes, number: int) -> tuple[bytes, list[int]]:
+    """Return the lines that a terminal folded as they were, with the number of each one's first line; nothing if none was folded.
+
+    Copied out of a terminal (tmux, screen), a long line comes as several, all but the last as wide as the terminal.
+    """
+    lines = tail.decode("utf-8", "replace").split("\n")
+    width = max(len(line) for line in lines)
+    full = sum(len(line) == width for line in lines[:-1])
+    if width not in _TERMINALS or full < _FULL_LINES:
+        return b"", []
+    joined: list[str] = []
+    numbers: list[int] = []
+    open_line = False
+    for at, line in enumerate(lines, start=number - len(lines) + 1):
+        if open_line:
+            joined[-1] += line
+        else:
+            joined.append(line)
+            numbers.append(at)
+        open_line = len(line) == width and not line.endswith(" ")
+    return "\n".join(joined).encode(), numbers

@@ -220,6 +220,8 @@ class Reader:
             self._block(data, t)
         for traceback in self._finder.finish():
             self._traceback(traceback)
+        self._facts += log_end.last_words(self._tail, self._number, self._rank)
+        self._read_unfolded()
         after = self._afterwards()
         survived = max((fact.line for fact in after if fact.name in {"progress", "ended_well"}), default=0)
         final = {written.by: index for index, (written, _) in enumerate(self._tracebacks) if not written.thread}
@@ -234,6 +236,20 @@ class Reader:
                 self._tracebacks[index] = (written, [replace(part, free_text=False) for part in parts])
         read = Evidence("log", "read", f"{self._number} lines", line=self._number)
         return (*self._with_sources(self.evidence()), read, *after)
+
+    def _read_unfolded(self) -> None:
+        """Read the end again with the lines joined that a terminal folded, if no row has matched."""
+        if any(fact.claim is not None for fact in self.evidence()):
+            return
+        data, numbers = log_end.unfolded(self._tail, self._number)
+        if not data:
+            return
+        reader = Reader(self._catalogue, self._scanner, rank=self._rank, node=self._node)
+        reader.feed(data + b"\n", self._times[-1][1])
+        for fact in reader.evidence():
+            if fact.claim is not None:
+                line = numbers[min(fact.line, len(numbers)) - 1]
+                self._hits.add(fact.name, fact.rank, replace(fact, line=line, t=fact.t if self._times[-1][1] else float(line)))
 
     def _with_sources(self, found: Sequence[Evidence]) -> Sequence[Evidence]:
         """Return the facts. In the kernel's own log its messages are no free text; in other logs one without prefix is a mere line."""

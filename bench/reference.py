@@ -49,6 +49,7 @@ MORE = {
     "status": "status-why-logs.md#supervise-status---watch---json",
     "why": "status-why-logs.md#supervise-why-incident---all---json",
     "report": "report.md#supervise-report---all---html-file---json",
+    "ui": "ui.md",
     "ls": "status-why-logs.md#supervise-ls---json",
     "logs": "status-why-logs.md#supervise-logs--f---rank-n--n-n---since-time---first-failure---attempt-n---run-run",
     "stop": "status-why-logs.md#supervise-stop---hurry---wait-s-s",

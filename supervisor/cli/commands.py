@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "status": ("jobs.status:command", "Show where a job stands, even if its supervisor is gone."),
     "why": ("jobs.why:command", "Explain an incident, by default the last: what failed, the evidence, what was done, what comes next."),
     "report": ("jobs.report:command", "Show where the time of a job went, what its failures cost, and how often it should save."),
+    "ui": ("ui.command:command", "Serve a page of the jobs of a state directory, live and read-only."),
     "logs": ("jobs.logs:command", "Print the output of the ranks."),
     "stacks": ("jobs.stacks:command", "Show what each rank does now: its stacks, its process, the collective that it waits in."),
     "stop": ("jobs.stop:command", "Stop a job: let it save, wait for its end, and show what became of it."),

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 JOB = ("job.name", "job.state_dir")
 #: The setting that says where the files of all jobs are.
 STATE_DIR = ("job.state_dir",)
-#: Every setting that has a flag.
-EVERY = tuple(row.key for row in ROWS if row.flag)
+#: Where the page of `supervise ui` is served.
+LISTEN = ("ui.listen",)
+#: Every setting of a run that has a flag.
+EVERY = tuple(row.key for row in ROWS if row.flag and row.key not in LISTEN)
 #: The shell asks for completions through it (completion.py).
 COMPLETE_VARIABLE = "_SUPERVISE_COMPLETE"
 #: How the usage of a command that takes a CMD shows where it stands.
@@ -41,6 +43,7 @@ _VALUES = {
     "knobs.declared": "NAME=WHERE",
     "health.evict_on": "CHECK",
     "network.allow": "RUNG",
+    "ui.listen": "ADDRESS",
 }
 _VERBOSITY = (
     ("quiet", ("-q", "--quiet"), "Print warnings, errors and the card only."),

@@ -56,6 +56,7 @@ _NOT_CONFIGURATION = re.compile(r"SUPERVISE_(JOB_.*|(\w+_)?(SERVICE_(HOST|PORT.*
 # Reading these from a file found in the working directory would let whoever wrote that directory choose them.
 _NEVER_FROM_FOUND_FILE = {
     "alerts.webhook.secret_file": "secret named",
+    "ui.token_file": "secret named",
     "restart.plugins": "plug-in named",  # it would be imported here
     "health.plugins": "plug-in named",
     "alerts.sink.url_file": "secret named",
@@ -65,7 +66,7 @@ _NEVER_FROM_FOUND_FILE = {
 # A wrong value of these is not printed.
 _MAY_HOLD_KEYS = frozenset({"checkpoints.mirror"})
 # A key in a file is a key in a backup and in a repository.
-_NEVER_FROM_FILE = frozenset({"alerts.webhook.secret"})
+_NEVER_FROM_FILE = {"alerts.webhook.secret": "alerts.webhook.secret_file", "ui.token": "ui.token_file"}
 
 
 def _splits(text: str) -> bool:
@@ -330,7 +331,7 @@ def _refuse_secret(row: SettingRow, source: _Source, where: str) -> None:
     if row.key in _NEVER_FROM_FILE:
         raise SuperviseError(
             f"secret in a file: {row.key} in {where}: keys are not read from configuration files",
-            hint=f"Set {row.env}, or name a file that holds the key with alerts.webhook.secret_file.",
+            hint=f"Set {row.env}, or name a file that holds the key with {_NEVER_FROM_FILE[row.key]}.",
         )
     if source.found and row.key in _NEVER_FROM_FOUND_FILE:
         raise SuperviseError(

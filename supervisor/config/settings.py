@@ -18,6 +18,7 @@ from supervisor.config.loss_settings import Loss
 from supervisor.config.recover_settings import RecoverRow
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
 from supervisor.config.standby_settings import StandbySection
+from supervisor.config.ui_settings import UiSection
 from supervisor.config.watch_settings import HangSection, NetworkSection, PaceSection
 from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode
@@ -429,6 +430,7 @@ class Settings:
     loss: Loss = Loss()
     pace: PaceSection = PaceSection()
     alerts: Alerts = Alerts()
+    ui: UiSection = UiSection()
     recover: tuple[RecoverRow, ...] = ()
     origins: tuple[tuple[str, Origin], ...] = ()
     cwd: str = ""

@@ -178,8 +178,7 @@ def _progress(status: Status) -> str:
     parts = [wording.step_text(status.step, relative=status.step_relative) + total]
     parts.append(f"phase {status.phase}")
     if status.runs and status.steps_per_s:
-        pace = status.steps_per_s
-        parts.append(f"{pace:.3g} steps/s" if pace >= 0.1 else f"{1 / pace:.3g} s/step")  # noqa: PLR2004 (ten seconds a step)
+        parts.append(wording.pace_text(status.steps_per_s))
     if status.runs and status.step_t is not None:
         parts.append(f"last step {span_text(status.now - status.step_t)} ago")
     if status.eta_s is not None:

@@ -263,6 +263,11 @@ def phase_of(facts: Iterable[Evidence]) -> str:
     return next((f.text for f in facts if f.name == "phase"), "unknown")
 
 
+def pace_text(steps_per_s: float) -> str:
+    """Return a pace in the unit that gives a number above 0.1."""
+    return f"{steps_per_s:.3g} steps/s" if steps_per_s >= 0.1 else f"{1 / steps_per_s:.3g} s/step"  # noqa: PLR2004  ten seconds a step
+
+
 def step_text(step: int | None, *, relative: bool = False, at_least: bool = False) -> str:
     """Return a step as a person would write it."""
     if step is None:

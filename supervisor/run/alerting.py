@@ -15,7 +15,7 @@ from supervisor.alerts.model import AlertSeverity
 from supervisor.alerts.router import AlertFilter, AlertRouter
 from supervisor.alerts.sinks import AlertSink, SinkOptions
 from supervisor.alerts.text import AlertDetail
-from supervisor.config import alert_secrets
+from supervisor.config import secret_files
 from supervisor.core.model import Cause
 from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError
@@ -63,14 +63,14 @@ def configured(settings: Settings, environ: Mapping[str, str]) -> list[Configure
     found: list[ConfiguredSink] = []
     webhook = settings.alerts.webhook
     if webhook.url:
-        options = SinkOptions(WEBHOOK, webhook.url, alert_secrets.webhook_secret(settings).encode() or None)
+        options = SinkOptions(WEBHOOK, webhook.url, secret_files.webhook_secret(settings).encode() or None)
         seen = sinks.kind_of(webhook.url)
         found.append(ConfiguredSink(WEBHOOK, WEBHOOK, sinks.make(options), AlertFilter(), webhook.deadline_s, "outbox", seen))
     for section in settings.alerts.sinks:
         if section.called == WEBHOOK and webhook.url:
             raise SuperviseError("two alert sinks are called webhook", hint="Give that of [[alerts.sink]] a name of its own with name =.")
-        url = alert_secrets.sink_address(section, environ)
-        secret = alert_secrets.sink_key(section, environ).encode() or None
+        url = secret_files.sink_address(section, environ)
+        secret = secret_files.sink_key(section, environ).encode() or None
         options = SinkOptions(section.kind, url, secret, section.command, AlertDetail(section.detail), start_program)
         wanted = AlertFilter(AlertSeverity(section.severity), frozenset(map(Cause, section.causes)), section.runs)
         seen = sinks.kind_of(url)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.config import alert_secrets, loading
+from supervisor.config import loading, secret_files
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.run import alerting
 
@@ -108,12 +108,12 @@ def test_address_and_key_come_from_files_and_from_systemd(load: Callable[..., Se
     settings = load("[[alerts.sink]]\nkind = 'slack'\nurl_file = 'url'\n[[alerts.sink]]\nkind = 'pagerduty'\nsecret_file = 'key'\n")
     slack, pager = settings.alerts.sinks
     environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
-    assert alert_secrets.sink_address(slack, environ) == SLACK
+    assert secret_files.sink_address(slack, environ) == SLACK
     with pytest.raises(SuperviseError, match=re.escape(f"cannot read the key of the alert sink pagerduty: {tmp_path}/key: No such file")):
         alerting.configured(settings, environ)
     (tmp_path / "key").write_text("k" * 32)
     assert [one.sink.host for one in alerting.configured(settings, environ)] == ["hooks.slack.com", "events.pagerduty.com"]
-    assert alert_secrets.sink_key(pager, environ) == "k" * 32
+    assert secret_files.sink_key(pager, environ) == "k" * 32
 
 
 def test_an_empty_key_is_an_error(load: Callable[..., Settings], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.config import alert_secrets, loading
+from supervisor.config import loading, secret_files
 from supervisor.config.policy import to_policy
 from supervisor.config.settings import ROWS, Origin, Settings
 from supervisor.core.model import Knob, Launcher, Policy
@@ -113,7 +113,7 @@ def test_every_setting_can_be_set_from_the_environment_and_all_but_keys_from_a_f
     if row.key == "knobs.resume.args":
         text = value = "--resume {resume}"
     assert load(environ={row.env: text}).value(row.key) == value
-    if row.key != "alerts.webhook.secret":
+    if row.key not in {"alerts.webhook.secret", "ui.token"}:
         section, _, leaf = row.key.rpartition(".")
         (home / "etc.toml").write_text(f"[{section}]\n{leaf} = {json.dumps(value)}\n", encoding="utf-8")
         assert load().value(row.key) == value
@@ -315,30 +315,44 @@ def test_a_string_is_no_list_and_a_flag_is_verbatim(home: Path, load: Callable[.
     assert load({"checkpoints.paths": ("x y/*.pt", "z")}).checkpoints.paths == ("x y/*.pt", "z")
 
 
+@pytest.mark.parametrize("key", ["alerts.webhook.secret", "ui.token"])
 def test_a_key_is_refused_from_every_file_and_its_file_from_one_found_in_the_working_directory(
-    home: Path, load: Callable[..., Settings]
+    home: Path, load: Callable[..., Settings], key: str
 ) -> None:
-    local(home, f"[alerts.webhook]\nsecret = '{KEY}'\n")
+    section, _, leaf = key.rpartition(".")
+    local(home, f"[{section}]\n{leaf} = '{KEY}'\n")
     for named in (None, "supervise.toml"):
         with pytest.raises(SuperviseError, match="keys are not read from configuration files") as caught:
             load(named=named)
         assert KEY not in str(caught.value)
-    local(home, "[alerts.webhook]\nsecret_file = '/run/key'\n")
+        assert f"{key}_file" in caught.value.hint
+    local(home, f"[{section}]\n{leaf}_file = '/run/key'\n")
     with pytest.raises(SuperviseError, match="found in the working directory"):
         load()
-    assert load(named="supervise.toml").value("alerts.webhook.secret_file") == "/run/key"
+    assert load(named="supervise.toml").value(f"{key}_file") == "/run/key"
+
+
+def test_the_token_of_the_page_comes_from_the_environment_a_file_or_systemd(home: Path, load: Callable[..., Settings]) -> None:
+    assert secret_files.ui_token(load(), {}) == ""
+    assert secret_files.ui_token(load(environ={"SUPERVISE_UI_TOKEN": f" {KEY}\n"}), {}) == KEY
+    (home / "ui-token").write_text(f"{KEY}\n", encoding="utf-8")
+    named = load(environ={"SUPERVISE_UI_TOKEN_FILE": "ui-token"})
+    assert secret_files.ui_token(named, {"CREDENTIALS_DIRECTORY": str(home)}) == KEY
+    assert secret_files.ui_token(load(environ={"SUPERVISE_UI_TOKEN_FILE": str(home / "ui-token")}), {}) == KEY
+    with pytest.raises(SuperviseError, match=r"cannot read the token of the page: missing: No such file"):
+        secret_files.ui_token(load(environ={"SUPERVISE_UI_TOKEN_FILE": "missing"}), {})
 
 
 def test_the_webhooks_key_comes_from_the_environment_a_file_or_systemd(home: Path, load: Callable[..., Settings]) -> None:
-    assert alert_secrets.webhook_secret(load()) == ""
-    assert alert_secrets.webhook_secret(load(environ={"SUPERVISE_WEBHOOK_SECRET": KEY})) == KEY
+    assert secret_files.webhook_secret(load()) == ""
+    assert secret_files.webhook_secret(load(environ={"SUPERVISE_WEBHOOK_SECRET": KEY})) == KEY
     (home / "webhook-secret").write_text(f"{KEY}\n", encoding="utf-8")
     from_systemd = load(environ={"CREDENTIALS_DIRECTORY": str(home)})
-    assert alert_secrets.webhook_secret(from_systemd) == KEY
+    assert secret_files.webhook_secret(from_systemd) == KEY
     assert str(from_systemd.origin("alerts.webhook.secret_file")) == "environment CREDENTIALS_DIRECTORY"
     missing = load(environ={"SUPERVISE_WEBHOOK_SECRET_FILE": str(home / "missing")})
     with pytest.raises(SuperviseError, match=r"cannot read the webhook's key: .*missing: No such file"):
-        alert_secrets.webhook_secret(missing)
+        secret_files.webhook_secret(missing)
 
 
 def test_systemds_state_directory_is_weaker_than_all_that_a_person_wrote(home: Path, load: Callable[..., Settings]) -> None:

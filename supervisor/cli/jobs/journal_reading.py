@@ -33,7 +33,7 @@ class JournalReading:
 
     def advance(self) -> bool:
         """Read what was added; return whether anything was. Raises OSError, and SuperviseError (78) for a newer version's journal."""
-        while (mark := _mark_of(self._path)) != self._mark:
+        while (mark := mark_of(self._path)) != self._mark:
             is_same = self._mark is not None and mark is not None and mark[:2] == self._mark[:2] and mark[2] >= self._position.offset
             if not is_same:
                 self._begin()
@@ -44,7 +44,7 @@ class JournalReading:
                 self._history.take_found(found)
                 self._ledger.take(found)
             self._mark = mark
-            if mark[:2] == (_mark_of(self._path) or mark)[:2]:  # else it was replaced before it was opened
+            if mark[:2] == (mark_of(self._path) or mark)[:2]:  # else it was replaced before it was opened
                 return True
         return False
 
@@ -57,7 +57,7 @@ class JournalReading:
         return self._ledger.ledgers(now)
 
 
-def _mark_of(path: Path) -> tuple[int, int, int, int] | None:
+def mark_of(path: Path) -> tuple[int, int, int, int] | None:
     """Return what changes when a journal grows or is replaced; None: there is none."""
     try:
         found = os.stat(path)  # noqa: PTH116  over NFS as fresh as its attributes are

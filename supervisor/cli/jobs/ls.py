@@ -65,6 +65,8 @@ def ls(settings: Settings, *, as_json: bool) -> int:
 
 def state_word(found: Status) -> str:
     """Return where the job stands, in two or three words."""
+    if not found.run:
+        return "no run yet"
     if found.ended:
         return f"ended with {found.exit_code}"
     if found.supervisor_alive is None:

@@ -20,11 +20,12 @@ from supervisor.journal.file import earlier
 from supervisor.report.layout import render, surface_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from supervisor.cli.jobs.journal_reading import JournalReading
     from supervisor.config.settings import Settings
     from supervisor.journal.history import History, RecordedIncident
+    from supervisor.report.layout import FactPage
     from supervisor.report.ledger.figures import JobReport
     from supervisor.report.ledger.spans import RunLedger
 
@@ -62,14 +63,13 @@ def read_journals(place: JobFiles) -> list[tuple[History, list[RunLedger]]]:
     """Return the history and the ledgers of each journal of a job, the oldest first. Raises SuperviseError (78) for a newer version's."""
     from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  loads msgspec: not for --help
 
-    reading = JournalReading(place.journal)
-    newest = newest_journal(place, reading)
-    show_problems(newest[0])
-    return [*earlier_journals(place), newest]
+    history, _, ledgers = newest_journal(place, JournalReading(place.journal))
+    show_problems(history)
+    return [*earlier_journals(place), (history, ledgers)]
 
 
-def newest_journal(place: JobFiles, reading: JournalReading) -> tuple[History, list[RunLedger]]:
-    """Return the history and the ledgers of a job's journal by now. Raises as read_journals."""
+def newest_journal(place: JobFiles, reading: JournalReading) -> tuple[History, bool | None, list[RunLedger]]:
+    """Return the history of a job by now, whether its supervisor lives, and its ledgers. Raises as read_journals."""
 
     def read(_: Path) -> History:
         reading.advance()
@@ -77,21 +77,26 @@ def newest_journal(place: JobFiles, reading: JournalReading) -> tuple[History, l
 
     history, alive = history_by(place, read)
     # whether it goes on cannot be seen from another host: then it ends with its last record
-    return history, reading.ledgers(time.time() if alive else None)
+    return history, alive, reading.ledgers(time.time() if alive else None)
 
 
 def earlier_journals(place: JobFiles) -> list[tuple[History, list[RunLedger]]]:
     """Return the history and the ledgers of each earlier run's journal, the oldest first. Raises as read_journals."""
+    read = []
+    for path in reversed(earlier(place.journal)):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            read.append(earlier_journal(path))
+    return read
+
+
+def earlier_journal(path: Path) -> tuple[History, list[RunLedger]]:
+    """Return the history and the ledgers of one earlier run's journal. Raises OSError, and SuperviseError as read_journals."""
     from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  loads msgspec: not for --help
     from supervisor.journal.reader import abandoned  # noqa: PLC0415
 
-    read = []
-    for path in reversed(earlier(place.journal)):
-        reading = JournalReading(path)
-        with contextlib.suppress(OSError):  # removed meanwhile
-            reading.advance()
-            read.append((abandoned(reading.history()), reading.ledgers()))
-    return read
+    reading = JournalReading(path)
+    reading.advance()
+    return abandoned(reading.history()), reading.ledgers()
 
 
 def job_report(place: JobFiles, read: Sequence[tuple[History, Sequence[RunLedger]]], *, all_runs: bool = False) -> JobReport:
@@ -105,15 +110,21 @@ def job_report(place: JobFiles, read: Sequence[tuple[History, Sequence[RunLedger
         raise SuperviseError(str(error), hint=hint, exit_code=ExitCode.USAGE) from error
 
 
-def _write(file: Path, found: JobReport, incidents: Sequence[RecordedIncident], address: str) -> None:
-    """Write the report as one page, and name the file on stderr."""
+def cards_of(found: JobReport, incidents: Iterable[RecordedIncident], address: str) -> dict[int, FactPage]:
+    """Return what `supervise why` shows of each incident that a report's page has, by its number."""
     from supervisor.report.card import why_page  # noqa: PLC0415  not for --help
-    from supervisor.report.ledger.html_page import html_page, shown_incidents  # noqa: PLC0415
+    from supervisor.report.ledger.html_page import shown_incidents  # noqa: PLC0415
 
     recorded = {one.number: one for one in incidents}
     shown = [recorded[one.number] for one in shown_incidents(found) if one.number in recorded]
-    cards = {one.number: why_page(found.job, found.node, one, address, last_run=found.runs[-1].run_id) for one in shown}
-    content = html_page(found, cards, address, time.time()).encode("utf-8", "replace")
+    return {one.number: why_page(found.job, found.node, one, address, last_run=found.runs[-1].run_id) for one in shown}
+
+
+def _write(file: Path, found: JobReport, incidents: Iterable[RecordedIncident], address: str) -> None:
+    """Write the report as one page, and name the file on stderr."""
+    from supervisor.report.ledger.html_page import html_page  # noqa: PLC0415  not for --help
+
+    content = html_page(found, cards_of(found, incidents, address), address, time.time()).encode("utf-8", "replace")
     try:
         staging.write(str(file), content, is_durable=False)
     except OSError as error:

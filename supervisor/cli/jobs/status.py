@@ -96,6 +96,11 @@ def status_of(place: JobFiles) -> Status:
     """Return where the job stands: from its journal, its lock, and while it runs from its heartbeats."""
     history, alive = standing_of(place)
     show_problems(history)
+    return status_from(place, history, alive)
+
+
+def status_from(place: JobFiles, history: History, alive: bool | None) -> Status:  # noqa: FBT001  as `standing_of` returns it
+    """Return where the job stands by a history that was read, from its lock, and while it runs from its heartbeats."""
     run, end, now = history.run, history.end, time.time()
     beats = live_beats(history) if end is None else ()
     progress = progress_of(history, beats) if end is None else history.progress

@@ -25,13 +25,13 @@ MOST_ROWS, MOST_POINTS, MOST_CARDS = 40, 600, 50
 
 def html_page(report: JobReport, cards: Mapping[int, FactPage], address: str, now: float) -> str:
     """Return the file's text. cards: by the number of the incident. now: Unix seconds, when it is made."""
-    found = terminal.report_page(report, address)
+    title = terminal.report_title(report)
     head = [
-        f"<h1>{escaped(found.title)}</h1>",
+        f"<h1>{escaped(title)}</h1>",
         f'<p class="faint">Made {escaped(moment(now))}, from the journal of {escaped(report.node)}.</p>',
-        fact_list(figure_facts(found)),
+        fact_list(terminal.report_facts(report, address)),
     ]
-    return document(found.title, [*head, *report_sections(report, cards)], policy=POLICY)
+    return document(title, [*head, *report_sections(report, cards)], policy=POLICY)
 
 
 def report_sections(report: JobReport, cards: Mapping[int, FactPage]) -> list[str]:
@@ -46,12 +46,6 @@ def report_sections(report: JobReport, cards: Mapping[int, FactPage]) -> list[st
         f'<section aria-labelledby="made"><h2 id="made">How the figures are made</h2>{fact_list(terminal.FORMULAS)}</section>',
     ]
     return [section for section in found if section]
-
-
-def figure_facts(page: FactPage) -> list[Fact]:
-    """Return the facts of the terminal's page without the states, which have a section of their own."""
-    states = {label for label, _ in terminal.STATE_TEXTS.values()}
-    return [fact for fact in page.facts if fact.label not in states]
 
 
 def _shares(report: JobReport) -> str:

@@ -47,8 +47,9 @@ GROUND: Final = {
 }
 #: The width of a drawing, in units of its own.
 COLUMNS: Final = 1000
-#: What no document may hold: halves of characters (a path that is not UTF-8), and what Unicode sets apart for no use.
-_NO_CHARACTER = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+#: What no document may hold: halves of characters (a path that is not UTF-8), what Unicode sets apart for no use, and what turns the
+#: direction of the text that follows.
+_NO_CHARACTER = re.compile("[\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _RULES: Final = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--ground);color:var(--text);font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
@@ -70,7 +71,21 @@ dl{display:grid;grid-template-columns:minmax(6rem,max-content) 1fr;gap:.1rem 1re
 dt{color:var(--faint)}dd{margin:0}
 details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 summary:focus-visible{outline:2px solid var(--text)}
-@media(max-width:40rem){dl{grid-template-columns:1fr}dt{margin-top:.4rem}.row{grid-template-columns:4.5rem 1fr}}
+header{display:flex;flex-wrap:wrap;gap:0 1.5rem;max-width:70rem;margin:0 auto;padding:.5rem 1rem 0;font-size:.85rem}header p{margin:0}
+a{color:var(--checkpoint_stall)}a:focus-visible,input:focus-visible,button:focus-visible{outline:2px solid var(--text);outline-offset:2px}
+.lost{font-weight:bold}
+.dot{display:inline-block;width:.7rem;height:.7rem;border-radius:50%;margin-right:.4rem}
+.jobs{width:100%}.jobs th,.jobs td{border-top:1px solid var(--line);padding:.4rem .8rem .4rem 0}
+.jobs thead th{border-top:0;white-space:nowrap}
+.jobs th.number{text-align:right}.jobs .faint{font-weight:normal}
+.jobs tbody th{min-width:11rem}.jobs .state{min-width:9rem}.jobs .text{min-width:14rem}
+label{display:block}input,button{font:inherit;padding:.4rem .6rem;margin:.3rem .5rem .3rem 0;border:1px solid var(--line);max-width:100%}
+input,button{background:var(--ground);color:var(--text)}button{cursor:pointer}
+@media(max-width:40rem){.jobs,.jobs tbody,.jobs tr,.jobs td,.jobs th{display:block}.jobs thead{display:none}
+.jobs tr{border-top:1px solid var(--line);padding:.5rem 0}.jobs td:empty{display:none}
+.jobs tbody th,.jobs td,.jobs td.number,.jobs .text,.jobs .state{min-width:0;border:0;padding:0;text-align:left;white-space:normal}
+.jobs td{display:grid;grid-template-columns:7rem 1fr}.jobs td::before{content:attr(data-label);color:var(--faint)}
+dl{grid-template-columns:1fr}dt{margin-top:.4rem}.row{grid-template-columns:4.5rem 1fr}}
 """
 
 
@@ -90,16 +105,19 @@ POLICY: Final = (
 )
 
 
-def document(title: str, sections: Iterable[str], *, head: str = "", policy: str = "", version: str = "") -> str:
-    """Return the text of a document. policy: "" where it is served with one. version: of its content, for a script."""
+def document(  # noqa: PLR0913  the parts of a document
+    title: str, sections: Iterable[str], *, policy: str = "", head: str = "", header: str = "", data: str = ""
+) -> str:
+    """Return the text of a document. policy: "" where it is served with one. head, header: more elements. data: attributes of the body."""
     meta = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}"/>' if policy else ""
-    data = f' data-version="{html.escape(version)}"' if version else ""
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8"/>',
         meta,
         '<meta name="viewport" content="width=device-width, initial-scale=1"/><meta name="color-scheme" content="light dark"/>',
-        f"<title>{escaped(title)}</title><style>{STYLE}</style>{head}</head><body{data}><main>",
+        f"<title>{escaped(title)}</title><style>{STYLE}</style>{head}</head><body{data}>",
+        header,
+        "<main>",
         *sections,
         "</main></body></html>",
     ]

@@ -41,7 +41,7 @@ FORMULAS: Final = (
     Fact("until noticed", "from the failure, or from the last progress before a hang, until supervise knew it (MTTD)"),
     Fact("training again", "from the failure to the first step after it (MTTR)"),
     Fact("MTBF", "time in which ranks ran / failures that nobody planned; the interval is exact for a Poisson process (Garwood 1936)"),
-    Fact("saving", "Daly's higher-order estimate of the best interval (FGCS 22, 2006), from three failures on"),
+    Fact("advice", "Daly's higher-order estimate of the best interval (FGCS 22, 2006), from three failures on"),
 )
 #: Of the wall clock: from here on it is shown that steps were not seen.
 _NOTABLE = 0.01
@@ -49,17 +49,27 @@ _NOTABLE = 0.01
 
 def report_page(report: JobReport, address: str, *, all_runs: bool = False) -> FactPage:
     """Return the page. address: the options by which our other commands find the job."""
+    facts = report_facts(report, address, all_runs=all_runs, has_states=True)
+    return FactPage(report_title(report), tuple(facts), Tone.STRONG)
+
+
+def report_title(report: JobReport) -> str:
+    """Return what the report is about, and how its last run ended."""
+    return f"where the time of job {report.job} went: {_end_text(report.runs[-1])}"
+
+
+def report_facts(report: JobReport, address: str, *, all_runs: bool = False, has_states: bool = False) -> list[Fact]:
+    """Return the facts of the page. has_states: with a line for each state that took time."""
     found = report.figures
-    facts = [
+    return [
         *_run_facts(report, address, all_runs=all_runs),
         *_share_facts(report),
-        *_state_facts(found),
+        *(_state_facts(found) if has_states else []),
         *_failure_facts(found),
         *_cost_facts(report),
         *_advice_facts(found),
         *([Fact("look", f"supervise why --all {address}".rstrip(), copied=True)] if report.incidents else []),
     ]
-    return FactPage(f"where the time of job {report.job} went: {_end_text(report.runs[-1])}", tuple(facts), Tone.STRONG)
 
 
 def _end_text(run: RunLedger) -> str:
@@ -161,14 +171,14 @@ def _advice_facts(found: Figures) -> list[Fact]:
         if not found.failures:
             return []
         why = f"it takes {LEAST_FAILURES} failures" if found.mtbf_s is None else "no save was seen to hold the ranks for 1 s"
-        return [Fact("saving", f"how often to save is not advised: {why}", Tone.FAINT)]
+        return [Fact("advice", f"how often to save is not advised: {why}", Tone.FAINT)]
     now = ""
     if advice.now_s:
         held, risk = advice.save_s / (advice.now_s + advice.save_s), advice.now_s / 2
         now = f"; every {span_text(advice.now_s)} as now takes {_percent(held)} and risks {span_text(risk)} a failure"
     mean = span_text(found.mtbf_s)
     text = f"save every {span_text(advice.best_s)} (Daly 2006: a save holds the ranks {_short(advice.save_s)}, MTBF {mean}){now}"
-    return [Fact("saving", text)]
+    return [Fact("advice", text)]
 
 
 def _percent(share: float | None) -> str:

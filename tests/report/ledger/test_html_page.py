@@ -15,10 +15,13 @@ from supervisor.report.layout import Fact, FactPage
 from supervisor.report.ledger.figures import IncidentCost, JobReport, figures_of
 from supervisor.report.ledger.html_page import MOST_CARDS, MOST_ROWS, html_page
 from supervisor.report.ledger.html_parts import COLOURS, GROUND
+from supervisor.report.ledger.page import STATE_TEXTS, report_page
 from supervisor.report.ledger.spans import PaceSample, RunLedger, TimeSpan, TimeState
 
 T0 = 1_790_000_000.0
-HOSTILE = "</summary><script>alert('1')</script><img src=x onerror=\"y\"> & ]]> \x1b[31m\udcff\ufffe {{7*7}} http://evil.example/"
+HOSTILE = (
+    "</summary><script>alert('1')</script><img src=x onerror=\"y\"> & ]]> \x1b[31m\udcff\ufffe {{7*7}} \u202egnp.exe http://evil.example/"
+)
 INCIDENT = IncidentCost(
     number=1, run_id="run", opened_t=T0 + 40, attempt=1, cause="", summary=HOSTILE, rank=1, outcome="resolved", action=HOSTILE,
     planned=False, mttd_s=0.1, mttr_s=9.0, parts={}, lost_steps=5, lost_s=9.0, rank_hours=0.01,
@@ -75,7 +78,19 @@ def test_what_a_job_printed_is_text_and_nothing_else(cards: dict[int, FactPage])
     assert outside.found == []
     (details,) = root.iter("details")
     assert "<script>alert('1')</script>" in "".join(details.itertext())
-    assert "\x1b" not in text
+    assert not {"\x1b", "\u202e"} & set(text)
+
+
+def test_every_fact_of_the_terminals_page_but_the_states_is_on_the_page() -> None:
+    run = replace(run_of(10), saves_t=[(1, T0 + 5), (1, T0 + 25)])
+    costs = [replace(INCIDENT, number=n, opened_t=T0 + n) for n in range(1, 5)]
+    report = JobReport("bert", "gpu-7", [run], costs, figures_of([run], costs), 1)
+    labels = [element.text for element in tree_of(html_page(report, {}, "--job bert", T0)).iter("dt")]
+    shown = report_page(report, "--job bert")
+    states = {label for label, _ in STATE_TEXTS.values()}
+    assert {fact.label for fact in shown.facts if fact.label} - states <= set(labels)
+    assert "advice" in labels
+    assert "save every" in "".join(fact.text for fact in shown.facts)
 
 
 def test_nothing_comes_from_outside_and_nothing_may() -> None:

@@ -1,4 +1,4 @@
-"""Reads the addresses and the keys of the alert sinks that stand in files of their own, when they are used."""
+"""Reads the secrets that stand in files of their own, when they are used: keys and addresses of the alert sinks, the token of the page."""
 
 from __future__ import annotations
 
@@ -34,12 +34,23 @@ def sink_key(sink: AlertSinkSection, environ: Mapping[str, str]) -> str:
     return _of_file(sink.secret_file, environ, f"the key of the alert sink {sink.called}", "secret_file")
 
 
+def ui_token(settings: Settings, environ: Mapping[str, str]) -> str:
+    """Return the token of the page, "" for none. Raises SuperviseError if its file cannot be read."""
+    given, file = settings.ui.token.strip(), settings.ui.token_file
+    if given or not file:
+        return given
+    return _text_of(_path_of(file, environ), "the token of the page", "Name a readable file in ui.token_file, or set SUPERVISE_UI_TOKEN.")
+
+
 def _of_file(name: str, environ: Mapping[str, str], what: str, setting: str) -> str:
     if not name:
         return ""
+    return _text_of(_path_of(name, environ), what, f"Name a readable file in {setting} below [[{SINKS_KEY}]].")
+
+
+def _path_of(name: str, environ: Mapping[str, str]) -> Path:
     credentials = environ.get("CREDENTIALS_DIRECTORY", "")
-    path = Path(credentials, name) if credentials and "/" not in name else Path(name)
-    return _text_of(path, what, f"Name a readable file in {setting} below [[{SINKS_KEY}]].")
+    return Path(credentials, name) if credentials and "/" not in name else Path(name)
 
 
 def _text_of(path: Path, what: str, hint: str) -> str:

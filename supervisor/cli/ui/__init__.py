@@ -1,0 +1,1 @@
+"""`supervise ui`: the page of all jobs of a state directory."""

@@ -1,0 +1,93 @@
+"""Who may read the page: the host names by which it may be asked for, and the token. Pure.
+
+A browser on this machine can be made to ask any address here, and to show the answer to a page from elsewhere whose *name* was made to
+point here (DNS rebinding). The name is in the Host header, so that a request for an unknown one is refused. An address is no name.
+
+The token is what a reader must know where more than loopback is served. A browser sends it once, from a form, and gets a cookie that is
+derived from it: so a cookie outlives a restart of the page, ends with the token, and does not reveal it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from supervisor.core.values import dataclass
+from supervisor.errors import SuperviseError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from supervisor.config.listening import ListenAddress
+
+#: A shorter one could be guessed.
+SHORTEST_TOKEN = 16
+_HOST = re.compile(r"(\[[0-9a-f:.%]+\]|[^:\[\]/@?#\s]+)(:[0-9]{1,5})?")
+
+
+@dataclass(frozen=True, slots=True)
+class PageAccess:
+    """Who may read the page. token: "" where nobody is asked for one. names: host names in small letters. is_open: not only loopback."""
+
+    token: str
+    names: frozenset[str]
+    is_open: bool
+
+    def is_host(self, header: str) -> bool:
+        """Whether a request for this host (the Host header) may be answered."""
+        found = _HOST.fullmatch(header.strip().lower())
+        if found is None:
+            return False
+        name = found[1].removesuffix(".")
+        if name in self.names or name == "localhost":
+            return True
+        try:
+            address = ip_address(name.strip("[]").partition("%")[0])
+        except ValueError:
+            return False
+        return self.is_open or address.is_loopback
+
+    @property
+    def cookie(self) -> tuple[str, str]:
+        """The name and the value of the cookie of a reader who knows the token. Pages of two tokens on one host do not share a name."""
+        return f"supervise_ui_{self._digest('name')[:8]}", self._digest("value")
+
+    def is_reader(self, *, authorization: str, cookie: str) -> bool:
+        """Whether a request with this Authorization header, or this value of our cookie, comes from one who knows the token."""
+        if not self.token:
+            return True
+        scheme, _, given = authorization.partition(" ")
+        return (scheme.lower() == "bearer" and self.is_token(given.strip())) or same(cookie, self.cookie[1])
+
+    def is_token(self, given: str) -> bool:
+        """Whether this is the token. How long it takes does not show how much of it is right."""
+        return bool(self.token) and same(given, self.token)
+
+    def _digest(self, of: str) -> str:
+        return hmac.new(self.token.encode(), f"supervise ui {of}".encode(), hashlib.sha256).hexdigest()
+
+
+def same(given: str, right: str) -> bool:
+    """Whether two texts are equal, in a time that does not depend on where they differ."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), right.encode())
+
+
+def page_access(at: ListenAddress, token: str, names: Iterable[str], node_names: Iterable[str]) -> PageAccess:
+    """Return who may read the page. names: of the settings. node_names: of this machine. Raises SuperviseError where a token is needed."""
+    more = {name.strip().lower().removesuffix(".") for name in names if name.strip()}
+    if token and len(token) < SHORTEST_TOKEN:
+        raise SuperviseError(f"the page's token is too short: {len(token)} characters", hint=_HINT)
+    if not token and (more or not at.is_loopback):
+        what = f"{at} is reached from other machines" if not at.is_loopback else f"ui.names has {min(more)}"
+        raise SuperviseError(f"the page needs a token: {what}", hint=_HINT)
+    own = set() if at.is_loopback else {name.lower().removesuffix(".") for name in node_names if name}
+    return PageAccess(token, frozenset(more | own), is_open=not at.is_loopback)
+
+
+_HINT = (
+    f"Put {SHORTEST_TOKEN} characters or more into SUPERVISE_UI_TOKEN, or into a file that ui.token_file names: "
+    "python -c 'import secrets; print(secrets.token_urlsafe(24))'."
+)

@@ -1,0 +1,188 @@
+"""The page as an ASGI application: its addresses, who may ask for them, and the headers of each answer.
+
+    /                            the list
+    /jobs/JOB/NODE               a job; ?runs=all: all runs that are kept
+    /changes, …/NODE/changes     server-sent events: the version of that page whenever it is another one
+    /live.js                     the script of both
+    /login                       takes the token from the form
+
+Everything is read-only: no request changes a file, a job or a setting.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, quote
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from supervisor.cli.ui.live import LivePages
+from supervisor.cli.ui.pages import SERVED_POLICY, LivePage, PageAddress, job_page, list_page, message_page, token_page
+from supervisor.errors import SuperviseError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from supervisor.cli.ui.access import PageAccess
+    from supervisor.cli.ui.watched_jobs import WatchedJobs
+
+_HEADERS: Final = {
+    "content-security-policy": SERVED_POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+#: A browser waits so long before it asks again where the connection broke.
+_RETRY_MS: Final = 3000
+_COOKIE_S: Final = 30 * 86400
+#: The body of a form that holds a token is shorter.
+_MOST_FORM_BYTES: Final = 4096
+_PAGE: Final = re.compile(r"(jobs/[^/?#]+/[^/?#]+(\?runs=all)?)?")
+
+
+class Gate:
+    """What stands before each request: its host must be ours, and its reader must know the token. It adds the headers of each answer."""
+
+    def __init__(self, app: ASGIApp, access: PageAccess) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        refused = self._refused(Headers(scope=scope), str(scope["path"]), scope["query_string"].decode("latin-1"))
+        await (refused or self._app)(scope, receive, send_with_headers)
+
+    def _refused(self, headers: Headers, path: str, query: str) -> Response | None:
+        host = headers.get("host", "")
+        if not self._access.is_host(host):
+            return PlainTextResponse(f"no page for this host name: {host[:200]!r}; ui.names lists the names that are allowed\n", 421)
+        name, _ = self._access.cookie
+        cookie = next((value for key, value in _cookies(headers.get("cookie", "")) if key == name), "")
+        if path == "/login" or self._access.is_reader(authorization=headers.get("authorization", ""), cookie=cookie):
+            return None
+        if "text/html" not in headers.get("accept", ""):
+            return PlainTextResponse("a token is needed: Authorization: Bearer TOKEN\n", 401, {"www-authenticate": "Bearer"})
+        wanted = quote(path.lstrip("/"), safe="/") + (f"?{query}" if query else "")
+        page = token_page(up=_up(path), then=wanted if _PAGE.fullmatch(wanted) else "", was_wrong=False)
+        return HTMLResponse(page.html, page.status)
+
+
+def _cookies(header: str) -> list[tuple[str, str]]:
+    pairs = (part.strip().partition("=") for part in header.split(";"))
+    return [(name, value) for name, _, value in pairs]
+
+
+def _up(path: str) -> str:
+    """Return the way from a path to the list, as a relative address."""
+    return "../" * max(0, path.count("/") - 1)
+
+
+class JobsApplication:
+    """The application; `application` is what a server runs. report: writes a line for a person."""
+
+    def __init__(self, jobs: WatchedJobs, access: PageAccess, report: Callable[[str], None]) -> None:
+        self._jobs, self._access, self._report = jobs, access, report
+        self._reported: set[str] = set()
+        self._script = resources.files("supervisor.cli.ui").joinpath("live.js").read_text(encoding="utf-8")
+        self.pages = LivePages(self._made)
+        routes = [
+            Route("/", self._page),
+            Route("/changes", self._changes),
+            Route("/jobs/{job}/{node}", self._page),
+            Route("/jobs/{job}/{node}/changes", self._changes),
+            Route("/live.js", self._live_js),
+            Route("/login", self._login, methods=["POST"]),
+        ]
+        middleware = [Middleware(Gate, access=access), Middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)]
+        self.application = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: self._wrong})
+
+    def _made(self, at: PageAddress) -> LivePage:
+        """Make a page; what goes wrong is a page too, and reported once."""
+        now = time.time()
+        try:
+            if not at.job:
+                return list_page(str(self._jobs.root), *self._jobs.rows(), now)
+            view = self._jobs.view(at.job, at.node, all_runs=at.all_runs)
+            if view is None:
+                return message_page("No such job", f"There is no job {at.job} on {at.node} here.", up=at.up, status=404)
+            return job_page(at, view, now)
+        except SuperviseError as error:
+            return message_page("The job cannot be shown", f"{error.message}. {error.hint}", up=at.up, status=500)
+        except Exception as error:  # noqa: BLE001  one page must not end the others
+            text = f"{at.job or 'the list'} cannot be shown: {type(error).__name__}: {error}"
+            if text not in self._reported:
+                self._reported.add(text)
+                self._report(text)
+            return message_page("The page cannot be shown", text, up=at.up, status=500)
+
+    async def _page(self, request: Request) -> Response:
+        page = await self.pages.current(_address_of(request))
+        return HTMLResponse(page.html, page.status)
+
+    async def _changes(self, request: Request) -> Response:
+        at = _address_of(request)
+
+        async def events() -> AsyncIterator[str]:
+            yield f"retry: {_RETRY_MS}\n\n"
+            async for version in self.pages.changes(at):
+                yield f"data: {version}\n\n" if version else ":\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+    async def _live_js(self, _: Request) -> Response:
+        return Response(self._script, media_type="text/javascript")
+
+    async def _login(self, request: Request) -> Response:
+        """Take the token from the form, give a cookie for it, and lead to the page that was wanted."""
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _MOST_FORM_BYTES:
+                return PlainTextResponse("too long\n", 413)
+        form = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
+        then = form.get("then", [""])[0]
+        if not _PAGE.fullmatch(then):
+            then = ""
+        if not self._access.is_token(form.get("token", [""])[0].strip()):
+            page = token_page(up="", then=then, was_wrong=True)
+            return HTMLResponse(page.html, page.status)
+        answer = RedirectResponse(f"./{then}", 303)
+        name, value = self._access.cookie
+        answer.set_cookie(name, value, max_age=_COOKIE_S, httponly=True, samesite="lax", secure=request.url.scheme == "https")
+        return answer
+
+    async def _wrong(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        text = {404: "There is no such page.", 405: "This page is read-only."}.get(status, "The request cannot be answered.")
+        page = message_page("Nothing here", text, up=_up(request.url.path), status=status)
+        return HTMLResponse(page.html, status, headers=dict(getattr(error, "headers", None) or {}))
+
+
+def _address_of(request: Request) -> PageAddress:
+    names: dict[str, Any] = request.path_params
+    return PageAddress(names.get("job", ""), names.get("node", ""), all_runs=request.query_params.get("runs") == "all")

@@ -1,0 +1,64 @@
+"""Reads where a server of ours listens: a port alone is loopback, an address opens it."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import replace
+from ipaddress import ip_address
+
+from supervisor.core.values import dataclass
+from supervisor.errors import ExitCode, SuperviseError
+
+LOOPBACK = "127.0.0.1"
+_HINT = "Write an address of this machine."
+_FORM = re.compile(r"(?:(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:\[\]\s]+)):)?(?P<port>[0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """An address (IPv4 or IPv6, as text) and a port; 0 is any free one."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nothing outside of this machine can reach it."""
+        return ip_address(self.host.partition("%")[0]).is_loopback
+
+    def with_port(self, port: int) -> ListenAddress:
+        """Return the same address with the port that the system gave."""
+        return replace(self, port=port)
+
+    def __str__(self) -> str:
+        """Return it as a URL has it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def listen_address(text: str, key: str, exit_code: int = ExitCode.CONFIG) -> ListenAddress:
+    """Return what PORT, ADDRESS:PORT, NAME:PORT or [ADDRESS]:PORT means. key: the setting. Raises SuperviseError with `exit_code`."""
+    found = _FORM.fullmatch(text.strip())
+    if found is None or int(found["port"]) > 65535:  # noqa: PLR2004  the highest port
+        raise SuperviseError(
+            f"no address to listen at: {key} = {text!r}",
+            hint="Write a port such as 9410 (loopback), or ADDRESS:PORT such as 0.0.0.0:9410 or [::1]:9410.",
+            exit_code=exit_code,
+        )
+    host = found["six"] or found["host"] or LOOPBACK
+    try:
+        rows = socket.getaddrinfo(host, int(found["port"]), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise SuperviseError(
+            f"no address to listen at: {key} = {text!r}: {error.strerror}", hint="Write an address of this machine."
+        ) from error
+    return ListenAddress(str(rows[0][4][0]), int(found["port"]))
+
+
+def listening_socket(at: ListenAddress, key: str) -> socket.socket:
+    """Return a socket that listens there. Raises SuperviseError where that is not possible."""
+    try:
+        return socket.create_server((at.host, at.port), family=socket.AF_INET6 if ":" in at.host else socket.AF_INET)
+    except OSError as error:
+        hint = f"Name another port in {key}, or 0 for any free one." if at.port else _HINT
+        raise SuperviseError(f"cannot listen: {at}: {error.strerror}", hint=hint) from error

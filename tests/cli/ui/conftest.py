@@ -1,0 +1,152 @@
+"""A `supervise ui` that runs for real, on any free port of loopback, and what a browser or curl would ask it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import pytest
+
+from tests.cli.jobs.conftest import make_job, root, written
+from tests.e2e.conftest import clean_environment
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["make_job", "root", "written"]
+#: Patience with a busy machine.
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer: its status, its headers by their names in small letters, and its text."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+
+class Stream:
+    """A connection on which the page's changes are reported."""
+
+    def __init__(self, port: int, path: str, headers: Mapping[str, str]) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        self._connection.request("GET", path, headers=dict(headers))
+        self.answer = self._connection.getresponse()
+
+    def next_version(self) -> str:
+        """Return the next version that is reported; "" where the stream has ended."""
+        while line := self.answer.readline():
+            if line.startswith(b"data: "):
+                return line.decode().removeprefix("data: ").strip()
+        return ""
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave, as a reader does who closes the tab."""
+        self._connection.close()
+
+
+@dataclass
+class ServedPage:
+    """One `supervise ui` process. `at` is the address that it printed."""
+
+    process: subprocess.Popen[bytes]
+    error_file: Path
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def stderr(self) -> str:
+        """What it printed so far."""
+        return self.error_file.read_text(errors="replace")
+
+    @property
+    def address(self) -> str:
+        """The address that it printed."""
+        alive = lambda: self.process.poll() is None  # noqa: E731
+        found = wait_for(lambda: re.search(r"http://(\S+)/", self.stderr), "an address", PATIENCE_S, alive=alive)
+        return found[0]
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+        return int(re.findall(r":([0-9]+)/", self.address)[-1])
+
+    def ask(self, path: str = "/", method: str = "GET", body: str | None = None, **headers: str) -> Answer:
+        """Return the answer to one request. `_` in the name of a header stands for `-`."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        with contextlib.closing(connection):
+            sent = {**self.headers, **{name.replace("_", "-"): value for name, value in headers.items()}}
+            connection.request(method, path, body, sent)
+            answer = connection.getresponse()
+            return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode())
+
+    def stream(self, path: str = "/changes") -> Stream:
+        """Return the changes of a page."""
+        return Stream(self.port, path, self.headers)
+
+    def stop(self, signum: int = signal.SIGTERM) -> int:
+        """Send a signal, and return the exit code."""
+        self.process.send_signal(signum)
+        return self.process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., ServedPage]]:
+    """Give a function that serves the page of a state directory; each ends with the test."""
+    pages: list[ServedPage] = []
+
+    def start(state: Path, *options: str, listen: str = "0", **environment: str) -> ServedPage:
+        error_file = tmp_path / f"ui-{len(pages)}"
+        words = ["supervise", "ui", "--state-dir", str(state), "--listen", listen, *options]
+        with error_file.open("wb") as error:
+            process = subprocess.Popen(  # noqa: S603  the program under test
+                words, stdin=subprocess.DEVNULL, stdout=error, stderr=error, cwd=tmp_path, env=clean_environment(**environment)
+            )
+        pages.append(ServedPage(process, error_file))
+        return pages[-1]
+
+    yield start
+    for page in pages:
+        if page.process.poll() is None:
+            page.process.kill()
+        page.process.wait()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Give a function that starts a process which does nothing: a supervisor as far as its job's files know."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "1000"]))  # noqa: S607
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def spent_s(pid: int) -> float:
+    """Return the processor seconds of a process so far."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:  # noqa: PTH123
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def moment_later(seconds: float = 0.3) -> None:
+    """Let a short time pass in which something must *not* happen."""
+    time.sleep(seconds)

@@ -1,0 +1,83 @@
+"""Who may read the page: which host names are answered, and what the token does."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.cli.ui.access import PageAccess, page_access
+from supervisor.config.listening import ListenAddress
+from supervisor.errors import SuperviseError
+
+TOKEN = "correct horse battery"  # noqa: S105
+LOOPBACK, ANY = ListenAddress("127.0.0.1", 9410), ListenAddress("0.0.0.0", 9410)  # noqa: S104
+
+
+def loopback() -> PageAccess:
+    return page_access(LOOPBACK, "", (), ("gpu-7",))
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:9410", "localhost.", "127.0.0.1:9410", "127.9.9.9", "[::1]", "[::1]:8080", "localhost:1"]
+)
+def test_on_loopback_its_own_names_are_answered_through_any_port(host: str) -> None:
+    assert loopback().is_host(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("", "evil.example", "evil.example:9410", "localhost.evil.example", "localhost@evil.example", "127.0.0.1.nip.io", "gpu-7"),
+        *("10.0.0.1", "[fe80::1]", "[::1", "::1", "a b", "localhost:", "localhost:99999999", "localhost/x", "0", "2130706433.x"),
+    ],
+)
+def test_on_loopback_every_other_name_is_refused(host: str) -> None:
+    assert not loopback().is_host(host)
+
+
+def test_where_it_is_open_addresses_its_own_names_and_those_of_the_settings_are_answered() -> None:
+    access = page_access(ANY, TOKEN, ("Jobs.Example.", ""), ("gpu-7", "gpu-7.cluster.", ""))
+    for host in ("10.0.0.1:9410", "[2001:db8::1]", "gpu-7", "GPU-7.cluster:9410", "jobs.example", "localhost"):
+        assert access.is_host(host), host
+    for host in ("evil.example", "xgpu-7", "gpu-7.evil.example", ""):
+        assert not access.is_host(host), host
+
+
+@pytest.mark.parametrize(
+    ("at", "names", "message"),
+    [(ANY, (), "0.0.0.0:9410 is reached from other machines"), (LOOPBACK, ("a.example",), "ui.names has a.example")],
+)
+def test_what_is_reached_from_elsewhere_needs_a_token(at: ListenAddress, names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(SuperviseError, match=f"the page needs a token: {message}") as caught:
+        page_access(at, "", names, ())
+    assert "SUPERVISE_UI_TOKEN" in caught.value.hint
+    with pytest.raises(SuperviseError, match="too short: 15 characters"):
+        page_access(at, "x" * 15, names, ())
+    assert page_access(at, "x" * 16, names, ()).token
+
+
+def test_a_reader_knows_the_token_or_has_the_cookie_that_is_made_from_it() -> None:
+    access = page_access(LOOPBACK, TOKEN, (), ())
+    name, value = access.cookie
+    assert access.is_reader(authorization=f"Bearer {TOKEN}", cookie="")
+    assert access.is_reader(authorization=f"bearer   {TOKEN} ", cookie="")
+    assert access.is_reader(authorization="", cookie=value)
+    for authorization, cookie in (
+        ("", ""),
+        (TOKEN, ""),
+        (f"Basic {TOKEN}", ""),
+        ("Bearer ", ""),
+        (f"Bearer {TOKEN}x", ""),
+        ("", TOKEN),
+        ("", name),
+    ):
+        assert not access.is_reader(authorization=authorization, cookie=cookie)
+    assert TOKEN not in name + value
+    other = page_access(LOOPBACK, TOKEN + "!", (), ())
+    assert name != other.cookie[0]
+    assert not other.is_reader(authorization="", cookie=value)
+    assert page_access(LOOPBACK, TOKEN, (), ()).cookie == (name, value), "a cookie outlives a restart"
+
+
+def test_without_a_token_everybody_on_loopback_is_a_reader_and_no_token_is_the_right_one() -> None:
+    assert loopback().is_reader(authorization="", cookie="")
+    assert not loopback().is_token("")

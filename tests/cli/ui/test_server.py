@@ -1,0 +1,399 @@
+# ruff: noqa: ANN401  `Written` is a class of another conftest.py
+"""`supervise ui` as a process: what it answers and whom, that it reports what is new, and that no reader can hurt another."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import os
+import re
+import signal
+import socket
+import stat
+import threading
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from supervisor.cli.ui import command
+from supervisor.config.settings import Settings
+from supervisor.config.ui_settings import UiSection
+from supervisor.core.events import ProgressObserved
+from supervisor.core.model import Phase
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity
+from tests.cli.ui.conftest import PATIENCE_S, moment_later, spent_s
+from tests.support.many_jobs import HOSTILE, SECRET, many_attempts, many_jobs
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from tests.cli.ui.conftest import ServedPage
+
+    Serve = Callable[..., ServedPage]
+    Sleeper = Callable[[], subprocess.Popen[bytes]]
+
+TOKEN = "correct-horse-battery-staple"  # noqa: S105
+pytestmark = pytest.mark.process
+
+
+def running(written: Any, pid: int) -> Any:
+    """Write a job that runs under this process, and return it."""
+    written.begin(pid=pid, start_ticks=identity.start_ticks(pid))
+    written.start(5)
+    written.progress(10, 1, step=1)
+    return written
+
+
+def path_of(written: Any) -> str:
+    return f"/jobs/{written.job}/{written.node}"
+
+
+def test_the_list_and_a_job_are_served_with_the_headers_of_a_page_that_nobody_may_frame_or_extend(
+    serve: Serve, root: Path, written: Any, sleeper: Sleeper
+) -> None:
+    running(written, sleeper().pid).close()
+    page = serve(root)
+    found = [page.ask(), page.ask(path_of(written)), page.ask("/live.js"), page.ask("/nowhere"), page.ask("/jobs/train/other")]
+    assert [answer.status for answer in found] == [200, 200, 200, 404, 404]
+    assert f'href="jobs/train/{written.node}"' in found[0].text
+    assert "running" in found[0].text
+    assert "Where the time went" in found[1].text
+    for answer in found:
+        headers = answer.headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none';")
+        assert {"frame-ancestors 'none'", "script-src 'self'", "base-uri 'none'"} <= {part.strip() for part in policy.split(";")}
+        assert "unsafe" not in policy
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+        assert (headers["cache-control"], headers["x-frame-options"]) == ("no-store", "DENY")
+        assert "server" not in headers
+    (style,) = re.findall(r"<style>(.*?)</style>", found[0].text, flags=re.DOTALL)
+    assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in found[0].headers["content-security-policy"]
+    assert page.stop() == 0
+
+
+def test_nothing_but_reading_is_possible(serve: Serve, root: Path, written: Any) -> None:
+    written.close()
+    page = serve(root)
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert page.ask("/", method).status == 405
+        assert page.ask(path_of(written), method).status == 405
+    assert page.ask("/", "HEAD").text == ""
+    for path in (
+        "/jobs/../..",
+        "/jobs/%2e%2e/%2e%2e",
+        "/jobs/..%2f..%2f..%2fetc/passwd",
+        "/jobs/train/%00",
+        "//etc/passwd",
+        "/live.js/../x",
+    ):
+        assert page.ask(path).status == 404, path
+
+
+class Loaded(HTMLParser):
+    """Collects what a browser would load or go to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take one element."""
+        self.found += [
+            (tag, value or "") for name, value in attrs if name in {"src", "href", "action", "srcset", "data", "poster", "formaction"}
+        ]
+        self.found += [(tag, name) for name, _ in attrs if name.startswith("on") or name == "style"]
+
+
+def test_what_jobs_printed_is_text_without_secrets_and_nothing_is_loaded_from_elsewhere(serve: Serve, root: Path, sleeper: Sleeper) -> None:
+    pid = sleeper().pid
+    jobs = many_jobs(root, time.time(), pid=pid, start_ticks=identity.start_ticks(pid))
+    page = serve(root)
+    listed = wait_for(lambda: "" if "not read yet" in (text := page.ask().text) else text, "all journals to be read", PATIENCE_S)
+    pages = {job: page.ask(f"/jobs/{job}/{'gpu-7' if job.startswith('of-a-newer') else identity.node_name()}") for job in jobs}
+    assert {job for job, answer in pages.items() if answer.status != 200} == {"of-a-newer-version"}
+    assert "a newer supervise wrote it" in pages["of-a-newer-version"].text
+    assert f"{len(jobs)} jobs" in listed
+    for text in [listed, *(answer.text for answer in pages.values())]:
+        loaded = Loaded()
+        loaded.feed(text)
+        own = r"(\.\./\.\./)?(\./|live\.js)|data:,|jobs/[\w.-]+/[\w.-]+|[\w.-]+(\?runs=all)?"
+        assert [one for one in loaded.found if not re.fullmatch(own, one[1])] == []
+        assert {tag for tag, _ in loaded.found} <= {"a", "link", "script"}
+    hostile = pages["hostile"].text
+    assert "&lt;script&gt;document.title=" in hostile
+    assert HOSTILE[:20] not in hostile
+    assert SECRET not in hostile + listed
+
+
+def test_a_request_for_another_host_name_is_refused(serve: Serve, root: Path, written: Any) -> None:
+    written.close()
+    page = serve(root)
+    for path in ("/", "/live.js", "/changes", path_of(written), "/login"):
+        refused = page.ask(path, host="evil.example")
+        assert refused.status == 421
+        assert "train" not in refused.text
+        assert "ui.names" in refused.text
+    assert page.ask(host=f"localhost:{page.port + 1}").status == 200, "a port that ssh forwards"
+    with socket.create_connection(("127.0.0.1", page.port), PATIENCE_S) as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert b" 421 " in connection.recv(100)
+
+
+def test_with_a_token_only_who_knows_it_reads(serve: Serve, root: Path, written: Any) -> None:
+    written.close()
+    page = serve(root, SUPERVISE_UI_TOKEN=TOKEN)
+    for path in ("/", "/changes", "/live.js", "/nowhere", path_of(written)):
+        asked = page.ask(path, accept="text/html")
+        assert (asked.status, asked.text.count("train")) == (401, path.count("train")), "no more than what was asked for"
+        assert page.ask(path).headers["www-authenticate"] == "Bearer"
+        assert page.ask(path, authorization=f"Bearer {TOKEN[:-1]}").status == 401
+    assert page.ask(authorization=f"Bearer {TOKEN}").status == 200
+    form = page.ask(f"{path_of(written)}?runs=all", accept="text/html").text
+    assert 'action="../../login"' in form
+    (wanted,) = re.findall(r'name="then" value="([^"]*)"', form)
+    kind = {"content_type": "application/x-www-form-urlencoded"}
+    wrong = page.ask("/login", "POST", f"then={wanted}&token=wrong", **kind)
+    assert (wrong.status, "That is not the token" in wrong.text, "set-cookie" in wrong.headers) == (401, True, False)
+    right = page.ask("/login", "POST", f"then={wanted}&token={TOKEN}", **kind)
+    assert (right.status, right.headers["location"]) == (303, f"./{path_of(written)[1:]}?runs=all")
+    cookie = right.headers["set-cookie"]
+    assert re.search(r"HttpOnly;.*SameSite=lax", cookie)
+    assert TOKEN not in cookie
+    assert page.ask(path_of(written), cookie=f"a=b; {cookie.partition(';')[0]}").status == 200
+    assert page.ask(path_of(written), cookie=f"{cookie.partition('=')[0]}={'0' * 64}").status == 401
+    for elsewhere in ("//evil.example", "https://evil.example/", "/evil", "jobs/a/b/../../..//evil.example", "\\evil"):
+        answer = page.ask("/login", "POST", f"then={elsewhere}&token={TOKEN}", **kind)
+        assert answer.headers["location"] == "./", elsewhere
+    assert page.ask("/login", "POST", "x" * 10_000, **kind).status == 413
+    assert TOKEN not in page.stderr
+
+
+def test_the_token_may_be_in_a_file_and_is_shown_nowhere(serve: Serve, root: Path, written: Any, tmp_path: Path) -> None:
+    written.close()
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    page = serve(root, SUPERVISE_UI_TOKEN_FILE=str(file))
+    assert (page.ask().status, page.ask(authorization=f"Bearer {TOKEN}").status) == (401, 200)
+    assert "with a token" in page.stderr
+    with open(f"/proc/{page.process.pid}/cmdline", "rb") as arguments:  # noqa: PTH123
+        assert TOKEN.encode() not in arguments.read()
+    file.write_text("")
+    empty = serve(root, SUPERVISE_UI_TOKEN_FILE=str(file))
+    assert empty.process.wait(PATIENCE_S) != 0
+    assert "cannot read the token of the page" in empty.stderr
+
+
+@pytest.mark.parametrize(
+    ("listen", "token", "code", "text"),
+    [
+        ("0.0.0.0:0", "", ExitCode.CONFIG, "the page needs a token"),
+        ("0.0.0.0:0", "short", ExitCode.CONFIG, "too short"),
+        ("nonsense", "", ExitCode.USAGE, "no address to listen at: ui.listen = 'nonsense'"),
+        ("192.0.2.1:0", TOKEN, ExitCode.CONFIG, "cannot listen: 192.0.2.1:0"),
+    ],
+)
+def test_what_cannot_be_served_is_named(serve: Serve, listen: str, token: str, code: ExitCode, text: str) -> None:
+    page = serve(Path("state"), listen=listen, SUPERVISE_UI_TOKEN=token)
+    assert page.process.wait(PATIENCE_S) == code
+    assert text in page.stderr
+    assert "Traceback" not in page.stderr
+
+
+def test_any_address_is_served_with_a_token(serve: Serve, root: Path, written: Any) -> None:
+    written.close()
+    page = serve(root, listen="0.0.0.0:0", SUPERVISE_UI_TOKEN=TOKEN)
+    assert page.ask().status == 401
+    page.headers = {"authorization": f"Bearer {TOKEN}"}
+    assert page.ask().status == 200
+    assert page.ask(host="10.1.2.3").status == 200
+    assert page.ask(host=socket.gethostname()).status == 200
+    assert page.ask(host="evil.example").status == 421
+
+
+def test_a_reader_is_told_when_the_journal_grew_and_when_a_job_began(
+    serve: Serve, root: Path, written: Any, make_job: Any, sleeper: Sleeper
+) -> None:
+    job = running(written, sleeper().pid)
+    page = serve(root)
+    with page.stream() as listed, page.stream(f"{path_of(written)}/changes") as shown:
+        assert listed.answer.headers["content-type"].startswith("text/event-stream")
+        versions = [listed.next_version(), shown.next_version()]
+        assert f'data-version="{versions[0]}"' in page.ask().text
+        job.progress(400, 321, step=321)
+        job.journal.close(10)
+        for stream in (listed, shown):
+            while stream.next_version() in versions:
+                continue
+        wait_for(lambda: "321" in page.ask().text and "321" in page.ask(path_of(written)).text, "the step to be shown", PATIENCE_S)
+        another = make_job(root, "another")
+        running(another, sleeper().pid).close()
+        wait_for(lambda: listed.next_version() and "jobs/another/" in page.ask().text, "the job to be listed", PATIENCE_S)
+
+
+def test_the_death_of_a_supervisor_is_shown_and_changes_nothing_on_the_disk(
+    serve: Serve, root: Path, written: Any, sleeper: Sleeper
+) -> None:
+    supervisor = sleeper()
+    running(written, supervisor.pid).close()
+    page = serve(root)
+    with page.stream() as stream:
+        stream.next_version()
+        assert "running" in page.ask().text
+        supervisor.kill()
+        supervisor.wait()
+        wait_for(lambda: stream.next_version() and "supervise died" in page.ask().text, "the death to be shown", PATIENCE_S)
+    before = fingerprint(root)
+    assert "supervise died" in page.ask(path_of(written)).text
+    assert page.ask(f"{path_of(written)}?runs=all").status == 200
+    assert fingerprint(root) == before
+    assert page.stop(signal.SIGINT) == 0
+    assert fingerprint(root) == before
+
+
+def fingerprint(root: Path) -> dict[str, tuple[int, ...]]:
+    """Return size, times and inode of everything below a directory."""
+    found = {}
+    for path in [root, *root.rglob("*")]:
+        state = path.stat()
+        found[str(path)] = (state.st_ino, state.st_mtime_ns, state.st_ctime_ns, state.st_size if stat.S_ISREG(state.st_mode) else 0)
+    return found
+
+
+def test_readers_who_never_read_hurt_nobody(serve: Serve, root: Path, written: Any, sleeper: Sleeper) -> None:
+    job = running(written, sleeper().pid)
+    page = serve(root)
+    asleep = []
+    for _ in range(30):
+        connection = socket.create_connection(("127.0.0.1", page.port), PATIENCE_S)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(b"GET /changes HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        asleep.append(connection)
+    half = socket.create_connection(("127.0.0.1", page.port), PATIENCE_S)
+    half.sendall(b"GET / HTTP/1.1\r\nHost: local")  # and never the rest
+    with page.stream() as awake:
+        seen = {awake.next_version()}
+        for step in range(2, 5):
+            job.progress(10 + 10 * step, step, step=step)
+            version = awake.next_version()
+            assert version not in seen, "a reader who reads is served"
+            seen.add(version)
+    assert page.ask().status == 200
+    assert page.stop() == 0, "nor do they hold up its end"
+    for connection in [*asleep, half]:
+        connection.close()
+    job.close()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_at_once_with_0_while_readers_wait(serve: Serve, root: Path, written: Any, signum: int) -> None:
+    written.close()
+    page = serve(root)
+    with page.stream() as stream:
+        stream.next_version()
+        assert page.stop(signum) == 0
+        assert stream.next_version() == ""
+    assert "Traceback" not in page.stderr
+
+
+def test_without_a_job_the_page_says_so_and_a_directory_that_is_not_there_is_no_error(serve: Serve, tmp_path: Path) -> None:
+    page = serve(tmp_path / "nowhere")
+    assert "No job was supervised here yet" in page.ask().text
+
+
+def test_a_job_whose_journal_cannot_be_read_hides_no_other(serve: Serve, root: Path, written: Any, make_job: Any) -> None:
+    written.begin()
+    written.close()
+    broken = make_job(root, "broken")
+    broken.close()
+    journal = broken.directory / "journal.jsonl"
+    journal.unlink()
+    journal.mkdir()
+    page = serve(root)
+    text = page.ask().text
+    assert "cannot be shown" in text
+    assert "supervise died" in text
+    assert page.ask(path_of(broken)).status == 500
+    assert "broken: reading the journal" in page.stderr
+
+
+def test_earlier_runs_are_added_up_where_that_is_asked_for(serve: Serve, root: Path, make_job: Any) -> None:
+    for number in range(3):
+        written = make_job(root, anew=number > 0)
+        written.begin(run_id=f"run-{number}")
+        written.start(5)
+        written.progress(10, 1, step=1)
+        written.succeed(20)
+    page = serve(root)
+    last = page.ask(path_of(written)).text
+    assert f'href="{written.node}?runs=all">All 3 runs that are kept' in last
+    assert "run-2, since" in last
+    assert "3 runs, since" in page.ask(f"{path_of(written)}?runs=all").text
+
+
+@pytest.mark.slow
+def test_twenty_jobs_and_five_thousand_attempts_cost_a_tenth_of_a_processor(serve: Serve, root: Path, sleeper: Sleeper) -> None:
+    pid = sleeper().pid
+    many_jobs(root, time.time(), pid=pid, start_ticks=identity.start_ticks(pid))
+    forever = root / "forever" / "nodes" / "gpu-7" / "journal.jsonl"
+    many_attempts(forever, time.time() - 51_000, ends=False)
+    page = serve(root)
+    stopped = threading.Event()
+
+    def grow() -> None:
+        written = [f"llama-{number}" for number in range(4)]
+        while not stopped.wait(1.0):
+            for job in written:
+                path = next(root.glob(f"{job}/nodes/*/journal.jsonl"))
+                with path.open("ab") as file:
+                    file.write(b"\n")  # damage, which is read as any other line
+            os.utime(forever)
+
+    growing = threading.Thread(target=grow)
+    growing.start()
+    try:
+        with page.stream() as listed, page.stream("/jobs/forever/gpu-7/changes") as shown:
+            shown.next_version()
+            wait_for(lambda: listed.next_version() and "not read yet" not in page.ask().text, "all journals to be read", 120)
+            began_s, began = spent_s(page.process.pid), time.monotonic()
+            while time.monotonic() < began + 30:
+                listed.next_version()
+            share = (spent_s(page.process.pid) - began_s) / (time.monotonic() - began)
+    finally:
+        stopped.set()
+        growing.join()
+    assert share < 0.25, "of one CPU; 0.1 is aimed at, and the machine does other work"
+    answer = page.ask("/jobs/forever/gpu-7")
+    assert len(answer.text) < 400_000
+    with open(f"/proc/{page.process.pid}/status", encoding="ascii") as status:  # noqa: PTH123
+        (kib,) = re.findall(r"VmRSS:\s+(\d+) kB", status.read())
+    assert int(kib) < 300 * 1024
+
+
+def test_without_the_extra_the_line_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "uvicorn" else real(name, *more))
+    with pytest.raises(SuperviseError, match="supervise ui needs uvicorn: not installed here") as caught:
+        command.ui(replace(Settings(), ui=UiSection(listen="0")))
+    assert caught.value.exit_code == ExitCode.CONFIG
+    assert "pip install 'torch-supervise[ui]'" in caught.value.hint
+
+
+def test_a_step_that_nobody_looks_at_costs_nothing(serve: Serve, root: Path, written: Any, sleeper: Sleeper) -> None:
+    job = running(written, sleeper().pid)
+    page = serve(root)
+    page.ask()
+    before = spent_s(page.process.pid)
+    for step in range(2, 40):
+        job.feed(ProgressObserved(job.T0 + 10 * step, 1, step, step, Phase.TRAIN))
+    moment_later(2.5)
+    assert spent_s(page.process.pid) - before < 0.05
+    job.close()

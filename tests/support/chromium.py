@@ -1,0 +1,172 @@
+"""A headless Chromium, driven over its debugging pipe: what a page shows, what it fetches, what it complains of.
+
+The protocol is Chrome's own (chromedevtools.github.io/devtools-protocol): JSON messages that end with a NUL, read from descriptor 3 and
+written to descriptor 4. So no driver, no port and no package is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+#: How long anything may take that a page does; the machine may be busy.
+PATIENCE_S: Final = 60.0
+#: Of a full page; a taller one is cut.
+_TALLEST_PX: Final = 12_000
+
+
+def program() -> str | None:
+    """Return the path of a Chromium; None where none is installed."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class BrowserError(Exception):
+    """The browser refused a command, or did not answer in time."""
+
+
+class Browser:
+    """One Chromium with one page. Use it as a context manager."""
+
+    def __init__(self, scratch: Path) -> None:
+        """Start it; `scratch` is the directory of its profile."""
+        found = program()
+        assert found is not None, "ask `program` first"
+        self.events: list[dict[str, Any]] = []
+        self._received: deque[dict[str, Any]] = deque()
+        self._number, self._rest = 0, b""
+        theirs, self._out = os.pipe()
+        self._in, back = os.pipe()
+        # as root there is no sandbox, and in a container /dev/shm may be small
+        options = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
+        options += [
+            "--remote-debugging-pipe",
+            f"--user-data-dir={scratch}",
+            "--disable-background-networking",
+            "--force-color-profile=srgb",
+        ]
+        # sh puts the two pipes where Chromium looks for them
+        words = ["sh", "-c", f'exec "$@" 3<&{theirs} 4>&{back}', "sh", found, *options, "about:blank"]
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  until it ends
+        self._process = subprocess.Popen(words, pass_fds=(theirs, back), stdout=self._log, stderr=self._log, start_new_session=True)  # noqa: S603
+        os.close(theirs)
+        os.close(back)
+        self._session = ""
+        self._session = self._begin()
+
+    def _begin(self) -> str:
+        (page,) = [one for one in self.ask("Target.getTargets")["targetInfos"] if one["type"] == "page"]
+        session: str = self.ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
+        self._session = session
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.ask(f"{domain}.enable")
+        return session
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it and what it started."""
+        with contextlib.suppress(BrowserError, OSError):
+            self._session = ""
+            self.ask("Browser.close", patience_s=10)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(10)
+        os.close(self._out)
+        os.close(self._in)
+        self._log.close()
+
+    # --- the protocol
+
+    def ask(self, method: str, *, patience_s: float = PATIENCE_S, **parameters: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
+        """Send a command and return its result. What comes in between is kept in `events`."""
+        self._number += 1
+        number = self._number
+        message = {"id": number, "method": method, "params": parameters, **({"sessionId": self._session} if self._session else {})}
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        for found in self._messages(patience_s, method):
+            if found.get("id") == number:
+                if "error" in found:
+                    raise BrowserError(f"{method}: {found['error']}")
+                result: dict[str, Any] = found["result"]
+                return result
+        raise BrowserError(f"{method}: no answer")
+
+    def _messages(self, patience_s: float, what: str) -> Iterator[dict[str, Any]]:
+        """Yield what Chromium sends, each message once."""
+        until = time.monotonic() + patience_s
+        while True:
+            while self._received:
+                found = self._received.popleft()
+                if "method" in found:
+                    self.events.append(found)
+                yield found
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not select.select([self._in], [], [], left_s)[0]:
+                raise BrowserError(f"{what}: nothing came within {patience_s:g} s")
+            data = os.read(self._in, 1 << 20)
+            if not data:
+                self._log.seek(0)
+                raise BrowserError(f"{what}: Chromium ended: {self._log.read()[-2000:].decode(errors='replace')}")
+            *whole, self._rest = (self._rest + data).split(b"\0")
+            self._received += map(json.loads, whole)
+
+    def happened(self, method: str) -> list[dict[str, Any]]:
+        """Return the parameters of all events of one kind so far."""
+        self.evaluate("0")  # takes in what came meanwhile
+        return [one["params"] for one in self.events if one["method"] == method]
+
+    # --- the page
+
+    def look_as(self, *, width: int = 1280, height: int = 800, dark: bool = False, scale: float = 1.0) -> None:
+        """Give the page a width and a height in CSS pixels, and the reader's system light or dark colours."""
+        mobile = width < 600  # a phone
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=mobile)
+        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.ask("Emulation.setEmulatedMedia", features=features)
+
+    def open(self, address: str) -> None:
+        """Open an address and wait until it is loaded."""
+        before = len(self.happened("Page.loadEventFired"))
+        self.ask("Page.navigate", url=address)
+        self.wait(lambda: len(self.happened("Page.loadEventFired")) > before, f"{address} to be loaded")
+
+    def evaluate(self, expression: str) -> Any:  # noqa: ANN401  JSON
+        """Return the value of an expression of the page; of a promise, what it comes to."""
+        found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in found:
+            raise BrowserError(json.dumps(found["exceptionDetails"])[:2000])
+        return found["result"].get("value")
+
+    def wait(self, condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+        """Await a condition of the page."""
+        until = time.monotonic() + patience_s
+        while not condition():
+            if time.monotonic() > until:
+                raise BrowserError(f"waited {patience_s:g} s for {what}")
+            self.ask("Runtime.evaluate", expression="new Promise(done => setTimeout(done, 50))", awaitPromise=True)
+
+    def screenshot(self, path: Path) -> Path:
+        """Write a picture of the whole page, as PNG."""
+        size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], _TALLEST_PX), "scale": 1}
+        data = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)["data"]
+        path.write_bytes(base64.b64decode(data))
+        return path

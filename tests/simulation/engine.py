@@ -69,13 +69,22 @@ class Play:
 
     def run(self) -> int:
         """Play to the end; return the last exit code. Raises Broken."""
+        self.start()
+        self.go_on(NEVER, MOST_EVENTS)
+        demand(self.over, f"nothing will happen any more, and the run is {self.state.stage}")
+        assert self.watch.finished is not None
+        return self.watch.finished
+
+    def start(self) -> None:
+        """Let the supervisor take the job over for the first time."""
         self.feed(events.GpusListed(0.0, self.world.gpus()))
         self.feed(events.SupervisorStarted(0.0, "run", self.job.policy, command_digest="command"))
+
+    def go_on(self, until_t: float, most: int) -> None:
+        """Play until the end, or until a time. Raises Broken after `most` events."""
         queue = self.queue
-        while not self.over:
+        while not self.over and min(self.next[0], queue[0][0] if queue else NEVER) < until_t:
             if self.next[0] <= (queue[0][0] if queue else NEVER):
-                if self.life is None:
-                    break
                 self.t, event = self.next
                 self.feed(event)
                 if self.life is not None:
@@ -83,10 +92,7 @@ class Play:
                 continue
             self.t, _, what = heapq.heappop(queue)
             self._happens(what)
-            demand(self.events < MOST_EVENTS, f"no end after {MOST_EVENTS} events")
-        demand(self.over, f"nothing will happen any more, and the run is {self.state.stage}")
-        assert self.watch.finished is not None
-        return self.watch.finished
+            demand(self.events < most, f"no end after {most} events")
 
     def feed(self, event: Event) -> None:
         """Give the core an event, compare what it asks for with the books, and do it."""
@@ -100,7 +106,7 @@ class Play:
         for action in actions:
             do = DO.get(type(action))
             if do is not None:
-                do(self, action)
+                getattr(self, do.__name__)(action)  # by name: a subclass may answer otherwise
 
     def later(self, after_s: float, what: Event | Happening | act.SelectCheckpoint) -> None:
         """Let something happen."""
@@ -302,6 +308,9 @@ class Play:
         self.world.quarantined[action.gpu.uuid] = action.reason
         self.later(0.2, events.GpusListed(self.t + 0.2, self.world.gpus()))
 
+    def alert(self, action: act.Alert) -> None:
+        """Send it: here nobody comes."""
+
     def finish(self, action: act.Finish) -> None:
         """The end, or a requeue."""
         self._still()
@@ -397,6 +406,7 @@ DO: dict[type, Callable[..., None]] = {
     act.RequestSave: Play.save_it,
     act.FindSave: Play.find_save,
     act.Quarantine: Play.quarantine,
+    act.Alert: Play.alert,
     act.Finish: Play.finish,
 }
 HAPPENS: dict[str, Callable[..., None]] = {

@@ -35,10 +35,10 @@ MOVED_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """Which ranks moved between two looks, each with what showed it. busy: ranks that used CPU time in one and the same place."""
+    """Which ranks moved between two looks, each with what showed it. busy: what ranks do in one and the same place that takes CPU time."""
 
     moved: tuple[tuple[int, str], ...] = ()
-    busy: tuple[int, ...] = ()
+    busy: tuple[tuple[int, str], ...] = ()
 
     @property
     def text(self) -> str:
@@ -55,8 +55,8 @@ def compare(first: Look, second: Look) -> Movement:
         what = "was not there before" if look is None else _moved(look, after)
         if what:
             moved.append((after.rank, what))
-        elif look is not None and _is_busy(look, after):
-            busy.append(after.rank)
+        elif look is not None and (does := _activity(look, after)):
+            busy.append((after.rank, does))
     moved += [(rank, "is not there any more") for rank in sorted(before.keys() - {look.rank for look in second.ranks})]
     return Movement(tuple(moved), tuple(busy))
 
@@ -66,9 +66,9 @@ def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrate
     before = {look.rank: standing(look) for look in first.ranks}
     now = tuple(standing(look) for look in second.ranks)
     lasting = tuple(one for one in now if one.rank in before and _same(before[one.rank], one))
-    busy = compare(first, second).busy
+    busy = dict(compare(first, second).busy)
     now = tuple(
-        replace(one, text=f"{one.text}, and uses CPU time") if one.doing is Doing.ELSEWHERE and one.rank in busy else one for one in now
+        replace(one, text=f"{one.text}, and {busy[one.rank]}") if one.doing is Doing.ELSEWHERE and one.rank in busy else one for one in now
     )
     kind, text, culprits = _judged(now, lasting, second)
     concerned = [one.rank for one in culprits or now]
@@ -100,12 +100,13 @@ def _judged(now: tuple[Standing, ...], lasting: tuple[Standing, ...], look: Look
         if culprits := tuple(one for one in lasting if one.doing is which):
             return kind, _sentence(waits, culprits, look), culprits
     rest = tuple(one for one in now if one.doing not in {Doing.WAITS, Doing.GONE})
+    goes_on = rest if len(rest) < len(now) else ()  # the others ended in order
     if waits and rest:
         return HangKind.LATE, _sentence(waits, rest, look), rest
     calls = {(one.group.name if one.group else "", one.text) for one in waits}
     if len(calls) == 1 and not any(one.collective is not None and one.collective.is_p2p for one in waits):
         return HangKind.WAITING, _sentence(waits, (), look), ()
-    return HangKind.STILL, _sentence(waits, rest, look) or "no rank of this node is known", ()
+    return HangKind.STILL, _sentence(waits, rest, look) or "no rank of this node is known", goes_on
 
 
 def _missed(now: tuple[Standing, ...], lasting: tuple[Standing, ...], waits: tuple[Standing, ...]) -> tuple[Standing, ...]:
@@ -215,7 +216,7 @@ def _moved(before: RankLook, after: RankLook) -> str:
     if before.phase != after.phase:
         return f"went from phase {before.phase} to {after.phase}"
     collectives = _went_on(before.collectives.groups, after.collectives.groups)
-    return collectives or _moved_process(old, new, _is_busy(before, after)) or _moved_workers(before, after)
+    return collectives or _moved_process(old, new, bool(_activity(before, after))) or _moved_workers(before, after)
 
 
 def _went_on(before: tuple[ProcessGroup, ...], after: tuple[ProcessGroup, ...]) -> str:
@@ -276,30 +277,29 @@ def _at(thread: ThreadStack) -> str:
     return "in no Python code" if frame is None else f"in {frame.function} ({frame.place})"
 
 
-def _is_busy(before: RankLook, after: RankLook) -> bool:
-    """Return whether a rank, or a worker of its, used CPU time or woke up often between two looks."""
+def _activity(before: RankLook, after: RankLook) -> str:
+    """Return what a rank, or a worker of its, did between two looks that takes CPU time, behind its name; "" for nothing."""
     thread = training_thread(after.process.stacks)
     if thread is not None and doing(thread)[1] is Phase.INIT:
-        return False  # it asks torch's store again and again whether the others have come
+        return ""  # it asks torch's store again and again whether the others have come
     # a rank that waits in a collective, with a recorder to prove it: only its own thread counts, unless gradients are still computed
     waits = standing(after)
     by_thread = waits.doing is Doing.WAITS and waits.collective is not None and (thread is None or thread.find("torch/autograd/") is None)
-    if _busy(before.process, after.process, 1e9 if by_thread else BUSY_PROCESS):
-        return True
+    if does := _process_activity(before.process, after.process, 1e9 if by_thread else BUSY_PROCESS):
+        return does
     old = {worker.pid: worker for worker in before.workers}
-    return not by_thread and any(_busy(old[one.pid], one, BUSY_THREAD) for one in after.workers if one.pid in old)
+    workers = () if by_thread else (_process_activity(old[one.pid], one, BUSY_THREAD) for one in after.workers if one.pid in old)
+    return next(filter(None, workers), "")
 
 
-def _busy(old: ProcessLook, new: ProcessLook, most_process: float) -> bool:
+def _process_activity(old: ProcessLook, new: ProcessLook, most_process: float) -> str:
     was, now = old.after, new.before
     if was is None or now is None or now.t <= was.t or now.cpu_s < was.cpu_s:
-        return False
+        return ""
     seconds = now.t - was.t
-    return (
-        (now.main_cpu_s - was.main_cpu_s) / seconds >= BUSY_THREAD
-        or (now.cpu_s - was.cpu_s) / seconds >= most_process
-        or (now.main_switches - was.main_switches) / seconds >= BUSY_SWITCHES
-    )
+    if (now.main_cpu_s - was.main_cpu_s) / seconds >= BUSY_THREAD or (now.cpu_s - was.cpu_s) / seconds >= most_process:
+        return "uses CPU time"
+    return "wakes up again and again" if (now.main_switches - was.main_switches) / seconds >= BUSY_SWITCHES else ""
 
 
 def _bytes(old: ProcessLook, new: ProcessLook, name: str) -> int:

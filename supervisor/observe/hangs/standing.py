@@ -3,7 +3,7 @@
 A rank waits in a collective if torch's recorder has one of its that is not over, and its training thread waits: in torch's own code, or in
 C below a line of the user's (`work.wait()` is C). A rank that issued a collective and then went on to something else does not wait in it.
 Without the recorder the name of torch's function on the stack has to do, and there is no sequence number. So it is with gloo's `send`,
-`recv` and `monitored_barrier`, which no recorder has.
+`recv` and `monitored_barrier`, which no recorder has. A rank in `init_process_group` or `new_group` waits as well: for all the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _RUNS_COMPILED = (
 _POINT_TO_POINT = frozenset({"send", "recv"})
 _UNRECORDED = _POINT_TO_POINT | {"monitored_barrier"}
 #: Functions of the standard library in which a main thread waits for another thread of its process.
-_JOINS = {"join", "_wait_for_tstate_lock", "result", "wait", "_join"}
+_JOINS = {"join", "_wait_for_tstate_lock", "result", "wait", "_join", "_shutdown"}
+_AT_EXIT = "at its exit"
 #: What a function of a library shows that a rank does, and the phase: (module, functions, text, phase). The first on the stack counts.
 _ACTIVITIES: tuple[tuple[str, tuple[str, ...], str, Phase], ...] = (
     ("torch/utils/data/dataloader.py", (), "in DataLoader.__next__", Phase.DATA),
@@ -48,6 +49,9 @@ _ACTIVITIES: tuple[tuple[str, tuple[str, ...], str, Phase], ...] = (
     (_C10D, ("init_process_group",), "in init_process_group", Phase.INIT),
     (_C10D, ("new_group", "_new_group_with_tag"), "in new_group", Phase.INIT),
     ("torch/autograd/", ("backward", "_engine_run_backward"), "in backward", Phase.TRAIN),
+    # the interpreter waits there for threads and processes that the script started
+    ("threading.py", ("_shutdown",), _AT_EXIT, Phase.UNKNOWN),
+    ("multiprocessing/util.py", ("_exit_function",), _AT_EXIT, Phase.UNKNOWN),
 )
 
 
@@ -87,13 +91,15 @@ def standing(look: RankLook) -> Standing:
     place, phase = "" if frame is None else frame.place, look.phase or Phase.UNKNOWN
     if process.is_gone:
         return Standing(look.rank, process.pid, Doing.GONE, "gone", phase=phase)
-    if (stopped := _stopped(process)) is not None:
-        return Standing(look.rank, process.pid, Doing.STOPPED, stopped, place, phase)
-    if (blocked := _blocked(process)) is not None:
-        return Standing(look.rank, process.pid, Doing.BLOCKED, blocked, place, phase)
+    for held, how in ((Doing.STOPPED, _stopped(process)), (Doing.BLOCKED, _blocked(process))):
+        if how is not None:
+            return Standing(look.rank, process.pid, held, how, place, phase)
     if thread is None:
         reason = process.no_stacks or "it did not answer"
         return Standing(look.rank, process.pid, Doing.UNKNOWN, f"at an unknown place ({reason})", phase=phase)
+    text, shown = doing(thread)
+    if shown is Phase.INIT:
+        return Standing(look.rank, process.pid, Doing.WAITS, text, place, shown)
     waited = _waited(look, thread)
     if waited is not None:
         return Standing(look.rank, process.pid, Doing.WAITS, f"in {waited[1].text}", place, phase, *waited)
@@ -120,8 +126,10 @@ def doing(thread: ThreadStack) -> tuple[str, Phase]:
                 return text, phase
         if not frame.is_library:
             return f"in {frame.function}", Phase.UNKNOWN
-    inner = thread.innermost
-    return ("in no Python code" if inner is None else f"in {inner.function}"), Phase.UNKNOWN
+    inner = next((frame for frame in thread.frames if not frame.is_standard), thread.innermost)
+    if inner is None:
+        return "in no Python code", Phase.UNKNOWN
+    return f"in {inner.function}" + ("" if inner.is_standard else f" of {inner.module}"), Phase.UNKNOWN
 
 
 def compiles(thread: ThreadStack) -> bool:
@@ -135,6 +143,8 @@ def _is_compiler(frame: StackFrame) -> bool:
 
 def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) -> Standing:
     text, shown = doing(thread)
+    if text == _AT_EXIT:
+        return _at_exit(look)
     worker = _stuck_worker(look) if shown is Phase.DATA else None
     if place:
         text += f" ({place})"
@@ -150,6 +160,15 @@ def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) ->
     kind = Doing.ELSEWHERE if blocked is None else Doing.BLOCKED
     text += f", and its worker {worker.pid} {does}"
     return Standing(look.rank, look.process.pid, kind, text, place, phase)
+
+
+def _at_exit(look: RankLook) -> Standing:
+    """Return what a rank does whose script is over: a thread that does not end keeps its process."""
+    frame = next((thread.user_frame for thread in look.process.stacks[1:] if thread.user_frame is not None), None)
+    text, place = _AT_EXIT, ""
+    if frame is not None:
+        text, place = f"{_AT_EXIT}, and a thread of it is in {frame.function} ({frame.place})", frame.place
+    return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place)
 
 
 def _stuck_worker(look: RankLook) -> ProcessLook | None:

@@ -80,7 +80,23 @@ FSDP_HOOK = (
     torch("nn/modules/module.py", "_call_impl"),
 )
 RECV = torch("distributed/distributed_c10d.py", "recv")
+INIT = torch("distributed/rendezvous.py", "_create_c10d_store"), torch("distributed/distributed_c10d.py", "init_process_group")
 GONE = RankLook(1, 1, ProcessLook(101, 1, waits=ThreadWait("Z"), no_stacks="it is gone"), steps=10)
+GONE_IN_ORDER = replace(GONE, steps=3)
+AT_EXIT = RankLook(
+    0,
+    0,
+    process(
+        100,
+        (
+            ThreadStack("0x1", (StackFrame("/usr/lib/python3.11/threading.py", 1590, "_shutdown"),)),
+            ThreadStack("0x2", (StackFrame("/usr/lib/python3.11/queue.py", 171, "get"), user(12, "send", "metrics.py"))),
+        ),
+    ),
+    phase=Phase.TRAIN,
+    steps=3,
+)
+LIBRARY = StackFrame("/usr/lib/python3.11/threading.py", 320, "wait"), StackFrame(f"{SITE}/wandb/mailbox.py", 88, "wait_all")
 LATE_LOADER = (
     "rank 0 waits in all_reduce (seq 42, train.py:61); rank 1 is in DataLoader.__next__ (data.py:88), and its worker 500 is "  # and where
 )
@@ -90,10 +106,38 @@ HANGS: tuple[tuple[str, tuple[RankLook, ...], HangKind, str, tuple[int, ...]], .
     ("all are gone", (GONE,), HangKind.GONE, "rank 1 is gone", (1,)),
     (
         "a rank ended in order, and another one goes on",
-        (outside(0), replace(GONE, steps=3)),
+        (outside(0), GONE_IN_ORDER),
         HangKind.STILL,
         "rank 0 is in <module> (train.py:90)",
+        (0,),
+    ),
+    (
+        "a rank is at its exit, where a thread does not end",
+        (GONE_IN_ORDER, AT_EXIT),
+        HangKind.STILL,
+        "rank 0 is at its exit, and a thread of it is in send (metrics.py:12)",
+        (0,),
+    ),
+    (
+        "a library waits at the exit",
+        (replace(AT_EXIT, process=process(100, (ThreadStack("0x1", LIBRARY),))),),
+        HangKind.STILL,
+        "rank 0 is in wait_all of wandb/mailbox.py",
         (),
+    ),
+    (
+        "a rank does not come to init_process_group",
+        (replace(outside(0, *INIT), phase=Phase.IMPORT), outside(1, user(70, "download"))),
+        HangKind.LATE,
+        "rank 0 waits in init_process_group (train.py:90); rank 1 is in download (train.py:70)",
+        (1,),
+    ),
+    (
+        "a rank ended before init_process_group",
+        (replace(outside(0, *INIT), phase=Phase.IMPORT), GONE),
+        HangKind.GONE,
+        "rank 0 waits in init_process_group (train.py:90); rank 1 is gone",
+        (1,),
     ),
     (
         "a rank ended in order, and another one waits in a group that it is not in",
@@ -263,9 +307,9 @@ COMPILED = (
     torch("_dynamo/eval_frame.py", "_fn"),
     torch("nn/modules/module.py", "_call_impl"),
 )
-JOINS = outside(0, torch("distributed/rendezvous.py", "_create_c10d_store"), torch("distributed/distributed_c10d.py", "init_process_group"))
-#: (name, first, second, what moved; None: nothing, and busy; "": nothing at all)
-MOVES: tuple[tuple[str, RankLook, RankLook, str | None], ...] = (
+JOINS = outside(0, *INIT)
+#: (name, first, second, what moved, or what it does in one and the same place; "": nothing at all)
+MOVES: tuple[tuple[str, RankLook, RankLook, str], ...] = (
     ("a step", waiting(0), replace(later(waiting(0)), steps=11), "made steps (10 before, 11 now)"),
     ("a phase", waiting(0), replace(later(waiting(0)), phase=Phase.EVAL), "went from phase train to eval"),
     ("another collective", waiting(0), later(waiting(0, sequence=43)), "came to all_reduce (seq 43)"),
@@ -277,8 +321,8 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str | None], ...] = (
     ("another process", waiting(0), replace(waiting(0), process=replace(waiting(0).process, pid=7)), "is another process"),
     ("it ended", waiting(1), GONE, "ended"),
     ("asks the store for its peers", JOINS, later(JOINS, switches=3000, cpu_s=1.0), ""),
-    ("a loop", LOOPS, later(LOOPS, cpu_s=29), None),
-    ("a loop, in another line", LOOPS, later(outside(0, user(71, "spin"), waits=RUNS), cpu_s=29), None),
+    ("a loop", LOOPS, later(LOOPS, cpu_s=29), "uses CPU time"),
+    ("a loop, in another line", LOOPS, later(outside(0, user(71, "spin"), waits=RUNS), cpu_s=29), "uses CPU time"),
     ("another function", LOOPS, later(outside(0, user(9, "go")), cpu_s=29), "was in spin (train.py:70) and is in go (train.py:9)"),
     (
         "another layer of a model",
@@ -296,21 +340,22 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str | None], ...] = (
         "the same layer of a model",
         outside(0, torch("nn/modules/linear.py", "forward"), user(9, "evaluate")),
         later(outside(0, torch("nn/modules/linear.py", "forward"), user(9, "evaluate")), cpu_s=29),
-        None,
+        "uses CPU time",
     ),
-    ("it polls", outside(0, user(70)), later(outside(0, user(70)), switches=300), None),
+    ("it polls", outside(0, user(70)), later(outside(0, user(70)), switches=300), "wakes up again and again"),
     ("it waits in a DataLoader", outside(0, *LOADER), later(outside(0, *LOADER), switches=6), ""),
     ("other threads in a collective", waiting(0), later(waiting(0), rest_s=9), ""),
-    ("other threads outside of one", outside(0, user(70)), later(outside(0, user(70)), rest_s=9), None),
+    ("other threads outside of one", outside(0, user(70)), later(outside(0, user(70)), rest_s=9), "uses CPU time"),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("first", "second", "what"), [row[1:] for row in MOVES], ids=[row[0] for row in MOVES])
-def test_what_moved_between_two_looks(first: RankLook, second: RankLook, what: str | None) -> None:
+def test_what_moved_between_two_looks(first: RankLook, second: RankLook, what: str) -> None:
     movement = diagnosis.compare(Look(0.0, (first,)), Look(30.0, (second,)))
-    assert movement.moved == (((first.rank, what),) if what else ())
-    assert movement.busy == ((first.rank,) if what is None else ())
-    assert movement.text == (f"rank {first.rank} {what}" if what else "")
+    found = ((first.rank, what),) if what else ()
+    is_busy = what in {"uses CPU time", "wakes up again and again"}
+    assert (movement.moved, movement.busy) == (((), found) if is_busy else (found, ()))
+    assert movement.text == (f"rank {first.rank} {what}" if movement.moved else "")
 
 
 def test_a_loop_is_late_and_may_go_on() -> None:

@@ -15,7 +15,7 @@ from supervisor.core.model import BEFORE_FIRST_STEP, FROM_OUTSIDE, Cause, Phase,
 from supervisor.errors import ExitCode
 from tests.simulation.faults import Strike
 from tests.simulation.networks import DEBUG, EARLY, GROUP_TIMEOUT
-from tests.simulation.world import BLIND
+from tests.simulation.world import ABSOLUTE, BLIND, COUNTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +53,8 @@ LEAST = 1 << 30
 SWITCHES = ("activation_checkpointing", "cpu_offload", "mixed_precision")
 #: Half of the first wait for storage: the other half is jitter.
 LEAST_WAIT_S = 15.0
+#: The exit code of a job that a person interrupted: 128 and SIGINT.
+INTERRUPTED = 130
 
 
 @dataclass(slots=True)
@@ -229,18 +231,29 @@ def start_tries(record: Record, past: Past, books: Watch) -> str:
     return f"try number {tries + 1} of a start is not answered with 75"
 
 
+def _comparable(record: Record, twin: Record, books: Watch) -> bool:
+    """Whether the steps of two failures tell where they were: absolute ones do, and those that were counted from scratch."""
+    policy = books.job.policy
+    loads_unseen = policy.resumes_itself and not policy.checkpoints_declared
+    return books.job.sight == ABSOLUTE or (books.job.sight == COUNTED and not (record.resume or twin.resume or loads_unseen))
+
+
 def same_place(record: Record, past: Past, books: Watch) -> str:
     """The same failure at the same place, and nothing changed or gained."""
     strike = record.strike
     differs = record.changed or record.plan.trace  # a traced attempt names what an untraced one hides
     if record.stops or differs or strike is None or not _seen(record, books) or record.amount("other_bytes"):
         return ""
-    absolute = books.job.sight == "absolute"
     for twin in past:
         other = twin.strike
         if other is None or twin.progressed or twin.verdict.fingerprint != record.verdict.fingerprint:
             continue
-        near = absolute and strike.at >= 0 and other.at >= 0 and abs(strike.at - other.at) <= books.job.policy.same_place_steps
+        near = (
+            _comparable(record, twin, books)
+            and strike.at >= 0
+            and other.at >= 0
+            and abs(strike.at - other.at) <= books.job.policy.same_place_steps
+        )
         both_early = record.early and twin.early and {strike.phase, other.phase} <= BEFORE_FIRST_STEP
         at_a_file = record.verdict.cause is Cause.CHECKPOINT_CORRUPT or strike.phase is other.phase is Phase.LOAD
         elsewhere = at_a_file and bool(record.resume and twin.resume) and record.resume != twin.resume
@@ -514,6 +527,11 @@ def waited_for(record: Record, _past: Past, _books: Watch) -> str:
     return "" if record.stops or record.plan.delay_s >= LEAST_WAIT_S else "storage is not waited for"
 
 
+def interrupted(record: Record, _past: Past, _books: Watch) -> str:
+    """What a person interrupted ends with 130, and nobody starts it again."""
+    return "" if record.stops and record.plan.exit_code == INTERRUPTED else "an interrupted job goes on, or does not end with 130"
+
+
 def does_not_fit(record: Record, past: Past, books: Watch) -> str:
     """What does not fit together will not fit the next time."""
     strike = record.strike
@@ -533,6 +551,7 @@ OF_CAUSE: dict[Cause, tuple[Law, ...]] = {
     **dict.fromkeys((Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER), _MEMORY),
     Cause.NCCL_TIMEOUT: (time_given, interface_left, hanging_gpu, transport_left, start_tries, same_place, traced),
     Cause.HANG_NO_ERROR: (time_given, steps_back, hanging_gpu, transport_left, same_place, traced),
+    Cause.INTERRUPTED: (interrupted,),
     Cause.CHECKPOINT_CORRUPT: (race, steps_back, same_place),
     Cause.NCCL_NETWORK: (interface_left, transport_left, start_tries, traced, network_waited_for),
     Cause.GLOO_ERROR: (time_given, interface_left, start_tries, traced, network_waited_for),

@@ -10,11 +10,11 @@ import pytest
 
 from supervisor.core import actions as act
 from supervisor.core import decide as core
-from supervisor.core import events, hangs, node_health, planning, shutdown, start
+from supervisor.core import events, failure, hangs, node_health, planning, shutdown, start
 from supervisor.core.model import Cause
 from supervisor.core.state import JobState, Stage, changed
 from supervisor.knobs import batch
-from supervisor.strategies import LADDERS, RUNGS, consent, memory, shortage
+from supervisor.strategies import LADDERS, RUNGS, consent, memory, repetition, shortage
 from supervisor.strategies.situation import Situation
 from tests.scenarios import driver, test_scenarios
 from tests.simulation import seeds
@@ -101,6 +101,33 @@ def own_answer_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.delitem(RUNGS, "own_code_at_once")
 
 
+def unknown_phase_is_early(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(failure, "before_first_step", lambda *_given: True)
+
+
+def same_line_not_seen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(repetition, "_same_line", lambda _situation, _past: False)
+    patch.setattr(repetition, "_is_stepless", lambda _failed: False)
+
+
+def counted_steps_are_no_place(patch: pytest.MonkeyPatch) -> None:
+    real = failure._beats  # noqa: SLF001 (a bug in it)
+    patch.setattr(failure, "_beats", lambda state, verdict, name: [] if name == "steps" else real(state, verdict, name))
+
+
+def race_rejected(patch: pytest.MonkeyPatch) -> None:
+    patch.delitem(RUNGS, "raced")
+
+
+def interrupt_started_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(LADDERS, Cause.INTERRUPTED, LADDERS[Cause.KILLED_UNKNOWN])
+
+
+def users_row_without_end(patch: pytest.MonkeyPatch) -> None:
+    row = RUNGS["users_row"]
+    patch.setitem(RUNGS, "users_row", replace(row, propose=lambda at: row.propose(replace(at, failures=(), overrides=()))))
+
+
 def cap_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.delitem(RUNGS, "within_cap")
 
@@ -156,6 +183,12 @@ PLANTED: tuple[Plant, ...] = (
     requeue_loses_overrides,
     recurring_ignored,
     own_answer_ignored,
+    unknown_phase_is_early,
+    same_line_not_seen,
+    counted_steps_are_no_place,
+    race_rejected,
+    interrupt_started_again,
+    users_row_without_end,
     cap_ignored,
     stop_request_lost,
     evidence_never_overdue,

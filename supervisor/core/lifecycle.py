@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.engine import classify
 from supervisor.core import failure as core_failure
@@ -183,23 +183,26 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
         step, relative = resume.step + event.steps_seen, True
     elif step is None and event.steps_seen > 0:
         step, relative = event.steps_seen, True
+    news: dict[str, Any] = {}  # of the run: it is copied once
     if step is not None and not relative and (run.high_water is None or step > run.high_water):
-        failures = run.failures
-        if failures and (run.high_water is not None or event.steps_seen > 0):
-            failures = _refilled(failures, step, step - run.policy.same_place_steps)
-        run = changed(run, high_water=step, failures=failures)
+        news["high_water"] = step
+        if run.failures and (run.high_water is not None or event.steps_seen > 0):
+            news["failures"] = _refilled(run.failures, step, step - run.policy.same_place_steps)
     loaded = event.loaded or attempt.loaded
     if not run.ever_loaded and (loaded is not None or event.read is not None):
-        run = changed(run, ever_loaded=True)
+        news["ever_loaded"] = True
     first_step = attempt.first_step if event.first_step is None else event.first_step
     if first_step is None and step is not None and not relative:
         first_step = step - max(event.steps_seen, 0)
+    # what shows how the attempt began is judged once, and again where it is another than before
+    shown = (attempt.loaded, attempt.first_step, attempt.steps_seen > 0)
+    is_same = attempt.began_as is not None and shown == (loaded, first_step, event.steps_seen > 0)
     progress = Progress(step, relative, event.phase)
     attempt = changed(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step)
     if attempt.trains and not is_last:
-        run = changed(run, losses=losses.with_progress(state.run, event.t, event.step))
-    state = changed(state, run=run, attempt=attempt)
-    return (state, ()) if is_last else resumption.reported(state)
+        news["losses"] = losses.with_progress(run, event.t, event.step)
+    state = changed(state, run=changed(run, **news) if news else run, attempt=attempt)
+    return (state, ()) if is_last or is_same else resumption.reported(state)
 
 
 def _refilled(failures: tuple[Failure, ...], step: int, passed: int) -> tuple[Failure, ...]:

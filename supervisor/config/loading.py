@@ -20,8 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from checkpointing.mirror.backends import KEYS_HINT, URL_FORM, has_keys, is_mirror_url
-from supervisor.classify import redact
+from checkpointing.mirror.urls import KEYS_HINT, URL_FORM, has_keys, is_mirror_url
 from supervisor.config.alert_settings import SINKS_KEY
 from supervisor.config.classify_settings import SIGNATURES_KEY
 from supervisor.config.loss_settings import RULES_KEY
@@ -191,6 +190,8 @@ def _digest(value: Value) -> str:
     text = str(value)
     if not text:
         return ""
+    from supervisor.classify import redact  # noqa: PLC0415  for `config show`: its patterns take 15 ms
+
     address = re.match(r"https?://(?:[^/@]*@)?([^/?#]+)", text)
     digest = redact.digest(text)
     return f"{address[1]} ({digest})" if address else digest

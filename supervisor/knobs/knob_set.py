@@ -10,7 +10,6 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from checkpointing.io import staging
 from supervisor.core.model import Knob
 from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError
@@ -207,5 +206,7 @@ def _deepspeed_total(text: str, values: Mapping[str, str | None], world_size: in
 
 def _write_copy(path: Path, text: str) -> None:
     """Write a copy, whole or not at all, readable by the user only: configuration files hold tokens."""
+    from checkpointing.io import staging  # noqa: PLC0415  few jobs have such files, and the agent waits for this module
+
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     staging.write(str(path), text.encode(), is_durable=False)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from supervisor.classify import redact
-from supervisor.classify.logs.text import one_line
-
 _LONGEST = 1000
 
 
 def clean(text: str) -> str:
     """Return one line of foreign text, fit to be shown: no escape sequences, no control characters, no secrets."""
+    from supervisor.classify import redact  # noqa: PLC0415  their patterns take 25 ms, for which a start would wait
+    from supervisor.classify.logs.text import one_line  # noqa: PLC0415  as above
+
     return cut(redact.text(one_line(text)), _LONGEST)
 
 

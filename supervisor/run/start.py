@@ -12,8 +12,6 @@ import secrets
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from supervisor.config import plugins, signatures
-from supervisor.config.policy import evict_on, network_allow, require_knobs
 from supervisor.job import identity
 from supervisor.job.job import Job
 from supervisor.knobs import job_knobs, programs
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
     from supervisor.classify.logs.rows import Problem
     from supervisor.config.settings import Settings
+    from supervisor.core.model import Knob
     from supervisor.run.main import JobRun
 
 #: After so long a warning reports that the state directory does not answer.
@@ -44,8 +43,7 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
     knobs = job_knobs.find(settings, command, environ, cwd)
     terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
-    require_knobs(settings, knobs.knobs)
-    problems = _require_right(settings, lambda text: terminal.message(text, "warning"))
+    problems = _require_right(settings, knobs.knobs, lambda text: terminal.message(text, "warning"))
     state_waits = f"waiting for {cwd / settings.job.state_dir}, which is slow or does not answer; --state-dir names another directory"
     waiting = partial(reported_wait, cache(lambda text: terminal.message(text, "warning")), state_waits, SLOW_STATE_S)
     with waiting() as over:
@@ -97,11 +95,20 @@ def _the_rest() -> type[JobRun]:
     return JobRun
 
 
-def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Problem, ...]:
-    """Raise SuperviseError for a wrong setting before anything starts; return the problems that only leave a signature out."""
-    plugins.ladders(settings)
-    evict_on(settings)
-    network_allow(settings)
+def _require_right(settings: Settings, knobs: tuple[Knob, ...], warn: Callable[[str], None]) -> tuple[Problem, ...]:
+    """Raise SuperviseError for a wrong setting before anything starts; return the problems that only leave a signature out.
+
+    What nobody set is right, and what judges it is not imported: the agent waits for each import here.
+    """
+    restart, health = settings.restart, settings.health
+    names = (restart.ladders, restart.plugins, health.evict_on, health.thresholds, health.plugins, settings.network.allow, settings.recover)
+    if any(names):
+        from supervisor.config import plugins, policy  # noqa: PLC0415  as above
+
+        policy.require_knobs(settings, knobs)
+        plugins.ladders(settings)
+        policy.evict_on(settings)
+        policy.network_allow(settings)
     if settings.alerts.is_used:
         from supervisor.run import alerting  # noqa: PLC0415 (ssl costs memory that a job without a sink need not pay)
 
@@ -109,5 +116,9 @@ def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Pro
         for sink in alerting.configured(settings, os.environ):
             if sink.warning:
                 warn(sink.warning)
+    if not settings.classify.signatures and not settings.classify.own:
+        return ()
+    from supervisor.config import signatures  # noqa: PLC0415  as above
+
     signatures.require_fast(settings)
-    return signatures.configured(settings, warn)[1] if settings.classify.signatures or settings.classify.own else ()
+    return signatures.configured(settings, warn)[1]

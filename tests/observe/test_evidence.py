@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from health.probes.control_groups import ControlGroup
+from health.probes.host import cgroup
 from supervisor.classify import exits
 from supervisor.classify.engine import classify
 from supervisor.config import signatures
@@ -270,7 +271,8 @@ def test_the_machines_state_goes_with_a_failure_and_is_no_cause(tmp_path: Path) 
 
 
 def test_the_memory_that_is_available_is_what_the_control_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources.cgroup, "tightest_memory", lambda: resources.cgroup.GroupLimit(64 << 20, 60 << 20, "/group"))
+    limits = [cgroup.GroupLimit(4 << 40, 0, "/"), cgroup.GroupLimit(64 << 20, 60 << 20, "/group")]
+    monkeypatch.setattr(cgroup, "memory_limits", lambda _root: limits)
     (found,) = resources.evidence((), None, ())
     assert found.text == "4 MiB of 64 MiB memory available, by the limit of /group"
     assert dict(found.fields) == {"available": str(4 << 20), "total": str(64 << 20)}

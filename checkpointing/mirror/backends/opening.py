@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from checkpointing.mirror.backends import KEYS_HINT, Backend, S3Options, has_keys
+from checkpointing.mirror.backends import Backend, S3Options
+from checkpointing.mirror.urls import KEYS_HINT, has_keys
 from checkpointing.model import CheckpointingError
 
 _DEFAULTS: Final = S3Options()

@@ -52,11 +52,6 @@ def read(ask: Ask) -> Iterator[Reading]:
     yield _made("cgroup.pids", _row(*_tightest(pids, _PIDS_LIMIT, _PIDS_USED)))
 
 
-def tightest_memory(root: str = "/") -> GroupLimit | None:
-    """Return the memory limit, in bytes, that leaves the least, of our group and those above it; None where none can be seen."""
-    return _tightest(control_groups.read("memory", root), _MEMORY_LIMIT, _MEMORY_USED, less_caches=True)[0]
-
-
 def memory_limits(root: str = "/") -> list[GroupLimit]:
     """Return every memory limit, in bytes, of our group and those above it, the nearest first."""
     return _limits(control_groups.read("memory", root), _MEMORY_LIMIT, _MEMORY_USED, less_caches=True)[0]

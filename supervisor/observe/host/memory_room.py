@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MIB: Final = 1 << 20
+MACHINE: Final = "the machine"
 #: This part of the memory stays free, whatever the setting is.
 KEEP_FREE_PART: Final = 0.1
 
@@ -33,7 +34,7 @@ def rooms(root: str = "/") -> tuple[MemoryRoom, ...]:
     """Read the machine's memory and each limit of our control group and those above it. root: the directory that counts as /."""
     machine = system_files.table(f"{root.rstrip('/')}/proc/meminfo")
     free, total = machine.get("MemAvailable"), machine.get("MemTotal")
-    whole = [MemoryRoom(free, total, "the machine")] if isinstance(free, int) and isinstance(total, int) else []
+    whole = [MemoryRoom(free, total, MACHINE)] if isinstance(free, int) and isinstance(total, int) else []
     return (*whole, *(MemoryRoom(max(0, one.limit - one.used), one.limit, one.path) for one in cgroup.memory_limits(root)))
 
 

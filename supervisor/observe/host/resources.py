@@ -11,8 +11,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from health.probes.host import cgroup
 from supervisor.core.model import Evidence
+from supervisor.observe.host import memory_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,18 +64,13 @@ def evidence(places: Iterable[tuple[str, str]], least_shm: int | None, deaths: S
 
 def _memory() -> Evidence:
     """Return what memory is available: the machine's, or less where the limit of a control group leaves less."""
-    import psutil  # noqa: PLC0415 - after a failure only: it costs 8 ms and 1 MiB, which a job that runs well does not pay
-
-    try:
-        memory = psutil.virtual_memory()
-    except (OSError, KeyError) as error:
-        return Evidence("host", "not_observed", f"the machine's memory: {error}")
-    available, total, whose = memory.available, memory.total, "memory available"
-    group = cgroup.tightest_memory()
-    if group is not None and group.limit - group.used < available:
-        available, total, whose = max(0, group.limit - group.used), group.limit, f"memory available, by the limit of {group.path}"
-    fields = (("available", str(available)), ("total", str(total)))
-    return Evidence("host", "memory_available", f"{_mib(available)} of {_mib(total)} {whose}", fields=fields)
+    found = memory_room.rooms()
+    if not found or found[0].whose != memory_room.MACHINE:
+        return Evidence("host", "not_observed", "the machine's memory: /proc/meminfo does not show it")
+    room = min(found, key=lambda one: one.free)
+    whose = "" if room is found[0] else f", by the limit of {room.whose}"
+    fields = (("available", str(room.free)), ("total", str(room.total)))
+    return Evidence("host", "memory_available", f"{_mib(room.free)} of {_mib(room.total)} memory available{whose}", fields=fields)
 
 
 def _disks(places: Iterable[tuple[str, str]]) -> list[Evidence]:

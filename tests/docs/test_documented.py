@@ -196,9 +196,10 @@ def test_links_lead_somewhere(page: str) -> None:
     assert [(path.name, heading) for path, heading in targets if heading and heading not in anchors(path)] == []
 
 
-def test_every_page_is_linked_from_the_readme() -> None:
-    pages = {str(page.relative_to(ROOT)) for page in DOCS.rglob("*.md")}
-    assert pages == {link for link, _ in LINKED["README.md"] if link.startswith("docs/")}
+def test_every_page_is_in_a_part_of_the_index() -> None:
+    parts = set(re.findall(r"^(\w+)/\*$", page_text("index.md"), flags=re.MULTILINE))
+    assert {str(page.relative_to(DOCS).parent) for page in DOCS.rglob("*.md")} == {*parts, "."}
+    assert [page.name for page in DOCS.glob("*.md")] == ["index.md"]
 
 
 # The design is also of what is to come, so it may name what is not there.
@@ -207,3 +208,14 @@ def test_the_files_of_ours_that_a_page_names_are_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = re.findall(r"(?<![\w/-])((?:supervisor|checkpointing|tests|docs|examples|systemd|bench)/[\w./@-]*[\w/])", text)
     assert [name for name in named if not (ROOT / name).exists() and not (DOCS / name).exists()] == []
+
+
+def test_a_message_that_troubleshooting_quotes_is_one_of_ours() -> None:
+    sources = [path for package in ("supervisor", "checkpointing", "health") for path in (ROOT / package).rglob("*.py")]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sources]
+    ours = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    rows = [row[0] for row in table("troubleshooting.md") if len(row) == 3]
+    quoted = [words for row in rows for words in re.findall(r"(`+)\s?(.+?)\s?\1", row)]
+    assert len(rows) > 20
+    parts = [part.strip() for _, message in quoted for part in message.split("…")]
+    assert [part for part in parts if not any(part in text for text in ours)] == []

@@ -160,7 +160,7 @@ _ROWS = {
         "Look at the rank that its peers wait for, at the line that its stack names; else compare the stacks of all ranks at that time",
     ),
     Cause.USER_CODE: Explanation(
-        "The training program raised an exception of its own",
+        "The training program itself failed",
         "an exception that no other cause explains, or an exit code that the program chose",
         "Correct it at the file and line that the traceback names",
     ),

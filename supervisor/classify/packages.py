@@ -7,6 +7,10 @@ of the program's own. Modules whose package of that name on PyPI is another one 
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Packages named otherwise than their module, by module. Source: the packages' pages on pypi.org, read 2026-11-24.
 _NAMED_OTHERWISE = MappingProxyType(
@@ -44,10 +48,18 @@ _NAMED_ALIKE = frozenset(
 )
 
 
-def install_line(module: str) -> str:
-    """Return the command that installs the package of a missing module; "" if the module is none of the known ones.
+#: The build of a package that fits torch. Source: the table of https://github.com/pytorch/vision#installation, read 2026-11-24.
+_FITS_TORCH = MappingProxyType(
+    {"torchvision": ("pip install --no-deps 'torchvision==0.N.*'", "N is torch's minor version plus 15 (torch 2.5: 0.20)")}
+)
+
+
+def install_text(facts: Mapping[str, str]) -> str:
+    """Return the command that installs what a verdict's facts name, and where; "" if it is none of the known packages.
 
     Python names the first part that is missing: of `sklearn.future` the package itself is there, in another version.
     """
+    module = facts.get("module", "")
     package = _NAMED_OTHERWISE.get(module) or (module if module in _NAMED_ALIKE else "")
-    return f"pip install {package}" if package else ""
+    line, what = (f"pip install {package}", "") if package else _FITS_TORCH.get(facts.get("misfit", ""), ("", ""))
+    return f"`{line}` in the job's environment{f', where {what}' if what else ''}" if line else ""

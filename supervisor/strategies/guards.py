@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.classify.packages import install_line
+from supervisor.classify.packages import install_text
 from supervisor.core import budget
 from supervisor.core.model import Cause, Plan, PlanKind
 from supervisor.strategies.consent import SURE
@@ -103,9 +103,9 @@ def _remedy(situation: Situation) -> str:
     """Return what a person corrects where the same start would fail again."""
     if situation.verdict.cause is not Cause.DEPENDENCY:
         return "correct the program"
+    if install := install_text(dict(situation.verdict.facts)):
+        return f"run {install}"
     module = situation.fact("module")
-    if line := install_line(module):
-        return f"run `{line}` in the job's environment"
     return f"install what provides {module}, or correct the import" if module else "install versions that fit each other"
 
 

@@ -89,7 +89,7 @@ def test_a_page_for_people_has_the_labels_of_the_card_and_all_that_matters(tmp_p
 def test_what_installs_a_missing_package_is_told(tmp_path: Path) -> None:
     missing = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nModuleNotFoundError: No module named 'cv2'\n"
     for module, line in (
-        ("cv2", "next pip install opencv-python in the job's environment."),
+        ("cv2", "next Run `pip install opencv-python` in the job's environment."),
         ("our_models", "next Install what is missing"),
     ):
         (tmp_path / "a.log").write_text(missing.replace("cv2", module))

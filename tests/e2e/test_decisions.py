@@ -170,8 +170,9 @@ def test_a_script_without_an_optimizer_gets_one_restart_and_the_same_exception_a
     assert run.attempts() == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("end", ["raise ValueError('bad row')", "sys.exit(3)"], ids=["raises", "leaves"])
+@pytest.mark.parametrize(
+    "end", ["raise ValueError('bad row')", pytest.param("sys.exit(3)", marks=pytest.mark.slow)], ids=["raises", "leaves"]
+)
 def test_what_fails_once_without_an_optimizer_is_restarted_and_ends_well(
     supervise: Callable[..., Supervised], tmp_path: Path, end: str
 ) -> None:

@@ -42,7 +42,6 @@ def card(run: Supervised) -> str:
     return " ".join(max(run.state.glob("*/nodes/*/incidents/*/card.txt")).read_text().split())
 
 
-@pytest.mark.slow
 def test_what_a_rank_read_too_early_is_not_rejected_and_the_next_attempt_resumes_from_it(
     tmp_path: Path, supervise: Callable[..., Supervised]
 ) -> None:

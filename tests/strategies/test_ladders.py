@@ -140,3 +140,7 @@ def test_what_is_missing_is_to_be_installed() -> None:
     ):
         named = replace(lacking, verdict=replace(lacking.verdict, facts=(("module", module),)))
         assert propose(named).next_rung == f"{remedy}, then start again"
+    misfit = replace(lacking, verdict=replace(lacking.verdict, facts=(("misfit", "torchvision"),)))
+    assert propose(misfit).next_rung.startswith(
+        "run `pip install --no-deps 'torchvision==0.N.*'` in the job's environment, where N is torch's"
+    )

@@ -35,8 +35,11 @@ def tells_progress(line: str) -> bool:
     return _PROGRESS.search(line) is not None
 
 
-def trained_on_without_number(tail: bytes, number: int, rank: int | None) -> list[Evidence]:
-    """Return the evidence that the last steps reported a loss that is no number, and the program trained on."""
+def trained_on_without_number(tail: bytes, number: int, rank: int | None, t: float) -> list[Evidence]:
+    """Return the evidence that the last steps reported a loss that is no number, and the program trained on.
+
+    t: when the last line came, 0 if only the order of the lines is known.
+    """
     end = tail[-LAST_BYTES:]
     if b"nan" not in end.lower():
         return []
@@ -44,9 +47,8 @@ def trained_on_without_number(tail: bytes, number: int, rank: int | None) -> lis
     last = [line for line in shown if tells_progress(line)][-LAST_LOSSES:]
     if len(last) < LAST_LOSSES or not all(_NAN.search(line) and not _FINITE.search(line) for line in last):
         return []
-    at = float(number)
     claim = Claim(Cause.NAN_LOSS, NAN_WEIGHT, transient=False, consequence_of=(ANY_CAUSE,))
-    return [Evidence("log", "nan_loss.trained_on", last[0][:200], rank, at, free_text=True, line=number, claim=claim)]
+    return [Evidence("log", "nan_loss.trained_on", last[0][:200], rank, t or float(number), free_text=True, line=number, claim=claim)]
 
 
 def begun_again(tail: bytes, number: int, last: int) -> list[Evidence]:

@@ -409,7 +409,10 @@ class Reader:
         strongest = strongest or found.root
         fact_of = partial(Evidence, "log", rank=rank, t=found.t or float(strongest.line), free_text=True, line=strongest.line, node=node)
         parts.append(fact_of(name="exception", text=strongest.text[:KEPT_TEXT]))
-        frames = [f'  File "{frame.path}", line {frame.line}, in {frame.function}' for raised in found.raised for frame in raised.frames]
+        # what was raised from it has the frames of the wrappers
+        until = found.raised.index(strongest) + 1 if strongest.caused_next else len(found.raised)
+        shown = (frame for raised in found.raised[:until] for frame in raised.frames)
+        frames = [f'  File "{frame.path}", line {frame.line}, in {frame.function}' for frame in shown]
         if frames:
             parts.append(fact_of(name="traceback", text="\n".join(frames)[-KEPT_TEXT:]))
         passed_on = any(exits.passes_on(raised.kind) for raised in found.raised)
@@ -444,7 +447,7 @@ class Reader:
             number -= 1
         raised = max((fact.line for _, parts in self._tracebacks for fact in parts), default=0)
         again = not any(fact.line > raised for fact in self._facts)  # a footer after it is of the run that failed
-        found += log_end.trained_on_without_number(self._tail, self._number, self._rank)
+        found += log_end.trained_on_without_number(self._tail, self._number, self._rank, self._times[-1][1] if self._times else 0.0)
         return found + log_end.begun_again(self._tail, self._number, raised) if again else found
 
     def _progress(self) -> list[Evidence]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.classify import redact
 from supervisor.classify.causes import EXPLANATIONS
-from supervisor.classify.packages import install_line
+from supervisor.classify.packages import install_text
 from supervisor.core.model import Cause, Verdict
 from supervisor.core.values import dataclass
 from supervisor.report import wording
@@ -104,9 +104,9 @@ def page(answer: Answer) -> FactPage:
 
 def _next(verdict: Verdict) -> str:
     """Return what a person does: of a missing package that is known, the command first."""
-    line = install_line(dict(verdict.facts).get("module", "")) if verdict.cause is Cause.DEPENDENCY else ""
+    install = install_text(dict(verdict.facts)) if verdict.cause is Cause.DEPENDENCY else ""
     remedy = EXPLANATIONS[verdict.cause].remedy
-    return f"{line} in the job's environment. {remedy}" if line else remedy
+    return f"Run {install}. {remedy}" if install else remedy
 
 
 def _evidence_facts(answer: Answer) -> list[Fact]:

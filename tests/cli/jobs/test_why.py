@@ -391,7 +391,7 @@ def test_the_card_tells_what_where_why_and_what_next() -> None:
         "incident 2 of job train",
         "rank 5 raised RuntimeError: oops",
         "rank 5 on gpu-7, attempt 3, step 1203, phase train",
-        "The training program raised an exception of its own (user_code, 97 % sure, transient)",
+        "The training program itself failed (user_code, 97 % sure, transient)",
         "restart as attempt 4 in 1.2 s: one of three",
         "stop 65",
         "attempt 4 resumed at step 1200 from ckpt/1200.pt",

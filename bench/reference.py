@@ -30,6 +30,7 @@ from supervisor.config.setting_columns import MOST, MOST_SECONDS
 from supervisor.config.settings import ROWS
 from supervisor.errors import ExitCode
 from supervisor.report.log_events import LogEvent
+from supervisor.report.metrics.table import Metric
 from supervisor.strategies import GUARDS, LADDERS, RUNGS, network
 
 if TYPE_CHECKING:
@@ -190,6 +191,12 @@ def loss_rules() -> str:
     return _table(("rule", "kind", "reports", "note"), rows)
 
 
+def metrics() -> str:
+    """Return every metric."""
+    rows = [(f"`{metric}`", metric.kind, ", ".join(f"`{name}`" for name in metric.labels), metric.text) for metric in Metric]
+    return _table(("metric", "kind", "labels", "what it says"), rows)
+
+
 def tables() -> dict[str, dict[str, str]]:
     """Return each table by its page and its name."""
     sections = dict.fromkeys(row.key.rpartition(".")[0] for row in LISTED)
@@ -197,6 +204,7 @@ def tables() -> dict[str, dict[str, str]]:
         "settings.md": {section: settings(section) for section in sections},
         "exit-codes.md": {"exit codes": _table(("code", "name", "meaning", "what to do"), [_with_name(row) for row in exit_codes()])},
         "log-events.md": {"log events": log_events()},
+        "metrics.md": {"metrics": metrics()},
         "loss-and-pace.md": {"loss rules": loss_rules()},
         "commands.md": {"commands": commands()},
         "recovery.md": {"ladders": ladders(), "rungs": rungs(), "networks": networks()},

@@ -55,7 +55,7 @@ class StopUploads(TypedDict):
 
 MirrorCommand = MirrorConfiguration | MirrorCheckpoint | RetryUploads | FinishUploads | StopUploads
 
-# events; `left`: entries in the spool, `mirror`: its URL, `id`: of the checkpoint's manifest
+# events; `left`, `left_bytes`: entries in the spool and their size, `mirror`: its URL, `id`: of the checkpoint's manifest
 
 
 class MirrorReady(TypedDict):
@@ -64,6 +64,7 @@ class MirrorReady(TypedDict):
     ev: Literal["ready"]
     mirrors: list[str]
     left: int
+    left_bytes: int
 
 
 class CheckpointSpooled(TypedDict):
@@ -75,6 +76,7 @@ class CheckpointSpooled(TypedDict):
     id: str
     pin: str
     left: int
+    left_bytes: int
 
 
 class UploadProgress(TypedDict):
@@ -88,7 +90,7 @@ class UploadProgress(TypedDict):
 
 
 class CheckpointUploaded(TypedDict):
-    """A checkpoint is in the mirror, with its manifest. sent < bytes: the upload was resumed."""
+    """A checkpoint is in the mirror, with its manifest. sent < bytes: the upload was resumed. The other mirrors may still wait for it."""
 
     ev: Literal["uploaded"]
     path: str
@@ -99,6 +101,8 @@ class CheckpointUploaded(TypedDict):
     bytes: int
     sent: int
     seconds: float
+    left: int
+    left_bytes: int
 
 
 class MirrorAlert(TypedDict):
@@ -149,6 +153,7 @@ class MirrorIdle(TypedDict):
 
     ev: Literal["idle"]
     left: int
+    left_bytes: int
 
 
 class MirrorStopped(TypedDict):
@@ -156,6 +161,7 @@ class MirrorStopped(TypedDict):
 
     ev: Literal["stopped"]
     left: int
+    left_bytes: int
 
 
 class MirrorDied(TypedDict):

@@ -87,7 +87,7 @@ class MirrorProcess:
 
     def serve(self, lines: TextIO) -> None:
         """Execute the commands until the lines end."""
-        self.emit({"ev": "ready", "mirrors": list(self._urls), "left": len(self._spool.entries())})
+        self.emit({"ev": "ready", "mirrors": list(self._urls), **self._spool.left()})
         threads = [threading.Thread(target=worker.run, name="worker", daemon=True) for worker in self._workers]
         threads.append(threading.Thread(target=self._report_idle, name="idle", daemon=True))
         for thread in threads:
@@ -114,7 +114,7 @@ class MirrorProcess:
         until = time.monotonic() + _JOIN_S
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-        self.emit({"ev": "stopped", "left": len(self._spool.entries())})
+        self.emit({"ev": "stopped", **self._spool.left()})
 
     def _take(self, path: str, step: int | None, manifest: str) -> None:
         try:
@@ -125,8 +125,7 @@ class MirrorProcess:
             return
         with self._wake:
             self._wake.notify_all()
-        n_left = len(self._spool.entries())
-        self.emit({"ev": "spooled", "path": path, "step": step, "id": entry.id, "pin": entry.how, "left": n_left})
+        self.emit({"ev": "spooled", "path": path, "step": step, "id": entry.id, "pin": entry.how, **self._spool.left()})
         # a pin keeps the disk space of a file that the job has removed, so few may wait
         for old in self._spool.drop_waiting(self._max_waiting_entries, self._urls):
             trouble = next((worker.trouble for worker in self._workers if worker.trouble is not None), None)
@@ -163,7 +162,7 @@ class MirrorProcess:
                 reported = self._n_waits()
             if self._stop.is_set():
                 return
-            self.emit({"ev": "idle", "left": len(self._spool.entries())})
+            self.emit({"ev": "idle", **self._spool.left()})
 
     def _n_waits(self) -> int:
         return sum(worker.n_waits for worker in self._workers)

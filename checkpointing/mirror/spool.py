@@ -23,7 +23,7 @@ import shutil
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from checkpointing.io import durable, reflink, staging
 from checkpointing.manifest import documents as manifests
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 _ENTRY: Final = "entry.json"
 _MANIFEST: Final = "manifest.json"
+
+
+class SpoolLeft(TypedDict):
+    """How many entries are in the spool, and their size: a part of events (messages.py)."""
+
+    left: int
+    left_bytes: int
 
 
 class SpoolBusy(CheckpointingError):  # noqa: N818 -- an answer
@@ -176,6 +183,11 @@ class Spool:
         """Return the entries, newest first: after days without a mirror the newest is worth most."""
         with self._lock:
             return tuple(sorted(self._entries.values(), key=lambda entry: -entry.at))
+
+    def left(self) -> SpoolLeft:
+        """Return how much waits."""
+        entries = self.entries()
+        return {"left": len(entries), "left_bytes": sum(entry.manifest.n_bytes for entry in entries)}
 
     def claim(self, mirror: str) -> SpoolEntry | None:
         """Return the entry to upload to a mirror next, claimed until `release`: the unfinished one, else the newest.

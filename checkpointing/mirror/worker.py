@@ -149,6 +149,7 @@ class MirrorWorker:
                 "bytes": entry.manifest.n_bytes,
                 "sent": progress["sent"],
                 "seconds": round(time.monotonic() - began, 3),
+                **self._spool.left(),
             }
         )
         self._tidy(key)

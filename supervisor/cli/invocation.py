@@ -44,6 +44,8 @@ _VALUES = {
     "health.evict_on": "CHECK",
     "network.allow": "RUNG",
     "ui.listen": "ADDRESS",
+    "metrics.listen": "PORT",
+    "metrics.textfile_dir": "DIRECTORY",
 }
 _VERBOSITY = (
     ("quiet", ("-q", "--quiet"), "Print warnings, errors and the card only."),

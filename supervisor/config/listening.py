@@ -55,10 +55,17 @@ def listen_address(text: str, key: str, exit_code: int = ExitCode.CONFIG) -> Lis
     return ListenAddress(str(rows[0][4][0]), int(found["port"]))
 
 
+def listen_at(at: ListenAddress) -> socket.socket:
+    """Return a socket that listens there; at `::` to IPv4 too. Raises OSError."""
+    if ":" not in at.host:
+        return socket.create_server((at.host, at.port))
+    return socket.create_server((at.host, at.port), family=socket.AF_INET6, dualstack_ipv6=at.host == "::" and socket.has_dualstack_ipv6())
+
+
 def listening_socket(at: ListenAddress, key: str) -> socket.socket:
     """Return a socket that listens there. Raises SuperviseError where that is not possible."""
     try:
-        return socket.create_server((at.host, at.port), family=socket.AF_INET6 if ":" in at.host else socket.AF_INET)
+        return listen_at(at)
     except OSError as error:
         hint = f"Name another port in {key}, or 0 for any free one." if at.port else _HINT
         raise SuperviseError(f"cannot listen: {at}: {error.strerror}", hint=hint) from error

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from supervisor.config.alert_settings import Alerts
 from supervisor.config.classify_settings import Classify
 from supervisor.config.loss_settings import Loss
+from supervisor.config.metrics_settings import MetricsSection
 from supervisor.config.recover_settings import RecoverRow
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
 from supervisor.config.standby_settings import StandbySection
@@ -431,6 +432,7 @@ class Settings:
     pace: PaceSection = PaceSection()
     alerts: Alerts = Alerts()
     ui: UiSection = UiSection()
+    metrics: MetricsSection = MetricsSection()
     recover: tuple[RecoverRow, ...] = ()
     origins: tuple[tuple[str, Origin], ...] = ()
     cwd: str = ""

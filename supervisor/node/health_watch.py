@@ -90,6 +90,7 @@ class HealthWatch:
         self._based: set[str] = set()  # the probes whose readings are in it
         self._before: Readings | None = None  # of this attempt
         self._last: Readings | None = None
+        self._results: dict[str, Result] = {}  # by check; replaced, never changed
         self._reported: dict[tuple[str, str, str], int] = {}
         self._memory = Memory()
         self._xids: list[gpu_changes.DriverXid] = []
@@ -106,6 +107,7 @@ class HealthWatch:
             skipped = ", ".join(sorted(self._hung))
             self._note_hung(now)
             results = judge(now, self._baseline, self._set.limits, self._set.checks if alone else self._sampled)
+            self._note_results(results)
             self._begin_from(now)
             self._last = now if now.of("gpu.identity") else None
             self._before = self._last if _in_full(now) else None
@@ -199,10 +201,25 @@ class HealthWatch:
         """Return how many uncorrectable errors a GPU has counted since its last reset, None where nobody knows."""
         return None if self._last is None else self._last.count("gpu.ecc_uncorrected_volatile", f"gpu:{uuid}")
 
+    def _note_results(self, results: Iterable[CheckResult]) -> None:
+        """Keep the worst result of each check; the worst comes first."""
+        found: dict[str, Result] = {}
+        for one in results:
+            found.setdefault(one.check, one.result)
+        self._results = {**self._results, **found}
+
+    def last_results(self) -> Mapping[str, Result]:
+        """Return the worst result of each check when it was last made. From any thread."""
+        return self._results
+
+    def last_readings(self) -> Readings:
+        """Return the newest readings of the GPUs. From any thread."""
+        return self._last or Readings()
+
     def busy_gpus(self) -> dict[str, tuple[float, float]]:
         """Return by UUID when each GPU was sampled last (Unix seconds), and the per cent of the time that it was busy. From any thread."""
         found = {}
-        for one in (self._last or Readings()).of("gpu.busy_percent"):
+        for one in self.last_readings().of("gpu.busy_percent"):
             if isinstance(one.value, (int, float)):
                 found[one.subject.removeprefix("gpu:")] = (one.t, float(one.value))
         return found
@@ -232,7 +249,9 @@ class HealthWatch:
         now = self._runner.sample((*registry.sampled(), *self._set.plugged.probes), self._ask(DEADLINE_S))
         self._note_sample(now)
         self._note_hung(now)
-        changes = self._changes(judge(now, self._baseline, self._set.limits, self._sampled))
+        results = judge(now, self._baseline, self._set.limits, self._sampled)
+        self._note_results(results)
+        changes = self._changes(results)
         self._begin_from(now)
         return changes
 

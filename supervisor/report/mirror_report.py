@@ -35,6 +35,11 @@ class MirrorReport:
         self._troubled: set[tuple[str, str]] = set()
         self._deaths = 0
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether a trouble was reported that is not over."""
+        return bool(self._troubled)
+
     def took(self, event: MirrorEvent) -> None:
         """Take an event."""
         name = event["ev"]

@@ -59,8 +59,10 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
     from supervisor.journal.past import Past
     from supervisor.launch.early_agent import EarlyAgent
+    from supervisor.report.journald import Level
     from supervisor.report.terminal import TerminalWriter
     from supervisor.run.lock import Lock
+    from supervisor.run.metrics import JobMetrics
 
 #: Printed at the start. With --checkpoints nothing must be discovered first.
 _UNDECLARED = (
@@ -68,8 +70,8 @@ _UNDECLARED = (
     " declare the location with --checkpoints 'DIR/*.pt'"
 )
 CLOSE_DEADLINE_S = 2.0
-#: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal, scratch, lock.
-END_DEADLINE_S = 8 * CLOSE_DEADLINE_S
+#: All of the end together: metrics, journal, ledger of GPUs, files, alerts, log, terminal, scratch, lock.
+END_DEADLINE_S = 9 * CLOSE_DEADLINE_S
 
 
 class JobRun:
@@ -114,6 +116,7 @@ class JobRun:
             mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt.number, self._note)
             self.mirror_news = mirror_news
             self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: mirror_news.took(row)))
+        self.metrics = self._job_metrics() if settings.metrics.is_used else None
         self.alert_watch = AlertWatch(job, self.reporter, lambda: 0.0 if self.mirror is None else self.mirror.behind_s())
         self.signals = StopSignals(job, self.loop, self.executor.threads, ignored)
         self.upkeep = Upkeep(
@@ -134,6 +137,8 @@ class JobRun:
         self.signals.catch()  # before the journal names this run: from then on every end is recorded
         self._start_alerts()
         self._begin_journal()
+        if self.metrics is not None:
+            self.metrics.start()
         try:
             return self._go()
         except SuperviseError as error:
@@ -141,6 +146,9 @@ class JobRun:
                 self.journal.append(Ended(exit_code=error.exit_code, reason=error.message), t=self.clock.now(), durable=True)
                 self.journal.close(CLOSE_DEADLINE_S)
             raise
+        finally:
+            if self.metrics is not None:
+                self.metrics.close(CLOSE_DEADLINE_S)
 
     def _go(self) -> int:
         self._tidy_up()
@@ -306,6 +314,15 @@ class JobRun:
     def _remember_place(self) -> None:
         with contextlib.suppress(OSError):  # no home, or a read-only one
             known_jobs.remember(self.job.name, identity.state_root(self.job.state), self.job.environ)
+
+    def _job_metrics(self) -> JobMetrics:
+        from supervisor.run.metrics import JobMetrics  # noqa: PLC0415 (as above)
+
+        def message(text: str, level: Level) -> None:
+            self.loop.call_soon(lambda: self.terminal.message(text, level))
+
+        mirror = None if self.mirror is None or self.mirror_news is None else (self.mirror, self.mirror_news)
+        return JobMetrics(self.job, self.loop, self.reporter.vitals, self.executor.node.health, mirror, message=message)
 
     def _policy(self) -> Policy:
         return to_policy(

@@ -109,6 +109,10 @@ def _require_right(settings: Settings, knobs: tuple[Knob, ...], warn: Callable[[
         plugins.ladders(settings)
         policy.evict_on(settings)
         policy.network_allow(settings)
+    if settings.metrics.is_used:
+        from supervisor.config import metrics_address  # noqa: PLC0415 (sockets cost time that a job without metrics need not pay)
+
+        metrics_address.require_metrics(settings)
     if settings.alerts.is_used:
         from supervisor.run import alerting  # noqa: PLC0415 (ssl costs memory that a job without a sink need not pay)
 

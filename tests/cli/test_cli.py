@@ -136,6 +136,10 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "-q",
         "--log-format",
         "json",
+        "--metrics",
+        "9409",
+        "--metrics-textfile",
+        "t",
     ]
     assert main.main([*flags, "--", "true"]) == main.main(["run", *flags, "--", "true"]) == 42
     expected = {
@@ -150,6 +154,7 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "health.enabled": False, "health.evict_on": ("gpu_ecc",), "hang.action": "warn", "network.allow": ("interface,ib_disable",),
         "loss.watch": False, "loss.on_nan": "restart",
         "standby.mode": "on", "instrument.enabled": False, "terminal.verbosity": "quiet", "terminal.log_format": "json",
+        "metrics.listen": "9409", "metrics.textfile_dir": "t",
     }  # fmt: skip
     assert set(expected) == {row.key for row in ROWS if row.flag} - {"ui.listen"}, "where the page of `supervise ui` is served"
     for settings, _ in started:

@@ -25,6 +25,7 @@ from supervisor.core.model import Cause
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
 from supervisor.report.log_events import LogEvent
+from supervisor.report.metrics.table import Metric
 from supervisor.strategies import RUNGS
 from tests.support.pages import DOCS, page_text
 
@@ -87,6 +88,11 @@ def test_every_exit_code_is_documented() -> None:
     documented = {row[0]: row[1].strip("`") for row in table("exit-codes.md")}
     assert {code: name for code, name in documented.items() if name} == {str(code.value): code.name for code in ExitCode}
     assert {code for code, name in documented.items() if not name} == {"1–63", "128+n"}  # noqa: RUF001  as it is written there
+
+
+def test_every_metric_is_documented_with_its_kind_and_labels_and_no_other() -> None:
+    documented = {row[0].strip("`"): (row[1], tuple(re.findall(r"`(\w+)`", row[2]))) for row in table("metrics.md")}
+    assert documented == {metric.value: (metric.kind, metric.labels) for metric in Metric}
 
 
 def test_every_log_event_is_documented_and_logged_somewhere() -> None:

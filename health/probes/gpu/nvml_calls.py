@@ -75,6 +75,7 @@ ROWS: Final = (
     NvmlCall("gpu.busy_percent", ("nvmlDeviceGetUtilizationRates",), shape=_busy),
     NvmlCall("gpu.clock_sm_mhz", ("nvmlDeviceGetClockInfo",), (1,)),
     NvmlCall("gpu.clock_sm_max_mhz", ("nvmlDeviceGetMaxClockInfo",), (1,), static=True),
+    NvmlCall("gpu.power_mw", ("nvmlDeviceGetPowerUsage",)),
     NvmlCall("gpu.power_limit_mw", ("nvmlDeviceGetEnforcedPowerLimit",)),
     NvmlCall("gpu.power_default_mw", ("nvmlDeviceGetPowerManagementDefaultLimit",), static=True),
     NvmlCall("gpu.pcie_gen", ("nvmlDeviceGetCurrPcieLinkGeneration",)),

@@ -74,6 +74,7 @@ class MirrorLink:
         self._queue: queue.SimpleQueue[MirrorCommand | None] = queue.SimpleQueue()
         self._changed = threading.Lock()
         self._pending: dict[str, MirrorCheckpoint] = {}  # path → what was asked and is not held yet
+        self._spooled = (0, 0)  # entries in its spool and their bytes, as it reported last
         self._left: int | None = None  # entries in its spool, None while it is busy or has not reported
         self._still_since: float | None = None  # something waits, and nothing has moved since then (monotonic seconds)
         self._busy_since: float | None = None  # there has been something to upload ever since then (monotonic seconds)
@@ -114,6 +115,12 @@ class MirrorLink:
         """Return for how long the mirrors have not caught up, in seconds; 0 where they hold all."""
         with self._changed:
             return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
+
+    def backlog(self) -> tuple[int, int]:
+        """Return how many checkpoints the mirrors do not all have yet, and the bytes of those that the process holds in its spool."""
+        with self._changed:
+            entries, size = self._spooled
+            return entries + len(self._pending), size
 
     def close(self, deadline_s: float) -> int | None:
         """Give it so many seconds to send all, then end it. Return how many are left in the spool, None where it did not report that."""
@@ -220,6 +227,9 @@ class MirrorLink:
 
     def _note(self, row: MirrorEvent) -> None:
         with self._changed:
+            left, size = row.get("left"), row.get("left_bytes")
+            if isinstance(left, int) and isinstance(size, int):
+                self._spooled = left, size
             if row["ev"] == "spooled" or (row["ev"] == "alert" and row.get("path")):
                 self._pending.pop(row["path"], None)
                 self._left = None

@@ -12,13 +12,14 @@ import time
 from typing import TYPE_CHECKING
 
 from supervisor.cli.jobs.job_files import JobFiles, changed_at, places_in
-from supervisor.cli.jobs.journal_reading import JournalReading, mark_of
+from supervisor.cli.jobs.journal_reading import JournalReading
 from supervisor.cli.jobs.ls import state_word
 from supervisor.cli.jobs.report import cards_of, earlier_journal, job_report, newest_journal
 from supervisor.cli.jobs.status import status_from
 from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.file import earlier
+from supervisor.journal.follower import mark_of
 from supervisor.report import wording
 from supervisor.report.card import outcome_text
 from supervisor.report.layout import FactPage, Tone

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -220,8 +221,18 @@ def with_degraded(spans: Sequence[TimeSpan]) -> list[TimeSpan]:
         limit_s = median(took_s / steps for _, took_s, steps in windows) / DEGRADED_BELOW
         slow = {number for numbers, took_s, steps in windows for number in numbers if took_s / steps > limit_s}
     found: list[TimeSpan] = []
-    for number, span in enumerate(spans):
-        add(found, replace(span, state=TimeState.DEGRADED) if number in slow else span)
+
+    def alike(numbered: tuple[int, TimeSpan]) -> tuple[TimeState, int, int, int, bool]:
+        number, span = numbered
+        state = TimeState.DEGRADED if number in slow else span.state
+        return state, span.attempt, span.incident, span.ranks, span.first_step is None
+
+    for (state, *_), group in groupby(enumerate(spans), key=alike):  # as many as a week has minutes: each is made once
+        members = [span for _, span in group]
+        first, last = members[0], members[-1]
+        known = all(span.last_step is not None for span in members)
+        steps = (first.first_step, last.last_step) if known else (None, None)
+        found.append(replace(first, end_t=last.end_t, state=state, first_step=steps[0], last_step=steps[1]))
     return found
 
 

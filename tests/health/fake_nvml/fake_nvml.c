@@ -239,6 +239,7 @@ result nvmlDeviceGetUtilizationRates(void *handle, utilization *out) {
   out->memory = 0;
   return OK;
 }
+NUMBER(nvmlDeviceGetPowerUsage, "power", 350000)
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, "power_limit", 700000)
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, "power_default", 700000)
 NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_gen", 5)

@@ -1,0 +1,136 @@
+"""Publishes the metrics of one run: brings together what they are made from, and keeps their threads.
+
+Imported only where metrics are on, and what it needs (prometheus_client, http.server) is imported by its own thread, so that no start waits
+for them. That thread reads the state, which is one frozen value, and what others keep for any thread to read; the loop has no part in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from supervisor.config.listening import listen_at
+from supervisor.config.metrics_address import metrics_address
+from supervisor.errors import SuperviseError
+from supervisor.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.checkpoints.mirror.process import MirrorLink
+    from supervisor.job.job import Job
+    from supervisor.node.health_watch import HealthWatch
+    from supervisor.report.journald import Level
+    from supervisor.report.metrics.facts import LiveFacts
+    from supervisor.report.metrics.publisher import MetricsPublisher
+    from supervisor.report.metrics.server import MetricsServer
+    from supervisor.report.mirror_report import MirrorReport
+    from supervisor.report.vitals import Vitals
+    from supervisor.run.loop import Loop
+
+#: How often a port that is in use is tried again.
+RETRY_S: Final = 10.0
+#: Readings of GPUs are shown for so many intervals of sampling, and for a minute and a half at least.
+_FRESH_SAMPLES, _FRESH_S = 3, 90.0
+
+
+class JobMetrics:
+    """The metrics of one run, from `start` to `close`. message: prints a line, from any thread. mirror: None where there is none."""
+
+    def __init__(  # noqa: PLR0913 (the parts that know something)
+        self,
+        job: Job,
+        loop: Loop,
+        vitals: Vitals,
+        health: HealthWatch,
+        mirror: tuple[MirrorLink, MirrorReport] | None,
+        *,
+        message: Callable[[str, Level], None],
+    ) -> None:
+        self._job, self._loop, self._vitals, self._health, self._mirror = job, loop, vitals, health, mirror
+        self._message = message
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._publisher: MetricsPublisher | None = None
+        self._server: MetricsServer | None = None
+
+    def start(self) -> None:
+        """Make and serve them from now on, in threads of their own."""
+        self._thread.start()
+
+    def close(self, deadline_s: float) -> None:
+        """Stop, and give the thread so many seconds to remove its file."""
+        self._closed.set()
+        if self._server is not None:
+            self._server.stop()
+        if self._publisher is not None:
+            self._publisher.close()
+        self._thread.join(deadline_s)
+
+    def _run(self) -> None:
+        from supervisor.report.metrics.exposition import exposition  # noqa: PLC0415 (no start waits for it)
+        from supervisor.report.metrics.facts import RunRecords  # noqa: PLC0415
+        from supervisor.report.metrics.publisher import MetricsPublisher  # noqa: PLC0415
+        from supervisor.report.metrics.samples import samples_of  # noqa: PLC0415
+
+        records = RunRecords(self._job.state / "journal.jsonl")
+
+        def make() -> bytes:
+            live = self._live()
+            return exposition(samples_of(live, records.facts(live.run_id, live.now)), live.job)
+
+        publisher = self._publisher = MetricsPublisher(make, self._textfile(), lambda text: self._message(text, "warning"))
+        if self._job.settings.metrics.listen:
+            threading.Thread(target=self._serve, args=(publisher,), name="metrics-server", daemon=True).start()
+        if self._closed.is_set():
+            publisher.close()
+        publisher.run()
+
+    def _textfile(self) -> Path | None:
+        settings = self._job.settings
+        directory = settings.metrics.textfile_dir
+        return Path(settings.cwd, directory, f"supervise-{self._job.name}.prom") if directory else None
+
+    def _serve(self, publisher: MetricsPublisher) -> None:
+        from supervisor.report.metrics.exposition import CONTENT_TYPE  # noqa: PLC0415 (as above)
+        from supervisor.report.metrics.server import PATH, MetricsServer  # noqa: PLC0415
+
+        address, is_reported = self._job.settings.metrics.listen, False
+        while not self._closed.is_set():
+            try:
+                at = metrics_address(self._job.settings)
+                listener = listen_at(at)
+            except (OSError, SuperviseError) as error:
+                if not is_reported:
+                    in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+                    again = f"the job goes on without them; tried again each {RETRY_S:g} s" if in_use else "the job goes on without them"
+                    cause = "another process listens there" if in_use else str(error)
+                    self._message(f"metrics: cannot listen at {address}: {cause}; {again}", "warning")
+                is_reported = True
+                self._closed.wait(RETRY_S)
+                continue
+            self._message(f"metrics: http://{at.with_port(listener.getsockname()[1])}{PATH}", "info")
+            with listener:
+                self._server = MetricsServer(listener, CONTENT_TYPE, publisher.page)
+                self._server.run()
+            return
+
+    def _live(self) -> LiveFacts:
+        from supervisor.report.metrics.facts import LiveFacts, MirrorFacts  # noqa: PLC0415 (as above)
+
+        job, mirror = self._job, None
+        if self._mirror is not None:
+            link, report = self._mirror
+            backlog, size = link.backlog()
+            mirror = MirrorFacts(backlog, size, link.behind_s(), report.is_failing)
+        made = partial(LiveFacts, self._loop.clock.now(), job.name, job.run_id, job.node, __version__, self._loop.state)
+        return made(
+            last_progress_t=self._vitals.step_t,
+            mirror=mirror,
+            checks=self._health.last_results(),
+            readings=self._health.last_readings(),
+            fresh_s=max(_FRESH_S, _FRESH_SAMPLES * job.settings.health.sample_s),
+        )

@@ -1,0 +1,81 @@
+# ruff: noqa: D102  the helpers say it by their names
+"""Counts of a run from its journal: record by record, over a takeover, and from the journal of simulated jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from supervisor.journal.records import MIRRORED, START_TIMES, Damage, EventTaken, Header, Note, Record, RunBegan
+from supervisor.report.metrics.counters import RunCounters
+
+OOM = ("ReportDecision", {"verdict": {"cause": "cuda_oom"}, "plan": {"kind": "restart"}})
+STOP = ("ReportDecision", {"verdict": {"cause": "user_code"}, "plan": {"kind": "stop"}})
+
+
+class Journal:
+    """Records, and the counters that took them."""
+
+    def __init__(self) -> None:
+        self.counters, self.seq = RunCounters(), 0
+        self.add(Header("job", "node"))
+        self.add(RunBegan("run"))
+
+    def add(self, body: Any, t: float = 1.0) -> None:  # noqa: ANN401  any record's body
+        self.seq += 1
+        self.counters.take(Record(self.seq, t, "", "", body))
+
+    def event(self, name: str, *actions: tuple[str, dict[str, Any]], t: float = 1.0, **data: Any) -> None:  # noqa: ANN401  as above
+        self.add(EventTaken(name, data, actions=actions), t)
+
+    def begins(self, attempt: int, reason: str) -> None:
+        self.event("CheckpointSelected", ("BeginAttempt", {"attempt": attempt, "reason": reason}))
+
+
+def test_a_restart_counts_for_the_cause_that_was_decided_on() -> None:
+    journal = Journal()
+    journal.begins(1, "start")
+    journal.event("EvidenceCollected", OOM)
+    journal.begins(2, "failure")
+    journal.event("EvidenceCollected", OOM)
+    journal.begins(3, "failure")
+    journal.begins(4, "membership")
+    journal.begins(5, "takeover")
+    journal.event("EvidenceCollected", STOP)
+    assert journal.counters.restarts == {"cuda_oom": 2, "membership": 1, "takeover": 1}
+    assert journal.counters.incidents == {("cuda_oom", "restart"): 2, ("user_code", "stop"): 1}
+
+
+def test_what_a_run_did_goes_on_over_a_takeover_and_ends_with_a_new_run() -> None:
+    journal = Journal()
+    journal.event("EvidenceCollected", OOM)
+    journal.add(RunBegan("run", continues=True))
+    assert journal.counters.incidents.total() == 1
+    journal.add(RunBegan("next"))
+    assert (journal.counters.run_id, journal.counters.incidents.total()) == ("next", 0)
+
+
+def test_a_second_copy_of_a_record_counts_once_and_damage_not_at_all() -> None:
+    journal = Journal()
+    journal.event("EvidenceCollected", OOM)
+    journal.counters.take(Damage(0, 10))
+    journal.counters.take(Record(journal.seq, 1.0, "", "", EventTaken("EvidenceCollected", {}, actions=(OOM,))))
+    assert journal.counters.incidents.total() == 1
+
+
+def test_checkpoints_mirrors_and_recoveries() -> None:
+    journal = Journal()
+    journal.event("CheckpointVerified", t=5.0, checkpoint={"path": "a", "step": 10})
+    journal.event("CheckpointVerified", t=9.0, checkpoint={"path": "b", "step": None})
+    journal.add(Note(MIRRORED, "s3://b", {"path": "a", "step": 10}), 12.0)
+    for after, trained in (("launch", True), ("failure", True), ("failure", False)):
+        journal.add(Note(START_TIMES, data={"attempt": 2, "after": after, "total_s": 4.5, "trained": trained}))
+    found = journal.counters
+    assert (found.verified, found.verified_t, found.verified_step, found.mirrored_t) == (2, 9.0, None, 12.0)
+    assert (found.recoveries, found.recovery_s) == (1, 4.5)
+
+
+def test_a_cause_of_a_later_version_is_no_new_label() -> None:
+    journal = Journal()
+    journal.event("EvidenceCollected", ("ReportDecision", {"verdict": {"cause": "meteor"}, "plan": {"kind": "pray"}}))
+    journal.event("EvidenceCollected", ("ReportDecision", {"verdict": {"cause": "meteor"}, "plan": {"kind": "stop"}}))
+    assert journal.counters.incidents == {("unknown", "stop"): 1}

@@ -1,0 +1,138 @@
+"""From facts to the page that Prometheus reads: names, units, labels, and no sample of what is not known."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from health.model import Readings
+from supervisor.core.model import Cause
+from supervisor.core.state import JobState, Stage
+from supervisor.report.ledger.spans import PaceSample, TimeState
+from supervisor.report.metrics.counters import RunCounters
+from supervisor.report.metrics.exposition import exposition
+from supervisor.report.metrics.facts import LiveFacts, RecordedFacts
+from supervisor.report.metrics.samples import samples_of, steps_per_second
+from supervisor.report.metrics.table import JOB, Metric
+from tests.report.metrics.facts import NOW, T0, UUID, live, readings, recorded
+
+#: A summary has two samples.
+SUFFIXES = {"supervise_recovery_seconds": ("_sum", "_count")}
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def page(facts: LiveFacts, journal: RecordedFacts) -> Series:
+    """Return what Prometheus's own parser reads, without the label of the job."""
+    text = exposition(samples_of(facts, journal), facts.job).decode()
+    found: Series = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert sample.labels.pop(JOB) == "bert"
+            key = sample.name, frozenset(sample.labels.items())
+            assert key not in found, f"twice: {key}"
+            found[key] = sample.value
+    return found
+
+
+def value(found: Series, name: str, **labels: str) -> float:
+    return found[f"supervise_{name}", frozenset(labels.items())]
+
+
+def test_a_run_of_which_all_is_known_has_every_metric_with_its_labels_and_no_other() -> None:
+    found = page(live(), recorded())
+    wanted = {name: metric for metric in Metric for name in (metric + part for part in SUFFIXES.get(metric, ("",)))}
+    assert {name for name, _ in found} == set(wanted)
+    for name, labels in found:
+        assert {label for label, _ in labels} == set(wanted[name].labels), name
+
+
+def test_its_values_are_in_base_units() -> None:
+    found = page(live(), recorded())
+    gpu = {"gpu": "3", "uuid": UUID}
+    assert value(found, "gpu_power_watts", **gpu) == 350
+    assert value(found, "gpu_utilization_ratio", **gpu) == 0.97
+    assert value(found, "gpu_sm_clock_hertz", **gpu) == 1.98e9
+    assert value(found, "gpu_memory_used_bytes", **gpu) == 20 << 30
+    assert value(found, "gpu_quarantined", **gpu) == 1
+    assert value(found, "stage", stage="running") == 1
+    assert value(found, "stage", stage="waiting") == 0
+    assert (value(found, "step"), value(found, "loss"), value(found, "hang")) == (1200, 2.25, 1)
+    assert value(found, "restarts_total", cause="cuda_oom") == 1
+    assert value(found, "incidents_total", cause="cuda_oom", action="stop") == 0
+    assert (value(found, "recovery_seconds_sum"), value(found, "recovery_seconds_count")) == (7.5, 1)
+    assert value(found, "checkpoint_last_verified_timestamp_seconds") == NOW - 60
+    assert (value(found, "mirror_backlog_checkpoints"), value(found, "mirror_backlog_bytes")) == (2, 1 << 30)
+    assert value(found, "health_check_status", check="gpu_ecc", result="failed") == 1
+    assert value(found, "health_check_status", check="gpu_ecc", result="ok") == 0
+    assert not [labels for name, labels in found if name == "supervise_health_check_status" and ("check", "gpu_nvlink") in labels]
+
+
+def test_the_time_states_add_up_to_the_wall_clock() -> None:
+    found = page(live(), recorded())
+    seconds = {dict(labels)["state"]: took_s for (name, labels), took_s in found.items() if name == "supervise_time_seconds"}
+    assert set(seconds) == {state.value for state in TimeState}
+    assert math.isclose(sum(seconds.values()), NOW - T0)
+    assert (value(found, "ettr_ratio"), value(found, "goodput_ratio")) == (0.6, 0.6)
+
+
+def test_what_is_not_known_has_no_sample() -> None:
+    before = LiveFacts(NOW, "bert", "run-1", "gpu-7", "1", JobState())
+    found = {name.removeprefix("supervise_") for name, _ in page(before, RecordedFacts(None, RunCounters()))}
+    assert {"stage", "restarts_total", "incidents_total", "metrics_timestamp_seconds"} <= found
+    unknown = {"step", "loss", "last_progress_timestamp_seconds", "time_seconds", "ettr_ratio", "run_start_timestamp_seconds"}
+    unknown |= {"checkpoint_last_verified_timestamp_seconds", "mirror_backlog_bytes", "health_check_status", "gpu_power_watts"}
+    assert not unknown & found
+
+
+def test_a_count_of_nothing_is_zero_and_not_missing() -> None:
+    found = page(live(), RecordedFacts(None, RunCounters()))
+    causes = {dict(labels)["cause"] for name, labels in found if name == "supervise_restarts_total"}
+    assert causes == {cause.value for cause in Cause} | {"membership", "takeover"}
+
+
+def test_readings_that_are_old_are_not_shown() -> None:
+    old = replace(live(), readings=readings(NOW - 91))
+    assert not [name for name, _ in page(old, recorded()) if name.startswith("supervise_gpu_") and name != "supervise_gpu_quarantined"]
+    assert not [name for name, _ in page(replace(live(), readings=Readings()), recorded()) if name == "supervise_gpu_power_watts"]
+
+
+def test_the_number_of_series_is_bounded() -> None:
+    assert len(page(live(), recorded())) < 300
+
+
+@pytest.mark.parametrize("metric", Metric, ids=str)
+def test_a_name_says_its_unit_and_kind(metric: Metric) -> None:
+    assert re.fullmatch(r"supervise(_[a-z0-9]+)+", metric)
+    assert (metric.kind == "counter") == metric.endswith("_total")
+    assert not re.search(r"percent|_ms\b|milli|_mw\b|_mib\b|minutes|hours", metric)
+    assert not {"job", "instance", "le", "quantile"} & set(metric.labels), "Prometheus's own labels"
+
+
+@pytest.mark.parametrize(
+    ("samples", "pace"),
+    [
+        ([], 0.0),
+        ([PaceSample(NOW - 5, 2, 100, 0.5)], 2.0),
+        ([PaceSample(NOW - 15, 2, 100, 0.5), PaceSample(NOW - 5, 2, 120, 0.5)], 21 / 10.5),
+        ([PaceSample(NOW - 80, 1, 100, 0.1), PaceSample(NOW - 5, 2, 60, 0.5)], 2.0),
+    ],
+    ids=["no report", "one", "two", "an attempt before"],
+)
+def test_the_pace_is_that_of_the_attempts_last_reports(samples: list[PaceSample], pace: float) -> None:
+    assert steps_per_second(samples, 2, NOW) == pytest.approx(pace)
+
+
+def test_the_pace_of_a_job_that_stands_still_falls() -> None:
+    samples = [PaceSample(NOW - 15, 2, 100, 0.5), PaceSample(NOW - 5, 2, 120, 0.5)]
+    assert steps_per_second(samples, 2, NOW + 10) == pytest.approx(2.0)
+    assert steps_per_second(samples, 2, NOW + 600) < 0.04
+
+
+def test_every_stage_is_there_exactly_once() -> None:
+    found = page(live(), recorded())
+    assert sum(on for (name, _), on in found.items() if name == "supervise_stage") == 1
+    assert len([name for name, _ in found if name == "supervise_stage"]) == len(Stage)

@@ -142,8 +142,11 @@ class WatchedJobs:
         """Return the rows of the list, the last changed first, and how many jobs there are; a new row may take a later call to be read."""
         places = places_in(self.root)
         shown = places[:MOST_JOBS]
-        until = time.monotonic() + _READING_S
-        rows = [self._row(place, may_read=time.monotonic() < until) for place in shown]
+        rows, spent_s = [], 0.0
+        for place in shown:
+            is_new, began = place.journal not in self._rows, time.monotonic()
+            rows.append(self._row(place, may_read=spent_s <= _READING_S))
+            spent_s += time.monotonic() - began if is_new else 0.0
         here = {place.journal for place in shown}
         self._rows = {path: row for path, row in self._rows.items() if path in here}
         self._running = {path: job for path, job in self._running.items() if path in here}

@@ -1,0 +1,175 @@
+# ruff: noqa: ANN401  `Written` is a class of another conftest.py
+"""What the page reads: new jobs a few at a time, those that run again and again, the others once."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from supervisor.cli.ui import watched_jobs
+from supervisor.cli.ui.watched_jobs import WatchedJobs
+from supervisor.core.events import HangConfirmed
+from supervisor.core.model import Hang, HangKind
+from supervisor.job import identity
+from supervisor.report.layout import Tone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PID, TICKS = os.getpid(), identity.this_process().start_ticks
+
+
+@pytest.fixture
+def jobs(root: Path) -> tuple[WatchedJobs, list[str]]:
+    """Give the jobs of the state directory, and what is reported of them."""
+    reported: list[str] = []
+    return WatchedJobs(root, lambda job: f"--job {job}", reported.append), reported
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Give the names of the jobs whose row was made, in their order."""
+    found: list[str] = []
+    real: Callable[..., Any] = watched_jobs.WatchedJob.row
+
+    def row(job: watched_jobs.WatchedJob) -> Any:
+        found.append(job.place.job)
+        return real(job)
+
+    monkeypatch.setattr(watched_jobs.WatchedJob, "row", row)
+    return found
+
+
+def ended(make_job: Any, root: Path, name: str, code: int = 0) -> None:
+    written = make_job(root, name)
+    written.begin()
+    written.start(5)
+    written.progress(10, 1, step=1)
+    written.end(code)
+
+
+def test_new_jobs_are_read_a_few_at_a_time_however_many_run(
+    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_jobs, "_READING_S", 0.0)
+    for number in range(4):
+        ended(make_job, root, f"ended-{number}")
+    for number in range(3):
+        written = make_job(root, f"runs-{number}")
+        written.begin(pid=PID, start_ticks=TICKS)
+        written.close()
+    counts = [sum(row.is_read for row in jobs[0].rows()[0]) for _ in range(7)]
+    assert counts == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_job_that_ended_is_read_once_and_one_that_runs_again_and_again(
+    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], reads: list[str]
+) -> None:
+    ended(make_job, root, "ended")
+    runs = make_job(root, "runs")
+    runs.begin(pid=PID, start_ticks=TICKS)
+    runs.close()
+    for _ in range(3):
+        jobs[0].rows()
+    assert (reads.count("ended"), reads.count("runs")) == (1, 3)
+    again = make_job(root, "ended", anew=True)
+    again.begin(run_id="run-2")
+    again.close()
+    jobs[0].rows()
+    assert reads.count("ended") == 2, "its journal is another one"
+
+
+def test_the_states_of_jobs_and_how_they_are_marked(root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]]) -> None:
+    for name, code in (("good", 0), ("failed", 65), ("preempted", 75), ("interrupted", 130)):
+        ended(make_job, root, name, code)
+    make_job(root, "empty").close()
+    for name in ("runs", "recovers", "hangs", "dead"):
+        written = make_job(root, name)
+        written.begin(**({} if name == "dead" else {"pid": PID, "start_ticks": TICKS}))
+        written.start(5)
+        written.progress(10, 1, step=1)
+        if name == "recovers":
+            written.fail(20)
+        if name == "hangs":
+            written.feed(HangConfirmed(written.T0 + 100, 1, Hang(HangKind.LATE, "rank 1 is late", (1,))))
+        written.close()
+    rows = {row.job: row for row in jobs[0].rows()[0]}
+    assert {job: (row.state, row.tone) for job, row in rows.items()} == {
+        "good": ("ended with 0", Tone.FAINT),
+        "failed": ("ended with 65", Tone.BAD),
+        "preempted": ("ended with 75", Tone.WARNING),
+        "interrupted": ("ended with 130", Tone.WARNING),
+        "empty": ("no run yet", Tone.FAINT),
+        "runs": ("running", Tone.GOOD),
+        "recovers": ("selecting", Tone.WARNING),
+        "hangs": ("running, stands still", Tone.WARNING),
+        "dead": ("supervise died", Tone.BAD),
+    }
+    assert (rows["runs"].step, rows["runs"].incident) == ("1", "")
+    assert rows["recovers"].incident == "1: killed_unknown of rank 1: open"
+    assert rows["dead"].incident == "1: supervise died while this attempt ran"
+    assert rows["good"].ettr.endswith(" %")
+
+
+def test_a_job_that_cannot_be_shown_is_a_row_and_is_reported_once(
+    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended(make_job, root, "good")
+    ended(make_job, root, "strange")
+    real = watched_jobs.WatchedJob.row
+
+    def row(job: watched_jobs.WatchedJob) -> Any:
+        if job.place.job == "strange":
+            raise ValueError("what nobody expected")
+        return real(job)
+
+    monkeypatch.setattr(watched_jobs.WatchedJob, "row", row)
+    for _ in range(3):
+        rows = {row.job: row for row in jobs[0].rows()[0]}
+    assert (rows["strange"].state, rows["good"].state) == ("cannot be shown", "ended with 0")
+    assert jobs[1] == ["strange: it cannot be shown: ValueError: what nobody expected"]
+
+
+def test_jobs_that_are_gone_are_forgotten_and_of_many_the_newest_are_listed(
+    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_jobs, "MOST_JOBS", 2)
+    for number in range(4):
+        ended(make_job, root, f"job-{number}")
+        journal = next(root.glob(f"job-{number}/nodes/*/journal.jsonl"))
+        os.utime(journal, (1000 + number, 1000 + number))
+    rows, count = jobs[0].rows()
+    assert ([row.job for row in rows], count) == (["job-3", "job-2"], 4)
+    next(root.glob("job-3/nodes/*/journal.jsonl")).unlink()
+    rows, count = jobs[0].rows()
+    assert ([row.job for row in rows], count) == (["job-2", "job-1"], 3)
+
+
+def test_the_page_of_a_job_adds_up_its_earlier_runs_and_reads_each_once(
+    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    real = watched_jobs.earlier_journal
+    monkeypatch.setattr(watched_jobs, "earlier_journal", lambda path: (read.append(path.name), real(path))[1])
+    for number in range(3):
+        written = make_job(root, "train", anew=number > 0)
+        written.begin(run_id=f"run-{number}", **({"pid": PID, "start_ticks": TICKS} if number == 2 else {}))
+        written.start(5)
+        written.progress(10, 1, step=1)
+        written.close()
+    node = identity.node_name()
+    for _ in range(3):
+        view = jobs[0].view("train", node, all_runs=True)
+        assert view is not None
+        assert view.report is not None
+        assert [run.run_id for run in view.report.runs] == ["run-0", "run-1", "run-2"]
+    last = jobs[0].view("train", node, all_runs=False)
+    assert last is not None
+    assert last.report is not None
+    assert [run.run_id for run in last.report.runs] == ["run-2"]
+    assert sorted(read) == ["journal-0001.jsonl", "journal-0002.jsonl"]
+    assert jobs[0].view("train", "elsewhere", all_runs=False) is None
+    assert jobs[0].view("..", "..", all_runs=False) is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -15,11 +16,10 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
@@ -46,34 +46,37 @@ class Browser:
         found = program()
         assert found is not None, "ask `program` first"
         self.events: list[dict[str, Any]] = []
-        self._received: deque[dict[str, Any]] = deque()
+        self._answers: dict[int, dict[str, Any]] = {}
         self._number, self._rest = 0, b""
         theirs, self._out = os.pipe()
         self._in, back = os.pipe()
         # as root there is no sandbox, and in a container /dev/shm may be small
         options = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
         options += [
-            "--remote-debugging-pipe",
-            f"--user-data-dir={scratch}",
             "--disable-background-networking",
             "--force-color-profile=srgb",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={scratch}",
         ]
-        # sh puts the two pipes where Chromium looks for them
-        words = ["sh", "-c", f'exec "$@" 3<&{theirs} 4>&{back}', "sh", found, *options, "about:blank"]
+        # a shell puts the two pipes where Chromium looks for them: first out of the way of 3 and 4
+        reads, writes = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in (theirs, back))
+        words = ["bash", "-c", f'exec "$@" 3<&{reads} 4>&{writes}', "bash", found, *options, "about:blank"]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  until it ends
-        self._process = subprocess.Popen(words, pass_fds=(theirs, back), stdout=self._log, stderr=self._log, start_new_session=True)  # noqa: S603
-        os.close(theirs)
-        os.close(back)
+        self._process = subprocess.Popen(words, pass_fds=(reads, writes), stdout=self._log, stderr=self._log, start_new_session=True)  # noqa: S603
+        for one in (theirs, back, reads, writes):
+            os.close(one)
         self._session = ""
-        self._session = self._begin()
+        try:
+            self._begin()
+        except BaseException:
+            self.__exit__()
+            raise
 
-    def _begin(self) -> str:
+    def _begin(self) -> None:
         (page,) = [one for one in self.ask("Target.getTargets")["targetInfos"] if one["type"] == "page"]
-        session: str = self.ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
-        self._session = session
+        self._session = self.ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.ask(f"{domain}.enable")
-        return session
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -101,36 +104,36 @@ class Browser:
         number = self._number
         message = {"id": number, "method": method, "params": parameters, **({"sessionId": self._session} if self._session else {})}
         os.write(self._out, json.dumps(message).encode() + b"\0")
-        for found in self._messages(patience_s, method):
-            if found.get("id") == number:
-                if "error" in found:
-                    raise BrowserError(f"{method}: {found['error']}")
-                result: dict[str, Any] = found["result"]
-                return result
-        raise BrowserError(f"{method}: no answer")
-
-    def _messages(self, patience_s: float, what: str) -> Iterator[dict[str, Any]]:
-        """Yield what Chromium sends, each message once."""
         until = time.monotonic() + patience_s
-        while True:
-            while self._received:
-                found = self._received.popleft()
-                if "method" in found:
-                    self.events.append(found)
-                yield found
-            left_s = until - time.monotonic()
-            if left_s <= 0 or not select.select([self._in], [], [], left_s)[0]:
-                raise BrowserError(f"{what}: nothing came within {patience_s:g} s")
-            data = os.read(self._in, 1 << 20)
-            if not data:
-                self._log.seek(0)
-                raise BrowserError(f"{what}: Chromium ended: {self._log.read()[-2000:].decode(errors='replace')}")
-            *whole, self._rest = (self._rest + data).split(b"\0")
-            self._received += map(json.loads, whole)
+        while number not in self._answers:
+            if not self._receive(until - time.monotonic()):
+                raise BrowserError(f"{method}: nothing came within {patience_s:g} s")
+        found = self._answers.pop(number)
+        if "error" in found:
+            raise BrowserError(f"{method}: {found['error']}")
+        result: dict[str, Any] = found["result"]
+        return result
+
+    def _receive(self, wait_s: float) -> bool:
+        """Take in what Chromium sent; wait at most so long for it. Return whether there was anything."""
+        if wait_s < 0 or not select.select([self._in], [], [], wait_s)[0]:
+            return False
+        data = os.read(self._in, 1 << 20)
+        if not data:
+            self._log.seek(0)
+            raise BrowserError(f"Chromium ended: {self._log.read()[-2000:].decode(errors='replace')}")
+        *whole, self._rest = (self._rest + data).split(b"\0")
+        for message in map(json.loads, whole):
+            if "method" in message:
+                self.events.append(message)
+            else:
+                self._answers[message["id"]] = message
+        return True
 
     def happened(self, method: str) -> list[dict[str, Any]]:
         """Return the parameters of all events of one kind so far."""
-        self.evaluate("0")  # takes in what came meanwhile
+        while self._receive(0):
+            pass
         return [one["params"] for one in self.events if one["method"] == method]
 
     # --- the page
@@ -148,6 +151,11 @@ class Browser:
         self.ask("Page.navigate", url=address)
         self.wait(lambda: len(self.happened("Page.loadEventFired")) > before, f"{address} to be loaded")
 
+    def forget(self) -> None:
+        """Leave the page, and forget all that happened."""
+        self.open("about:blank")
+        self.events.clear()
+
     def evaluate(self, expression: str) -> Any:  # noqa: ANN401  JSON
         """Return the value of an expression of the page; of a promise, what it comes to."""
         found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
@@ -161,7 +169,7 @@ class Browser:
         while not condition():
             if time.monotonic() > until:
                 raise BrowserError(f"waited {patience_s:g} s for {what}")
-            self.ask("Runtime.evaluate", expression="new Promise(done => setTimeout(done, 50))", awaitPromise=True)
+            time.sleep(0.05)
 
     def screenshot(self, path: Path) -> Path:
         """Write a picture of the whole page, as PNG."""

@@ -168,7 +168,7 @@ def token_page(*, up: str, then: str, was_wrong: bool) -> LivePage:
     wrong = '<p role="alert" class="lost">That is not the token.</p>' if was_wrong else ""
     form = (
         f'<form method="post" action="{up}login">{wrong}<input type="hidden" name="then" value="{escaped(then)}"/>'
-        '<label for="token">Token</label>'
+        '<input name="user" value="supervise" autocomplete="username" hidden="hidden"/><label for="token">Token</label>'
         '<input id="token" name="token" type="password" required="required" autocomplete="current-password"/>'
         "<button>Show the jobs</button></form>"
     )

@@ -154,9 +154,9 @@ def _curve(report: JobReport, name: str, key: str, samples: Sequence[tuple[PaceS
         y = 100 * (1 - (min(max(value, low), high) - low) / tall)
         return f"{COLUMNS * (sample.t - begin_t) / wide:.1f},{2 + 0.96 * y:.1f}"
 
-    lines = [
-        f'<polyline class="line" points="{" ".join(point(sample, value) for sample, value in part)}"/>'
-        for _, part in groupby(known, key=lambda one: one[0].attempt)
+    parts = [[point(sample, value) for sample, value in part] for _, part in groupby(known, key=lambda one: one[0].attempt)]
+    lines = [  # a point alone is a line of no length, whose ends are round
+        f'<polyline class="line{"" if part[1:] else " point"}" points="{" ".join(part if part[1:] else part * 2)}"/>' for part in parts
     ]
     marks = [
         f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="94" y2="100"/>'

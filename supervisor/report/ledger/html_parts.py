@@ -65,7 +65,8 @@ svg{display:block;width:100%}
 .bar svg{height:2rem}.row svg{height:1rem}.curve svg{height:10rem;border:1px solid var(--line)}
 .row{display:grid;grid-template-columns:7.5rem 1fr;gap:.5rem;align-items:center;font-size:.85rem}
 .ends{display:flex;justify-content:space-between;gap:1rem;font-size:.85rem;color:var(--faint)}.ends span:last-child{text-align:right}
-.line{fill:none;stroke:var(--text);stroke-width:1.5;vector-effect:non-scaling-stroke}
+.line{fill:none;stroke:var(--text);stroke-width:1.5;stroke-linecap:round;vector-effect:non-scaling-stroke}
+.point{stroke-width:5}
 .mark{stroke:var(--text);stroke-width:2;vector-effect:non-scaling-stroke}
 dl{display:grid;grid-template-columns:minmax(6rem,max-content) 1fr;gap:.1rem 1rem;margin:.5rem 0}
 dt{color:var(--faint)}dd{margin:0}
@@ -78,7 +79,7 @@ a{color:var(--checkpoint_stall)}a:focus-visible,input:focus-visible,button:focus
 .jobs{width:100%}.jobs th,.jobs td{border-top:1px solid var(--line);padding:.4rem .8rem .4rem 0}
 .jobs thead th{border-top:0;white-space:nowrap}
 .jobs th.number{text-align:right}.jobs .faint{font-weight:normal}
-.jobs tbody th{min-width:11rem}.jobs .state{min-width:9rem}.jobs .text{min-width:14rem}
+.jobs tbody th{min-width:11rem}.jobs .state{min-width:10rem}.jobs .text{min-width:14rem}
 label{display:block}input,button{font:inherit;padding:.4rem .6rem;margin:.3rem .5rem .3rem 0;border:1px solid var(--line);max-width:100%}
 input,button{background:var(--ground);color:var(--text)}button{cursor:pointer}
 @media(max-width:40rem){.jobs,.jobs tbody,.jobs tr,.jobs td,.jobs th{display:block}.jobs thead{display:none}

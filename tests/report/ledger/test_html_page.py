@@ -159,6 +159,13 @@ def test_a_curve_breaks_between_attempts_and_without_samples_there_is_none() -> 
     root = tree_of(made(attempts=3))
     curves = [section for section in root.iter("section") if section.get("class") == "curve"]
     assert [len(list(curve.iter("polyline"))) for curve in curves] == [3, 3]
+    alone = [PaceSample(T0, 1, 1, 1.0), PaceSample(T0 + 1, 2, 2, 3.0), PaceSample(T0 + 2, 2, 3, 2.0)]
+    run = replace(run_of(2), samples=alone)
+    shown = tree_of(html_page(JobReport("bert", "gpu-7", [run], [], figures_of([run], []), 1), {}, "--job bert", T0))
+    assert [(one.get("class"), len((one.get("points") or "").split())) for one in shown.iter("polyline")] == [
+        ("line point", 2),
+        ("line", 2),
+    ]
     empty = RunLedger("run", T0, T0 + 1, spans=[TimeSpan(T0, T0 + 1, TimeState.START_AND_LOAD)])
     text = html_page(JobReport("bert", "gpu-7", [empty], [], figures_of([empty], []), 1), {}, "--job bert", T0)
     assert not list(tree_of(text).iter("polyline"))

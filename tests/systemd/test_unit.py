@@ -95,7 +95,8 @@ def test_exit_codes_that_no_restart_helps_are_not_restarted() -> None:
     given = dict(settings())["RestartPreventExitStatus"].split()
     final = {ExitCode.USAGE, ExitCode.DETERMINISTIC, ExitCode.BAD_NODE, ExitCode.CONFIG}
     not_started = {126, 127, 216, 217}  # env(1) found no supervise; no such group, no such user
-    assert {int(code) for code in given} == {*map(int, final), *not_started}
+    interrupted = {128 + signal.SIGINT}  # a person's
+    assert {int(code) for code in given} == {*map(int, final), *not_started, *interrupted}
     assert ExitCode.REQUEUE not in {int(code) for code in given}
 
 

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import ledgers_add_up, pytest_runtest_makereport, supervise
+
+__all__ = ["ledgers_add_up", "pytest_runtest_makereport", "supervise"]
+
 
 def listed() -> list[str]:
     """Return the UUIDs of what `nvidia-smi -L` names: GPUs, and MIG instances below them."""

@@ -1,4 +1,4 @@
-"""Trains a little, with the data loader that its first argument names, and shows every figure to the last bit."""
+"""Trains a little, with the data loaders that its arguments name, on the device that is named before them, and shows every figure to the last bit."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Noise(Dataset):
         return x, x.sum().reshape(1)
 
 
-def train(way: str) -> list[str]:
+def train(way: str, device: str) -> list[str]:
     """Return the losses of two epochs."""
     random.seed(3)
     np.random.seed(3)
     torch.manual_seed(3)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.1), nn.GELU(), nn.Linear(32, 1)))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.1), nn.GELU(), nn.Linear(32, 1)).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     data = Noise()
     loader = DataLoader(
@@ -50,7 +50,7 @@ def train(way: str) -> list[str]:
     losses = []
     for _ in range(2):
         for x, y in loader:
-            loss = nn.functional.mse_loss(model(x), y)
+            loss = nn.functional.mse_loss(model(x.to(device)), y.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -73,8 +73,9 @@ if __name__ == "__main__":
     unseeded = [torch.initial_seed(), torch.rand(3).tolist()]
     os.environ["MASTER_PORT"] = "0"
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    device = sys.argv.pop(1) if sys.argv[1] in {"cpu", "cuda"} else "cpu"
     ways = sys.argv[1:]
-    losses = {way: compiled() if way == "compile" else train(way) for way in ways}
+    losses = {way: compiled() if way == "compile" else train(way, device) for way in ways}
     show(
         losses=losses,
         unseeded_torch=unseeded,

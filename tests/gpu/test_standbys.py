@@ -1,0 +1,148 @@
+"""What only a real GPU can prove of standbys: `make gpu`. Until it has, there are none where GPUs are visible, unless --standby asks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.test_standby import logged, ready
+from tests.standby.ways import PROBES, Case, Job, assert_equal, differences
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.conftest import Supervised
+
+JOB = str(Path(__file__).with_name("stepping.py"))
+DEVICE = "cuda"
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+#: Each probe of tests/standby that is a script, behind a first use of the GPU.
+PROBED = (
+    (),
+    ("interpreter.py", "json", "decimal"),
+    ("kernel.py",),
+    ("at_exit.py",),
+    ("random_state.py",),
+    ("output.py", "200"),
+    ("children.py", "subprocess"),
+    ("children.py", "spawn"),
+    ("children.py", "forkserver"),
+)
+#: Loaders whose workers are forks, and those that are new processes.
+TRAINED = (("here", "fork", "persistent"), ("spawn", "forkserver"))
+ENDS = ("returns", "exits 3", "fails in a chain", "fails at exit", "is interrupted", "dies of TERM", "dies of KILL")
+#: A context of CUDA takes some 300 MiB of a GPU, a standby must take none; the driver's own figure moves a little.
+CONTEXT_MIB = 64
+
+
+@pytest.fixture
+def job(tmp_path: Path, gpus: list[str]) -> Job:
+    """The directory of a job; skipped where no GPU is."""
+    assert gpus
+    return Job(tmp_path / "job")
+
+
+def steps_of(run: Supervised, but: tuple[int, ...] = ()) -> list[tuple[int, int, int]]:
+    """Return (rank, ns, pid) of each step that other processes than `but` made."""
+    path = run.place / "progress"
+    lines = path.read_text(encoding="ascii").splitlines(keepends=True) if path.exists() else []
+    rows = [tuple(map(int, line.split())) for line in lines if line.endswith("\n")]
+    return [(rank, ns, pid) for rank, _, ns, pid in rows if pid not in but]
+
+
+def first_steps(run: Supervised, ranks: int, but: tuple[int, ...] = ()) -> dict[int, int]:
+    """Await a step of each rank that another process than `but` made; return rank -> ns of the first."""
+
+    def look() -> dict[int, int]:
+        first = {rank: ns for rank, ns, _ in reversed(steps_of(run, but))}
+        return first if len(first) == ranks else {}
+
+    return wait_for(look, "a step of each rank", 120, alive=run.alive)
+
+
+def train(supervise: Callable[..., Supervised], mode: str, ranks: int, place: Path) -> Supervised:
+    """Start the job, and await a step of each rank."""
+    launcher = ["torchrun", "--standalone", f"--nproc-per-node={ranks}", JOB, f"--device={DEVICE}"]
+    run = supervise(*launcher, options=["--standby", mode, "--resumes-itself"], place=place)
+    first_steps(run, ranks)
+    return run
+
+
+def used_mib() -> list[int]:
+    """Return how much memory of each GPU is in use."""
+    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603  words of our own
+    return [int(line) for line in done.stdout.split()]
+
+
+@pytest.mark.parametrize("words", PROBED, ids=" ".join)
+def test_a_rank_that_uses_the_gpu_cannot_be_told_from_one_that_starts_cold(words: tuple[str, ...], job: Job) -> None:
+    assert_equal(job, Case(("-u", "on_device.py", DEVICE, *words)), ("modules.*",))
+
+
+@pytest.mark.parametrize("ways", TRAINED, ids=" ".join)
+def test_training_on_the_gpu_is_equal_to_the_last_bit(ways: tuple[str, ...], job: Job) -> None:
+    warm = assert_equal(job, Case(("-u", "training.py", DEVICE, *ways)), ("modules.*",))
+    assert warm.code == 0, warm.err.decode()
+    assert len([name for name in warm.observed if name.startswith("losses.")]) == len(ways)
+
+
+@pytest.mark.parametrize("way", ENDS)
+def test_each_end_after_a_use_of_the_gpu_is_the_same(way: str, job: Job) -> None:
+    warm = assert_equal(job, Case(("-u", "on_device.py", DEVICE, "exits.py", way)))
+    assert "begins" in warm.out.decode()
+
+
+def test_a_script_that_chooses_its_gpu_before_torch_has_a_cold_start(job: Job, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    text = (PROBES / "on_device.py").read_text(encoding="utf-8")
+    script.write_text(text.replace("import torch\n", "os.environ['CUDA_VISIBLE_DEVICES'] = '0'\nimport torch\n"), encoding="utf-8")
+    (tmp_path / "observed.py").write_text((PROBES / "observed.py").read_text(encoding="utf-8"), encoding="utf-8")
+    case = Case(("-u", "script.py", DEVICE), cwd=tmp_path)
+    job.recorded(case)
+    colds = [job.cold(case), job.cold(case)]
+    warm = job.warm(case)
+    assert warm.cold == "refused: the script changes CUDA_VISIBLE_DEVICES before it imports torch"
+    assert not differences(colds, warm)
+
+
+def test_standbys_hold_no_memory_and_no_file_of_a_gpu(gpus: list[str], supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    run = train(supervise, "on", len(gpus), tmp_path / "warm")
+    before = used_mib()
+    waiting = ready(run, 1, len(gpus))
+    assert [after - first for first, after in zip(before, used_mib(), strict=True) if after - first > CONTEXT_MIB] == []
+    for pid in waiting:
+        held = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()]  # noqa: PTH115  a name that need not be a path
+        assert [one for one in held if one.startswith("/dev/nvidia")] == []
+    run.signal(signal.SIGTERM)
+    run.wait_for_nothing_left()
+
+
+def test_from_a_kill_to_the_first_step_with_a_context(
+    gpus: list[str], supervise: Callable[..., Supervised], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    taken: dict[str, list[float]] = {"off": [], "on": []}
+    for number in range(3):
+        for mode, times in taken.items():
+            run = train(supervise, mode, len(gpus), tmp_path / f"{mode}-{number}")
+            if mode == "on":
+                ready(run, 1, len(gpus))
+            old = tuple({pid for _, _, pid in steps_of(run)})
+            killed_ns = time.monotonic_ns()
+            os.kill(old[-1], signal.SIGKILL)
+            first = first_steps(run, len(gpus), old)
+            times.append((max(first.values()) - killed_ns) / 1e9)
+            assert [row["ranks"] for row in logged(run, "standby.used")] == ([[*range(len(gpus))]] if mode == "on" else [])
+            run.signal(signal.SIGTERM)
+            run.wait_for_nothing_left()
+    cold, warm = (statistics.median(taken[mode]) for mode in ("off", "on"))
+    record_property("kill_to_first_step_s", {"cold": round(cold, 3), "standby": round(warm, 3)})
+    assert warm < cold, taken

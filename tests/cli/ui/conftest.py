@@ -72,11 +72,14 @@ class ServedPage:
         """What it printed so far."""
         return self.error_file.read_text(errors="replace")
 
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self.process.poll() is None
+
     @property
     def address(self) -> str:
         """The address that it printed."""
-        alive = lambda: self.process.poll() is None  # noqa: E731
-        found = wait_for(lambda: re.search(r"http://(\S+)/", self.stderr), "an address", PATIENCE_S, alive=alive)
+        found = wait_for(lambda: re.search(r"http://(\S+)/", self.stderr), "an address", PATIENCE_S, alive=self.is_alive)
         return found[0]
 
     @property

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
 
 from supervisor.core.events import Event, ProgressObserved
 from supervisor.core.model import CheckpointRef, RankInfo
+from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe.ranks import heartbeats
@@ -88,3 +90,31 @@ def test_the_second_step_that_a_script_reports_by_itself_is_posted_at_once(tmp_p
         beat.report_step(step)
         sampler.sample(t, (RankInfo(0, 0, identity.pid, identity.start_ticks),), heartbeats.read(tmp_path / "heartbeat"))
     assert [(event.step, event.loss) for event in posted if isinstance(event, ProgressObserved)] == [(1, None), (2, 2.5)]
+
+
+@pytest.mark.parametrize(("alternates", "least_s"), [(False, 10.0), (True, 1.0)])
+def test_steps_and_losses_are_sampled_at_a_bounded_rate(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    alternates: bool,  # noqa: FBT001
+    least_s: float,
+) -> None:
+    heartbeats.create(tmp_path / "heartbeat", 1)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    identity = ProcessIdentity("/nowhere", str(tmp_path), "rank")
+    beat = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
+    assert claim(identity, beat)
+    posted: list[Event] = []
+    sampler = ProgressSampler(posted.append, 6000.0, loss=lambda: 2.5)
+    sampler.watch(1, tmp_path, 0.0, None)
+    for tick in range(1, 1501):  # 5 minutes, five times a second
+        beat.report_step(tick)
+        saves = beat.enter(layout.CHECKPOINT) if alternates and tick % 2 else None
+        sampler.sample(tick / 5, (RankInfo(0, 0, identity.pid, identity.start_ticks),), heartbeats.read(tmp_path / "heartbeat"))
+        if alternates and tick % 2:
+            beat.leave(layout.CHECKPOINT, saves)
+    seen = [event for event in posted if isinstance(event, ProgressObserved)]
+    assert 300 / least_s * 0.9 < len(seen) <= 300 / least_s + 2, "the first two are posted at once"
+    assert all(after.t - before.t >= least_s - 1e-6 for before, after in pairwise(seen[1:]))
+    assert all(event.step is not None and event.loss == 2.5 for event in seen)

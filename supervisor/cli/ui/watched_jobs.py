@@ -203,7 +203,9 @@ def _tone_of(status: Status) -> Tone:
         return Tone.FAINT
     if not status.runs:
         return Tone.WARNING if status.exit_code in _STOPPED else Tone.BAD
-    return Tone.WARNING if status.incident is not None or status.hang is not None or status.warnings else Tone.GOOD
+    if status.incident is not None or status.hang is not None or status.warnings:
+        return Tone.WARNING
+    return Tone.GOOD if status.supervisor_alive else Tone.FAINT  # on another host it may be dead
 
 
 def _incident_text(last: RecordedIncident | None) -> str:

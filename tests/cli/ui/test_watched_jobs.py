@@ -114,6 +114,19 @@ def test_the_states_of_jobs_and_how_they_are_marked(root: Path, make_job: Any, j
     assert rows["good"].ettr.endswith(" %")
 
 
+def test_a_job_on_a_node_that_cannot_be_seen_from_here_is_not_marked_as_good(
+    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = make_job(root, "far", "gpu-99")
+    written.begin(pid=PID, start_ticks=TICKS)
+    written.start(5)
+    written.progress(10, 1, step=1)
+    written.close()
+    monkeypatch.setattr(identity, "boot_id", lambda: "of this machine")
+    ((row,), _) = jobs[0].rows()
+    assert (row.node, row.state, row.tone, row.runs) == ("gpu-99", "running, not visible from here", Tone.FAINT, True)
+
+
 def test_a_job_that_cannot_be_shown_is_a_row_and_is_reported_once(
     root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

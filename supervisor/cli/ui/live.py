@@ -81,7 +81,7 @@ class LivePages:
     async def keep(self) -> None:
         """Make pages again as long as somebody reads them. Ends when it is cancelled."""
         while True:
-            if not self._readers:
+            while not self._readers:  # one who came may have left before this goes on
                 self._has_readers.clear()
                 await self._has_readers.wait()
             due = {at: self._made[at][0] if at in self._made else 0.0 for at in self._readers}

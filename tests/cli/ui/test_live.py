@@ -90,6 +90,24 @@ def test_without_readers_nothing_is_made() -> None:
     asyncio.run(run())
 
 
+def test_readers_who_leave_as_soon_as_they_came_end_nothing() -> None:
+    async def run() -> None:
+        made = Made()
+        pages = LivePages(made, look_s=0.01)
+        keeper = await keeping(pages)
+        await asyncio.sleep(0)
+        pages._has_readers.set()  # noqa: SLF001  a reader came, and left before `keep` went on
+        await asyncio.sleep(0.05)
+        stream = pages.changes(LIST)
+        await soon(stream)
+        made.number = 2
+        assert await soon(stream) == "2"
+        assert not keeper.done()
+        keeper.cancel()
+
+    asyncio.run(run())
+
+
 def test_a_page_that_takes_long_is_made_less_often_and_holds_up_no_other() -> None:
     async def run() -> None:
         made = Made()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/explanation/how-a-failure-is-handled.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/explanation/how-a-failure-is-handled.md")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 #: Commands that start a training, each in a directory of its own.
@@ -35,12 +35,21 @@ READING = {
     "supervise config show": "--resume {resume}",
 }
 DEMO = "tests/examples/test_demo.py::test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint_within_90_s"
+SERVED = "test_the_list_and_a_job_are_served_with_the_headers_of_a_page_that_nobody_may_frame_or_extend"
+FIRST_SCREEN = "tests/docs/test_first_screen.py::"
 DEMO_WHY = "tests/examples/test_demo.py::test_the_reading_commands_for_the_demos_job_are_right"
 CPU_ONLY = "TORCH_INDEX=https://download.pytorch.org/whl/cpu"
 ELSEWHERE = {
     "make demo": DEMO,
     f"make demo {CPU_ONLY}": "tests/docs/test_commands.py::test_make_takes_torch_from_the_named_index",
     "make test": "tests/docs/test_commands.py::test_make_does_what_the_tests_do",
+    "make docs": "tests/docs/test_commands.py::test_make_does_what_the_tests_do",
+    "supervise doctor": FIRST_SCREEN + "test_the_doctor_names_the_gpu_that_must_be_reset",
+    "supervise drill oom": FIRST_SCREEN + "test_half_of_the_micro_batch_follows_where_memory_runs_out",
+    "make lint types": "tests/docs/test_commands.py::test_make_does_what_the_tests_do",
+    "supervise bundle": "tests/cli/jobs/test_bundle.py::test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold",
+    "supervise classify FILE": "tests/cli/test_classify.py::test_a_page_for_people_has_the_labels_of_the_card_and_all_that_matters",
+    "supervise ui": f"tests/cli/ui/test_server.py::{SERVED}",
     "pip install -e .": "tests/docs/test_commands.py::test_make_installs_a_checkout_as_the_readme_says",
     "supervise checkpoints undo": "tests/cli/test_checkpoints.py::test_what_was_moved_aside_is_moved_back",
     "supervise why --job demo --state-dir demo-run/state": DEMO_WHY,
@@ -139,7 +148,15 @@ def test_what_is_run_elsewhere_is(command: str, test: str) -> None:
     assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), command
 
 
-@pytest.mark.parametrize(("command", "recipe"), [("make demo", "python examples/demo.py"), ("make test", "python -m pytest -m 'not slow'")])
+@pytest.mark.parametrize(
+    ("command", "recipe"),
+    [
+        ("make demo", "python examples/demo.py"),
+        ("make test", "python -m pytest -m 'not slow'"),
+        ("make docs", "sphinx-build -q -W"),
+        ("make lint types", "-m mypy"),
+    ],
+)
 def test_make_does_what_the_tests_do(command: str, recipe: str) -> None:
     done = subprocess.run(  # noqa: S603  what our pages say, and nothing is run
         [*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False

@@ -183,7 +183,14 @@ def test_a_commands_own_options_and_arguments_are_documented(path: str) -> None:
         assert any(name in line for name in names), (path, param.name)
 
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "systemd" / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "systemd" / "README.md",
+    *sorted(DOCS.rglob("*.md")),
+]
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")  # a page, "" for the same one, and a heading of it
 LINKED = {str(page.relative_to(ROOT)): links for page in PAGES if (links := LINK.findall(page.read_text(encoding="utf-8")))}
 

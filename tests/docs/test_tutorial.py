@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tests.support.console import Started
 
 ROOT = Path(__file__).parents[2]
+#: What the README shows of the last chapter.
+(README_SCENE,) = re.findall(r"^```text\n(supervise: restored .*?)^```", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
 DIGEST = re.compile(r"^done: step 120 model sha256 ([0-9a-f]{64})$", re.MULTILINE)
 
 pytestmark = pytest.mark.process
@@ -136,6 +138,7 @@ def last_chapter(reader: Reader, server: servers.Server) -> str:
     again, shown = reader.start("supervise --job night --mirror s3://checkpoints ", step_ms=0)
     printed = again.end()
     assert_shown(shown.shown, printed)
+    assert_shown(README_SCENE, printed)
     (restored,) = re.findall(r"supervise: restored \S+ of step (\d+) from s3://checkpoints: there was no checkpoint on this disk", printed)
     assert 0 < int(restored) < 120
     assert f"supervise: resumed at step {restored} from " in printed
@@ -186,14 +189,15 @@ def test_a_newcomer_follows_the_pages_from_a_clean_clone(reader: Callable[[Path]
     follows.type("pip install")
     serves = Terminal(follows.first.directory, tmp_path / "terminals" / "third", follows.environ)
     serves.type(f". {tmp_path / 'checkout'}/.venv/bin/activate")
-    serves.start(follows.next("moto_server", **{"9000": str(port)}).command)
+    moto = serves.start(follows.next("moto_server", **{"9000": str(port)}).command)
     export = follows.next("export AWS_", **{"9000": str(port)}).command
     follows.first.type(export)
     follows.second.type(export)
-    wait_for(lambda: listening(port), "moto")
+    wait_for(lambda: listening(port), "moto", alive=moto.alive)
     follows.type("python -c ")
     assert last_chapter(follows, server) == undisturbed(follows.first)
     assert follows.finished()
+    moto.stop()
 
 
 def listening(port: int) -> bool:

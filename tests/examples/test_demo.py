@@ -125,7 +125,8 @@ def rows(told: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_readmes_first_screen_is_what_the_demo_prints(shown: Shown) -> None:
-    at_the_terminal, told = re.findall(r"^```text\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    shown_texts = re.findall(r"^```text\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    at_the_terminal, told = shown_texts[0], shown_texts[-1]
     printed = [masked(line) for line in shown.done.stderr.splitlines() if line.startswith("supervise: ")]
     opening = next(at for at, line in enumerate(printed, start=1) if "journal and logs" in line)  # the last line that opens every run
     assert [masked(line) for line in at_the_terminal.splitlines()] == printed[opening:]

@@ -10,13 +10,9 @@ import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.support.pages import page_text
 from tests.support.waiting import wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _FENCE = re.compile(r"^```(console|text|toml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _DEADLINE_S = 1200.0
@@ -58,6 +54,7 @@ def masked(row: str) -> str:
     """Return what is equal in every run of the same commands."""
     row = re.sub(r"\d{8}T\d{6}-[0-9a-f]{4}", "RUN", row)
     row = re.sub(r"\b[0-9a-f]{64}\b", "DIGEST", row)
+    row = re.sub(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID", row)
     row = re.sub(r"/[^\s:]+/(?=(?:tutorial|demo)-run/)", "DIR/", re.sub(r"\s+", " ", row))
     row = row.removesuffix("; the traceback of rank 0 is a consequence")  # whether its peer got so far is chance
     row = re.sub(r"(?:less than )?\d+(?:\.\d+)?(?: (?:ms|s|min)\b)?", "0", row)
@@ -74,10 +71,10 @@ def assert_shown(shown: str, printed: str) -> None:
 class Terminal:
     """A shell: `cd`, `export` and `activate` hold for what is typed later. `output` is what all its commands printed, as on a screen."""
 
-    def __init__(self, directory: Path, place: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, directory: Path, place: Path, environ: dict[str, str]) -> None:
         """Open it in `directory`; its own files are in `place`."""
         place.mkdir(parents=True, exist_ok=True)
-        self._place, self._environ, self._number = place, environ, 0
+        self.environ, self._place, self._number = environ, place, 0
         (place / "directory").write_text(str(directory))
         (place / "exported").write_text("")
 
@@ -94,7 +91,7 @@ class Terminal:
         with output.open("wb") as out:
             process = subprocess.Popen(  # noqa: S603  what our pages say
                 ["bash", "-c", text],  # noqa: S607  the user's shell
-                env=self._environ,
+                env=self.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -131,6 +128,11 @@ class Started:
     def wait_for(self, text: str, deadline_s: float = _DEADLINE_S) -> None:
         """Await that it printed so."""
         wait_for(lambda: text in self.printed, text, deadline_s, alive=self.alive)
+
+    def stop(self) -> None:
+        """End it, as the close of its window does."""
+        self.process.terminate()
+        self.process.wait(30)
 
     def alive(self) -> bool:
         """Return whether it runs."""

@@ -1,0 +1,112 @@
+"""The first screen of the README: each scene is played, and what it shows is what was printed.
+
+The scene of the killed rank is `make demo` (tests/examples/test_demo.py), that of the lost disk the tutorial (test_tutorial.py). The faults
+of GPUs are played by a fake of NVIDIA's library (tests/health/fake_nvml).
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.conftest import clean_environment
+from tests.health.conftest import FakeNvml, fake_library  # noqa: F401  a fixture
+from tests.support.console import Terminal, assert_shown, typed_on
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+SCREEN = (ROOT / "README.md").read_text(encoding="utf-8").partition("## One night")[2].partition("\n## ")[0]
+
+pytestmark = pytest.mark.process
+
+
+def scene(word: str) -> str:
+    """Return what the README shows where its text has this word."""
+    (found,) = [text for text in re.findall(r"^```(?:text|json)\n(.*?)^```", SCREEN, re.MULTILINE | re.DOTALL) if word in text]
+    assert isinstance(found, str)
+    return found
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Terminal:
+    place = tmp_path / "demo-run"
+    place.mkdir()
+    return Terminal(place, tmp_path / "terminal", clean_environment(SUPERVISE_STANDBY_MODE="off"))
+
+
+@pytest.fixture
+def four_gpus(fake_library: Path, tmp_path: Path) -> FakeNvml:  # noqa: F811  a fixture
+    fake = FakeNvml(fake_library, tmp_path / "nvml")
+    fake.set(gpus=4)
+    return fake
+
+
+def test_the_doctor_names_the_gpu_that_must_be_reset(terminal: Terminal, four_gpus: FakeNvml) -> None:
+    four_gpus.set({"1.field.230": 1})
+    terminal.environ.update({name: four_gpus.environ[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")})
+    assert_shown(scene("gpu_recovery"), terminal.type("supervise doctor", code=69))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_half_of_the_micro_batch_follows_where_memory_runs_out(terminal: Terminal) -> None:
+    shutil.copy(ROOT / "examples" / "train_ddp.py", terminal.directory / "train.py")
+    (drill,) = [one.command for one in typed_on("2-before-the-night.md") if one.command.startswith("supervise drill oom ")]
+    (train,) = [one.command for one in typed_on("1-a-rank-dies.md") if one.command.startswith("torchrun ")]
+    terminal.type(train.replace("undisturbed", "ckpt"))  # a checkpoint of step 120, as the first chapter leaves it
+    assert_shown(scene("OutOfMemoryError"), terminal.type(drill))
+
+
+@pytest.fixture
+def received() -> Iterator[tuple[str, list[dict[str, object]]]]:
+    """Give the address of a webhook, and what it received."""
+    posted: list[dict[str, object]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/hook", posted
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_gpu_with_a_memory_error_goes_out_of_use_and_a_webhook_is_called(
+    terminal: Terminal, four_gpus: FakeNvml, received: tuple[str, list[dict[str, object]]]
+) -> None:
+    address, posted = received
+    terminal.environ.update({name: four_gpus.environ[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")})
+    terminal.environ.update(SUPERVISE_WEBHOOK_URL=address, SUPERVISE_RESTART_BACKOFF_BASE_S="0", SUPERVISE_HEALTH_SAMPLE_S="0.5")
+    knobs = "--knob batch_size=--batch-size --knob grad_accum:1=--accum --min-gpus 3"
+    job = f"torchrun --standalone --nproc-per-node=4 {ROOT}/tests/jobs/gpu_fault.py --batch-size=6 --accum=1"
+    run = terminal.start(f"supervise --job bert {knobs} -- {job}")
+    log = terminal.directory / "log"
+    wait_for(
+        lambda: log.exists() and any(int(line.split()[1]) >= 5 for line in log.read_text().splitlines()), "step 5", 120, alive=run.alive
+    )
+    four_gpus.set({"2.ecc_unc_vol": 1, "2.ecc_unc_agg": 1, "2.remap_unc": 1, "2.remap_pending": 1})
+    assert_shown(scene("uncorrectable"), run.end())
+    shown = json.loads(scene("gpu_quarantined"))
+    (alert,) = [one for one in posted if one["event"] == "gpu_quarantined"]
+    assert alert.keys() - shown.keys() == {"event_id", "run_id", "ts"}
+    assert {key: alert[key] for key in shown} | {"step": 0} == shown | {"step": 0}

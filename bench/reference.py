@@ -19,6 +19,7 @@ import click
 from man_page import man_page
 from page_tables import find_page, replace_table
 
+from health.checks.node_environments import MUST_AGREE
 from supervisor.classify.losses import rules
 from supervisor.cli.commands import COMMANDS, load_command
 from supervisor.config import loss_rules as own_loss_rules
@@ -185,6 +186,15 @@ def ladders() -> str:
     return _table(("cause", "ladder"), rows)
 
 
+def variables_that_agree() -> str:
+    """Return the table of the variables that must be the same on all nodes."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for row in MUST_AGREE:
+        rows.setdefault((row.effect, row.source), []).append(f"`{row.name}`")
+    cells = [(" ".join(names), effect, source) for (effect, source), names in rows.items()]
+    return _table(("variable", "what a difference does", "how that is known"), cells)
+
+
 def loss_rules() -> str:
     """Return the loss rules that are always there."""
     rows = [(f"`{rule.id}`", f"`{rule.kind}`", rules.condition(rule), rule.note) for rule in own_loss_rules.packaged()]
@@ -207,6 +217,7 @@ def tables() -> dict[str, dict[str, str]]:
         "metrics.md": {"metrics": metrics()},
         "loss-and-pace.md": {"loss rules": loss_rules()},
         "commands.md": {"commands": commands()},
+        "health.md": {"agree": variables_that_agree()},
         "recovery.md": {"ladders": ladders(), "rungs": rungs(), "networks": networks()},
     }
 

@@ -112,7 +112,7 @@ CHECKS: Final[Mapping[str, str]] = {
     "env_versions": "health.checks.environment",
     "env_variables": "health.checks.environment",
     "env_code": "health.checks.environment",
-    "env_nodes": "health.checks.environment",
+    "env_nodes": "health.checks.node_environments",
 }
 
 

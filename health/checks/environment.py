@@ -1,17 +1,16 @@
-"""Checks of versions, variables and the code's revision, on this node and between nodes."""
+"""Checks of versions, variables and the code's revision on this node."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from health.checks import common
-from health.model import HOST, Check, CheckResult, Reading, Readings, Repair, Result
+from health.model import HOST, Check, CheckResult, Repair, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable
 
-    from health.model import Json
+    from health.model import Readings
     from health.thresholds import Thresholds
 
 _MAIN_VERSIONS = ("python", "torch", "cuda", "nccl", "driver", "kernel")
@@ -107,80 +106,8 @@ def env_code(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
         yield CheckResult("env_code", HOST, Result.OK, f"the code is {state}", evidence)
 
 
-#: What must be alike, and what is worth a word only. Ranks of different versions of these fail in each other's collectives, or hang.
-_STRICT_VERSIONS = ("torch", "cuda", "nccl", "hip")
-#: Variables that are meant to differ.
-_NODE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-_NODE = "node:"
-
-
-def merge_nodes(nodes: Mapping[str, Readings]) -> Readings:
-    """Return the environments of nodes as readings of one sweep, each with the subject `node:NAME`."""
-    made: list[Reading] = []
-    for node, readings in nodes.items():
-        for name in ("env.versions", "env.variables", "env.code"):
-            one = readings.one(name)
-            if one is not None:
-                made.append(Reading(one.probe, f"{_NODE}{node}", name, one.value, one.problem, one.t))
-        mtus: dict[str, Json] = {
-            one.subject.removeprefix("nic:"): row.get("mtu")
-            for one in readings.of("nic.state")
-            if (row := readings.table("nic.state", one.subject)).get("carrier") is True and row.get("virtual") is False
-        }
-        made.append(Reading("ethernet", f"{_NODE}{node}", "env.mtus", mtus))
-    return Readings(made)
-
-
-def env_nodes(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """Is the environment the same on all nodes? It shows which versions, variables, code or MTU differ, and on which nodes.
-
-    The node check puts the readings of several nodes together with `merge_nodes`. Readings of one node alone are SKIPPED.
-    """
-    nodes = tuple(one.subject for one in now.of("env.versions") if one.subject.startswith(_NODE))
-    if len(nodes) < 2:  # noqa: PLR2004 -- to be alike takes two
-        yield CheckResult("env_nodes", HOST, Result.SKIPPED, "readings of one node only")
-        return
-    found = [*_different_tables(now, nodes), *_different_code(now, nodes)]
-    yield from found or [CheckResult("env_nodes", HOST, Result.OK, f"{len(nodes)} nodes have the same environment")]
-
-
-def _different_tables(now: Readings, nodes: tuple[str, ...]) -> Iterator[CheckResult]:
-    for name, what in (("env.versions", "version of "), ("env.variables", ""), ("env.mtus", "MTU of ")):
-        tables = {node: now.table(name, node) for node in nodes if now.one(name, node) is not None and not now.problem(name, node)}
-        for key in sorted({key for table in tables.values() for key in table}):
-            values = {node: "unset" if key not in table else str(table[key]) for node, table in tables.items()}
-            if name == "env.mtus":  # a node need not have every port of the others
-                values = {node: value for node, value in values.items() if value != "unset"}
-            if key in _NODE_VARIABLES or len(set(values.values())) < 2:  # noqa: PLR2004 -- two differ
-                continue
-            result = Result.FAILED if name == "env.versions" and key in _STRICT_VERSIONS else Result.DEGRADED
-            yield _difference(f"{what}{key}", values, result)
-
-
-def _different_code(now: Readings, nodes: tuple[str, ...]) -> Iterator[CheckResult]:
-    heads: dict[str, str] = {}
-    for node in nodes:
-        row = now.table("env.code", node)
-        if row:
-            heads[node] = f"{str(row.get('head'))[:12]}{' changed ' + str(row['changed']) if row.get('changed') else ''}"
-    if len(set(heads.values())) > 1:
-        yield _difference("the code's revision", heads, Result.DEGRADED)
-
-
-def _difference(what: str, values: dict[str, str], result: Result) -> CheckResult:
-    counts = Counter(values.values())
-    usual = max(counts, key=lambda value: (counts[value], value))
-    others = {node.removeprefix(_NODE): value for node, value in values.items() if value != usual}
-    shown = ", ".join(f"{node}: {value}" for node, value in list(others.items())[:8])
-    more = f" and {len(others) - 8} more" if len(others) > 8 else ""  # noqa: PLR2004 -- a line's worth
-    why = f"{what} is not the same on all nodes: {shown}{more}; {counts[usual]} of {len(values)} have {usual}"
-    evidence = tuple(f"{node.removeprefix(_NODE)}: {value}" for node, value in values.items())
-    return CheckResult("env_nodes", HOST, result, why, evidence, Repair.CONFIGURE, look=("supervise doctor --json",))
-
-
 CHECKS: Final = {
     "env_versions": Check(("environment",), env_versions),
     "env_variables": Check(("environment",), env_variables),
     "env_code": Check(("environment",), env_code),
-    "env_nodes": Check(("environment",), env_nodes),
 }

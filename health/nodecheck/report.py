@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from health import judge as health_judge
-from health.checks import environment
+from health.checks import node_environments
 from health.model import HOST, CheckResult, Readings, Repair, Result, worst
 from health.nodecheck.model import Kind
 from health.nodecheck.trial_judge import DEFAULT, judge, pair_trials
@@ -168,7 +168,7 @@ def _environments(known: TrialEvidence) -> Iterator[CheckResult]:
             why = f"{outcome.get('state', 'no answer')} {outcome.get('why', '')}".strip()
             yield CheckResult(_NODES, HOST, Result.UNKNOWN, f"{name}: its environment could not be read: {why}")
     asked = Readings(one for readings in nodes.values() for one in readings.of(OUTCOME))
-    rows = health_judge.judge(asked + environment.merge_nodes(nodes), checks={_NODES: environment.CHECKS[_NODES]})
+    rows = health_judge.judge(asked + node_environments.merge_nodes(nodes), checks={_NODES: node_environments.CHECKS[_NODES]})
     yield from (one for one in rows if one.result is not Result.SKIPPED)
 
 

@@ -1,12 +1,13 @@
 """What the job will run on: versions, variables, and the code's revision, all without importing any of it.
 
-Reads importlib.metadata and torch/version.py of the interpreter that runs this, /sys/module/nvidia, ask.environ, git in ask.options["code"]
-(default: the working directory). Yields, of `host`:
+Reads importlib.metadata and torch/version.py of the interpreter that runs this, /sys/module/nvidia, ask.environ, the file
+ask.options["script"], git in ask.options["code"] (default: the working directory). Yields, of `host`:
 
     env.versions   a table: python, kernel, driver, torch, torch_git, cuda, nccl, packages by name
     env.compat     a library of CUDA's for an older driver (cuda-compat): its path; "" for none
     env.python     the interpreter: the supervisor's own, which a job may not share
     env.variables  those of PREFIXES and NAMES in ask.environ, but for what is named like a secret
+    env.script     path, digest: of the job's script, where one is named
     env.code       root, head, branch, dirty (how many files), changed (a digest of what differs from head)
 """
 
@@ -34,7 +35,14 @@ if TYPE_CHECKING:
 
 NAME: Final = "environment"
 PREFIXES: Final = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "FI_", "OMP_", "CUDA_", "NVIDIA_", "PYTORCH_", "TORCH_DISTRIBUTED_")
-NAMES: Final = ("TP_SOCKET_IFNAME", "LD_PRELOAD", "MALLOC_ARENA_MAX", "TORCH_CPP_LOG_LEVEL")
+NAMES: Final = (
+    "TP_SOCKET_IFNAME",
+    "LD_PRELOAD",
+    "MALLOC_ARENA_MAX",
+    "TORCH_CPP_LOG_LEVEL",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "CUBLAS_WORKSPACE_CONFIG",
+)
 _LINKER: Final = ("LD_LIBRARY_PATH",)
 #: What a training step is made of; `nvidia-*` are torch's own CUDA libraries.
 PACKAGES: Final = (
@@ -64,6 +72,9 @@ def read(ask: Ask) -> Iterator[Reading]:
     yield Reading(NAME, HOST, "env.versions", _versions(ask))
     yield Reading(NAME, HOST, "env.compat", _compat(ask))
     yield Reading(NAME, HOST, "env.variables", {**selected(ask.environ)})
+    script = ask.options.get("script")
+    if isinstance(script, str):
+        yield _script(script)
     place = ask.options.get("code")
     yield _code(place if isinstance(place, str) else os.getcwd())  # noqa: PTH109 -- a name
 
@@ -132,6 +143,15 @@ def _torch() -> dict[str, Json]:
                 if key in ("torch", "torch_git", "cuda", "hip"):
                     found[key] = value.value
     return found
+
+
+def _script(path: str) -> Reading:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 -- a name, as the command has it
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return Reading(NAME, HOST, "env.script", None, f"{path}: {error.strerror}")
+    return Reading(NAME, HOST, "env.script", {"path": path, "digest": digest})
 
 
 def _code(directory: str) -> Reading:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import platform
 import runpy
 import socket
 import sys
@@ -118,6 +119,7 @@ def _run(controller: Any, link: AgentLink, options: argparse.Namespace, args: li
         torch=str(torch.__version__),
         rdzv_backend="c10d" if parsed.standalone else parsed.rdzv_backend,
         tee=str(parsed.tee),
+        versions=_versions(torch),
     )
     gc.freeze()
     gc.enable()
@@ -135,6 +137,13 @@ def _run(controller: Any, link: AgentLink, options: argparse.Namespace, args: li
         run.run(parsed)  # type: ignore[no-untyped-call]  # torch is typed in part
     link.send(AgentFinished(controller.attempt))
     return 0
+
+
+def _versions(torch: Any) -> dict[str, str]:  # noqa: ANN401  the module
+    """Return the versions that the nodes of a job compare. A torch without CUDA has no NCCL."""
+    found = {"python": platform.python_version(), "torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip}
+    nccl = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else ()  # noqa: SLF001  torch's own function fails without it
+    return {key: str(value) for key, value in (found | {"nccl": ".".join(map(str, nccl))}).items() if value}
 
 
 def _given_max_restarts(parser: argparse.ArgumentParser, args: list[str], *, launch: bool) -> int | None:

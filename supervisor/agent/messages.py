@@ -18,7 +18,10 @@ from supervisor.core.values import dataclass
 
 @dataclass(frozen=True)
 class AgentHello:
-    """The agent is ready, and torch has parsed its arguments. nnodes: least and most. max_restarts: None where the user gave none."""
+    """The agent is ready, and torch has parsed its arguments. nnodes: least and most. max_restarts: None where the user gave none.
+
+    versions: of python, torch, CUDA and NCCL, as the ranks will import them.
+    """
 
     attempt: int
     pid: int
@@ -28,6 +31,7 @@ class AgentHello:
     torch: str = ""
     rdzv_backend: str = ""
     tee: str = ""
+    versions: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ the same rows.
 
 1. The state that each node continues from. The node with the newest agreement gives the knobs; the rejected checkpoints are those of every
    node with that agreement. What one node's ranks were seen to run, all nodes know from then on, so that all add the program's resume
-   option. Before this step each node has written to disk the state that its dead ranks left in shared memory.
+   option. Before this step each node has written to disk the state that its dead ranks left in shared memory. Their environments are
+   compared with this row and the all-gather 0 (node/node_environment.py).
 2. The checkpoints that each node has: names, sizes and steps, without reading their data.
 3. For each candidate that all nodes have, newest first: each node's proof that it can load it. One node reads the bytes of a shared file,
    the others compare its identity. The nodes take the first candidate that all of them prove.
@@ -29,6 +30,7 @@ from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import CheckpointRef
 from supervisor.core.planning import DECLARED
 from supervisor.core.values import dataclass
+from supervisor.node.node_environment import PeerEnvironment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.node_offer import NodeOffer
     from supervisor.checkpoints.repair import RepairPermission
     from supervisor.core.actions import SelectCheckpoint
+    from supervisor.node.node_environment import EnvironmentComparison
 
     #: (number, text): sends the text to the all-gather of this number; returns the texts of all nodes, in their order.
     AllGather = Callable[[int, str], list[str]]
@@ -51,7 +54,8 @@ class NodeState:
 
     suspect: a checkpoint may have caused the last failure. knows: the node had a good checkpoint before. finite: if weights of the newest
     checkpoint turned to NaN, the node prefers an older one. mixed_from_t: wall time from which the nodes trained from different states, so
-    that checkpoints written since are rejected; None if they did not. programs, resume_knobs: as in SelectCheckpoint.
+    that checkpoints written since are rejected; None if they did not. programs, resume_knobs: as in SelectCheckpoint. environment, sent_t:
+    as in PeerEnvironment.
     """
 
     host: str
@@ -64,6 +68,8 @@ class NodeState:
     mixed_from_t: float | None
     programs: tuple[str, ...] = ()
     resume_knobs: tuple[str, ...] = ()
+    environment: str = ""
+    sent_t: float = 0.0
 
     def resume_by(self, programs: Collection[str]) -> str:
         """Return by whose knob it hands a checkpoint over if ranks run these programs; "" for none."""
@@ -105,6 +111,7 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     node_offer: NodeOffer,
     all_gather: AllGather,
     permission: RepairPermission,
+    comparison: EnvironmentComparison,
     *,
     host: str,
     suspect: bool,
@@ -126,8 +133,13 @@ def agree(  # noqa: PLR0913  the request, and this node's part
             action.mixed_from_t,
             action.programs,
             action.resume_knobs,
+            comparison.digest,
+            comparison.now(),
         ),
     )
+    cannot_work = comparison.compare(all_gather, action.node, [PeerEnvironment(s.host, s.environment, s.sent_t) for s in states])
+    if cannot_work:
+        return CheckpointSelected(t, action.attempt, None, 0, agreement=action.last_agreement + 1, cannot_work=cannot_work)
     ways = [state.resume_by(_programs(states)) for state in states]
     node_offer.set_resume_way(ways[action.node], own_only=action.own_only)
     newest = max(states, key=lambda state: state.agreed)  # several may be equally new; take the first

@@ -298,6 +298,12 @@ class Health:
         more="Without an NVIDIA GPU only the room for declared checkpoints is examined.",
         flag="--health/--no-health",
     )
+    compare_nodes: bool = setting(
+        default=True,
+        text="Compare the environments of a job's nodes before its ranks start.",
+        more="What differs and matters is a warning; what cannot work ends every node with 78. [What](health.md#between-nodes).",
+        flag="--compare-nodes/--no-compare-nodes",
+    )
     sample_s: float = setting(30.0, "How often to examine the GPUs while the job runs; 0: never.", minimum=0)
     evict_on: tuple[str, ...] = setting(
         (),

@@ -214,6 +214,7 @@ class CheckpointSelected:
     change), by the rule of ownership (docs/explanation/checkpoints.md). `kept_copies`: of torn ones that stay, as (path, newest copy).
     `notes`: for people.
 
+    cannot_work: what differs between the nodes' environments so that no attempt can work, the same on all nodes.
     agreement: number of the agreement of several nodes on it, else 0; overrides and rejected then hold on all of them. node_offers: what
     each node has if they have none in common, as (node, text), or how each resumes if `resume_differs`: only some nodes add a program's
     option. programs: what ranks of any node were seen to run. this_node_leaves: only this node is without the one that the others
@@ -242,6 +243,7 @@ class CheckpointSelected:
     kept_copies: tuple[tuple[str, str], ...] = ()
     programs: tuple[str, ...] = ()
     resume_differs: bool = False
+    cannot_work: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

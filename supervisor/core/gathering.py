@@ -90,8 +90,9 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
                 "warning", f"another node cannot load the checkpoint that this node resumes from, and leaves the job: {held}"[:600]
             ),
         )
-    if event.this_node_leaves:
-        return _stop_apart(changed(state, attempt=changed(state.attempt, awaits_agreement=False)), event, _LEAVES)
+    if event.this_node_leaves or event.cannot_work:
+        state = changed(state, attempt=changed(state.attempt, awaits_agreement=False))
+        return _stop_apart(state, event, _LEAVES) if event.this_node_leaves else _stop_unlike(state, event)
     state = planning.with_rejected(state, event.rejected, None)
     agreements = (*state.run.agreements, (state.attempt.number, event.agreement))[-KEPT_AGREEMENTS:]
     state = changed(state, run=changed(state.run, last_agreement=event.agreement, agreements=agreements, overrides=event.overrides))
@@ -106,6 +107,15 @@ def _stop_apart(state: JobState, event: CheckpointSelected, stop: _NodesApart) -
     because = tuple(Evidence("checkpoint", "held", row, t=event.t) for row in held)
     verdict = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, stop.summary, stop.fingerprint, because=because)
     return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{stop.why}: {'; '.join(held)}"[:600], stop.hint, "beginning", 65))
+
+
+def _stop_unlike(state: JobState, event: CheckpointSelected) -> Step:
+    """Stop on every node before a rank starts: their environments do not fit each other."""
+    because = tuple(Evidence("network", "environment", text, t=event.t) for text in event.cannot_work)
+    verdict = Verdict(Cause.DEPENDENCY, 0.95, event.cannot_work[0][:300], "environment:nodes", because=because)
+    hint = "make it the same on all nodes, then start again; --no-compare-nodes starts in spite of it"
+    why = f"the nodes cannot work together: {'; '.join(event.cannot_work)}"[:600]
+    return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, why, hint, "beginning", 78))
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:

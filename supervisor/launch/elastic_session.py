@@ -102,6 +102,7 @@ class ElasticSession:
         self._script_args = tuple(script_args)
         self._shim = shim
         self._ending = AttemptEnding(context)
+        self.versions: dict[str, str] = {}  # see Session
         self._link: socket.socket | None = None
         self._pid: int | None = None
         self._exited: CommandExited | None = None  # by the guardian, while the link may still hold earlier messages
@@ -280,6 +281,7 @@ class ElasticSession:
 
     def _on_hello(self, hello: AgentHello) -> None:
         self._is_ready = True
+        self.versions = hello.versions or {}
         self._context.note("agent.ready", asdict(hello))
         least, nodes = hello.nnodes
         self._context.loop.feed(LauncherStarted(self._context.loop.clock.now(), hello.pid, hello.max_restarts, nodes, hello.nproc, least))

@@ -17,7 +17,7 @@ from supervisor.launch.environment import attempt_variables, job_environment, re
 from supervisor.launch.session import AttemptEnding, SessionContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.model import Evidence
@@ -48,6 +48,11 @@ class PlainSession:
     def facts(self) -> tuple[Evidence, ...]:
         """See Session."""
         return tuple(self._ending.facts)
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """See Session: which interpreter its ranks use is not known."""
+        return {}
 
     def gather(self, action: GatherNodes) -> None:
         """A plain command meets nobody: the core asks it of torchrun's agent only."""

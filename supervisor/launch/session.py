@@ -98,6 +98,11 @@ class Session(Protocol):
         """What the launcher itself reported about the current attempt's end."""
         ...
 
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """What the launcher reported of the ranks' interpreter: versions of python, torch, CUDA and NCCL. Empty: nothing."""
+        ...
+
     def gather(self, action: GatherNodes) -> None:
         """Have this node meet the others, and start no rank; answered by NodesGathered or LauncherExited."""
         ...

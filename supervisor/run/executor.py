@@ -34,6 +34,7 @@ from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import is_gone
 from supervisor.launch.session import SessionContext
+from supervisor.node.node_environment import EnvironmentComparison
 from supervisor.observe import collect
 from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFacts
 from supervisor.observe.processes.launched_ranks import with_found
@@ -112,7 +113,7 @@ class Executor:
         self._requests = itertools.count(1)
         self._tails_asked: dict[int, queue.SimpleQueue[list[StreamTail]]] = {}
         self._finish_asked: act.Finish | None = None
-        self._reported_problems: set[str] = set()  # with the checkpoints, each reported once
+        self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
         self._rank_requests = RankRequests(job, loop, reporter, self.threads, factory.checkpoints.saved_since)
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
@@ -417,19 +418,20 @@ class Executor:
             self.threads.start("agree", lambda: self._agree(action, permission, suspect=suspect))
             return
 
-        def warn(text: str) -> None:
-            self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", text)))
-
         def work() -> None:
             self._loop.post(
                 checkpoints.select(self._loop.clock.now(), action.attempt, action.rejected, suspect=suspect, permission=permission)
             )
             for problem in checkpoints.problems:
-                if problem not in self._reported_problems:
-                    self._reported_problems.add(problem)
-                    warn(problem)
+                self._warn_once(problem)
 
         self.threads.start("select", work)
+
+    def _warn_once(self, text: str) -> None:
+        """Print a warning that was not printed before. From any thread."""
+        if text not in self._reported_problems:
+            self._reported_problems.add(text)
+            self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", text)))
 
     def _keep_copies(self, action: act.KeepCopies) -> None:
         self.threads.start("keep-copies", lambda: self._factory.checkpoints.keep_unused(action.attempt), awaited=False)
@@ -460,9 +462,11 @@ class Executor:
         host, t = self._name(action.node), self._loop.clock.now()
         if action.mixed_from_t is not None:
             action = replace(action, mixed_from_t=wall_t(self._loop.clock, action.mixed_from_t))
+        versions = self._session.versions if self._session is not None else {}
+        comparison = EnvironmentComparison(self.node.environment.table(versions), self._warn_once)
         try:
             event = node_agreement.agree(
-                action, self._factory.checkpoints.node_offer, all_gather, permission, host=host, suspect=suspect, t=t
+                action, self._factory.checkpoints.node_offer, all_gather, permission, comparison, host=host, suspect=suspect, t=t
             )
         except node_agreement.AgreementCancelled:
             return

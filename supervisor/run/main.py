@@ -171,6 +171,7 @@ class JobRun:
         try:
             digest = identity.command_digest(self.job.command)
             self.executor.node.list_gpus()
+            self.executor.node.read_environment()
             self.executor.node.examine_shared_memory()
             is_posted = self.continues and self.executor.sampling.post_last_progress()
             started = SupervisorStarted(

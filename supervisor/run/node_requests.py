@@ -17,6 +17,7 @@ from supervisor.core import planning
 from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
 from supervisor.core.model import Launcher as LauncherKind
 from supervisor.node.health_watch import HealthWatch, NodeHealth, shown
+from supervisor.node.node_environment import NodeEnvironment
 
 if TYPE_CHECKING:
     from supervisor.core.model import Finding, RankInfo
@@ -40,6 +41,7 @@ class NodeRequests:
         self._factory = factory
         self._threads = threads
         self.health = HealthWatch(job, factory.signatures, lambda found: loop.post(HealthChanged(loop.clock.now(), found)))
+        self.environment = NodeEnvironment(job, factory.torchrun.interpreter if factory.torchrun is not None else None)
         self._gpus_listed = False
         self._ledger_writes: list[threading.Event] = []  # one for each write to the ledger, set when it is done
         self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # writes that failed; printed on the loop's thread
@@ -82,6 +84,11 @@ class NodeRequests:
                     self._loop.post(GpusListed(self._loop.clock.now(), found))
                     return tuple(gpu.uuid for gpu in found)
         return tuple(gpu.uuid for gpu in self._loop.state.gpus)
+
+    def read_environment(self) -> None:
+        """Read the environment of this node, where other nodes may compare it with theirs."""
+        if self._job.settings.health.compare_nodes and self._factory.has_several_nodes:
+            self._threads.start("environment", self.environment.read, awaited=False)
 
     def list_gpus(self) -> None:
         """List the GPUs. If a GPU is quarantined, list them before the first attempt; else (nearly always) while it starts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -19,6 +20,7 @@ from supervisor.core.actions import SelectCheckpoint
 from supervisor.core.model import Knob
 from supervisor.job.job import Job
 from supervisor.knobs.knob_set import KnobSet, ResumeWay
+from supervisor.node.node_environment import EnvironmentComparison
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +42,8 @@ class Nodes:
     def __init__(self, place: Path, count: int, *, shared: bool) -> None:
         self.directories = [place / "ckpt" if shared else place / f"ckpt-{node}" for node in range(count)]
         self.nodes = []
+        self.environments: dict[int, str] = {}
+        self.warned: list[str] = []
         for node, directory in enumerate(self.directories):
             directory.mkdir(exist_ok=True)
             settings = Settings(checkpoints=Checkpoints(paths=(f"{directory}/*.pt",)))
@@ -79,8 +83,9 @@ class Nodes:
                 return said[number]
 
             action = asked[node] if asked else SelectCheckpoint(1, nodes=count, node=node)
+            comparison = EnvironmentComparison(self.environments.get(node, ""), self.warned.append)
             found[node] = node_agreement.agree(
-                action, self.nodes[node].node_offer, say, RepairPermission(), host=f"n{node}", suspect=False, t=5.0
+                action, self.nodes[node].node_offer, say, RepairPermission(), comparison, host=f"n{node}", suspect=False, t=5.0
             )
 
         threads = [threading.Thread(target=run, args=(node,)) for node in range(count)]
@@ -262,3 +267,23 @@ def test_a_node_that_cannot_look_holds_the_others_back_and_says_why(tmp_path: Pa
     assert nodes.steps(found) == [None, None]
     assert all("Input/output error" in str(one.node_offers) for one in found)
     shutil.rmtree(tmp_path / "state-1", ignore_errors=True)
+
+
+def test_nodes_that_cannot_work_together_look_at_no_checkpoint_and_all_learn_why(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 3, shared=True)
+    nodes.saved(40, 0)
+    for node, level in enumerate(("INFO", "INFO", "DETAIL")):
+        nodes.environments[node] = json.dumps({"env.versions": {"torch": "2"}, "env.variables": {"TORCH_DISTRIBUTED_DEBUG": level}})
+    found = nodes.agree()
+    assert nodes.steps(found) == [None, None, None]
+    assert len({one.cannot_work for one in found}) == 1
+    assert "TORCH_DISTRIBUTED_DEBUG differs: DETAIL on n2; INFO on n0, n1" in found[0].cannot_work[0]
+    assert {one.agreement for one in found} == {1}
+
+
+def test_a_node_that_compares_nothing_leaves_the_agreement_as_it_is(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=True)
+    nodes.saved(40, 0)
+    nodes.environments[0] = json.dumps({"env.versions": {"torch": "2"}})
+    assert nodes.steps(nodes.agree()) == [40, 40]
+    assert not nodes.warned

@@ -17,6 +17,7 @@ import pytest
 
 from health import registry
 from health.checks import environment as checked
+from health.checks import node_environments
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
 from health.probes import environment
 from health.thresholds import Thresholds
@@ -124,13 +125,13 @@ def node(mtu: int = 9000, **changes: Json) -> Readings:
 )
 def test_what_differs_across_nodes_is_shown_with_who_differs(other: Readings, result: Result, words: str) -> None:
     nodes = {f"n{at}": node() for at in range(3)}
-    [found] = said("env_nodes", node() + checked.merge_nodes({**nodes, "n3": other}))
+    [found] = said("env_nodes", node() + node_environments.merge_nodes({**nodes, "n3": other}))
     assert (found.result, found.subject) == (result, HOST)
     assert words in found.reason
 
 
 def test_a_node_alone_is_not_compared() -> None:
-    [found] = said("env_nodes", node() + checked.merge_nodes({"n0": node()}))
+    [found] = said("env_nodes", node() + node_environments.merge_nodes({"n0": node()}))
     assert found.result is SKIPPED
 
 

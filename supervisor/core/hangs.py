@@ -1,6 +1,6 @@
 """The ranks stand still: warn, or end the attempt (--on-hang). docs/explanation/hangs.md has the reasons.
 
-A suspicion alone decides nothing: it is logged. Once two looks agree, `auto` ends only what cannot go on by itself. `warn` ends nothing.
+A suspicion alone decides nothing: it is recorded and logged. Once two looks agree, `auto` ends only what cannot go on by itself. `warn` ends nothing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TORCH_ACTS_S = 90.0
 
 def on_hang_suspected(state: JobState, _event: HangSuspected) -> Step:
     """Go on: the ranks are being examined."""
-    return state, ()
+    return changed(state, attempt=changed(state.attempt, hang_suspected=True)), ()
 
 
 def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     """End the attempt where that is due, else alert once for each kind of hang."""
     hang, before = event.hang, state.attempt.hang
     goes_on = why_it_goes_on(state, hang, is_first=before is None)
-    state = changed(state, attempt=changed(state.attempt, hang=hang))
+    state = changed(state, attempt=changed(state.attempt, hang_suspected=False, hang=hang))
     if not goes_on:
         fact = replace(hang.evidence(event.t), claim=Claim(Cause.HANG_NO_ERROR, SURE, transient=True))
         state = changed(state, attempt=changed(state.attempt, ended_for=(fact,)))
@@ -66,7 +66,7 @@ def why_it_goes_on(state: JobState, hang: Hang, *, is_first: bool) -> str:
 
 def on_hang_cleared(state: JobState, event: HangCleared) -> Step:
     """Report that a reported hang is over."""
-    if state.attempt.hang is None:
-        return state, ()
-    state = changed(state, attempt=changed(state.attempt, hang=None))
-    return state, (PrintMessage("info", f"the job goes on after {event.still_s:.0f} s without progress: {event.text}"),)
+    was_reported = state.attempt.hang is not None
+    state = changed(state, attempt=changed(state.attempt, hang_suspected=False, hang=None))
+    text = f"the job goes on after {event.still_s:.0f} s without progress: {event.text}"
+    return state, (PrintMessage("info", text),) if was_reported else ()

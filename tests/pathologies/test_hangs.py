@@ -76,6 +76,7 @@ def test_a_hang_is_found_and_a_restart_cures_it(
         assert re.search(due.text, hang["text"]), hang["text"]
         assert f"hangs.py:{line_of(due.line)}" in hang["look"] if due.line else "answers no signal" in hang["look"], hang["look"]
         assert hang["calibrated"]
+        assert taken(run, "HangSuspected")
         assert hang["busy"] == (pathology in {"python_loop", "c_loop"})
         if pathology == "frozen":
             driving.mounts.thaw(tmp_path / "mnt")  # no signal ends who waits for it

@@ -90,6 +90,10 @@ def test_what_a_library_changes_is_not_taken_for_the_scripts(libraries: Librarie
         ("sys.path.insert(0, '/nowhere')", "sys.path"),
         ("sys.meta_path.append(type('F', (), {'find_spec': staticmethod(lambda *a: None)})())", "the import hooks"),
         ("os.chdir('/')", "the working directory"),
+        ("import builtins; real = builtins.__import__; builtins.__import__ = lambda *a, **k: real(*a, **k)", "the import hooks"),
+        ("sys.settrace(lambda *_: None)", "what traces it"),
+        ("sys.setprofile(lambda *_: None)", "what traces it"),
+        ("import tracemalloc; tracemalloc.start()", "what traces it"),
     ],
 )
 def test_after_a_change_that_every_import_sees_nothing_is_imported_in_advance(libraries: Libraries, change: str, word: str) -> None:

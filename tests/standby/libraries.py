@@ -100,6 +100,36 @@ SCRIPTS = {
         "import sys, types\nsys.modules['lib_original'] = types.SimpleNamespace(VALUE='of the script')\nimport lib_copies\n",
         "any",
     ),
+    "traces its imports": (
+        (
+            "import sys\nSEEN = []\nsys.settrace(lambda frame, *_: SEEN.append(frame.f_globals.get('__name__', '')))\n"
+            "import lib_original, lib_package\nsys.settrace(None)\nSEEN = [name for name in SEEN if name[:4] == 'lib_']\n"
+        ),
+        "any",
+    ),
+    "profiles its imports": (
+        (
+            "import sys\nSEEN = []\nsys.setprofile(lambda frame, *_: SEEN.append(frame.f_globals.get('__name__', '')))\n"
+            "import lib_original, lib_package\nsys.setprofile(None)\nSEEN = [name for name in SEEN if name[:4] == 'lib_']\n"
+        ),
+        "any",
+    ),
+    "counts what its imports allocate": (
+        (
+            "import tracemalloc\ntracemalloc.start()\nimport lib_original, lib_package\n"
+            "SEEN = sorted({one.traceback[0].filename for one in tracemalloc.take_snapshot().statistics('filename') if 'lib_' in one.traceback[0].filename})\n"
+            "tracemalloc.stop()\n"
+        ),
+        "any",
+    ),
+    "imports by a function of its own": (
+        (
+            "import builtins\nSEEN, real = [], builtins.__import__\n"
+            "builtins.__import__ = lambda name, *a, **k: (SEEN.append(name), real(name, *a, **k))[1]\nimport lib_original, lib_package\n"
+            "builtins.__import__ = real\n"
+        ),
+        "any",
+    ),
     "fails in a library": ("import lib_original\ndef fail():\n    lib_original.nothing()\n", "any"),
 }
 TAIL = """

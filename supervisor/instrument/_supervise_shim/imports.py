@@ -9,6 +9,7 @@ Libraries are modules below the interpreter's own directories; all others are th
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 from _imp import source_hash
@@ -45,12 +46,12 @@ class ProcessState:
     def __init__(self, own_threads: int = 0) -> None:
         self.variables = dict(os.environ._data)  # type: ignore[attr-defined]  # noqa: SLF001 - its bytes; decoding all costs 50 µs
         self.path = list(sys.path)
-        self.hooks = [*map(id, sys.meta_path), 0, *map(id, sys.path_hooks)]
+        self.hooks = [*map(id, sys.meta_path), 0, *map(id, sys.path_hooks), id(builtins.__import__)]
         self.filters = list(getattr(sys.modules.get("warnings"), "filters", filters))
         self.signals = [getsignal(number) for number in _SIGNALS]
         self.threads = max(0, thread_count() - own_threads)  # one that is being started is not counted yet
         self.at_exit = _ncallbacks()
-        self.tracing = (sys.gettrace(), sys.getprofile())
+        self.tracing = _tracing()
         self.cwd = os.getcwd()  # noqa: PTH109 - pathlib costs 5 ms of start-up
         self.logging = _logging()
         self.torch = _torch()
@@ -67,12 +68,13 @@ class ProcessState:
         return {
             "variables": {os.fsdecode(name): source_hash(0, value).hex() for name, value in self.variables.items()},
             "path": path,
-            "hooks": [getattr(one, "__name__", type(one).__name__) for one in (*sys.meta_path, *sys.path_hooks)],
+            "hooks": [getattr(one, "__name__", type(one).__name__) for one in (*sys.meta_path, *sys.path_hooks)]
+            + [type(builtins.__import__).__name__],
             "filters": [repr(one) for one in self.filters],
             "signals": [number for number, handler in enumerate(self.signals, 1) if callable(handler) or handler == 1],
             "threads": self.threads,
             "at_exit": self.at_exit,
-            "tracing": [one is not None for one in self.tracing],
+            "tracing": list(map(bool, self.tracing)),
             "cwd": self.cwd,
             "logging": self.logging,
             "torch": self.torch,
@@ -243,7 +245,7 @@ def stamps(paths: Iterable[str | None]) -> dict[str, list[int] | None]:
 
 def unusual_start() -> str:
     """Return what makes every standby of this command too different from a rank, "" for nothing."""
-    if sys.gettrace() is not None or sys.getprofile() is not None:
+    if any(_tracing()):
         return "a debugger, a coverage tool or a profiler is attached"
     if sys.flags.inspect or sys.flags.interactive or sys.flags.no_site or sys.flags.verbose or "importtime" in sys._xoptions:  # noqa: SLF001
         return "the interpreter runs with -i, -v or -X importtime"
@@ -254,6 +256,14 @@ def customized() -> str:
     """Return which module of the user's ran before the script, in plain words; "" if none did."""
     found = [name for name in ("sitecustomize", "usercustomize") if name in sys.modules]  # our own leaves sys.modules
     return f"a {found[0]} of yours runs before the script" if found else ""
+
+
+def _tracing() -> tuple[Any, ...]:
+    """Return what sees each line, call or allocation: a debugger, coverage, a profiler. They see an import too; what is absent is false."""
+    monitoring: Any = getattr(sys, "monitoring", None)  # since 3.12
+    tools = () if monitoring is None else tuple(filter(None, map(monitoring.get_tool, range(6))))
+    allocations: Any = sys.modules.get("_tracemalloc")
+    return sys.gettrace(), sys.getprofile(), tools, allocations is not None and allocations.is_tracing()
 
 
 def _logging() -> list[Any]:

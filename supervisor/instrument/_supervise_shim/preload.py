@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FOR_PYTHON = ("ACCELERATE_", "HF_", "HUGGINGFACE_", "TOKENIZERS_", "TRANSFORMERS_", "WANDB_")
 #: Which module goes through all variables for those that begin so.
 _FOR_PREFIX = {"tqdm.utils": "TQDM_"}
-_SOFT = ("variables", "filters", "signals", "threads", "tracing", "logging", "at_exit")
+_SOFT = ("variables", "filters", "signals", "threads", "logging", "at_exit")
 
 
 class Refused(Exception):  # noqa: N818 - no error: a cold start is as good
@@ -204,7 +204,7 @@ _WORDS = {
     "filters": "the warnings filters",
     "signals": "signal handlers",
     "threads": "the number of threads",
-    "tracing": "the trace function",
+    "tracing": "what traces it",
     "at_exit": "what is called at exit",
     "cwd": "the working directory",
     "logging": "the root logger",

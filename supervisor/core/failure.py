@@ -51,6 +51,8 @@ _SAVES_OF_A_TRAINING = 2
 OF_HANGS = frozenset({Cause.HANG_NO_ERROR, Cause.NCCL_TIMEOUT, Cause.GLOO_ERROR})
 #: Exceptions of an import, or of a file that is no Python.
 _OF_IMPORTS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"})
+#: Signatures of a command that cannot be started as it is written.
+_OF_COMMANDS = frozenset({"user_code.usage", "user_code.no_script", "user_code.no_program"})
 #: In the list of deaths, the launcher itself: it ended before any rank did.
 NO_RANK = -1
 
@@ -302,7 +304,7 @@ def before_first_step(state: JobState, t: float, verdict: Verdict, facts: dict[s
     `facts` are the culprit's own last heartbeat. An optimizer that was made and has not stepped proves it. Without one it may be a script
     that trains with a rule of its own, evaluates or plays: nothing is proven once more than imports ran (a process group, data, an
     evaluation, a checkpoint), or after `start_window_s`, from when the ranks were started: the nodes may have waited long for each other.
-    A failed import proves it at any time: no second try finds what is not installed.
+    A failed import, or arguments that the script refuses, prove it at any time: no second try meets anything else.
     """
     if not state.attempt.world_size and verdict.rank is None:
         return True  # the launcher never came as far as a rank
@@ -311,6 +313,8 @@ def before_first_step(state: JobState, t: float, verdict: Verdict, facts: dict[s
     if Phase(facts["phase"]) not in BEFORE_FIRST_STEP:
         return False
     if "optimizer" in facts or dict(verdict.facts).get("exception") in _OF_IMPORTS:
+        return True
+    if any(found.name in _OF_COMMANDS for found in verdict.because):
         return True
     return "ran" not in facts and t - (state.attempt.started_t or state.attempt.began_t) <= state.run.policy.start_window_s
 

@@ -155,11 +155,25 @@ for number in range(40):
     if {when}:
         {end}
 """
+PLAYS = """
+import os, sys, time
+for number in range(40):
+    time.sleep(0.11)
+    if {when}:
+        {end}
+"""
+REFUSES = """
+import argparse, torch.distributed as dist
+dist.init_process_group("gloo")
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", required=True)
+parser.parse_args()
+"""
 ONCE = "number == 30 and not os.path.exists('again')"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", [EVALUATES, OWN_RULE], ids=["evaluates", "rule"])
+@pytest.mark.parametrize("script", [EVALUATES, OWN_RULE, PLAYS], ids=["evaluates", "rule", "plays"])
 def test_a_script_without_an_optimizer_gets_one_restart_and_the_same_exception_again_is_its_last(
     supervise: Callable[..., Supervised], tmp_path: Path, script: str
 ) -> None:
@@ -171,16 +185,33 @@ def test_a_script_without_an_optimizer_gets_one_restart_and_the_same_exception_a
 
 
 @pytest.mark.parametrize(
-    "end", ["raise ValueError('bad row')", pytest.param("sys.exit(3)", marks=pytest.mark.slow)], ids=["raises", "leaves"]
+    ("script", "end"),
+    [
+        pytest.param(EVALUATES, "raise ValueError('bad row')", id="raises"),
+        pytest.param(EVALUATES, "sys.exit(3)", id="leaves", marks=pytest.mark.slow),
+        pytest.param(PLAYS, "raise ValueError('bad row')", id="plays", marks=pytest.mark.slow),
+        pytest.param(PLAYS, "sys.exit(3)", id="plays and leaves", marks=pytest.mark.slow),
+    ],
 )
 def test_what_fails_once_without_an_optimizer_is_restarted_and_ends_well(
-    supervise: Callable[..., Supervised], tmp_path: Path, end: str
+    supervise: Callable[..., Supervised], tmp_path: Path, script: str, end: str
 ) -> None:
     job = tmp_path / "train.py"
-    job.write_text(EVALUATES.format(when=ONCE, end=f"open('again', 'w').close(); {end}"))
+    job.write_text(script.format(when=ONCE, end=f"open('again', 'w').close(); {end}"))
     run = supervise(*TORCHRUN, str(job), SUPERVISE_RESTART_BACKOFF_BASE_S="0")
     assert run.exit_code(deadline_s=120) == 0
     assert run.attempts() == 2
+
+
+@pytest.mark.slow
+def test_arguments_that_a_script_refuses_end_the_run_at_once_also_after_its_process_group(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    job = tmp_path / "train.py"
+    job.write_text(REFUSES)
+    run = supervise(*TORCHRUN, str(job))
+    assert run.exit_code(deadline_s=120) == 2
+    assert run.attempts() == 1
 
 
 @pytest.mark.bench

@@ -40,6 +40,16 @@ def test_an_uncaught_exception_is_written_down_with_who_and_where(attempt: Attem
     assert "in inner" in error.traceback
 
 
+@pytest.mark.parametrize("ending", ["raise ValueError", "sys.exit(3)"])
+@pytest.mark.parametrize(("after_s", "phase"), [pytest.param(3.2, Phase.UNKNOWN, id="ran on"), pytest.param(0.2, Phase.IMPORT, id="at once")])
+def test_what_ends_seconds_after_its_last_import_was_not_importing(attempt: Attempt, ending: str, after_s: float, phase: Phase) -> None:
+    """It may train by numpy, or play: three seconds are more than lie between two imports."""
+    attempt.run("-c", f"import sys, time\ntime.sleep({3.2 - after_s})\nimport html\ntime.sleep({after_s})\n{ending}", env=attempt.env(RANK="0"))
+    (beat,) = attempt.beats()
+    assert beat.phase == phase
+    assert [error.phase for error in attempt.errors().errors] == [phase] * ending.startswith("raise")
+
+
 def test_messages_and_tracebacks_are_bounded_and_keep_the_frames(attempt: Attempt) -> None:
     attempt.run("-c", "def place(): raise ValueError('x' * 10_000_000)\nplace()")
     (error,) = attempt.errors().errors

@@ -134,6 +134,12 @@ class HeartbeatWriter:
 
     # what happens
 
+    def ended(self, now: int) -> None:
+        """Take "import" back where the script went on after its imports: it may train by numpy, or by a rule of its own."""
+        start = self.start
+        if start is not None and self._phase == layout.IMPORT and now - start.imported_ns > layout.RAN_ON_NS:
+            self._view[layout.PHASE] = now << layout.PHASE_BITS | layout.UNKNOWN
+
     def on_step(self, optimizer: object, _args: object, _kwargs: object) -> None:
         """Count a training step: torch's global optimizer post-step hook, the only code of ours in the training loop.
 

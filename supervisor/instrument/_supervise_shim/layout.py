@@ -51,6 +51,7 @@ FLAG_RAN = 512  # more than imports ran: a process group, data, an evaluation, a
 
 STACKS_SIGNAL = 61  # SIGRTMAX - 3 on Linux; a figure, because importing `signal` costs 3 ms of every process's start
 IMPORT_PROOF_NS = 60 * 10**9  # so long "has not imported torch yet" is taken as "has not trained"; later it may train without torch
+RAN_ON_NS = 3 * 10**9  # a script that ends so long after its last import did more than import
 UNCLAIMED = "unclaimed"
 _SUFFIXES = {"error": "json", "stacks": "txt", "collectives": "fifo"}
 GROUP_TIMEOUT = "SUPERVISE_JOB_GROUP_TIMEOUT_S"  # seconds, the least that a process group waits unless the script says how long

@@ -108,6 +108,7 @@ class ExceptionReporter:
         value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if value is not None:
             self._report(value, value.__traceback__)
+        self._beat.ended(monotonic_ns())
         if not self._identity.claimed and self._stacks_fd >= 0 and not os.fstat(self._stacks_fd).st_size:
             os.unlink(self._identity.path("stacks"))  # noqa: PTH108 - see above
 
@@ -120,6 +121,7 @@ class ExceptionReporter:
         if isinstance(value, KeyboardInterrupt):
             return
         self._reported = True
+        self._beat.ended(monotonic_ns())  # before an import of our own
         import json  # noqa: PLC0415 - 3 ms at every start, for what most processes never need
 
         if torchhooks.died_loading(trace):

@@ -30,6 +30,11 @@ class StartMoments:
         self._moments = {"hello": now, "imported": now}
         self._imports = True  # the script has done nothing but import so far
 
+    @property
+    def imported_ns(self) -> int:
+        """When the last import began, of those before anything else was seen to run."""
+        return self._moments["imported"]
+
     def on_import(self) -> None:
         """Note that a module is searched for: called at each import that is no repetition, so it is cheap and cannot fail."""
         if self._imports:

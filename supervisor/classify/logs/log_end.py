@@ -51,6 +51,30 @@ def trained_on_without_number(tail: bytes, number: int, rank: int | None, t: flo
     return [Evidence("log", "nan_loss.trained_on", last[0][:200], rank, t or float(number), free_text=True, line=number, claim=claim)]
 
 
+#: A good end, in the last lines of a program. A shell's "done" is none.
+_WELL = re.compile(
+    r"(?!.*(?i:\b(?:fail|error|abort|not|without|unsuccessful)))(?:[\d\[\]:., +TZ/-]{0,64}\W)?(?:\W{0,4}\w+\W{1,3}){0,3}?"
+    r"(?i:training|fine-?tuning|eval(?:uation)?|fit(?:ting)?|validation|testing)\W+(?:(?:run|loop|is|was|has|successfully)\W+){0,2}"
+    r"(?i:finished|completed?|done|succeeded)\b"
+)
+LAST_LINES = 4
+LONGEST_GOOD_END = 200
+
+
+def ended_well(tail: bytes, number: int, rank: int | None, t: float) -> list[Evidence]:
+    """Return the evidence that the program reported a good end in its last lines.
+
+    t: when the last line came, 0 if only the order of the lines is known.
+    """
+    before = tail.rstrip()
+    number -= tail.count(b"\n", len(before))
+    for line in reversed(before.split(b"\n")[-LAST_LINES:]):
+        if _WELL.match(shown := text.plain(line[:LONGEST_GOOD_END].decode("utf-8", "replace"))):
+            return [Evidence("log", "ended_well", shown[:200], rank, t or float(number), free_text=True, line=number)]
+        number -= 1
+    return []
+
+
 def begun_again(tail: bytes, number: int, last: int) -> list[Evidence]:
     """Return the evidence that a new run began after the last traceback: the same lines follow it that stood before it.
 

@@ -60,15 +60,6 @@ NARROWEST_TERMINAL = 60
 _ENDS = re.compile(rb"[\r\n]")
 _BREAK = re.compile(r"[ \t]*\n[ \t]*")
 
-#: A good end, in the last lines of a program. A shell's "done" is none.
-_WELL = re.compile(
-    r"(?!.*(?i:\b(?:fail|error|abort|not|without|unsuccessful)))(?:[\d\[\]:., +TZ/-]{0,64}\W)?(?:\W{0,4}\w+\W{1,3}){0,3}?"
-    r"(?i:training|fine-?tuning|eval(?:uation)?|fit(?:ting)?|validation|testing)\W+(?:(?:run|loop|is|was|has|successfully)\W+){0,2}"
-    r"(?i:finished|completed?|done|succeeded)\b"
-)
-LAST_LINES = 4
-LONGEST_GOOD_END = 200
-
 
 def _is_bare(unit: str) -> bool:
     """Whether a kernel message stands without the prefix of the kernel's log."""
@@ -437,17 +428,11 @@ class Reader:
     def _afterwards(self) -> list[Evidence]:
         """Return the evidence in the stream's last lines that training went on, or ended well."""
         found = self._progress()
-        before = self._tail.rstrip()
-        number = self._number - self._tail.count(b"\n", len(before))
-        for line in reversed(before.split(b"\n")[-LAST_LINES:]):
-            if _WELL.match(shown := text.plain(line[:LONGEST_GOOD_END].decode("utf-8", "replace"))):
-                t = self._times[-1][1] if self._times else 0.0
-                found.append(Evidence("log", "ended_well", shown[:200], self._rank, t or float(number), free_text=True, line=number))
-                break
-            number -= 1
+        t = self._times[-1][1] if self._times else 0.0
+        found += log_end.ended_well(self._tail, self._number, self._rank, t)
         raised = max((fact.line for _, parts in self._tracebacks for fact in parts), default=0)
         again = not any(fact.line > raised for fact in self._facts)  # a footer after it is of the run that failed
-        found += log_end.trained_on_without_number(self._tail, self._number, self._rank, self._times[-1][1] if self._times else 0.0)
+        found += log_end.trained_on_without_number(self._tail, self._number, self._rank, t)
         return found + log_end.begun_again(self._tail, self._number, raised) if again else found
 
     def _progress(self) -> list[Evidence]:

@@ -41,10 +41,11 @@ def test_an_uncaught_exception_is_written_down_with_who_and_where(attempt: Attem
 
 
 @pytest.mark.parametrize("ending", ["raise ValueError", "sys.exit(3)"])
-@pytest.mark.parametrize(("after_s", "phase"), [pytest.param(3.2, Phase.UNKNOWN, id="ran on"), pytest.param(0.2, Phase.IMPORT, id="at once")])
+@pytest.mark.parametrize(("after_s", "phase"), [(3.2, Phase.UNKNOWN), (0.2, Phase.IMPORT)], ids=["ran on", "at once"])
 def test_what_ends_seconds_after_its_last_import_was_not_importing(attempt: Attempt, ending: str, after_s: float, phase: Phase) -> None:
     """It may train by numpy, or play: three seconds are more than lie between two imports."""
-    attempt.run("-c", f"import sys, time\ntime.sleep({3.2 - after_s})\nimport html\ntime.sleep({after_s})\n{ending}", env=attempt.env(RANK="0"))
+    script = f"import sys, time\ntime.sleep({3.2 - after_s})\nimport html\ntime.sleep({after_s})\n{ending}"
+    attempt.run("-c", script, env=attempt.env(RANK="0"))
     (beat,) = attempt.beats()
     assert beat.phase == phase
     assert [error.phase for error in attempt.errors().errors] == [phase] * ending.startswith("raise")

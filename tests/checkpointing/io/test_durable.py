@@ -35,7 +35,8 @@ def test_a_fifo_in_the_place_of_a_file_of_lines_is_an_error(tmp_path: Path) -> N
 @pytest.mark.process
 def test_the_lock_of_another_process_is_seen_and_ends_with_it(tmp_path: Path) -> None:
     holds = (
-        "import os, sys; from checkpointing.io import durable; durable.lock(os.open(sys.argv[1], os.O_RDONLY)); print(); sys.stdin.read()"
+        "import os, sys; from checkpointing.io import durable; durable.lock(os.open(sys.argv[1], os.O_RDONLY));"
+        " print(flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", holds, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:  # noqa: S603 -- this interpreter and the text above
         assert other.stdout is not None

@@ -24,6 +24,9 @@ def main() -> int:
     sys.modules["supervisor"] = package
     if spec.loader is not None:  # without an __init__.py: supervisord took it away with itself
         spec.loader.exec_module(package)
-    from supervisor.cli.main import main as command  # noqa: PLC0415  now it is ours
+    from supervisor.cli.first_process import end_on_signals  # noqa: PLC0415  now it is ours
+
+    end_on_signals()
+    from supervisor.cli.main import main as command  # noqa: PLC0415  likewise
 
     return command()

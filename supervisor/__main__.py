@@ -11,7 +11,12 @@ _OURS = Path(__file__).resolve().parent.parent
 if not sys.flags.safe_path and Path(sys.path[0]).resolve() != _OURS:
     del sys.path[0]
 
-from supervisor.cli.main import main  # noqa: E402  sys.path first
+from supervisor.cli.first_process import end_on_signals  # noqa: E402  sys.path first
+
+if __name__ == "__main__":
+    end_on_signals()
+
+from supervisor.cli.main import main  # noqa: E402  after that
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -26,8 +26,9 @@ from supervisor.core.events import (
 from supervisor.core.model import Cause, Launcher
 from supervisor.core.planning import DECLARED
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.job import identity, known_jobs, resume_proof
+from supervisor.job import identity, known_jobs, loop_beat, resume_proof
 from supervisor.job.clock import Clock
+from supervisor.job.loop_beat import LoopBeat
 from supervisor.job.sd_notify import Notifier
 from supervisor.journal.records import SUMMARY, Ended, Note, RunBegan
 from supervisor.journal.writer import open_journal
@@ -99,6 +100,8 @@ class JobRun:
         shown = terminal if settings.terminal.verbosity == "verbose" else None
         self.log = event_log.open_log(job.state, shown, log_format=settings.terminal.log_format).bind(run_id=job.run_id, node=job.node)
         self.notifier = Notifier(job.environ)
+        self.loop_beat = LoopBeat(job.scratch, job.name)
+        self.loop_beat.beat(loop_beat.START_S)
         self.loop.state = self.past.state
         self.reporter = Reporter(job, self.clock, terminal, self.log, self.notifier)
         self.reporter.record_note = self._note
@@ -129,6 +132,7 @@ class JobRun:
             alert_watch=self.alert_watch,
             log=self.log,
             settings=job.settings,
+            loop_beat=self.loop_beat,
         )
 
     def go(self) -> int:
@@ -371,6 +375,7 @@ class JobRun:
         stops = self.loop.state.run.stop is not None  # the sender of a stop request waits for this process
         left_s = 0.0 if stops else self.job.settings.checkpoints.finish_s
         self.notifier.extend_timeout(left_s + END_DEADLINE_S)
+        self.loop_beat.beat(left_s + END_DEADLINE_S + loop_beat.BELIEVED_S)
         spool = self.job.state / "spool"
         return mirror_session.finish(self.mirror, watcher, left_s, lambda text: self.terminal.message(text, "warning"), spool)
 
@@ -384,6 +389,7 @@ class JobRun:
         self.terminal.message(summary, "info" if all_verified else "warning")
         self.notifier.stopping(self.reporter.end_status(code))
         self.notifier.extend_timeout(END_DEADLINE_S)
+        self.loop_beat.beat(END_DEADLINE_S + loop_beat.BELIEVED_S)
         self.factory.close()
         known = {} if newest is None else {"path": newest.path, "step": newest.step}
         self.journal.append(Note(SUMMARY, summary, known), t=self.clock.now(), durable=False)

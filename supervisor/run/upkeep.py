@@ -15,6 +15,7 @@ from supervisor.report.log_events import LogEvent
 
 if TYPE_CHECKING:
     from supervisor.config.settings import Settings
+    from supervisor.job.loop_beat import LoopBeat
     from supervisor.job.sd_notify import Notifier
     from supervisor.report.alert_watch import AlertWatch
     from supervisor.report.event_log import EventLog
@@ -29,6 +30,8 @@ LEASE_REFRESH_S = 10.0
 RECORD_S = 5.0
 #: And at least so long apart. A command may start its ranks itself: they are found soon while the attempt is young.
 RECORD_SOON_S = 1.0
+#: How often the loop shows that it turns.
+BEAT_S = 1.0
 
 
 def record_pause_s(age_s: float) -> float:
@@ -51,6 +54,7 @@ class Upkeep:
         alert_watch: AlertWatch,
         log: EventLog,
         settings: Settings,
+        loop_beat: LoopBeat,
     ) -> None:
         self._loop = loop
         self._executor = executor
@@ -61,7 +65,8 @@ class Upkeep:
         self._alert_watch = alert_watch
         self._log = log
         self._settings = settings
-        self._next_refresh = self._next_ping = self._next_record = 0.0
+        self._loop_beat = loop_beat
+        self._next_refresh = self._next_ping = self._next_record = self._next_beat = 0.0
         self._recorded_attempt, self._recorded_from = 0, 0.0
 
     def tick(self) -> None:
@@ -70,6 +75,7 @@ class Upkeep:
         if ping := self._alert_watch.tick(state, now):
             threads.recur("heartbeat", ping)
         self._ping_systemd(now)
+        self._beat(now)
         if now >= self._next_refresh:
             self._next_refresh = now + LEASE_REFRESH_S
             threads.recur("lease", self._refresh_lock)
@@ -85,9 +91,23 @@ class Upkeep:
         """Renew the lock's lease and ping systemd, before the loop runs and does it."""
         now = self._loop.clock.now()
         self._ping_systemd(now)
+        self._beat(now)
         if now >= self._next_refresh:
             self._next_refresh = now + LEASE_REFRESH_S
             self._refresh_lock()
+
+    def _beat(self, now: float) -> None:
+        """Show for `supervise status --probe` that the loop turns, and whether the ranks train; in a thread where that takes a disk."""
+        if now < self._next_beat:
+            return
+        self._next_beat = now + BEAT_S
+        state = self._loop.state
+        trains = state.attempt.trains or unit_status.is_overdue(state.attempt, now, self._settings) or not self._settings.instrument.enabled
+        ready = state.stage is Stage.RUNNING and trains
+        if self._loop_beat.is_in_memory:
+            self._loop_beat.beat(ready=ready)
+        else:
+            self._executor.threads.recur("beat", lambda: self._loop_beat.beat(ready=ready))
 
     def _ping_systemd(self, now: float) -> None:
         """Ping the watchdog; ask for more time while the ranks are waited for: what a start may take is for our own settings to limit."""

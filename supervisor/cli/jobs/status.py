@@ -49,9 +49,19 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 @click.command()
 @setting_options(*JOB)
 @click.option("--watch", is_flag=True, help="Show it again every 2 s, until the job ends.")
+@click.option(
+    "--probe",
+    type=click.Choice(("live", "ready")),
+    metavar="live|ready",
+    help="Print one line; exit code 1 if supervise is not alive, or not ready.",
+)
 @json_option
-def command(invocation: Invocation, *, watch: bool, as_json: bool) -> int:
-    """Without --job it shows the most recent job here. The exit code is 0, whatever the job does."""
+def command(invocation: Invocation, *, watch: bool, probe: str | None, as_json: bool) -> int:
+    """Without --job it shows the most recent job here. The exit code is 0, whatever the job does, but for --probe."""
+    if probe is not None:
+        from supervisor.cli.jobs.probe import answer  # noqa: PLC0415  for the probe of a pod only
+
+        return answer(invocation, probe)
     settings = invocation.settings_to_read_with()
     return status(settings, invocation.job(settings), as_json, watch=watch)
 

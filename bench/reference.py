@@ -58,6 +58,7 @@ MORE = {
     "stacks": "hangs.md#what-a-look-is",
     "bundle": "bundle.md",
     "gpus ls": "#gpus-out-of-use",
+    "slurm print": "slurm.md",
 }
 
 

@@ -60,6 +60,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "systemd install": ("systemd.command:install_command", "Install the units, and set up the unit of JOB."),
     "systemd run": ("systemd.command:run_command", "Run the job that /etc/supervise/JOB.toml describes; supervise@JOB does this."),
     "systemd alert": ("systemd.command:alert_command", "Alert that the unit of JOB failed; supervise-alert@JOB does this."),
+    "slurm": ("", "Run jobs on Slurm: print a batch script."),
+    "slurm print": ("clusters.slurm:print_command", "Print a batch script that runs CMD under supervision, on one node or several."),
     "config": ("", "Show the settings."),
     "config show": ("start.config:show_command", "Print every setting, its value, and where the value comes from."),
     "completion": ("completion:command", "Print what makes bash, zsh or fish complete our commands and options."),

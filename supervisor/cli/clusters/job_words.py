@@ -1,0 +1,50 @@
+"""The words of a job on a cluster: the options of `supervise`, as the printing command got them, and CMD for several nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from supervisor.config.settings import ROWS
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.knobs import torchrun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from supervisor.cli.invocation import Invocation
+    from supervisor.config.setting_columns import SettingRow
+
+
+def option_words(invocation: Invocation, *, without: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the options of a command line again, --config first, then in the order of the settings; without the keys in `without`."""
+    config = () if invocation.config is None else ("--config", invocation.config)
+    given = [row for row in ROWS if row.key in invocation.flags and row.key not in without]
+    return (*config, *(word for row in given for word in _words_of(row, invocation.flags[row.key])))
+
+
+def _words_of(row: SettingRow, value: Any) -> Iterator[str]:  # noqa: ANN401  click's value: a text, a truth or several texts
+    positive, _, negative = row.flag.partition("/")
+    if row.kind is bool:
+        yield positive if value else negative
+    elif row.key == "terminal.verbosity":
+        yield f"--{value}"
+    else:
+        for text in value if isinstance(value, (tuple, list)) else (value,):
+            yield from (positive, str(text))
+
+
+def over_nodes(command: Sequence[str], options: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return CMD in three parts: its first words, what is added for several nodes, and its other words.
+
+    options: torchrun's, by name; one that CMD gives stays as it is. A command that is no torchrun gets none. Raises SuperviseError (64) for
+    `torchrun --standalone`, which is one node.
+    """
+    found = torchrun.recognise(command)
+    if found is None:
+        return tuple(command), (), ()
+    own = torchrun.own_arguments(found)
+    if "--standalone" in own and options:
+        raise SuperviseError("torchrun --standalone runs on one node", hint="Leave --standalone out, or --nodes.", exit_code=ExitCode.USAGE)
+    given = {word.partition("=")[0].lstrip("-").replace("_", "-") for word in own if word.startswith("--")}
+    added = tuple(f"--{name}={value}" for name, value in options.items() if name not in given)
+    return found.head, added, found.args

@@ -1,0 +1,84 @@
+"""The script of `supervise slurm print`, without a Slurm: what srun gets, and which exit codes bring the job back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.cli.clusters import slurm as batch
+from supervisor.errors import ExitCode, SuperviseError
+from tests.e2e.conftest import clean_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRAIN = ["torchrun", "--nproc-per-node=8", "train.py", "--name", "it's $HOME"]
+#: Slurm's two programs as the script sees them: srun keeps its words and ends as it is told to.
+SRUN = '#!/bin/bash\nprintf "%s\\n" "$@" > words\nexit "$CODE"\n'
+SCONTROL = '#!/bin/bash\nif [ "$1" = show ]; then printf "gpu-1\\ngpu-2\\n"; else echo "$@" >> scontrol.calls; fi\n'
+
+
+def run_script(place: Path, text: str, code: int = 0, **environ: str) -> tuple[int, list[str], str]:
+    """Run a script between stand-ins for Slurm; return its exit code, the words of srun, and what it asked of scontrol."""
+    for name, program in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (place / name).write_text(program)
+        (place / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "gpu-[1-2]", "SLURM_NNODES": "2", "CODE": str(code), **environ}
+    job["PATH"] = f"{place}:{os.defpath}"
+    done = subprocess.run(["/bin/bash", "-c", text], cwd=place, env=job, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    assert done.stderr == ""
+    calls = place / "scontrol.calls"
+    return done.returncode, (place / "words").read_text().splitlines(), calls.read_text() if calls.exists() else ""
+
+
+def test_on_several_nodes_torchrun_gets_their_number_and_a_place_to_meet_and_words_stay_as_they_are(tmp_path: Path) -> None:
+    text = batch.script(["--checkpoints", "ckpt/*.pt"], TRAIN, nodes=2, notice_s=60, sbatch=["gpus-per-node=8", "--signal=USR2@30"])
+    assert text.splitlines()[:2] == ["#!/bin/bash", "#SBATCH --gpus-per-node=8"]
+    assert [line for line in text.splitlines() if "--signal" in line] == [next(line for line in text.splitlines() if "USR2@30" in line)]
+    _, words, _ = run_script(tmp_path, text, SLURM_CPUS_PER_TASK="16")
+    meeting = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=gpu-1:24711", "--rdzv-id=4711"]
+    assert words == ["--cpus-per-task=16", "supervise", "--checkpoints", "ckpt/*.pt", "--", "torchrun", *meeting, *TRAIN[1:]]
+
+
+def test_on_one_node_and_for_another_command_nothing_is_added(tmp_path: Path) -> None:
+    assert run_script(tmp_path, batch.script([], TRAIN, nodes=1, notice_s=60))[1] == ["supervise", "--", *TRAIN]
+    assert run_script(tmp_path, batch.script([], ["sh", "t.sh"], nodes=2, notice_s=60))[1] == ["supervise", "--", "sh", "t.sh"]
+
+
+@pytest.mark.parametrize(
+    ("code", "comes_back"),
+    [(ExitCode.REQUEUE, True), (143, True), (129, True)]
+    + [(code, False) for code in (0, 1, 130, 137, *(code for code in ExitCode if code is not ExitCode.REQUEUE))],
+)
+def test_the_job_comes_back_only_where_it_is_to_go_on(tmp_path: Path, code: int, comes_back: bool) -> None:  # noqa: FBT001  a parameter
+    ended, _, asked = run_script(tmp_path, batch.script([], TRAIN, nodes=1, notice_s=60), code)
+    assert (ended, asked) == (code, "requeue 4711\n" if comes_back else "")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sbatch", "command", "error"),
+    [
+        (2, (), ["torchrun", "--standalone", "t.py"], "torchrun --standalone runs on one node"),
+        (1, ["gpus per node=8"], ["true"], "not an #SBATCH line: 'gpus per node'"),
+        (1, ["time=1\nrm -r x"], ["true"], "not an #SBATCH line: 'time'"),
+    ],
+)
+def test_what_cannot_be_is_an_error(nodes: int, sbatch: list[str], command: list[str], error: str) -> None:
+    with pytest.raises(SuperviseError, match=error) as raised:
+        batch.script([], command, nodes=nodes, notice_s=60, sbatch=sbatch)
+    assert raised.value.exit_code == ExitCode.USAGE
+
+
+def test_the_options_of_run_arrive_in_the_script(tmp_path: Path) -> None:
+    """All kinds: a file, a text, a truth, several, the verbosity, and what only the command itself takes."""
+    options = ["--config", "a b.toml", "--job", "bert", "--no-instrument", "--checkpoints", "a/*", "--checkpoints", "b/*", "--quiet"]
+    command = ["supervise", "slurm", "print", "--notice-s", "90", *options, "--", "python", "t.py"]
+    done = subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    assert "#SBATCH --signal=USR1@90 " in done.stdout
+    words = run_script(tmp_path, done.stdout)[1]
+    assert words[0] == "supervise"
+    assert words[-3:] == ["--", "python", "t.py"]
+    assert sorted(words[1:-3]) == sorted(options)

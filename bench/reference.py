@@ -59,6 +59,7 @@ MORE = {
     "bundle": "bundle.md",
     "gpus ls": "#gpus-out-of-use",
     "slurm print": "slurm.md",
+    "kubernetes print": "kubernetes.md",
 }
 
 

@@ -62,6 +62,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "systemd alert": ("systemd.command:alert_command", "Alert that the unit of JOB failed; supervise-alert@JOB does this."),
     "slurm": ("", "Run jobs on Slurm: print a batch script."),
     "slurm print": ("clusters.slurm:print_command", "Print a batch script that runs CMD under supervision, on one node or several."),
+    "kubernetes": ("", "Run jobs on Kubernetes: print a manifest."),
+    "kubernetes print": ("clusters.kubernetes:print_command", "Print a Job that runs CMD under supervision, in one pod or several."),
     "config": ("", "Show the settings."),
     "config show": ("start.config:show_command", "Print every setting, its value, and where the value comes from."),
     "completion": ("completion:command", "Print what makes bash, zsh or fish complete our commands and options."),

@@ -392,10 +392,10 @@ class Terminal:
         "[The events](log-events.md).",
         flag="--quiet/--verbose",
     )
-    log_format: Literal["auto", "console", "json"] = setting(
+    log_format: Literal["auto", "console", "json", "ecs"] = setting(
         "auto",
-        "Form of log events on stderr; auto: console on a terminal, JSON otherwise.",
-        "The file `supervise.log` is always JSON.",
+        "Form of log events on stderr; auto: console on a terminal, JSON otherwise; ecs: JSON for Elastic.",
+        "The file `supervise.log` is always JSON, with `ecs` that of the Elastic Common Schema too ([log shipping](log-shipping.md)).",
         flag="--log-format",
     )
 

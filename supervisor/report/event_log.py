@@ -1,8 +1,9 @@
 """The structured log of a supervisor: JSON lines in the state directory, from a closed list of events.
 
-Each line has the bound fields (run_id, attempt, incident, node, rank). They go to `<state>/supervise.log`, two files of at most LIMIT_BYTES
-each, and with --verbose to stderr too. A thread of its own writes, so that a full, slow or hung disk never reaches the caller; lost lines
-are counted, and the next line that can be written reports them as `log.lost`.
+Each line has the bound fields (job, run_id, attempt, incident, node, rank). They go to `<state>/supervise.log`, two files of at most
+LIMIT_BYTES each, and with --verbose to stderr too; as `ecs` in the names of the Elastic Common Schema. A thread of its own writes, so
+that a full, slow or hung disk never reaches the caller; lost lines are counted, and the next line that can be written reports them as
+`log.lost`.
 
 A line is made here and not by structlog, whose import alone was an eighth of a run's start (60 modules, asyncio and logging among them).
 """
@@ -14,7 +15,7 @@ import json
 import os
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from supervisor.report.background_writer import BackgroundWriter
 from supervisor.report.log_events import LogEvent
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 
 LIMIT_BYTES = 8 << 20
 FILE_NAME = "supervise.log"
+LogFormat = Literal["auto", "console", "json", "ecs"]
+#: The version of the Elastic Common Schema that Elastic's own libraries write: it has every name below, and so have later ones.
+ECS_VERSION: Final = "1.6.0"
+#: What of an event is its message: the first that it has.
+_SENTENCES: Final = ("summary", "text", "error", "outcome", "reason", "what")
 
 
 class EventLog:
@@ -37,18 +43,20 @@ class EventLog:
         self,
         writer: BackgroundWriter[bytes],
         file: _BoundedFile,
+        line: Callable[[Mapping[str, object]], bytes],
         show: Callable[[Mapping[str, object]], None] | None,
         bound: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         """Keep what `open_log` made."""
         self._writer = writer
         self._file = file
+        self._line = line
         self._show = show
         self._bound = bound
 
     def bind(self, **fields: object) -> EventLog:
         """Return a log whose every line carries `fields` too."""
-        return EventLog(self._writer, self._file, self._show, {**self._bound, **fields})
+        return EventLog(self._writer, self._file, self._line, self._show, {**self._bound, **fields})
 
     def write(self, event: LogEvent, level: LogLevel | None = None, /, **fields: object) -> None:
         """Log one event, at its own level unless `level` is given. Values that JSON does not know are logged as their repr."""
@@ -56,7 +64,7 @@ class EventLog:
         if level == "debug" and self._show is None:
             return
         whole = {**self._bound, **fields, **_stamp(event, level)}
-        self._writer.put(_line(whole))
+        self._writer.put(self._line(whole))
         if self._show is not None:
             self._show(whole)
 
@@ -118,21 +126,25 @@ def open_log(
     state: Path,
     terminal: TerminalWriter | None = None,
     *,
-    log_format: Literal["auto", "console", "json"] = "auto",
+    log_format: LogFormat = "auto",
     limit_bytes: int = LIMIT_BYTES,
 ) -> EventLog:
     """Open the log of the state directory. With `terminal` (--verbose) each line is shown there too, in `log_format`."""
     as_words = log_format == "console" or (log_format == "auto" and terminal is not None and terminal.is_a_tty())
+    as_json = _ecs if log_format == "ecs" else _json
+
+    def line(fields: Mapping[str, object]) -> bytes:
+        return as_json(fields).encode("utf-8", "backslashreplace") + b"\n"
 
     def show(fields: Mapping[str, object]) -> None:
         if terminal is not None:
-            terminal.raw(_words(fields) if as_words else _json(fields))
+            terminal.raw(_words(fields) if as_words else as_json(fields))
 
     def lost_line(count: int) -> bytes:
-        return _line({**_stamp(LogEvent.LOG_LOST, LogEvent.LOG_LOST.level), "lines": count})
+        return line({**_stamp(LogEvent.LOG_LOST, LogEvent.LOG_LOST.level), "lines": count})
 
     file = _BoundedFile(state / FILE_NAME, limit_bytes, lost_line)
-    return EventLog(BackgroundWriter("eventlog", file.write), file, show if terminal is not None else None)
+    return EventLog(BackgroundWriter("eventlog", file.write), file, line, show if terminal is not None else None)
 
 
 def _stamp(event: LogEvent, level: LogLevel) -> dict[str, object]:
@@ -143,8 +155,23 @@ def _json(fields: Mapping[str, object]) -> str:
     return json.dumps(fields, default=repr)
 
 
-def _line(fields: Mapping[str, object]) -> bytes:
-    return _json(fields).encode("utf-8", "backslashreplace") + b"\n"
+def _ecs(fields: Mapping[str, object]) -> str:
+    """Return an event in ECS's names; its own fields, which ECS has no names for, are together in `supervise`."""
+    own = {name: value for name, value in fields.items() if name not in {"timestamp", "level", "event", "node"}}
+    sentence = next((str(own[name]) for name in _SENTENCES if own.get(name)), "")
+    common = {
+        "@timestamp": fields["timestamp"],
+        "log.level": fields["level"],
+        "message": f"{fields['event']}: {sentence}" if sentence else fields["event"],
+        "ecs.version": ECS_VERSION,
+        "event.kind": "event",
+        "event.dataset": "supervise",
+        "event.action": fields["event"],
+        "service.name": "supervise",
+        "process.pid": os.getpid(),
+    }
+    host = {"host.name": fields["node"]} if "node" in fields else {}
+    return _json({**common, **host, "supervise": own})
 
 
 def _words(fields: Mapping[str, object]) -> str:

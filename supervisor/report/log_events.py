@@ -26,8 +26,8 @@ class LogEvent(StrEnum):
         event.level, event.fields, event.when, event.info_if = level, tuple(fields.split()), when, info_if
         return event
 
-    RUN_STARTED = "run.started", "info", "job words", "a new run begins; `words`: the number of words of its command"
-    RUN_CONTINUED = "run.continued", "info", "job words", "the last run goes on: it was requeued or restarted, or its supervisor died"
+    RUN_STARTED = "run.started", "info", "words", "a new run begins; `words`: the number of words of its command"
+    RUN_CONTINUED = "run.continued", "info", "words", "the last run goes on: it was requeued or restarted, or its supervisor died"
     RUN_FINISHED = "run.finished", "info", "exit_code incidents lost_s", "the supervisor ends; what the run's failures cost"
     LOCK_LOST = "lock.lost", "error", "", "another supervisor took the job over; this one stops its ranks"
     LAUNCHER_STARTED = (

@@ -98,7 +98,8 @@ class JobRun:
             job = replace(job, run_id=self.past.last_run.run_id)
         self.job = job
         shown = terminal if settings.terminal.verbosity == "verbose" else None
-        self.log = event_log.open_log(job.state, shown, log_format=settings.terminal.log_format).bind(run_id=job.run_id, node=job.node)
+        log = event_log.open_log(job.state, shown, log_format=settings.terminal.log_format)
+        self.log = log.bind(job=job.name, run_id=job.run_id, node=job.node)
         self.notifier = Notifier(job.environ)
         self.loop_beat = LoopBeat(job.scratch, job.name)
         self.loop_beat.beat(loop_beat.START_S)
@@ -257,7 +258,7 @@ class JobRun:
             t=self.clock.now(),
             durable=True,
         )
-        self.log.write(LogEvent.RUN_CONTINUED if self.continues else LogEvent.RUN_STARTED, job=self.job.name, words=len(self.job.command))
+        self.log.write(LogEvent.RUN_CONTINUED if self.continues else LogEvent.RUN_STARTED, words=len(self.job.command))
         for problem in self.past.problems:
             self.terminal.message(f"journal: {problem}", "warning")
 

@@ -196,7 +196,7 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
         (["--max-attempts", "--", "true"], "requires an argument"),
         (["--max-attempts", "many", "--", "true"], "restart.max_attempts = 'many' from command line --max-attempts: expected an integer"),
         (["--max-attempts", "0", "--", "true"], "expected an integer, at least 1"),
-        (["--log-format", "xml", "--", "true"], "expected one of auto, console, json"),
+        (["--log-format", "xml", "--", "true"], "expected one of auto, console, json, ecs"),
         (["status", "--", "true"], "only `run` takes a command: true"),
         (["why", "first"], "invalid value for INCIDENT: 'first' is not a number\nsupervise: Write the number of an incident"),
         (["logs", "--rank", "-1"], "invalid value for --rank: -1 is less than 0"),

@@ -214,7 +214,7 @@ def test_every_number_has_two_bounds(row: Any, load: Callable[..., Settings]) ->
         ("stop.grace_s = true", "stop.grace_s = True from file FILE:1: expected a number"),
         ("job.takeover = 1", "job.takeover = 1 from file FILE:1: expected true or false"),
         ("checkpoints.paths = [1]", "checkpoints.paths = [1] from file FILE:1: expected a list of strings"),
-        ("terminal.log_format = 'xml'", "terminal.log_format = 'xml' from file FILE:1: expected one of auto, console, json"),
+        ("terminal.log_format = 'xml'", "terminal.log_format = 'xml' from file FILE:1: expected one of auto, console, json, ecs"),
         ('knobs.resume.args = "--from \'"', "expected words as a shell would read them"),
         ("knobs.resume.args = '--r {ckpt}'", "from file FILE:1: expected no placeholder but {resume}, the checkpoint's path, and {step}"),
         ("knobs.resume.args = '--r {x} {resume}'", "expected no placeholder but {resume}"),

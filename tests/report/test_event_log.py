@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import MagicMock
@@ -24,6 +25,7 @@ from supervisor.report.event_log import FILE_NAME, EventLog, open_log
 from supervisor.report.log_events import LogEvent
 from supervisor.report.reporter import LOGGED, NOTED, Reporter
 from supervisor.report.terminal import TerminalWriter
+from tests.support.waiting import wait_for
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -122,7 +124,9 @@ def test_a_log_is_opened_without_what_costs_much(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("log_format", "start"), [("json", b'{"rank": 1'), ("auto", b'{"rank": 1'), ("console", b"timestamp='")])
+@pytest.mark.parametrize(
+    ("log_format", "start"), [("json", b'{"rank": 1'), ("auto", b'{"rank": 1'), ("console", b"timestamp='"), ("ecs", b'{"@timestamp": "')]
+)
 def test_verbose_shows_each_event_on_stderr_too(tmp_path: Path, log_format: Any, start: bytes) -> None:  # noqa: ANN401  a Literal
     reader, writer = os.pipe()
     terminal = TerminalWriter(writer)
@@ -135,7 +139,63 @@ def test_verbose_shows_each_event_on_stderr_too(tmp_path: Path, log_format: Any,
         shown = file.read()
     assert shown.startswith(start)
     assert b"resume.confirmed" in shown
-    assert lines(tmp_path / FILE_NAME)[0]["rank"] == 1
+    (line,) = lines(tmp_path / FILE_NAME)
+    assert line.get("supervise", line)["rank"] == 1
+
+
+#: Names and types of the Elastic Common Schema, of those that we write: generated/csv/fields.csv of github.com/elastic/ecs, at 1.6.
+ECS = {
+    "@timestamp": "date",
+    "ecs.version": "keyword",
+    "event.action": "keyword",
+    "event.dataset": "keyword",
+    "event.kind": "keyword",
+    "host.name": "keyword",
+    "log.level": "keyword",
+    "message": "text",
+    "process.pid": "long",
+    "service.name": "keyword",
+}
+
+
+def test_ecs_lines_have_names_and_types_of_the_schema_and_all_of_our_own_in_one_place(tmp_path: Path) -> None:
+    log = open_log(tmp_path, log_format="ecs").bind(job="bert", run_id="r1", node="gpu-1")
+    log.bind(attempt=3).write(LogEvent.INCIDENT_OPENED, rank=5, summary="rank 5 was killed", message="ours")
+    log.write(LogEvent.RUN_FINISHED, exit_code=0)
+    log.close()
+    opened, finished = lines(tmp_path / FILE_NAME)
+    for line in (opened, finished):
+        own = line.pop("supervise")
+        assert {"job": "bert", "run_id": "r1"}.items() <= own.items()
+        assert line.keys() == ECS.keys()
+        assert datetime.fromisoformat(line["@timestamp"]).tzinfo == UTC
+        assert all(type(line[name]) is (int if kind == "long" else str) for name, kind in ECS.items())
+        assert (line["event.kind"], line["host.name"], line["process.pid"]) == ("event", "gpu-1", os.getpid())
+    assert (opened["event.action"], opened["log.level"]) == ("incident.opened", "warning")
+    assert opened["message"] == "incident.opened: rank 5 was killed"
+    assert finished["message"] == "run.finished"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"outcome": "failed", "reason": "start"}, "attempt.ended: failed"), ({"reason": "start", "outcome": None}, "attempt.ended: start")],
+)
+def test_an_ecs_message_is_what_happened_before_why_it_began(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    log = open_log(tmp_path, log_format="ecs")
+    log.write(LogEvent.ATTEMPT_ENDED, **fields)
+    log.close()
+    assert lines(tmp_path / FILE_NAME)[0]["message"] == message
+
+
+def test_lost_lines_are_counted_in_ecs_too(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "later", log_format="ecs")
+    log.write(LogEvent.RUN_STARTED)
+    wait_for(lambda: log.lost, "the line to be lost", 10)
+    (tmp_path / "later").mkdir()
+    log.write(LogEvent.RUN_FINISHED)
+    log.close()
+    lost, _ = lines(tmp_path / "later" / FILE_NAME)
+    assert (lost["event.action"], lost["supervise"], "host.name" in lost) == ("log.lost", {"lines": 1}, False)
 
 
 class Written:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from checkpointing.io.tree import ReadOptions
 from checkpointing.mirror import listing, restore
 from checkpointing.mirror.backends.opening import open_backend
+from checkpointing.verification import verify as check_file
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.mirror.process import MirrorLink
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble
@@ -375,6 +377,20 @@ def test_what_was_written_before_a_takeover_is_pruned_after_it(tmp_path: Path) -
     assert {place.pattern.rpartition("/")[2]: place.saved for place in node.checkpoints.records.discovery.locations()} == {
         "step_[0-9]*.pt": 7
     }
+
+
+def test_what_was_saved_last_before_a_power_cut_is_newer_than_what_was_recorded(tmp_path: Path) -> None:
+    """The watcher had begun to look before the attempt began, and recorded one save of it. The next one it did not see."""
+    node = Node(tmp_path)
+    node.run("20260101T000000-aaaa")
+    node.attempt(1)
+    recorded = node.checkpoints.recorder.record(check_file(str(node.save(5))), ReadOptions())
+    assert recorded is not None
+    node.save(10)
+    shutil.rmtree(node.scratch / "attempt-0001")  # the logs of the ranks are in memory
+    selected = node.run("20260101T000000-aaaa", goes_on=True)
+    assert chosen(selected) == ("step_10.pt", 10)
+    assert not selected.notes
 
 
 def test_another_runs_files_fill_no_quota_and_are_not_removed(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class CheckpointRecorder:
         except (check.CheckpointChanged, Interrupted, OSError):
             return None  # it is read anew when it stands still
         manifest = self._compared(manifest, known) if manifest.non_finite else manifest
-        if not records.manifests.put(manifest):
+        if not self._put(manifest):
             return None
         self._compare_later(manifest)
         return manifest
@@ -63,7 +63,7 @@ class CheckpointRecorder:
         """Take over what another node recorded of a checkpoint, as of this node's run: each node counts runs and attempts for itself."""
         found = self._shared.recorded(path, identity) if self._records.several_nodes else None
         own = None if found is None else self._with_lineage(found)
-        return own if own is not None and self._records.manifests.put(own) else None
+        return own if own is not None and self._put(own) else None
 
     def note_newest(self, made: Manifest) -> None:
         """Note what the watcher found at a path last."""
@@ -104,6 +104,11 @@ class CheckpointRecorder:
         """
         newest = numerics.newest_of_run(list(self.newest.values()), self._records.job.run_id)
         return "" if newest is None else numerics.report(newest)
+
+    def _put(self, made: Manifest) -> bool:
+        """Write a manifest, after the record of its attempt: without that, what the attempt saves later would seem older after a power cut."""
+        self._records.order.write()
+        return self._records.manifests.put(made)
 
     def _with_lineage(self, made: Manifest) -> Manifest:
         lineage = self._records.provenance.of(made.path, made.identity, made.saved_ns).lineage

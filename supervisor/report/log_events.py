@@ -33,8 +33,8 @@ class LogEvent(StrEnum):
     LAUNCHER_STARTED = (
         "launcher.started",
         "info",
-        "attempt pid torch nnodes nproc max_restarts rdzv_backend tee",
-        "the agent that runs the ranks reported that it started",
+        "attempt pid torch nnodes nproc max_restarts rdzv_backend tee versions",
+        "the agent that runs the ranks reported that it started; `versions`: those that the ranks will import, by name",
     )
     LAUNCHER_EXITED = (
         "launcher.exited",

@@ -15,6 +15,7 @@ import pytest
 from supervisor.cli.main import main
 from supervisor.cli.systemd import command, installation
 from supervisor.job import identity, known_jobs
+from supervisor.run import start
 from tests.cli.jobs import stories
 from tests.cli.jobs.conftest import Written
 from tests.cli.jobs.stories import Story
@@ -117,6 +118,16 @@ def test_run_refuses_root(configured: Path, capfd: pytest.CaptureFixture[str]) -
     del configured
     assert main(["systemd", "run", "bert"]) == 78
     assert "sudo systemctl edit supervise@bert" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "of_unit"), [(0, 0), (1, 65), (42, 65), (65, 65), (75, 75), (137, 137)])
+def test_a_unit_ends_with_65_for_a_code_of_the_program_so_that_systemd_does_not_start_it_again(
+    configured: Path, monkeypatch: pytest.MonkeyPatch, code: int, of_unit: int
+) -> None:
+    del configured
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(start, "run", lambda *_: code)
+    assert main(["systemd", "run", "bert"]) == of_unit
 
 
 @pytest.mark.process

@@ -165,7 +165,11 @@ def _booted(scratch: Path, cgroup: Path, more: Mapping[str, str], keep: Path | N
 
 
 def _is_up(machine: Machine) -> bool:
-    if Path(f"/proc/{machine.pid}/comm").read_text().strip() != "systemd":
+    try:
+        name = Path(f"/proc/{machine.pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):  # a command of boot.sh, which has ended
+        return False
+    if name != "systemd":
         return False
     return machine.run("systemctl", "is-system-running").stdout.strip() in {"running", "degraded"}
 

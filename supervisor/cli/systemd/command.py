@@ -70,14 +70,17 @@ def install_command(_invocation: Invocation, *, job: str | None, user: str | Non
 @setting_options()
 @click.argument("job", metavar="JOB")
 def run_command(invocation: Invocation, *, job: str) -> int:
-    """Its command is [job] command there. It does not run as root. The exit code is that of `supervise -- CMD`."""
+    """Its command is [job] command there. It does not run as root.
+
+    The exit code is that of `supervise -- CMD`, but 65 where that is the program's own: systemd would start the unit again.
+    """
     if os.geteuid() == 0:
         hint = f"Set User= in a drop-in: sudo systemctl edit supervise@{job}"
         raise SuperviseError("a unit's job does not run as root", hint=hint)
     settings, words = _of_job(invocation, job).settings_and_command()
     from supervisor.run.start import run  # noqa: PLC0415  the heavy part, not needed for --help
 
-    return run(settings, list(words))
+    return _unit_code(run(settings, list(words)))
 
 
 @click.command()
@@ -93,6 +96,11 @@ def alert_command(invocation: Invocation, *, job: str) -> int:
         stdio.say(f"{unit}: supervise alerted already that it gave up")
         return 0
     return alerts.send_unit_failed(settings, job, unit, _what_failed(unit))
+
+
+def _unit_code(code: int) -> int:
+    """Return a unit's exit code for that of a run that supervise ended: the run was given up if it is the program's own."""
+    return int(ExitCode.DETERMINISTIC) if 0 < code < ExitCode.USAGE else code
 
 
 def _of_job(invocation: Invocation, job: str) -> Invocation:
@@ -123,7 +131,7 @@ def _is_reported(settings: Settings, job: str) -> bool:
         history, _ = history_of(place)
     except SuperviseError:
         return False
-    if history.run is None or history.end is None or str(history.end.exit_code) != status:
+    if history.run is None or history.end is None or str(_unit_code(history.end.exit_code)) != status:
         return False
     given_up = bool(history.incidents) and history.incidents[-1].outcome == "given_up"
     return given_up and not alerts.summary(place.directory, history.run.run_id)

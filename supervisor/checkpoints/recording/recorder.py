@@ -106,7 +106,7 @@ class CheckpointRecorder:
         return "" if newest is None else numerics.report(newest)
 
     def _put(self, made: Manifest) -> bool:
-        """Write a manifest, after the record of its attempt: without that, what the attempt saves later would seem older after a power cut."""
+        """Write a manifest after the record of its attempt: else what the attempt saves later would seem older after a power cut."""
         self._records.order.write()
         return self._records.manifests.put(made)
 

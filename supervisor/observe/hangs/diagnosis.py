@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from supervisor.observe.hangs.frames import ThreadStack
     from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
-    from supervisor.observe.hangs.recorder import ProcessGroup
+    from supervisor.observe.hangs.recorder import RecordedCollectives
 
 #: Share of one CPU from which a thread, and a process with all its threads, is busy. Measured: a gloo rank that hangs uses 0.000 in its
 #: main thread and 0.006 in all.
@@ -215,14 +215,16 @@ def _moved(before: RankLook, after: RankLook) -> str:
         return f"made steps ({before.steps} before, {after.steps} now)"
     if before.phase != after.phase:
         return f"went from phase {before.phase} to {after.phase}"
-    collectives = _went_on(before.collectives.groups, after.collectives.groups)
+    collectives = _went_on(before.collectives, after.collectives)
     return collectives or _moved_process(old, new, bool(_activity(before, after))) or _moved_workers(before, after)
 
 
-def _went_on(before: tuple[ProcessGroup, ...], after: tuple[ProcessGroup, ...]) -> str:
+def _went_on(before: RecordedCollectives, after: RecordedCollectives) -> str:
     """Return the collective that a rank has come to since; "" without, and where a recorder was not read."""
-    old = {(group.name, group.backend): group for group in before}
-    for group in after:
+    if before.unreadable:
+        return ""
+    old = {(group.name, group.backend): group for group in before.groups}
+    for group in after.groups:
         was = old.get((group.name, group.backend))
         newest = group.last[-1] if group.last else None
         if newest is not None and (was is None or not was.last or was.last[-1] != newest):

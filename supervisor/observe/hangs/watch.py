@@ -4,7 +4,7 @@ Once a second it gets the heartbeats of this node's ranks. It reads no clock and
 suspicion proves nothing; two looks decide. Each look is compared with the one before it alone, because a look disturbs what it counts.
 
     still for longer than the limit        HangSuspected; look 1; after confirm_s, look 2
-    the looks show nothing that moves      HangConfirmed; examined again ever less often
+    the looks show nothing that moves      HangConfirmed; examined again ever less often, and again where that shows more
     the same, with CPU time at one place   examined again, until 10 times the limit has passed: then HangConfirmed
     all wait, maybe for another node       the same
     other stacks, another collective       HangCleared; the stillness begins anew, with twice the patience, up to four times
@@ -81,8 +81,13 @@ class _Suspicion(Generic[L]):
     due_t: float  # the next look
     look: L | None = None  # the newest
     asked_t: float | None = None  # the look under way
-    confirmed: Hang | None = None
+    confirmed: list[Hang] = field(default_factory=list)  # the newest of each kind
     repeats_t: list[float] = field(default_factory=list)  # when it is confirmed again, if nothing moved until then
+
+    def is_news(self, hang: Hang) -> bool:
+        """Whether a look shows more than those before it, whose ranks may not have answered: another kind, or the group's timeout."""
+        knows_more = hang.group_timeout_s is not None and all(one.group_timeout_s is None for one in self.confirmed)
+        return knows_more or all(one.kind is not hang.kind for one in self.confirmed)
 
 
 class HangWatch(Generic[L]):
@@ -133,7 +138,7 @@ class HangWatch(Generic[L]):
         life = "" if beats == before else _sign(before, beats)
         life = life or self._moved_files(t, beats)
         if life or pause:
-            confirmed = self._suspicion is not None and self._suspicion.confirmed is not None
+            confirmed = self._suspicion is not None and bool(self._suspicion.confirmed)
             if life or not confirmed:
                 self._clear(t, life or pause)
             self._since_t, self._patience = t, 1.0
@@ -225,23 +230,25 @@ class HangWatch(Generic[L]):
         # a job without any step may be inference, or prepare its data for hours: as long as it computes, it may go on
         has_trained = any(beat.last_step_ns is not None for beat in self._beats)
         patient_s = math.inf if hang.busy and not has_trained else BUSY_TIMES * limit_s
-        is_first = suspicion.confirmed is None
+        is_first = not suspicion.confirmed
         may_go_on = hang.busy or (hang.kind in WAITS_ELSEWHERE and not self._is_whole)
         if is_first and may_go_on and still_s < patient_s:
             suspicion.delay_s = max(suspicion.delay_s, limit_s / BUSY_LOOKS)
             suspicion.due_t = min(t + suspicion.delay_s, max(self._since_t + patient_s, t + SAMPLE_S))
             return
-        if is_first or any(t >= due for due in suspicion.repeats_t):
-            suspicion.repeats_t = self._repeats_t(t, hang) if is_first else [due for due in suspicion.repeats_t if due > t]
-            suspicion.confirmed = hang
+        # the first sign of one that is not calibrated is a guess, whatever the second shows
+        if is_first or any(t >= due for due in suspicion.repeats_t) or (hang.calibrated and suspicion.is_news(hang)):
+            suspicion.repeats_t = self._repeats_t(t, hang, is_first=is_first)
+            suspicion.confirmed = [*(one for one in suspicion.confirmed if one.kind is not hang.kind), hang]
             self._post(HangConfirmed(t, self._attempt, hang))
         suspicion.delay_s = min(2 * max(suspicion.delay_s, limit_s / 2), RELOOK_S)
         suspicion.due_t = max(t + SAMPLE_S, min([t + suspicion.delay_s, *suspicion.repeats_t]))
 
-    def _repeats_t(self, t: float, hang: Hang) -> list[float]:
+    def _repeats_t(self, t: float, hang: Hang, *, is_first: bool) -> list[float]:
         """Return when a hang that stays is confirmed again, for the core to act: torch had its time, or the first sign was a guess."""
-        found = [] if hang.calibrated else [t + hang.limit_s]
-        return found if hang.group_timeout_s is None else [*found, self._since_t + hang.group_timeout_s + TORCH_ACTS_S]
+        found = [t + hang.limit_s] if is_first and not hang.calibrated else []
+        found += [] if hang.group_timeout_s is None else [self._since_t + hang.group_timeout_s + TORCH_ACTS_S]
+        return [due for due in found if due > t]
 
     def _begin_anew(self, t: float, text: str) -> None:
         """Clear the suspicion, and be more patient: whatever this is, it may go on for long."""

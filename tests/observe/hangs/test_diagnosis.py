@@ -309,10 +309,13 @@ COMPILED = (
 )
 JOINS = outside(0, *INIT)
 #: (name, first, second, what moved, or what it does in one and the same place; "": nothing at all)
+SILENT = RecordedCollectives(unreadable="it did not answer within 2 s")
 MOVES: tuple[tuple[str, RankLook, RankLook, str], ...] = (
     ("a step", waiting(0), replace(later(waiting(0)), steps=11), "made steps (10 before, 11 now)"),
     ("a phase", waiting(0), replace(later(waiting(0)), phase=Phase.EVAL), "went from phase train to eval"),
     ("another collective", waiting(0), later(waiting(0, sequence=43)), "came to all_reduce (seq 43)"),
+    ("its recorder did not answer before", replace(waiting(0), collectives=SILENT), later(waiting(0)), ""),
+    ("its recorder does not answer now", waiting(0), replace(later(waiting(0)), collectives=SILENT), ""),
     ("another line", outside(0, user(70)), later(outside(0, user(71))), "was in train (train.py:70) and is in train (train.py:71)"),
     ("it read", outside(0, user(70)), later(outside(0, user(70)), n_bytes=3 << 20), "read 3 MiB"),
     ("it logged", outside(0, user(70)), later(outside(0, user(70)), n_bytes=3 << 10), ""),

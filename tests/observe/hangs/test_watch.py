@@ -222,6 +222,34 @@ def test_a_timeout_that_is_shorter_than_our_own_looks_is_posted_soon_after(job: 
     assert job.kinds == ["Suspected", "Confirmed", "Confirmed"]
 
 
+def test_it_is_posted_again_when_a_later_look_shows_more(job: VirtualJob) -> None:
+    job.passes(120)
+    assert job.kinds == ["Suspected", "Confirmed"], "a rank's recorder did not answer"
+    job.kind, job.group_timeout_s = HangKind.MISMATCH, 600.0
+    job.passes(60)
+    assert job.kinds == ["Suspected", "Confirmed", "Confirmed"]
+    assert isinstance(job.posted[-1], HangConfirmed)
+    assert job.posted[-1].hang.kind is HangKind.MISMATCH
+    job.kind, job.group_timeout_s = HangKind.STILL, None
+    job.passes(400)
+    assert len(job.posted) == 3, "it does not answer again: that is no news"
+    job.kind, job.group_timeout_s = HangKind.MISMATCH, 600.0
+    job.passes(3000)
+    assert len(job.posted) == 4, "the timeout that a later look showed has passed"
+
+
+def test_before_calibration_it_is_a_guess_whatever_a_later_look_shows() -> None:
+    job = VirtualJob()
+    job.trains(5)
+    job.passes(700)
+    assert job.kinds == ["Suspected", "Confirmed"]
+    job.kind = HangKind.MISMATCH
+    job.passes(400)
+    assert job.kinds == ["Suspected", "Confirmed"]
+    job.passes(300)
+    assert job.kinds == ["Suspected", "Confirmed", "Confirmed"]
+
+
 PAUSES: dict[str, Callable[[VirtualJob], None]] = {}
 
 

@@ -26,8 +26,13 @@ PORT: Final = 29400
 STATE: Final = "/state"
 #: A pod's host name is that of the Job, a dash and an index, and may have 63 characters (RFC 1123).
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
-#: Exit codes that a person must answer, and that of a person's interrupt: the Job fails at once (docs/reference/exit-codes.md).
-FINAL: Final = (ExitCode.USAGE, ExitCode.DETERMINISTIC, ExitCode.CONFIG, 128 + signal.SIGINT)
+#: Exit codes after which another pod can help: another node, another try, or the end came from outside (docs/reference/exit-codes.md).
+AGAIN: Final = (
+    ExitCode.BAD_NODE,
+    ExitCode.BUG,
+    ExitCode.REQUEUE,
+    *(128 + signum for signum in (signal.SIGHUP, signal.SIGKILL, signal.SIGTERM)),
+)
 
 _CLAIM: Final = """\
 # The journal and the logs outlive the pods. If there is such a claim already, leave this out.
@@ -69,9 +74,9 @@ spec:
       # 75: stopped, to go on later
       - action: Ignore
         onExitCodes: {{containerName: train, operator: In, values: [75]}}
-      # a person must change something first (command line, script, configuration), or has interrupted it (130)
+      # any other code is final: supervise gave it up, or a person interrupted it (130)
       - action: FailJob
-        onExitCodes: {{containerName: train, operator: In, values: {final}}}
+        onExitCodes: {{containerName: train, operator: NotIn, values: {again}}}
   template:
     metadata:
       labels: {{app.kubernetes.io/name: supervise, app.kubernetes.io/instance: {name}}}{annotations}
@@ -166,7 +171,7 @@ def manifest(  # noqa: PLR0913  what is filled in, each by name
         nodes=nodes,
         # so many failures of a node or of ours: each is a start that goes on from the newest checkpoint
         backoff=6 * nodes,
-        final=[int(code) for code in FINAL],
+        again=[int(code) for code in AGAIN],
         annotations=scrape if metrics_port else "",
         grace_s=grace_s,
         subdomain=f"\n      subdomain: {name}" if nodes > 1 else "",

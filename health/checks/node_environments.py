@@ -83,7 +83,7 @@ _OWN_VERSIONS: Final = ("kernel", "torch_git")
 _NODE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _NODE: Final = "node:"
 _COMPARED: Final = ("env.versions", "env.variables", "env.code", "env.script")
-#: What a node says of its clock is compared from this difference on, in seconds.
+#: Clocks that surely differ by less are not reported, in seconds.
 CLOCK_S: Final = 2.0
 _VERSIONS: Final = "ranks of different versions may fail in each other's collectives"
 _NCCL_REFUSES: Final = "NCCL refuses ranks of another version (`Mismatched NCCL version detected`, src/init.cc)"
@@ -167,7 +167,7 @@ def _different_versions(now: Readings, nodes: tuple[str, ...]) -> Iterator[NodeD
     for key, values in _values(now, nodes, "env.versions"):
         what, strict = f"version of {key}", key in _STRICT_VERSIONS
         if key == "nccl" and all(now.table("env.versions", node).get("driver") for node in nodes) and "unset" not in values.values():
-            yield NodeDifference(what, values, Weight.CANNOT_WORK, _NCCL_REFUSES, strict=True)
+            yield NodeDifference(what, values, Weight.CANNOT_WORK, _NCCL_REFUSES)
         elif strict:
             yield NodeDifference(what, values, Weight.MATTERS, _VERSIONS, strict=True)
         else:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: What no rank can end by itself.
 _FOR_EVER = frozenset({HangKind.GONE, HangKind.MISMATCH})
+#: From so many steps on the step times of an attempt show what is long for it; before that a limit is a guess.
+CALIBRATION_STEPS = 20
 #: Two looks are measured, not guessed.
 SURE = 0.95
 #: Beyond the process group's own timeout, for torch to act first: its watchdog looks about once a minute.
@@ -29,14 +31,14 @@ TORCH_ACTS_S = 90.0
 
 def on_hang_suspected(state: JobState, _event: HangSuspected) -> Step:
     """Go on: the ranks are being examined."""
-    return changed(state, attempt=changed(state.attempt, hang_suspected=True)), ()
+    return state, ()
 
 
 def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     """End the attempt where that is due, else alert once for each kind of hang."""
     hang, before = event.hang, state.attempt.hang
     goes_on = why_it_goes_on(state, hang, is_first=before is None)
-    state = changed(state, attempt=changed(state.attempt, hang_suspected=False, hang=hang))
+    state = changed(state, attempt=changed(state.attempt, hang=hang))
     if not goes_on:
         fact = replace(hang.evidence(event.t), claim=Claim(Cause.HANG_NO_ERROR, SURE, transient=True))
         state = changed(state, attempt=changed(state.attempt, ended_for=(fact,)))
@@ -54,10 +56,11 @@ def why_it_goes_on(state: JobState, hang: Hang, *, is_first: bool) -> str:
     if policy.on_hang == "restart":
         return ""
     if policy.on_hang == "warn" or (not policy.on_hang and state.gpus):
-        unasked = "" if policy.on_hang else ", the default where GPUs are visible"
-        return f"--on-hang warn{unasked}; --on-hang auto ends what cannot go on by itself, --on-hang restart every hang"
+        source = "" if policy.on_hang else ", the default where GPUs are visible"
+        return f"--on-hang warn{source}; --on-hang auto ends what cannot go on by itself, --on-hang restart every hang"
     if hang.kind in _FOR_EVER:
-        return "fewer than 20 steps were seen, so the first sign is only reported" if is_first and not hang.calibrated else ""
+        is_guess = is_first and not hang.calibrated
+        return f"fewer than {CALIBRATION_STEPS} steps were seen, so the first sign is only reported" if is_guess else ""
     if hang.group_timeout_s is None:
         return "it may end by itself; --on-hang restart ends every hang"
     if hang.still_s > hang.group_timeout_s + TORCH_ACTS_S:
@@ -68,6 +71,6 @@ def why_it_goes_on(state: JobState, hang: Hang, *, is_first: bool) -> str:
 def on_hang_cleared(state: JobState, event: HangCleared) -> Step:
     """Report that a reported hang is over."""
     was_reported = state.attempt.hang is not None
-    state = changed(state, attempt=changed(state.attempt, hang_suspected=False, hang=None))
+    state = changed(state, attempt=changed(state.attempt, hang=None))
     text = f"the job goes on after {event.still_s:.0f} s without progress: {event.text}"
     return state, (PrintMessage("info", text),) if was_reported else ()

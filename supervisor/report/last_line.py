@@ -22,9 +22,7 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     if stopped and not state.attempt.number:
         return "stopped before the first attempt: the command was not started"
     reached = [f"{'done' if code == 0 else 'stopped' if stopped else 'given up'}{_reached(state)}{_cost(state)}"]
-    where = (
-        "" if newest is None else f"{newest.path}" + (f" ({position})" if (position := position_text(newest.step, newest.epoch)) else "")
-    )
+    where = "" if newest is None else _named(newest)
     if newest is not None and code == 0 and all_verified:
         reached.append(f"the newest checkpoint is verified: {where}")
     elif newest is not None:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 #: How often a port that is in use is tried again.
 RETRY_S: Final = 10.0
-#: Readings of GPUs are shown for so many intervals of sampling, and for a minute and a half at least.
-_FRESH_SAMPLES, _FRESH_S = 3, 90.0
+#: Readings of GPUs are shown for so many intervals of sampling, and for FRESH_S at least.
+_FRESH_SAMPLES: Final = 3
 
 
 class JobMetrics:
@@ -119,7 +119,7 @@ class JobMetrics:
             return
 
     def _live(self) -> LiveFacts:
-        from supervisor.report.metrics.facts import LiveFacts, MirrorFacts  # noqa: PLC0415 (as above)
+        from supervisor.report.metrics.facts import FRESH_S, LiveFacts, MirrorFacts  # noqa: PLC0415 (as above)
 
         job, mirror = self._job, None
         if self._mirror is not None:
@@ -132,5 +132,5 @@ class JobMetrics:
             mirror=mirror,
             checks=self._health.last_results(),
             readings=self._health.last_readings(),
-            fresh_s=max(_FRESH_S, _FRESH_SAMPLES * job.settings.health.sample_s),
+            fresh_s=max(FRESH_S, _FRESH_SAMPLES * job.settings.health.sample_s),
         )

@@ -7,7 +7,6 @@ import pytest
 from supervisor.launch.rendezvous_ports import NOWHERE, Rendezvous, of
 
 RUN = ("python", "-m", "torch.distributed.run")
-C10D = ("--nnodes=2", "--rdzv-backend=c10d")
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,11 @@ class Metadata:
     """What the checkpoint's files must hold. `missing`: items that the metadata names but gives no place.
 
     `uncovered`: tensors whose pieces have fewer elements than the tensor.
-    `saved_as` is the last part of the path that it was saved under, "" where it does not say.
     """
 
     items: tuple[Item, ...]
     missing: tuple[str, ...]
     uncovered: tuple[str, ...]
-    saved_as: str = ""
 
 
 _ITEM_BYTES: Final = {
@@ -129,7 +127,7 @@ def read(raw: bytes, interrupted: Callable[[], bool] = never) -> Metadata:
             else:
                 items.append(Item(place.name, place.file, place.offset, place.length, need_bytes, place.plain))
     items.extend(places.values())
-    return Metadata(tuple(items), tuple(dict.fromkeys(missing)), tuple(uncovered), _saved_as(fields.get("storage_meta")))
+    return Metadata(tuple(items), tuple(dict.fromkeys(missing)), tuple(uncovered))
 
 
 def _built(raw: bytes, interrupted: Callable[[], bool]) -> object:
@@ -217,10 +215,3 @@ def _dtype(properties: object) -> str:
     if isinstance(properties.state, tuple) and properties.state:
         found = properties.state[0]
     return found.name.rpartition(" ")[2] if isinstance(found, GlobalName) else ""
-
-
-def _saved_as(storage_meta: object) -> str:
-    where = _state(storage_meta).get("checkpoint_id")
-    parts = where.arguments if isinstance(where, RetainedObject) else (where,)
-    last = parts[-1] if parts else ""
-    return last.rstrip("/").rpartition("/")[2] if isinstance(last, str) else ""

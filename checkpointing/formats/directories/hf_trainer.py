@@ -36,7 +36,6 @@ _OPTIMIZER: Final = re.compile(r"optimizer\.(pt|bin)|optimizer_\d+|optimizer\.pt
 _SCHEDULER: Final = re.compile(r"scheduler\.(pt|bin)")
 _RANDOM: Final = re.compile(r"rng_state(?:_(\d+))?\.pth")
 _FSDP: Final = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")
-_FSDP_WHOLE: Final = re.compile(r"pytorch_model_fsdp\.bin")
 _DEEPSPEED: Final = re.compile(r"global_step\d+")
 _PICKLES: Final = re.compile(r"(optimizer|scheduler|scaler|rng_state(_\d+)?|training_args|pytorch_model_fsdp)\.(pt|pth|bin)")
 _MOST_JSON_BYTES: Final = 64 << 20

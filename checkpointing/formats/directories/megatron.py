@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from checkpointing.io.tree import Tree
 
 _ITERATION: Final = re.compile(r"iter_(\d{7,18})")
-_RELEASE: Final = "release"
 _RANK: Final = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
 _FILES: Final = ("model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt", "optim.pt")
 _METADATA: Final = "metadata.json"

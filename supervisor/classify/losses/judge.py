@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from supervisor.classify.losses.rules import LossRule, RuleKind
+from supervisor.classify.losses.rules import WINDOW, LossRule, RuleKind
 from supervisor.core.numeric import median
 from supervisor.core.values import dataclass
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from supervisor.classify.losses.lines import NumberReading
 
-#: Good numbers with which a jump is compared.
-WINDOW = 100
 #: Names of numbers that are judged in one stream; further ones are not.
 MOST_NAMES = 64
 #: So many prints of one step: what is read as its number is none.

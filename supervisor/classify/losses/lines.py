@@ -38,89 +38,18 @@ _LOSS = re.compile(
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 #: A word of a name that makes it no loss of the training.
 _NO_LOSS = frozenset(
-    [
-        "scale",
-        "scales",
-        "scaler",
-        "scaling",
-        "weight",
-        "weights",
-        "coef",
-        "coeff",
-        "coefficient",
-        "fn",
-        "func",
-        "function",
-        "type",
-        "name",
-        "mask",
-        "ratio",
-        "lambda",
-        "alpha",
-        "beta",
-        "decay",
-        "tokens",
-        "count",
-        "idx",
-        "id",
-        "dim",
-        "reduction",
-        "spike",
-        "spikes",
-        "threshold",
-        "limit",
-        "patience",
-        "chunk",
-        "chunks",
-        "time",
-        "times",
-        "best",
-        "min",
-        "max",
-        "lowest",
-        "prev",
-        "previous",
-        "last",
-        "old",
-        "init",
-        "initial",
-        "target",
-        "packet",
-        "data",
-        "hearing",
-        "no",
-    ]
+    (  # noqa: SIM905 - a list has a line for each word
+        "scale scales scaler scaling weight weights coef coeff coefficient fn func function type name mask ratio lambda alpha beta decay "
+        "tokens count idx id dim reduction spike spikes threshold limit patience chunk chunks time times best min max lowest prev "
+        "previous last old init initial target packet data hearing no"
+    ).split()
 )
 #: A word before a name that belongs to it.
 _QUALIFIERS = frozenset(
-    [
-        "lm",
-        "mtp",
-        "train",
-        "training",
-        "val",
-        "valid",
-        "validation",
-        "test",
-        "eval",
-        "evaluation",
-        "total",
-        "avg",
-        "average",
-        "mean",
-        "running",
-        "aux",
-        "mlm",
-        "nll",
-        "ctc",
-        "kl",
-        "policy",
-        "value",
-        "actor",
-        "critic",
-        "generator",
-        "discriminator",
-    ]
+    (  # noqa: SIM905 - as above
+        "lm mtp train training val valid validation test eval evaluation total avg average mean running aux mlm nll ctc kl policy value "
+        "actor critic generator discriminator"
+    ).split()
 )
 #: A name with loss as a word of its own (not glossary, colossal).
 _WHOLE = re.compile(r"(?<![A-Za-z])[Ll]oss|(?<=[a-z])Loss|(?i:train|val|valid|test|eval|avg|total|mean)loss|LOSS")

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+#: Good numbers with which a jump is compared.
+WINDOW = 100
+
+
 class RuleKind(StrEnum):
     """What is strange about a number."""
 
@@ -76,10 +80,6 @@ class LossRule:
         return self.pattern is None
 
 
-#: The columns of a rule, in order, with what stands in a table where it is left out.
-COLUMNS = ("id", "kind", "words", "pattern", "names", "threshold", "times", "after", "from_step", "from_s", "enabled", "note")
-
-
 def problem_of(pattern: str) -> str:
     """Return what is wrong with a rule's pattern, "" if nothing is."""
     try:
@@ -101,7 +101,7 @@ def condition(rule: LossRule) -> str:
     texts = {
         RuleKind.NAN: f"NaN {times}",
         RuleKind.INF: f"infinite {times}",
-        RuleKind.JUMP: f"above {rule.threshold:g} times the median of the last 100, {times}",
+        RuleKind.JUMP: f"above {rule.threshold:g} times the median of the last {WINDOW}, {times}",
         RuleKind.NO_PROGRESS: f"{rule.times} numbers that differ by at most {100 * rule.threshold:g} %"
         if rule.threshold
         else f"the same number {times}",

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
+from supervisor.core.hangs import CALIBRATION_STEPS
 from supervisor.core.model import Phase
 from supervisor.core.values import dataclass
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from supervisor.config.watch_settings import HangSection
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
-#: From so many steps on the step times say what is long for this job.
-CALIBRATION_STEPS = 20
 #: So many of the newest step times count.
 KEPT = 1000
 QUANTILE = 0.9

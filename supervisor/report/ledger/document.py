@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from supervisor.report.ledger.figures import Figures, JobReport
+    from supervisor.report.ledger.figures import JobReport
     from supervisor.report.ledger.spans import RunLedger
 
 #: Raised where a field is removed or means something else.
@@ -20,34 +20,10 @@ def document(report: JobReport) -> dict[str, Any]:
         "job": report.job,
         "node": report.node,
         "kept_runs": report.kept_runs,
-        **_figures(report.figures),
+        **asdict(report.figures),
         "runs": [_run(run) for run in report.runs],
         "incidents": [asdict(one) for one in report.incidents],
         "problems": report.problems,
-    }
-
-
-def _figures(found: Figures) -> dict[str, Any]:
-    mtbf_range_s = None if found.mtbf_range_s is None else list(found.mtbf_range_s)
-    return {
-        "wall_s": found.wall_s,
-        "seconds": {state.value: took_s for state, took_s in found.seconds.items()},
-        "ettr": found.ettr,
-        "goodput": found.goodput,
-        "attempts": found.attempts,
-        "failures": found.failures,
-        "planned": found.planned,
-        "ran_s": found.ran_s,
-        "mtbf_s": found.mtbf_s,
-        "mtbf_range_s": mtbf_range_s,
-        "mttd_s": found.mttd_s,
-        "mttr_s": found.mttr_s,
-        "mttr_p95_s": found.mttr_p95_s,
-        "lost_s": found.lost_s,
-        "lost_steps": found.lost_steps,
-        "rank_hours": found.rank_hours,
-        "step_s": found.step_s,
-        "advice": None if found.advice is None else asdict(found.advice),
     }
 
 

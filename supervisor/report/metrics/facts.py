@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from health.model import Readings, Result
 from supervisor.core.state import JobState
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.journal.records import Damage, Record
+
+
+#: How old a reading may be that is shown, at least.
+FRESH_S: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class LiveFacts:
     mirror: MirrorFacts | None = None
     checks: Mapping[str, Result] = field(default_factory=lambda: MappingProxyType({}))
     readings: Readings = field(default_factory=Readings)
-    fresh_s: float = 90.0
+    fresh_s: float = FRESH_S
 
 
 @dataclass(frozen=True, slots=True)

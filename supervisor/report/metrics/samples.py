@@ -8,6 +8,7 @@ from health.model import WORST_FIRST, Result
 from supervisor.core import budget
 from supervisor.core.model import Cause, PlanKind
 from supervisor.core.state import Stage
+from supervisor.observe.ranks.progress_sampler import REPORT_S
 from supervisor.report.ledger.figures import figures_of
 from supervisor.report.metrics.counters import NO_FAILURE
 from supervisor.report.metrics.table import Metric
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from supervisor.report.metrics.counters import RunCounters
     from supervisor.report.metrics.facts import LiveFacts, MirrorFacts, RecordedFacts
 
-#: The pace is that of the last reports of progress, of which there is one in 10 s; a job that makes none for twice as long slows down.
-PACE_REPORTS, REPORTED_S = 8, 20.0
+#: The pace is that of the last reports of progress; a job that makes none for twice the time between two slows down.
+PACE_REPORTS, REPORTED_S = 8, 2 * REPORT_S
 #: Results of checks that are shown. SKIPPED: nothing of the kind is here.
 _SHOWN = tuple(result for result in WORST_FIRST if result is not Result.SKIPPED)
 #: Readings of a GPU: the metric, the reading's name, which part of it ("": it is a number), and what makes a base unit of it.

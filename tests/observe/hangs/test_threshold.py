@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from supervisor.config.watch_settings import HangSection
+from supervisor.core.hangs import CALIBRATION_STEPS
 from supervisor.core.model import Phase
-from supervisor.observe.hangs.threshold import CALIBRATION_STEPS, KEPT, StepTimes, train_limit
+from supervisor.observe.hangs.threshold import KEPT, StepTimes, train_limit
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 LIMITS = HangSection()

@@ -1,8 +1,8 @@
 """Splits the time from a failure (or from the launch) to the first training step into its parts, for each start of the ranks.
 
-A part is named for what it ends with, and reaches back to the moment before it. So the parts add up to the whole, whatever is known: a
-moment that nothing showed leaves its time to the next one, and a part that ran beside an earlier one (a meeting of the nodes while ranks
-were still being ended) counts for what it took beyond that.
+A part is named for what it ends with, and reaches back to the moment before it. So the parts add up to the whole, whatever is known. A
+moment that nothing showed leaves its time to the next one. Of a part that ran beside an earlier one (the nodes met while ranks were still
+being ended) only the time beyond that one counts.
 """
 
 from __future__ import annotations

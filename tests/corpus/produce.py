@@ -5,7 +5,7 @@
     python tests/corpus/produce.py --update [ID…]         # into tests/corpus/logs, and their rows of labels.toml
     python tests/corpus/produce.py --list
 
-In: cases/*.toml. Out: one <id>.log each, one line each on stdout, exit status 1 where a case did not do what it is there for (a failure
+Each case of cases/*.toml makes <id>.log and a line on stdout. The exit status is 1 if a case did not do what it is there for (a failure
 that ended with 0, a near-miss that did not, words that should stand in the log and do not). A case whose needs this machine lacks is named
 and left out. One case runs at a time, niced.
 """

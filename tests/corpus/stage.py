@@ -1,7 +1,7 @@
 """One case of the corpus on stage: what it needs, how it is run without a trace on the host, and its log with neutral names.
 
-In: a Case (a row of cases/*.toml). Out: a Run (the log, the exit status). Can fail: a need that this machine lacks (`lacks` says which), a
-case that outlives its limit (`Run.status` is None). The directory made for a case, its mounts, its memory cgroup and its processes belong
+A Case is a row of cases/*.toml, a Run its log and exit status. `lacks` names the needs that this machine does not meet; `Run.status` is
+None for a case that outlives its limit. The directory made for a case, its mounts, its memory cgroup and its processes belong
 to `run` and are gone when it returns: the processes live in a pid namespace of their own that ends with its first one, the mounts in a
 mount namespace. A case with a memory limit shares the host's pid namespace, so that the kernel's record of it names the pids of its log.
 """

@@ -1,10 +1,10 @@
 """Running `supervise` for real, as a user's shell would, and seeing what it leaves behind.
 
-In: options and a command. Out: a `Supervised` run with its own state directory, its output in files, and questions that await their
-answer under a deadline. A test that fails shows output, journal and rank logs. Whatever carries the run's mark in its environment
-is ended after the test, by pid, after its mark was read again. Then every journal that the test's runs wrote is folded: `decide` must
-give, record by record, the state that the process had. And the time ledger of every journal below the test's directory must add up to the
-wall clock, whoever wrote it: a drill, a test's own `supervise`, an earlier run.
+`Supervised` is a run with its own state directory, its output in files, and questions that await their answer under a deadline. A test
+that fails shows output, journal and rank logs. Whatever carries the run's mark in its environment is ended after the test, by pid, after
+its mark was read again. Then every journal that the test's runs wrote is folded: `decide` must give, record by record, the state that the
+process had. And the time ledger of every journal below the test's directory must add up to the wall clock, whoever wrote it: a drill, a
+test's own `supervise`, an earlier run.
 """
 
 from __future__ import annotations

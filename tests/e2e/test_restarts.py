@@ -1,7 +1,7 @@
 """Every attempt has a store of its own: restarts after a rank's death recover for every rendezvous, where plain torchrun's often do not.
 
-In: a real gloo training of two ranks, one of which starts a second later than the other, a rank that dies once. Out: the model must be
-bit-equal to an uninterrupted run's, after exactly one restart: `pids` has a line per rank and start.
+Two ranks train with gloo. One starts a second later than the other, and a rank dies once. After exactly one restart the model must be
+bit-equal to an uninterrupted run's: `pids` has a line per rank and start.
 """
 
 from __future__ import annotations

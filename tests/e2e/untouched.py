@@ -1,8 +1,7 @@
 """The proof of ownership: what a run did to files outside its state directory is in its journal of moves, and can be undone.
 
-In: a listing of files that the job does not write to from then on. Out: nothing; it fails where a file is elsewhere,
-is another or holds anything else, but for the renames that the journal tells, and where `supervise checkpoints undo` does not
-reverse those.
+It takes a listing of files that the job does not write any more. It fails if a file is elsewhere, is another or holds anything else,
+except for the renames that the journal records, and if `supervise checkpoints undo` does not reverse those.
 """
 
 from __future__ import annotations

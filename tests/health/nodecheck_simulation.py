@@ -1,6 +1,6 @@
 """Nodes that do not exist, with faults, in front of the real plan and the real judge; and a single-pass check to compare with.
 
-In: the number of nodes, faults, a seed. Out: Evidence as a real check would have it. Nothing here fails, and nothing is kept.
+From the number of nodes, faults and a seed it makes Evidence as a real check would have it.
 
 Times are lognormal around those of a small cluster; `disturbed` of the trials take several times as long, as on a machine that others use.
 """

@@ -1,4 +1,4 @@
-"""Two things that torch's ranks cannot do while torchrun's agent serves their store (TORCHELASTIC_USE_AGENT_STORE), and now can.
+"""Lets ranks use a store elsewhere, and make a second process group, while torchrun's agent serves theirs (TORCHELASTIC_USE_AGENT_STORE).
 
 A store elsewhere: torch takes *every* endpoint for the agent's, so that with `tcp://` at a port of the script's own no rank serves, and all
 wait (pytorch #191957). And a second `init_process_group`: the store outlives the first process group, whose addresses the ranks would read.

@@ -1,6 +1,6 @@
 """Everything that is done to a sound checkpoint, one function each, and the verdicts that are right about it.
 
-In: a `Made` that may be damaged. Out: nothing; the files are other than before. None for a format means: it does not apply there.
+Each function damages the files of a `Made`. None for a format means: it does not apply there.
 """
 
 from __future__ import annotations

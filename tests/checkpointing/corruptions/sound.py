@@ -1,7 +1,8 @@
 """Small sound checkpoints of every format, as the frameworks write them, and where the bytes are that a corruption is done to.
 
-In: an empty directory. Out: a `Made`: the path that a person would give to `verify`, the file that is damaged, and how the format keeps
-its steps. Where the framework is at hand it writes the checkpoint itself; DeepSpeed, Megatron, Lightning and the Trainer by their layouts.
+Each fills an empty directory and returns a `Made`: the path that a person would give to `verify`, the file to damage, and how the format
+keeps its steps. Where the framework is at hand it writes the checkpoint itself; DeepSpeed, Megatron, Lightning and the Trainer by their
+layouts.
 """
 
 from __future__ import annotations

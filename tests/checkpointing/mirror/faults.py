@@ -1,7 +1,7 @@
 """A TCP proxy that does to a connection what networks and servers do: a table of faults, applied to the requests that they are for.
 
-In: the port of a real server. Out: a port of its own, and what went through: (request line, bytes of its body). A fault is used up
-`times` times; it looks at the request line and decides what becomes of the request.
+It stands before the port of a real server, and keeps each request that went through: (request line, bytes of its body). A fault acts
+`times` times; the request line decides whether it acts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """OpenStack Swift with its s3api on loopback, run by the interpreter of a virtual environment that has it: no root, no /etc.
 
-In: a directory of its own and a port, of which it takes four in a row. Out: a line `ready` on stdout. SIGTERM, or the end of
-stdin, ends all four services. The wrong checksum of a body is refused, as is a wrong signature; If-None-Match is answered with 412.
+It takes a directory of its own and four ports in a row, and prints `ready`. SIGTERM, or the end of stdin, ends all four services. The
+wrong checksum of a body is refused, as is a wrong signature; If-None-Match is answered with 412.
 """
 
 from __future__ import annotations

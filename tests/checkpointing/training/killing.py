@@ -2,7 +2,7 @@
 
     python killing.py save|sharded|snapshot KILLS DIRECTORY
 
-In: how many kills, placed by what the trainer has written so far. Out: one line of JSON per kill. Each trainer is a fork of this process,
+What the trainer has written so far places each kill. It prints a line of JSON for each. Each trainer is a fork of this process,
 which has imported torch; all threads of torch are off, so that forking is sound. A state of step n is nothing but the number n.
 """
 

@@ -51,8 +51,8 @@ def look(path: str, *, reading: ReadOptions = _PLAIN, started: Callable[[str], N
     """Yield a verification for each checkpoint that `path` stands for, at least one. `started` gets each path before it is read."""
     found, pointer = checkpoints_in(path), _pointer(path)
     # any script may write a file "latest"; only Megatron writes its own name
-    ours = pointer is not None and (pointer.format == "megatron" or all(_format(one) == pointer.format for one in found if one != path))
-    if ours and pointer is not None and (pointer.problem or len(found) == 1):
+    is_own = pointer is not None and (pointer.format == "megatron" or all(_format(one) == pointer.format for one in found if one != path))
+    if is_own and pointer is not None and (pointer.problem or len(found) == 1):
         # the framework's loader gets the root: if it holds one step, both are the same checkpoint
         yield _root(path, pointer, found, reading, started)
         if len(found) == 1:

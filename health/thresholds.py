@@ -121,14 +121,14 @@ class Thresholds:
 
 def thresholds(words: Iterable[str]) -> Thresholds:
     """Return the thresholds with those of `words`, NAME=VALUE, in place of ours. Raises ValueError naming what is wrong."""
-    ours = {field.name: float if field.type == "float" else int for field in fields(Thresholds)}
+    types = {field.name: float if field.type == "float" else int for field in fields(Thresholds)}
     chosen: dict[str, float] = {}
     for word in words:
         name, _, value = word.partition("=")
-        if name.strip() not in ours:
-            raise ValueError(f"there is no threshold {name.strip()!r}; there are {', '.join(sorted(ours))}")
+        if name.strip() not in types:
+            raise ValueError(f"there is no threshold {name.strip()!r}; there are {', '.join(sorted(types))}")
         try:
-            number = ours[name.strip()](value)
+            number = types[name.strip()](value)
         except ValueError:
             number = math.nan
         if not 0 <= number < math.inf:

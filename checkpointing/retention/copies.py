@@ -263,9 +263,9 @@ class Copies:
         tighter = [replace(policy, newest=newest) for newest in range(policy.newest, 0, -1)]
         names: set[str] = set()
         for one in (*tighter, rules.RetentionPolicy(1)):
-            mine = [_row(copy, order, needed, Verdict.VERIFIED) for copy in existing if copy.manifest.path == made.path]
+            rows_of_path = [_row(copy, order, needed, Verdict.VERIFIED) for copy in existing if copy.manifest.path == made.path]
             others = _by_path((copy for copy in existing if copy.manifest.path != made.path), order, needed)
-            names = {row.name for rows in ([*mine, new], *others) for row in rules.may_go(rows, one, new.name)}
+            names = {row.name for rows in ([*rows_of_path, new], *others) for row in rules.may_go(rows, one, new.name)}
             if self._fits(existing, names, made):
                 return tuple(copy for copy in existing if copy.place in names)
         if made.n_bytes > self._cap_bytes:
@@ -389,8 +389,8 @@ def _take(old: str, new: str, part_bytes: int, reading: ReadOptions, way: str) -
     """Read a file once: the new one if it shares the blocks of the old one, else the old one, which is written to the new one."""
     with _open(old, reading) as opened:
         if way != _COPY:
-            with _open(new, reading) as ours:
-                read = digest.of_source(ours, part_bytes=part_bytes)
+            with _open(new, reading) as copy_source:
+                read = digest.of_source(copy_source, part_bytes=part_bytes)
         if way == _LINK:
             return read  # owner, mode and times are those of the original, which has them
         flags = os.O_WRONLY | os.O_CLOEXEC | (0 if way == _REFLINK else os.O_CREAT | os.O_EXCL)

@@ -125,8 +125,8 @@ def _agree(
         if found is None:
             return None, why
         proposal = _Proposal(found[0], found[1], (found[2][0], found[2][1]))
-        mine = together.rank == 0 or _have(proposal)
-        if together.meet(vote=mine).yes:
+        has_it = together.rank == 0 or _have(proposal)
+        if together.meet(vote=has_it).yes:
             return proposal, why
         lacking.append((proposal.path, "not every rank has it whole"))
 

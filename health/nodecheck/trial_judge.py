@@ -155,10 +155,10 @@ def _failing(known: TrialEvidence, failed: Mapping[Pair, list[str]], limits: Lim
         worst = max(partners, key=lambda rank: (partners[rank], weight[rank], -rank), default=NOBODY)
         if worst == NOBODY or partners[worst] < 2:  # noqa: PLR2004  one partner alone: it may be the partner or the link
             return ranks, links | {pair for pair, count in left.items() if count > 1}, {pair for pair, count in left.items() if count == 1}
-        theirs = {pair for pair in left if worst in pair}
+        of_worst = {pair for pair in left if worst in pair}
         met_all = [pair for pair in met if worst in pair and not ranks & set(pair)]
-        if 2 * len(theirs) < len(met_all) and all(left[pair] >= max(2, limits.always * met[pair]) for pair in theirs):
-            links |= theirs
+        if 2 * len(of_worst) < len(met_all) and all(left[pair] >= max(2, limits.always * met[pair]) for pair in of_worst):
+            links |= of_worst
         else:
             ranks.add(worst)
 

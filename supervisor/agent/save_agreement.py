@@ -215,12 +215,12 @@ class _FileBallot:
 
     def settle(self, key: str, value: str) -> str:
         path = f"{self._prefix}-{key}"
-        mine = f"{path}.{threading.get_native_id()}"
-        with open(mine, "w", encoding="ascii") as file:  # noqa: PTH123 - see above
+        own_path = f"{path}.{threading.get_native_id()}"
+        with open(own_path, "w", encoding="ascii") as file:  # noqa: PTH123 - see above
             file.write(value)
         with contextlib.suppress(FileExistsError):
-            os.link(mine, path)  # only the first
-        os.unlink(mine)  # noqa: PTH108 - see above
+            os.link(own_path, path)  # only the first
+        os.unlink(own_path)  # noqa: PTH108 - see above
         return self.get(key)
 
     def add(self, key: str) -> int:

@@ -71,19 +71,19 @@ class AgentStandbys:
     def _start(self, order: PrepareStandbys, local_rank: int, args: Sequence[str], env: Mapping[str, str]) -> Standby:
         """Start one as its rank was started, and with a link. Raises OSError."""
         facts = StartFacts(args, env, os.getcwd(), order.renewed)  # noqa: PTH109  as text
-        ours, theirs = pair()
-        with theirs:
+        own_end, standby_end = pair()
+        with standby_end:
             process = subprocess.Popen(  # noqa: S603  the user's own command, whose interpreter waits before it runs the script
                 args=args,
-                env=environment(env, theirs.fileno(), f"{order.directory}/imports-{local_rank}.json"),
+                env=environment(env, standby_end.fileno(), f"{order.directory}/imports-{local_rank}.json"),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[standby_end.fileno()],
                 start_new_session=True,
                 preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  as in spawn.py
             )
         self._processes[process.pid] = process
-        return Standby(process.pid, ours, facts)
+        return Standby(process.pid, own_end, facts)
 
     def take(self, local_rank: int, args: tuple[str, ...], env: dict[str, str], out: Any, err: Any) -> subprocess.Popen[bytes] | None:  # noqa: ANN401  a file, a descriptor, or None: as Popen takes them
         """Return the standby that became this rank, None where the rank must be started. out, err: as Popen takes them."""

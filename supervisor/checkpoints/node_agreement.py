@@ -281,5 +281,5 @@ def _checkpoints_here(
 _Row = TypeVar("_Row", NodeState, CheckpointsHere, Proof)
 
 
-def _gathered(all_gather: AllGather, number: int, mine: _Row) -> list[_Row]:
-    return [msgspec.convert(json.loads(text), type=type(mine)) for text in all_gather(number, json.dumps(asdict(mine)))]
+def _gathered(all_gather: AllGather, number: int, own_row: _Row) -> list[_Row]:
+    return [msgspec.convert(json.loads(text), type=type(own_row)) for text in all_gather(number, json.dumps(asdict(own_row)))]

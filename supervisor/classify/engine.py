@@ -208,14 +208,14 @@ def _roots(candidates: Sequence[CauseCandidate]) -> list[CauseCandidate]:
 
 def _follows(candidate: CauseCandidate, other: CauseCandidate) -> bool:
     """Whether a candidate may be a mere consequence of another."""
-    mine, cause = candidate.claim, other.claim.cause
-    if mine.cause == cause:
+    own_claim, cause = candidate.claim, other.claim.cause
+    if own_claim.cause == cause:
         return False
     if other.fact.name == "exit_code" and not other.fact.t and candidate.fact.name not in {"signal", "exit_code"}:
         return False  # a launcher's table has the codes of all ranks, the victims' too
-    if "*" in mine.consequence_of:
-        return "*" not in other.claim.consequence_of or cause.value in mine.consequence_of
-    if cause.value in mine.consequence_of or _follows_own_exception(candidate, other) or _is_launchers_kill(candidate, other):
+    if "*" in own_claim.consequence_of:
+        return "*" not in other.claim.consequence_of or cause.value in own_claim.consequence_of
+    if cause.value in own_claim.consequence_of or _follows_own_exception(candidate, other) or _is_launchers_kill(candidate, other):
         return True
     return _follows_peer(candidate, other)
 

@@ -178,8 +178,8 @@ def _rows(ledger: GpuQuarantine, held: tuple[QuarantinedGpu, ...], now: Readings
 
 def _findings(found: list[CheckResult], subject: str, name: str) -> list[dict[str, str]]:
     """Return what is wrong with one GPU. Its name, with which each reason begins, is left out."""
-    mine = [one for one in found if one.subject == subject]
-    return [{"check": one.check, "result": one.result.value, "reason": one.reason.removeprefix(f"{name}: ")} for one in mine]
+    of_gpu = [one for one in found if one.subject == subject]
+    return [{"check": one.check, "result": one.result.value, "reason": one.reason.removeprefix(f"{name}: ")} for one in of_gpu]
 
 
 def _state(ledger: GpuQuarantine, entry: QuarantinedGpu | None) -> dict[str, Any]:

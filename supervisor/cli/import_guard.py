@@ -21,18 +21,18 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 def pin_our_packages(root: Path = _ROOT) -> None:
     """Make our packages importable by their names, from `root`. Raises SuperviseError (78) naming an installed file that shadows one."""
     for name in NAMES:
-        ours = PathFinder.find_spec(name, [str(root)])
-        if ours is None or ours.origin is None or ours.loader is None:
+        own_spec = PathFinder.find_spec(name, [str(root)])
+        if own_spec is None or own_spec.origin is None or own_spec.loader is None:
             continue  # not part of this installation
         found = PathFinder.find_spec(name)
-        origin = Path(found.origin).resolve() if found is not None and found.origin is not None else Path(ours.origin).resolve()
-        if origin == Path(ours.origin).resolve():
+        origin = Path(found.origin).resolve() if found is not None and found.origin is not None else Path(own_spec.origin).resolve()
+        if origin == Path(own_spec.origin).resolve():
             continue
         if _INSTALLED.intersection(origin.parts):
             raise SuperviseError(
-                f"another package bears the name of one of ours: {name}: {origin} comes before {ours.origin}",
+                f"another package bears the name of one of ours: {name}: {origin} comes before {own_spec.origin}",
                 hint="Uninstall the distribution it belongs to, or install torch-supervise in an environment of its own.",
             )
-        module = importlib.util.module_from_spec(ours)
+        module = importlib.util.module_from_spec(own_spec)
         sys.modules[name] = module
-        ours.loader.exec_module(module)
+        own_spec.loader.exec_module(module)

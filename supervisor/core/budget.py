@@ -57,9 +57,9 @@ def family(cause: Cause) -> str:
 
 def recent(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Policy) -> tuple[Failure, ...]:
     """Return the failures of the cause's family within its period and since the last progress, charged or not."""
-    mine = family(cause)
-    period_s = INFRASTRUCTURE_PERIOD_S if mine == "infrastructure" else policy.period_s
-    return tuple(f for f in failures if not f.progressed_since and family(f.cause) == mine and t - f.t <= period_s)
+    own_family = family(cause)
+    period_s = INFRASTRUCTURE_PERIOD_S if own_family == "infrastructure" else policy.period_s
+    return tuple(f for f in failures if not f.progressed_since and family(f.cause) == own_family and t - f.t <= period_s)
 
 
 @dataclass(frozen=True, slots=True)

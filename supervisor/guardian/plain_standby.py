@@ -51,17 +51,17 @@ class PlainStandby:
         """Start it. Raises OSError."""
         from .standby import Standby, environment, pair  # noqa: PLC0415 - as above
 
-        ours, theirs = pair()
+        own_end, standby_end = pair()
         null = os.open("/dev/null", os.O_WRONLY)
         try:
-            env = environment(facts.env, theirs.fileno(), record)
-            pid, exec_fd = spawn(facts.argv, env, facts.cwd, outlets=[_Silence(null)], keep=[theirs.fileno()], ignored=self._ignored)
+            env = environment(facts.env, standby_end.fileno(), record)
+            pid, exec_fd = spawn(facts.argv, env, facts.cwd, outlets=[_Silence(null)], keep=[standby_end.fileno()], ignored=self._ignored)
         finally:
-            theirs.close()
+            standby_end.close()
             os.close(null)
         os.close(exec_fd)  # a program that is not there ends the standby
-        standby = Standby(pid, ours, facts)
-        self._link = ours.fileno()
+        standby = Standby(pid, own_end, facts)
+        self._link = own_end.fileno()
         self._reactor.watch(self._link, self._poll)
         return standby
 

@@ -124,8 +124,8 @@ def _env(variable: str, name: str) -> Env:
     if not _VARIABLE.fullmatch(variable):
         raise ValueError(f"{variable!r} is no name of a variable")
     if _RESERVED.fullmatch(variable) and variable != VARIABLES.get(name):
-        ours = f"; the script may read ${VARIABLES[name]}" if name in VARIABLES else ""
-        raise ValueError(f"${variable} cannot carry a {name} to the script{ours}")
+        alternative = f"; the script may read ${VARIABLES[name]}" if name in VARIABLES else ""
+        raise ValueError(f"${variable} cannot carry a {name} to the script{alternative}")
     return Env(variable)
 
 

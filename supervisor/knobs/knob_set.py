@@ -156,9 +156,9 @@ class KnobSet:
             return {name: value}
         name = next((known for known in _ALLOCATOR if self.environ.get(known)), name)
         users = [part for part in self.environ.get(name, "").split(",") if part]
-        ours = [part for part in value.split(",") if part]
-        new = {part.partition(":")[0].strip() for part in ours}
-        return {name: ",".join([*(part for part in users if part.partition(":")[0].strip() not in new), *ours])}
+        added = [part for part in value.split(",") if part]
+        new = {part.partition(":")[0].strip() for part in added}
+        return {name: ",".join([*(part for part in users if part.partition(":")[0].strip() not in new), *added])}
 
     def _copies(
         self, argv: list[str], edits: Mapping[FileKey, str], texts: Mapping[str, str], directory: Path, world_size: int | None

@@ -137,8 +137,8 @@ def stock_argv(command: Torchrun, nproc: int | None = None) -> list[str]:
     nproc: ranks of this node; None: as in the user's command. If an option is given twice, argparse takes the last.
     """
     at = _script_index(command.args)
-    ours = [NO_RESTARTS] if nproc is None else [f"--nproc-per-node={nproc}", NO_RESTARTS]
-    return [*command.head, *command.args[:at], *ours, *command.args[at:]]
+    added = [NO_RESTARTS] if nproc is None else [f"--nproc-per-node={nproc}", NO_RESTARTS]
+    return [*command.head, *command.args[:at], *added, *command.args[at:]]
 
 
 def own_arguments(command: Torchrun) -> tuple[str, ...]:

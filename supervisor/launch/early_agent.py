@@ -38,10 +38,10 @@ class EarlyAgent:
         self._on_died: Callable[[], None] | None = None
         self._turn = threading.Lock()
         self.guardian = start_guardian(job.settings, ignored, self._event, self._died)
-        self.link, theirs = socket.socketpair()
-        with theirs:
+        self.link, agent_end = socket.socketpair()
+        with agent_end:
             environ, cwd = agent_environment(job), str(job.cwd)
-            self.guardian.spawn(attempt=0, kind="agent", argv=argv, env=environ, cwd=cwd, log_dir="", fds=[theirs.fileno()])
+            self.guardian.spawn(attempt=0, kind="agent", argv=argv, env=environ, cwd=cwd, log_dir="", fds=[agent_end.fileno()])
 
     def listen(self, on_event: OnEvent, on_died: Callable[[], None]) -> GuardianClient:
         """Return the guardian, whose events go there from now on; those that came before are repeated."""

@@ -53,8 +53,8 @@ def instrumentation(environ: Mapping[str, str], shim: str) -> dict[str, str]:
     """Return PYTHONPATH with the instrumentation first, and how far that is to reach; nothing where `shim` is "off"."""
     if shim == "off":
         return {}
-    theirs = environ.get("PYTHONPATH")
-    path = str(INSTRUMENT_DIR) if theirs is None else f"{INSTRUMENT_DIR}{os.pathsep}{theirs}"
+    user_path = environ.get("PYTHONPATH")
+    path = str(INSTRUMENT_DIR) if user_path is None else f"{INSTRUMENT_DIR}{os.pathsep}{user_path}"
     return {"PYTHONPATH": path, "SUPERVISE_JOB_SHIM": shim}
 
 

@@ -270,17 +270,17 @@ class GuardianClient:
 
 
 def _launch(options: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    argv = [sys.executable, "-I", "-S", str(PROGRAM), "--link-fd", str(theirs.fileno()), *options]
+    own_end, guardian_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    argv = [sys.executable, "-I", "-S", str(PROGRAM), "--link-fd", str(guardian_end.fileno()), *options]
     try:
         # the job inherits what the user's shell gave us (a job server, a log on fd 3)
-        process = orphans.started(lambda: subprocess.Popen(argv, pass_fds=[theirs.fileno(), *_inheritable_fds()]))  # noqa: S603 - our own program
+        process = orphans.started(lambda: subprocess.Popen(argv, pass_fds=[guardian_end.fileno(), *_inheritable_fds()]))  # noqa: S603 - our own program
     except OSError as error:
-        ours.close()
+        own_end.close()
         raise _no_start(error.strerror or str(error)) from error
     finally:
-        theirs.close()
-    return process, ours
+        guardian_end.close()
+    return process, own_end
 
 
 def _become_subreaper() -> None:

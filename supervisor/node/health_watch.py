@@ -99,8 +99,8 @@ class HealthWatch:
     def before(self, paths: Sequence[str], need_bytes: int, *, alone: bool = True) -> NodeHealth:
         """Read all that may hold an attempt back. Takes DEADLINE_S at most, and the start of a process. alone: no rank of ours runs."""
         wanted = tuple(name for name in self.probes if name not in self._hung)
-        with self._turns(_START_TURN_S) as mine:
-            if not mine:
+        with self._turns(_START_TURN_S) as is_our_turn:
+            if not is_our_turn:
                 return NodeHealth(Readings(), (), "an earlier check of this node hangs")
             ask = replace(self._ask(DEADLINE_S, paths, need_bytes), hosts=self._rendezvous.hosts, ports=self._rendezvous.ports)
             now = self._runner.sweep(wanted, ask)
@@ -178,8 +178,8 @@ class HealthWatch:
     def close(self) -> None:
         """End what runs. A prober that is stuck ends with us: its requests come to an end."""
         self._end_sampling()
-        with self._turns(_CLOSING_S) as mine:
-            if mine:
+        with self._turns(_CLOSING_S) as is_our_turn:
+            if is_our_turn:
                 self._runner.close()
 
     def _end_sampling(self) -> None:
@@ -226,8 +226,8 @@ class HealthWatch:
 
     def _last_reading(self) -> tuple[Readings, str]:
         """Return the newest readings of the GPUs, and why some of them are older, "" where none is."""
-        with self._turns(_TURN_S) as mine:
-            if not mine:
+        with self._turns(_TURN_S) as is_our_turn:
+            if not is_our_turn:
                 return self._last or Readings(), "a sample is under way and does not end; the one before it is used"
             now = self._runner.sample(AFTER, self._ask(AFTER_S))
             self._note_sample(now)
@@ -238,8 +238,8 @@ class HealthWatch:
     def _sample_until(self, stop: threading.Event, every_s: float) -> None:
         while not stop.is_set():
             changes: tuple[Finding, ...] = ()
-            with self._turns(every_s) as mine, contextlib.suppress(OSError):  # no descriptor to be had: there may be at the next
-                if mine and not stop.is_set():
+            with self._turns(every_s) as is_our_turn, contextlib.suppress(OSError):  # no descriptor to be had: there may be at the next
+                if is_our_turn and not stop.is_set():
                     changes = self._sample()
             if changes and not stop.is_set():
                 self._on_change(changes)
@@ -282,11 +282,11 @@ class HealthWatch:
     @contextlib.contextmanager
     def _turns(self, wait_s: float) -> Iterator[bool]:
         """Give the runner to one at a time; False where it is not to be had in time."""
-        mine = self._turn.acquire(timeout=wait_s)
+        is_our_turn = self._turn.acquire(timeout=wait_s)
         try:
-            yield mine
+            yield is_our_turn
         finally:
-            if mine:
+            if is_our_turn:
                 self._turn.release()
 
 

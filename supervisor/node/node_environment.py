@@ -6,8 +6,8 @@ readings of one node for each digest. So nodes that are alike exchange some byte
 health/checks/node_environments.py.
 
 Two rows of each node bound the offset of its clock: node b sends its second row after it has node a's first one, and the other way
-round. So with the first times a1 and b1 and the second ones a2 and b2, by each node's clock, b's clock is ahead of a's by at least
-b1 - a2 and by at most b2 - a1.
+round. Nodes a and b send their rows at a1 and a2, b1 and b2, each by its own clock. So b's clock is ahead of a's by at least b1 - a2 and
+by at most b2 - a1.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class EnvironmentComparison:
             return ()
         digests = [peer.digest for peer in peers]
         differs = len(set(digests)) > 1
-        mine = self._text if differs and digests.index(digests[node]) == node else ""
-        rows = [json.loads(text) for text in all_gather(NUMBER, json.dumps({"text": mine, "sent_t": self.now()}))]
+        own_text = self._text if differs and digests.index(digests[node]) == node else ""
+        rows = [json.loads(text) for text in all_gather(NUMBER, json.dumps({"text": own_text, "sent_t": self.now()}))]
         found: list[NodeDifference] = []
         if differs:
             texts = {digest: str(row["text"]) for digest, row in zip(digests, rows, strict=True) if row["text"]}

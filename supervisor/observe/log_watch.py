@@ -297,13 +297,13 @@ class _WatchedStream:
 
     def _open_follower(self) -> None:
         """Go on with the file that came after ours, which is called NAME.n by now."""
-        ours = self._inode
+        open_inode = self._inode
         for _ in range(KEPT):
-            number = next((n for n in range(1, KEPT) if _inode(f"{self._path}.{n}") == ours), None)
+            number = next((n for n in range(1, KEPT) if _inode(f"{self._path}.{n}") == open_inode), None)
             if number is None:
                 break
             self._open(f"{self._path}.{number - 1}" if number > 1 else self._path)
-            if _inode(f"{self._path}.{number}") == ours:  # else it was rotated again in between, and this may be the one after
+            if _inode(f"{self._path}.{number}") == open_inode:  # else it was rotated again in between, and this may be the one after
                 return
         self._gaps += 1
         self._mark_gap()  # ours is not kept any longer, and neither may be others that came after it

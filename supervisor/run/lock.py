@@ -122,10 +122,10 @@ def acquire(  # noqa: PLR0913  who asks, for what, and how hard
     me = this_process()
     try:
         while True:
-            mine = LockRecord(secrets.token_hex(8), me, run, time.time())
+            own_record = LockRecord(secrets.token_hex(8), me, run, time.time())
             tail = _wait_free(path, me, job, address, takeover=takeover, lease_s=lease_s, notify=notify)
-            if _link(path, mine) if tail is None else _succeed(path, tail, mine):
-                return Lock(path, mine, None if tail is None or (tail.record and tail.record.released) else tail.stamp / 1e9)
+            if _link(path, own_record) if tail is None else _succeed(path, tail, own_record):
+                return Lock(path, own_record, None if tail is None or (tail.record and tail.record.released) else tail.stamp / 1e9)
     except OSError as error:
         raise SuperviseError(
             f"cannot lock the job: {path}: {error.strerror}",
@@ -179,13 +179,13 @@ def _wait_free(  # noqa: PLR0913  as acquire
     return None
 
 
-def _succeed(path: Path, tail: _Seen, mine: LockRecord) -> bool:
+def _succeed(path: Path, tail: _Seen, own_record: LockRecord) -> bool:
     """Become the owner after `tail`, whose process is gone. False: somebody else did, or the chain went on meanwhile."""
     link = _link_path(path, tail.key)
-    if not _link(link, mine):
+    if not _link(link, own_record):
         return False
     now = _tail(path)
-    if now is None or now.key != mine.token:
+    if now is None or now.key != own_record.token:
         link.unlink(missing_ok=True)  # came late: the link leads from a record that is not in the chain any more
         return False
     try:
@@ -195,7 +195,7 @@ def _succeed(path: Path, tail: _Seen, mine: LockRecord) -> bool:
     for passed in tail.passed:
         passed.unlink(missing_ok=True)
     now = _tail(path)
-    return now is not None and now.key == mine.token
+    return now is not None and now.key == own_record.token
 
 
 def _tail(path: Path) -> _Seen | None:

@@ -107,8 +107,8 @@ def _timeout_s(situation: Situation) -> float:
 def _timeout_is_the_scripts(situation: Situation) -> bool:
     """Whether the groups timed out earlier than this rung had set: the script passes its own timeout, which stays as it is."""
     now = dict(situation.overrides)
-    ours = now.get(network.TIMEOUT_KNOB) or now.get(f"env:{network.TIMEOUT}", "")
-    return bool(ours) and _timeout_s(situation) < float(ours)
+    new_timeout_s = now.get(network.TIMEOUT_KNOB) or now.get(f"env:{network.TIMEOUT}", "")
+    return bool(new_timeout_s) and _timeout_s(situation) < float(new_timeout_s)
 
 
 def _timeout_missing(situation: Situation) -> str:

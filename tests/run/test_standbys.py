@@ -1,4 +1,4 @@
-"""When standbys are ordered, when they are ended, and what is said of them. The agent and the guardian are played here."""
+"""When standbys are ordered, when they are ended, and what is reported of them. The agent and the guardian are played here."""
 
 from __future__ import annotations
 

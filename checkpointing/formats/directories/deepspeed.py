@@ -37,14 +37,14 @@ _MOST_RANKS: Final = 100_000
 def claims(tree: Tree) -> bool:
     """Claim a directory with at least one file named as DeepSpeed does, and an empty one named as its steps are."""
     top = tree.top()
-    return any(_ours(name) for name in top) or (_STEP.fullmatch(tree.name) is not None and not top)
+    return any(_is_own_file(name) for name in top) or (_STEP.fullmatch(tree.name) is not None and not top)
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
     """Look at every shard, and compare them with one another and with the numbers of ranks. Raises OSError, Interrupted."""
-    ours = sorted(name for name in tree.top() if _ours(name))
-    parts = rank_shards.examine_each(tree, ours, bulk=bulk)
-    scans = {name: rank_shards.scan_of(tree, name) for name in ours}
+    own_files = sorted(name for name in tree.top() if _is_own_file(name))
+    parts = rank_shards.examine_each(tree, own_files, bulk=bulk)
+    scans = {name: rank_shards.scan_of(tree, name) for name in own_files}
     model = {name: scan for name, scan in scans.items() if name.endswith("_model_states.pt")}
     optimizer = {name: scan for name, scan in scans.items() if name.endswith("_optim_states.pt")}
     steps = {name: rank_shards.integer_outermost(scan, "global_steps") for name, scan in model.items()}
@@ -52,29 +52,29 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     all_steps = {**steps, **({tree.name: int(named[1])} if named else {})}
     step = next((one for one in steps.values() if one is not None), None)
     place = NOWHERE if step is None else StepPosition(step, sure=True)
-    checks = (_ranks(ours, scans), rank_shards.mixed(all_steps), rank_shards.mixed_facts(optimizer))
+    checks = (_ranks(own_files, scans), rank_shards.mixed(all_steps), rank_shards.mixed_facts(optimizer))
     found = [part for group in (checks[0], rank_shards.found_problems(checks[1:])) for part in group]
-    return combine([*parts, *found], place, files=tuple(ours))
+    return combine([*parts, *found], place, files=tuple(own_files))
 
 
-def _ours(name: str) -> bool:
+def _is_own_file(name: str) -> bool:
     return any(pattern.fullmatch(name) for pattern in (_MODEL, _MODEL3, _OPTIMIZER, _OTHER))
 
 
-def _ranks(ours: list[str], scans: dict[str, PickleScan | None]) -> list[Examination]:
+def _ranks(own_files: list[str], scans: dict[str, PickleScan | None]) -> list[Examination]:
     """Compare the ranks that there are files of with the ranks that there were."""
     states = [scan for name, scan in scans.items() if scan is not None and (_MODEL.fullmatch(name) or _MODEL3.fullmatch(name))]
     saved_dp = next((size for scan in states if (size := rank_shards.integer_outermost(scan, "dp_world_size"))), None)
     saved_mp = next((size for scan in states if (size := rank_shards.integer_outermost(scan, "mp_world_size"))), None)
     zero = any("param_shapes" in scan.keys and "param_shapes" not in scan.nones for scan in states)
-    pairs = {(int(match[2]), int(match[3])): name for name in ours if (match := _OPTIMIZER.fullmatch(name))}
-    pairs3 = {(int(match[1]), int(match[2])): name for name in ours if (match := _MODEL3.fullmatch(name))}
-    singles = {int(match[1]): name for name in ours if (match := _MODEL.fullmatch(name))}
+    pairs = {(int(match[2]), int(match[3])): name for name in own_files if (match := _OPTIMIZER.fullmatch(name))}
+    pairs3 = {(int(match[1]), int(match[2])): name for name in own_files if (match := _MODEL3.fullmatch(name))}
+    singles = {int(match[1]): name for name in own_files if (match := _MODEL.fullmatch(name))}
     seen_mp = 1 + max((*singles, *(mp for _, mp in (*pairs, *pairs3))), default=0)
     seen_dp = 1 + max((dp for dp, _ in (*pairs, *pairs3)), default=0)
     mp_size, dp_size = max(saved_mp or 1, seen_mp), saved_dp or seen_dp
     if mp_size * max(dp_size, seen_dp) > _MOST_RANKS:
-        return rank_shards.found_problems([rank_shards.left_over(ours[-1:], "no training has so many ranks")])
+        return rank_shards.found_problems([rank_shards.left_over(own_files[-1:], "no training has so many ranks")])
     prefix = next((one for one in ("bf16_", "fp16_") if any(name.startswith(one) for name in pairs.values())), "")
     every = [(dp, mp) for mp in range(mp_size) for dp in range(dp_size)]
     wanted = [f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt" for dp, mp in every] if pairs3 else []
@@ -84,5 +84,5 @@ def _ranks(ours: list[str], scans: dict[str, PickleScan | None]) -> list[Examina
         wanted += [f"{prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt" for dp, mp in every]
     beyond = [name for group in (pairs, pairs3) for (dp, _), name in sorted(group.items()) if dp >= dp_size]
     return rank_shards.found_problems(
-        [rank_shards.missing(wanted, set(ours)), rank_shards.left_over(beyond, f"there were {dp_size} data-parallel ranks")]
+        [rank_shards.missing(wanted, set(own_files)), rank_shards.left_over(beyond, f"there were {dp_size} data-parallel ranks")]
     )

@@ -179,9 +179,9 @@ def _isolated(now: Readings, pairs: list[dict[str, Json]]) -> list[str]:
     *others, last = sorted(nearest, key=lambda gpu: nearest[gpu]) or [""]
     if len(nearest) < _FEWEST_GPUS or len(nearest) % 2 or nearest[others[-1]] >= nearest[last]:
         return []
-    theirs = _LEVELS.get(nearest[others[-1]], nearest[others[-1]])
+    usual = _LEVELS.get(nearest[others[-1]], nearest[others[-1]])
     return [
-        f"{gpus.label(now, last)}: no sibling nearer than {_LEVELS.get(nearest[last], nearest[last])}, and all others have one ({theirs})"
+        f"{gpus.label(now, last)}: no sibling nearer than {_LEVELS.get(nearest[last], nearest[last])}, and all others have one ({usual})"
     ]
 
 

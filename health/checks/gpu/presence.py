@@ -223,8 +223,8 @@ def _is_logged(now: Readings, event: dict[str, Json]) -> bool:
     if reading is None or event.get("kind") != "xid" or not isinstance(at, int | float):
         return False
     for row in now.rows("kernel.findings", KERNEL):
-        age, theirs = row.get("age_s"), str(row.get("pci") or "nowhere")
-        same = (row.get("kind"), row.get("code")) == ("xid", event.get("data")) and pci.startswith(theirs)
+        age, row_pci = row.get("age_s"), str(row.get("pci") or "nowhere")
+        same = (row.get("kind"), row.get("code")) == ("xid", event.get("data")) and pci.startswith(row_pci)
         if same and isinstance(age, int | float) and abs(reading.t - age - at) <= _SAME_EVENT_S:
             return True
     return False

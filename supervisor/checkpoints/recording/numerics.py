@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def newest_of_run(manifests: Iterable[Manifest], run: str, pattern: str | None = None) -> Manifest | None:
     """Return the last verified checkpoint of a run; with `pattern` the last one there."""
-    mine = (one for one in manifests if run and one.about.run == run and (pattern is None or pattern_of(one.path) == pattern))
-    return max(mine, key=saved_order, default=None)
+    of_run = (one for one in manifests if run and one.about.run == run and (pattern is None or pattern_of(one.path) == pattern))
+    return max(of_run, key=saved_order, default=None)
 
 
 def saved_order(one: Manifest) -> tuple[int, int]:

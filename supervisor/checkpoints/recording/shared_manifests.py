@@ -55,17 +55,17 @@ class SharedManifests:
         since = self._asked.setdefault((path, identity), self._clock())
         return self._clock() - since < PATIENCE_S + _READINGS * identity.size / BACKGROUND_BYTES_PER_S
 
-    def is_saved_by_another(self, path: str, identity: Identity, mine: Discovery | None) -> bool:
+    def is_saved_by_another(self, path: str, identity: Identity, own_discovery: Discovery | None) -> bool:
         """Return whether ranks of another node saved a checkpoint: their save left it as it is, or only theirs was logged."""
-        own = () if mine is None else mine.writes(path)
+        own = () if own_discovery is None else own_discovery.writes(path)
         if any(_left(write, identity) for write in own):
             return False
-        theirs = [write for node in self._others() for write in read_last_run(self._nodes / node / self._directory).writes(path)]
-        return any(_left(write, identity) for write in theirs) or (bool(theirs) and not own)
+        others = [write for node in self._others() for write in read_last_run(self._nodes / node / self._directory).writes(path)]
+        return any(_left(write, identity) for write in others) or (bool(others) and not own)
 
-    def is_first(self, path: str, mine: Discovery) -> bool:
+    def is_first(self, path: str, own_discovery: Discovery) -> bool:
         """Return whether this node's name is the first of those whose ranks took part in the last save of a checkpoint."""
-        at = max((write.t for write in mine.writes(path)), default=None)
+        at = max((write.t for write in own_discovery.writes(path)), default=None)
         earlier = [name for name in self._others() if name < self._me]
         return at is None or not any(
             abs(write.t - at) < _SAME_SAVE_S

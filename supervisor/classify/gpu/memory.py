@@ -38,13 +38,13 @@ def holders(fields: Mapping[str, str], own: Collection[str]) -> dict[str, str]:
         return {}
     if all(pid is not None for pid, _ in listed):
         return _by_amount([amount for _, amount in listed], fields)
-    ours = [(pid, amount) for pid, amount in listed if pid is not None and pid in own]
+    of_job = [(pid, amount) for pid, amount in listed if pid is not None and pid in own]
     others = [(pid, amount) for pid, amount in listed if pid is not None and pid not in own]
     found = {"other_bytes": str(sum(amount for _, amount in others))}
     if others:
         found["other_pids"] = " ".join(pid for pid, _ in others)
-    if ours:
-        found |= {"own_pids": " ".join(pid for pid, _ in ours), "own_bytes": str(sum(amount for _, amount in ours))}
+    if of_job:
+        found |= {"own_pids": " ".join(pid for pid, _ in of_job), "own_bytes": str(sum(amount for _, amount in of_job))}
     return found
 
 

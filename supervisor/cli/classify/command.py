@@ -276,11 +276,11 @@ def _logs(place: str) -> Iterator[Log]:
         below.sort()
         inside = Path(directory)
         streams = tuple(Stream(tuple(parts), log_files.rank_of(current)) for current, parts in log_files.streams(inside, None))
-        ours = {file for stream in streams for file in stream.files} if any(stream.rank is not None for stream in streams) else set()
-        if ours:
+        rank_files = {file for stream in streams for file in stream.files} if any(stream.rank is not None for stream in streams) else set()
+        if rank_files:
             yield Log(str(inside), streams)
         for file in sorted(inside / name for name in names):
-            if file in ours or not _is_new(file, seen):
+            if file in rank_files or not _is_new(file, seen):
                 continue
             if _is_packed(file):
                 left_out += 1

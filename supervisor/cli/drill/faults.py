@@ -103,8 +103,8 @@ def drill(settings: Settings, command: Sequence[str], order: DrillOrder) -> int:
     name = f"{identity.job_name(settings.job.name, environ, cwd, command).name[:44]}-drill-{time.strftime('%m%d%H%M%S')}"
     settings = dataclasses.replace(settings, job=dataclasses.replace(settings.job, name=name))
     if order.kind == "hang":
-        ours = {key: value for key, value in HANG_LIMITS.items() if settings.origin(key).kind == "default"}
-        settings = with_values(settings, dict(ours), dict.fromkeys(ours, Origin("command line", "drill hang")))
+        limits = {key: value for key, value in HANG_LIMITS.items() if settings.origin(key).kind == "default"}
+        settings = with_values(settings, dict(limits), dict.fromkeys(limits, Origin("command line", "drill hang")))
     if order.kind == "preempt":
         settings = dataclasses.replace(settings, stop=dataclasses.replace(settings.stop, notice_s=PREEMPT_LEFT_S))
     state = identity.make_node_state(settings.job.state_dir, cwd, name, identity.node_name())

@@ -80,9 +80,9 @@ def find_job(root: Path, job: str | None) -> JobFiles:
     name = jobs[0] if job is None else job
     if job is None and len(jobs) > 1:
         stdio.say(f"{name}: the most recent of {len(jobs)} jobs here; --job NAME shows another")
-    mine = [p for p in places if p.job == name]
+    of_job = [p for p in places if p.job == name]
     here = identity.node_name()
-    return next((p for p in mine if p.node == here), mine[0])
+    return next((p for p in of_job if p.node == here), of_job[0])
 
 
 def places_in(root: Path) -> list[JobFiles]:

@@ -1,7 +1,7 @@
 """Who may read the page: the host names by which it may be asked for, and the token. Pure.
 
-A browser on this machine can be made to ask any address here, and to show the answer to a page from elsewhere whose *name* was made to
-point here (DNS rebinding). The name is in the Host header, so that a request for an unknown one is refused. An address is no name.
+A page from elsewhere can have its *name* point to this machine (DNS rebinding). The reader's browser then asks us, and shows that page our
+answer. The name is in the Host header, so a request for an unknown one is refused. An address is no name.
 
 The token is what a reader must know where more than loopback is served. A browser sends it once, from a form, and gets a cookie that is
 derived from it: so a cookie outlives a restart of the page, ends with the token, and does not reveal it.
@@ -60,17 +60,17 @@ class PageAccess:
         if not self.token:
             return True
         scheme, _, given = authorization.partition(" ")
-        return (scheme.lower() == "bearer" and self.is_token(given.strip())) or same(cookie, self.cookie[1])
+        return (scheme.lower() == "bearer" and self.is_token(given.strip())) or _is_equal(cookie, self.cookie[1])
 
     def is_token(self, given: str) -> bool:
         """Whether this is the token. How long it takes does not show how much of it is right."""
-        return bool(self.token) and same(given, self.token)
+        return bool(self.token) and _is_equal(given, self.token)
 
     def _digest(self, of: str) -> str:
         return hmac.new(self.token.encode(), f"supervise ui {of}".encode(), hashlib.sha256).hexdigest()
 
 
-def same(given: str, right: str) -> bool:
+def _is_equal(given: str, right: str) -> bool:
     """Whether two texts are equal, in a time that does not depend on where they differ."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), right.encode())
 

@@ -74,10 +74,10 @@ class Gate:
                     headers[name] = value
             await send(message)
 
-        refused = self._refused(Headers(scope=scope), str(scope["path"]), scope["query_string"].decode("latin-1"))
-        await (refused or self._app)(scope, receive, send_with_headers)
+        refusal = self._refusal(Headers(scope=scope), str(scope["path"]), scope["query_string"].decode("latin-1"))
+        await (refusal or self._app)(scope, receive, send_with_headers)
 
-    def _refused(self, headers: Headers, path: str, query: str) -> Response | None:
+    def _refusal(self, headers: Headers, path: str, query: str) -> Response | None:
         host = headers.get("host", "")
         if not self._access.is_host(host):
             return PlainTextResponse(f"no page for this host name: {host[:200]!r}; ui.names lists the names that are allowed\n", 421)
@@ -109,7 +109,7 @@ class JobsApplication:
         self._jobs, self._access, self._report = jobs, access, report
         self._reported: set[str] = set()
         self._script = resources.files("supervisor.cli.ui").joinpath("live.js").read_text(encoding="utf-8")
-        self.pages = LivePages(self._made)
+        self.pages = LivePages(self._make)
         routes = [
             Route("/", self._page),
             Route("/changes", self._changes),
@@ -119,9 +119,9 @@ class JobsApplication:
             Route("/login", self._login, methods=["POST"]),
         ]
         middleware = [Middleware(Gate, access=access), Middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)]
-        self.application = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: self._wrong})
+        self.application = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: self._error_page})
 
-    def _made(self, at: PageAddress) -> LivePage:
+    def _make(self, at: PageAddress) -> LivePage:
         """Make a page; what goes wrong is a page too, and reported once."""
         now = time.time()
         try:
@@ -176,7 +176,7 @@ class JobsApplication:
         answer.set_cookie(name, value, max_age=_COOKIE_S, httponly=True, samesite="lax", secure=request.url.scheme == "https")
         return answer
 
-    async def _wrong(self, request: Request, error: Exception) -> Response:
+    async def _error_page(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         text = {404: "There is no such page.", 405: "This page is read-only."}.get(status, "The request cannot be answered.")
         page = message_page("Nothing here", text, up=_up(request.url.path), status=status)

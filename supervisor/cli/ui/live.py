@@ -33,7 +33,7 @@ class LivePages:
 
     def __init__(self, make: Callable[[PageAddress], LivePage], *, look_s: float = LOOK_S) -> None:
         self._make, self._look_s = make, look_s
-        self._made: OrderedDict[PageAddress, tuple[float, LivePage]] = OrderedDict()  # and until when each is fresh
+        self._pages: OrderedDict[PageAddress, tuple[float, LivePage]] = OrderedDict()  # and until when each is fresh
         self._readers: dict[PageAddress, set[asyncio.Event]] = {}
         self._thread = asyncio.Lock()
         self._has_readers = asyncio.Event()
@@ -42,17 +42,17 @@ class LivePages:
     async def current(self, at: PageAddress) -> LivePage:
         """Return a page that is at most a look old."""
         async with self._thread:
-            kept = self._made.get(at)
+            kept = self._pages.get(at)
             if kept is not None and time.monotonic() < kept[0]:
                 return kept[1]
             began = time.monotonic()
             page = await asyncio.to_thread(self._make, at)
             ended = time.monotonic()
             again_s = max(self._look_s, _SHARE * (ended - began)) if page.is_whole else 0.0  # what is read for the first time is read once
-            self._made[at] = ended + again_s, page
-            self._made.move_to_end(at)
-            while len(self._made) > _MOST_KEPT:
-                self._made.popitem(last=False)
+            self._pages[at] = ended + again_s, page
+            self._pages.move_to_end(at)
+            while len(self._pages) > _MOST_KEPT:
+                self._pages.popitem(last=False)
         if kept is None or kept[1].version != page.version:
             for reader in self._readers.get(at, ()):
                 reader.set()
@@ -68,7 +68,7 @@ class LivePages:
             page = await self.current(at)
             while not self._stopping:
                 woken.clear()
-                page = self._made[at][1] if at in self._made else page
+                page = self._pages[at][1] if at in self._pages else page
                 yield "" if page.version == sent else page.version
                 sent = page.version
                 with suppress(TimeoutError):
@@ -84,7 +84,7 @@ class LivePages:
             while not self._readers:  # one who came may have left before this goes on
                 self._has_readers.clear()
                 await self._has_readers.wait()
-            due = {at: self._made[at][0] if at in self._made else 0.0 for at in self._readers}
+            due = {at: self._pages[at][0] if at in self._pages else 0.0 for at in self._readers}
             at = min(due, key=lambda one: due[one])
             self._has_readers.clear()
             with suppress(TimeoutError):  # a page that nobody read before may be due earlier

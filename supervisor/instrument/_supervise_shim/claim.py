@@ -82,8 +82,8 @@ def release(identity: ProcessIdentity, beat: HeartbeatWriter) -> None:
 
 def join_environment(folder: str) -> None:
     """Have children instrumented, as a launcher's are."""
-    theirs = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = folder if theirs is None else f"{folder}{os.pathsep}{theirs}"
+    user_path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = folder if user_path is None else f"{folder}{os.pathsep}{user_path}"
     os.environ["SUPERVISE_JOB_SHIM"] = "launcher"
 
 
@@ -133,6 +133,6 @@ def _move_in(identity: ProcessIdentity, beat: HeartbeatWriter) -> None:
     finally:
         os.close(fd)
     words = layout.SLOT_BYTES // 8
-    ours = (memory[layout.HEAD_MAGIC], memory[layout.HEAD_VERSION]) == (layout.MAGIC, layout.VERSION)
-    if ours and 0 <= identity.local_rank < memory[layout.HEAD_SLOTS]:
+    is_own_format = (memory[layout.HEAD_MAGIC], memory[layout.HEAD_VERSION]) == (layout.MAGIC, layout.VERSION)
+    if is_own_format and 0 <= identity.local_rank < memory[layout.HEAD_SLOTS]:
         beat.move_to(memory[(1 + identity.local_rank) * words : (2 + identity.local_rank) * words])

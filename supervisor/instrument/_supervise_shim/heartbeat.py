@@ -190,7 +190,7 @@ class HeartbeatWriter:
 
     def _made_first_step(self, now: int) -> None:
         if self.start is not None:
-            self.start.stepped(now)
+            self.start.on_first_step(now)
             self.start = None
 
     def _began_at(self, step: int, *, by_worker: bool) -> None:
@@ -257,7 +257,7 @@ class HeartbeatWriter:
         if get_ident() != self._main_thread:
             return None
         if self.start is not None:
-            self.start.entered(phase)
+            self.start.on_phase_begin(phase)
         before = self._phase
         self._view[layout.PHASE] = monotonic_ns() << layout.PHASE_BITS | phase
         self._due_ns = 0  # the next optimizer step says TRAIN again
@@ -267,7 +267,7 @@ class HeartbeatWriter:
     def leave(self, phase: int, before: int | None) -> None:
         """End a phase, unless the training went on to another meanwhile."""
         if before is not None and self.start is not None:
-            self.start.left(phase)
+            self.start.on_phase_end(phase)
         if before is not None and self._phase == phase:
             self.enter(before)
 

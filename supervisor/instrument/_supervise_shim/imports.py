@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MOST_IMPORTS = 5000
 #: Packages of ours: a rank that imports one of them does so itself.
-OURS = ("_supervise_shim", "supervisor", "checkpointing", "health", "supervise_command")
+OWN_PACKAGES = ("_supervise_shim", "supervisor", "checkpointing", "health", "supervise_command")
 _SIGNALS = range(1, 65)
 
 
@@ -62,8 +62,8 @@ class ProcessState:
 
     __hash__ = None  # type: ignore[assignment]  # it is compared only
 
-    def written(self, path0: str | None) -> dict[str, Any]:
-        """Return it as JSON takes it, the same in another process of the same state; `path0`: the script's entry in sys.path."""
+    def as_json(self, path0: str | None) -> dict[str, Any]:
+        """Return the state as JSON values, equal in two processes of one state, without `path0`: the script's entry in sys.path."""
         path = self.path[1:] if path0 is not None and self.path[:1] == [path0] else self.path
         return {
             "variables": {os.fsdecode(name): source_hash(0, value).hex() for name, value in self.variables.items()},
@@ -136,7 +136,7 @@ class ImportRecord:
         if last.path == base and now.path[1:] == base and not getattr(sys.flags, "safe_path", False):
             self._path0 = now.path[0]
         changed = now != last
-        self._imports.append((name, now.written(self._path0) if changed else None))
+        self._imports.append((name, now.as_json(self._path0) if changed else None))
         self._last = now
 
     @quiet
@@ -162,7 +162,7 @@ class ImportRecord:
     def _content(self) -> dict[str, Any]:
         main = sys.modules["__main__"]
         path0 = self._path0
-        loaded = [name for name in list(sys.modules) if name != "__main__" and name.partition(".")[0] not in OURS]
+        loaded = [name for name in list(sys.modules) if name != "__main__" and name.partition(".")[0] not in OWN_PACKAGES]
         self._is_library.leave_out([path0, *(os.environ.get("PYTHONPATH") or "").split(os.pathsep)])
         modules: dict[str, list[Any]] = {}
         files = [getattr(main, "__file__", None)]
@@ -181,7 +181,7 @@ class ImportRecord:
             "path0": path0,
             "main_file": getattr(main, "__file__", None),
             "modules": modules,
-            "base": None if self._base is None else self._base.written(None),
+            "base": None if self._base is None else self._base.as_json(None),
             "imports": self._imports,
             "files": stamps(files),
             "directories": stamps(self._is_library.directories),
@@ -189,7 +189,7 @@ class ImportRecord:
 
 
 class Libraries:
-    """Says which modules are of the interpreter's installation: the standard library, and what was installed beside it."""
+    """Recognises the modules of the interpreter's installation: the standard library, and the packages installed beside it."""
 
     def __init__(self) -> None:
         self.directories = library_directories()
@@ -198,8 +198,8 @@ class Libraries:
 
     def leave_out(self, folders: Iterable[str | None]) -> None:
         """Take no module for a library's that lies in one of the script's folders, where that is itself in an installation."""
-        mine = [os.path.join(os.path.realpath(one), "") for one in folders if one]  # noqa: PTH118 - as above
-        self._not_below = tuple(one for one in mine if one.startswith(self._below) and one not in self._below)
+        script_folders = [os.path.join(os.path.realpath(one), "") for one in folders if one]  # noqa: PTH118 - as above
+        self._not_below = tuple(one for one in script_folders if one.startswith(self._below) and one not in self._below)
 
     def __call__(self, module: Any) -> bool:  # noqa: ANN401 - what stands in sys.modules may be anything
         """Whether it is a library's module."""

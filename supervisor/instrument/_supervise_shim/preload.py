@@ -29,29 +29,29 @@ class Refused(Exception):  # noqa: N818 - no error: a cold start is as good
     """Why this process cannot stand in for the rank."""
 
 
-class Leave(Exception):  # noqa: N818 - as above
+class LeftToRank(Exception):  # noqa: N818 - as above
     """A module that is left to the rank."""
 
 
 class Preload:
     """The imports. `count`: modules that are loaded of those that the rank loads; `note`: why the others are not, "" if all are."""
 
-    def __init__(self, record: dict[str, Any], left: list[str]) -> None:
+    def __init__(self, record: dict[str, Any], left_out: list[str]) -> None:
         self.count = 0
         self.note = ""
         self._record = record
-        self._left = left
+        self._left_out = left_out
         self._renewed: set[str] = set()  # variables that differ before the script: each attempt gets them anew
         self._changed: set[str] = set()  # variables that the script had changed when the rank came to the next import
         self._different: list[str] = []  # what the script had changed by then: the fields of the state
-        self._late = ""  # why imports must be inert from here on, "" while they need not be
+        self._why_inert = ""  # why imports must be inert from here on, "" while they need not be
         self._main = sys.modules["__main__"]
         self._set: dict[str, str] = {}  # variables that the imports set, and what they removed
         self._removed: set[str] = set()
         self._stamps: dict[str, list[int] | None] = {}  # of the files that were imported
 
     def run(self) -> None:
-        """Import. Raises Refused, or Leave."""
+        """Import. Raises Refused, or LeftToRank."""
         record, path0 = self._record, self._record["path0"]
         if (sys.executable, sys.version) != (record["executable"], record["version"]):
             raise Refused("the interpreter is another")
@@ -75,43 +75,43 @@ class Preload:
 
     def _import_all(self) -> None:
         modules = self._record["modules"]
-        mine, its = self._state()["variables"], self._record["base"]["variables"]
-        self._renewed = {name for name in {*mine, *its} if mine.get(name) != its.get(name)}
-        draws = Draws()
+        own, recorded = self._state()["variables"], self._record["base"]["variables"]
+        self._renewed = {name for name in {*own, *recorded} if own.get(name) != recorded.get(name)}
+        random_states = RandomStates()
         self._compare(self._record["base"])
         for name, state in self._record["imports"]:
             if state is not None and self._compare(state):
-                self.note = self._late
+                self.note = self._why_inert
                 return
             _, library = modules.get(name, ("", False))
-            if library and name not in sys.modules and not self._is_left(name):
+            if library and name not in sys.modules and not self._is_left_out(name):
                 self._import(name)
-                if draws.seen():
-                    raise Leave(name)
+                if random_states.moved():
+                    raise LeftToRank(name)
         flush()
 
-    def _is_left(self, name: str) -> bool:
-        return any(name == one or name.startswith(one + ".") for one in self._left)
+    def _is_left_out(self, name: str) -> bool:
+        return any(name == one or name.startswith(one + ".") for one in self._left_out)
 
     def _import(self, name: str) -> None:
         before, size = self._state(), printed_bytes()
-        read, known = (Reads(), set(sys.modules)) if self._late else (None, set())
+        read, known = (Reads(), set(sys.modules)) if self._why_inert else (None, set())
         variables: dict[str, Any] = {"__name__": "__main__", "name": name}  # a frame like the script's, to see whom a warning is for
         try:
             exec(compile("__import__(name)", self._record["main_file"] or "<string>", "exec"), variables)  # noqa: S102 - the line stands here
         except BaseException:  # noqa: BLE001 - whatever it raises, the rank imports it without us
-            raise Leave(name) from None
+            raise LeftToRank(name) from None
         finally:
             if read is not None:
                 read.end()
         after = self._state()
         if "__warningregistry__" in variables or after["cwd"] != before["cwd"]:
-            raise Leave(name)
+            raise LeftToRank(name)
         collides = any(after[field] != before[field] for field in self._different)
         if read is not None and (collides or self._depends(read.names, known) or printed_bytes() != size):
             if "torch" in sys.modules.keys() - known:
-                raise Refused(f"{self._late} before it imports torch")  # all else needs torch
-            raise Leave(name)
+                raise Refused(f"{self._why_inert} before it imports torch")  # all else needs torch
+            raise LeftToRank(name)
 
     def _depends(self, read: set[str], known: set[str]) -> bool:
         """Whether an import may have seen a variable that the script had changed: C code reads what it likes."""
@@ -122,20 +122,20 @@ class Preload:
         return any(not name.startswith(_FOR_PYTHON) for name in self._changed) and any(map(_is_native, sys.modules.keys() - known))
 
     def _state(self) -> dict[str, Any]:
-        state = imports.ProcessState().written(self._record["path0"])
+        state = imports.ProcessState().as_json(self._record["path0"])
         state["variables"] = {name: value for name, value in state["variables"].items() if name not in self._renewed}
         return state
 
-    def _compare(self, recorded: dict[str, Any]) -> bool:
+    def _compare(self, state: dict[str, Any]) -> bool:
         """Find what the script had changed when the rank came to this import. Return whether nothing can be imported from here on."""
-        mine = self._state()
-        its = {**recorded, "variables": {name: value for name, value in recorded["variables"].items() if name not in self._renewed}}
-        self._different = different = [field for field in mine if mine[field] != its[field]]
+        own = self._state()
+        recorded = {**state, "variables": {name: value for name, value in state["variables"].items() if name not in self._renewed}}
+        self._different = different = [field for field in own if own[field] != recorded[field]]
         hard = [field for field in different if field not in _SOFT]
-        variables = {*mine["variables"].items()} ^ {*its["variables"].items()}
+        variables = {*own["variables"].items()} ^ {*recorded["variables"].items()}
         self._changed = {name for name, _ in variables}
         words = [", ".join(sorted(self._changed)) if field == "variables" else _WORDS[field] for field in hard or different]
-        self._late = f"the script changes {' and '.join(words)}" if words else ""
+        self._why_inert = f"the script changes {' and '.join(words)}" if words else ""
         return bool(hard)
 
     def check(self) -> None:
@@ -143,16 +143,16 @@ class Preload:
         known = {name: origin for name, (origin, _) in self._record["modules"].items()}
         self.count = len(known.keys() & sys.modules.keys())
         for name, module in list(sys.modules.items()):
-            if module is self._main or name.partition(".")[0] in imports.OURS:  # __mp_main__ is it too
+            if module is self._main or name.partition(".")[0] in imports.OWN_PACKAGES:  # __mp_main__ is it too
                 continue
             if name not in known:
                 raise Refused(f"importing in advance loads {name}, which the rank never loaded")
             if imports.origin_of(module) != known[name]:
                 raise Refused(f"{name} comes from {imports.origin_of(module)} in advance, from {known[name]} in the rank")
-            if self._is_left(name):
+            if self._is_left_out(name):
                 raise Refused(f"{name} cannot be imported in advance, and another module needs it")
         if "torch" in known and "torch" not in sys.modules:
-            raise Refused(f"{self._late or 'something is different'} before it imports torch")
+            raise Refused(f"{self._why_inert or 'something is different'} before it imports torch")
         if imports.thread_count():
             raise Refused("importing in advance starts a thread")
         _refuse_gpu()
@@ -212,15 +212,15 @@ _WORDS = {
 }
 
 
-class Draws:
-    """Whether the global random states moved since the last look; a generator that is new has not."""
+class RandomStates:
+    """The states of the global random generators. One that is new has not moved."""
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {}
-        self.seen()
+        self.moved()
 
-    def seen(self) -> bool:
-        """Look, and return whether one moved."""
+    def moved(self) -> bool:
+        """Return whether one moved since the last call."""
         now = self._now()
         moved = any(name in self._last and self._last[name] != state for name, state in now.items())
         self._last = now

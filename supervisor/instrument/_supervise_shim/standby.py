@@ -14,7 +14,7 @@ import os
 import sys
 
 from .claim import leave_environment
-from .preload import Leave, Preload, Refused
+from .preload import LeftToRank, Preload, Refused
 from .process_traits import (
     LOW_FDS,
     MOST_OUTPUT_BYTES,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 VARIABLE = "SUPERVISE_JOB_STANDBY"
 #: What this module itself needs. torch imports all of it, so in a rank it is there as well.
 NEEDED = ("json", "_socket", "ctypes")
-MOST_LEFT = 8
+MOST_LEFT_OUT = 8
 MOST_WORDS = 1000  # of a reason
 _PACKET = 4096
 _FD_BYTES = 4
@@ -46,14 +46,14 @@ class StandbyOrder:
     """What VARIABLE holds: `fd|nice|oom|names that are left out|path of the record`. nice and oom: the values to return to, if known."""
 
     def __init__(self, text: str) -> None:
-        fd, nice, oom, left, self.path = text.split("|", 4)
+        fd, nice, oom, left_out, self.path = text.split("|", 4)
         self.fd = int(fd)
         self.priority = Priority(nice, oom)
-        self.left = [name for name in left.split(",") if name]
+        self.left_out = [name for name in left_out.split(",") if name]
 
-    def written(self, fd: int) -> str:
+    def as_variable(self, fd: int) -> str:
         """Return it as the variable's text."""
-        return f"{fd}|{self.priority.nice}|{self.priority.oom}|{','.join(self.left)}|{self.path}"
+        return f"{fd}|{self.priority.nice}|{self.priority.oom}|{','.join(self.left_out)}|{self.path}"
 
 
 def wait(folder: str, make: Callable[[bytes], Any]) -> Any:  # noqa: ANN401 - the Instrumentation, which imports this module
@@ -93,8 +93,8 @@ class WaitingProcess:
             made, preload = self._prepare(source, record, make)
         except Refused as refused:
             self._refuse(str(refused))
-        except Leave as module:
-            self._again(str(module))
+        except LeftToRank as module:
+            self._start_anew(str(module))
         collections = GarbageCollections()
         if why := self._order.priority.restore():  # now: who waits uses no processor, and on a busy machine nobody must wait for it
             self._refuse(why)
@@ -103,7 +103,7 @@ class WaitingProcess:
         title.show(["supervise-standby:", *cold], None)
         # the options and the script are Python's already, and cannot be changed any more; only what follows them can
         fixed = len(cold) - len(sys.argv) + 1
-        note = preload.note or self._left()
+        note = preload.note or self._left_out_text()
         self._send({"ready": True, "modules": preload.count, "private_kib": private_kib(), "fixed": fixed, "note": note})
         self._take_over(record, preload, title, fixed)
         collections.go_on()
@@ -115,15 +115,15 @@ class WaitingProcess:
         if not record["modules"].keys() >= {*NEEDED}:
             raise Refused("the rank does not import torch")
         made = make(source)
-        preload = Preload(record, self._order.left)
+        preload = Preload(record, self._order.left_out)
         preload.run()
         preload.check()
         if any(os.fstat(fd).st_size > MOST_OUTPUT_BYTES for fd in self._outputs):
             raise Refused("its imports print too much")
         return made, preload
 
-    def _left(self) -> str:
-        names = self._order.left
+    def _left_out_text(self) -> str:
+        names = self._order.left_out
         return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} left to the rank" if names else ""
 
     # messages
@@ -157,18 +157,18 @@ class WaitingProcess:
 
     # ends
 
-    def _again(self, module: str) -> NoReturn:
+    def _start_anew(self, module: str) -> NoReturn:
         """Start this process anew, without a module."""
         order = self._order
-        if len(order.left) == MOST_LEFT:
+        if len(order.left_out) == MOST_LEFT_OUT:
             self._refuse(f"too many modules cannot be imported in advance, {module} among them")
-        order.left.append(module)
+        order.left_out.append(module)
         with open("/proc/self/cmdline", "rb") as file:  # noqa: PTH123 - see above
             argv = file.read().split(b"\0")[:-1]
         with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 - see above
             pairs = [pair.partition(b"=") for pair in file.read().split(b"\0") if pair]
         env = {name: value for name, _, value in pairs}
-        env[VARIABLE.encode()] = os.fsencode(order.written(self._fd))
+        env[VARIABLE.encode()] = os.fsencode(order.as_variable(self._fd))
         os.chdir(self._cwd)
         os.set_inheritable(self._fd, True)  # noqa: FBT003 - the standard library's signature
         os.execve(sys.executable, argv, env)  # noqa: S606 - this very interpreter

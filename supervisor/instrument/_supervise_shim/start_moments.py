@@ -1,8 +1,13 @@
 """Notes when this process came how far on its way to its first training step, and writes that once, at that step.
 
-`start-<local rank>.json` has CLOCK_MONOTONIC ns: `hello` (instrumented), `imported` (the last module that was searched for before the
-script made its process group, loaded a checkpoint or trained), `grouped` (its first process group was made), `loading` and `loaded` (its
-first load began, its last one ended), `first_step`. What did not happen is missing. After the first step nothing is noted any more.
+`start-<local rank>.json` has CLOCK_MONOTONIC ns. What did not happen is missing; after the first step nothing is noted any more.
+
+    hello        it was instrumented
+    imported     the last search for a module before the script made its process group, loaded a checkpoint or trained
+    grouped      its first process group was made
+    loading      its first load began
+    loaded       its last load ended
+    first_step   its first training step ended
 """
 
 from __future__ import annotations
@@ -41,14 +46,14 @@ class StartMoments:
             self._moments["imported"] = monotonic_ns()
 
     @quiet
-    def entered(self, phase: int) -> None:
+    def on_phase_begin(self, phase: int) -> None:
         """Note that a phase begins."""
         self._imports = False
         if phase == layout.LOAD:
             self._moments.setdefault("loading", monotonic_ns())
 
     @quiet
-    def left(self, phase: int) -> None:
+    def on_phase_end(self, phase: int) -> None:
         """Note that a phase ended."""
         if phase == layout.INIT:
             self._moments.setdefault("grouped", monotonic_ns())
@@ -56,7 +61,7 @@ class StartMoments:
             self._moments["loaded"] = monotonic_ns()
 
     @quiet
-    def stepped(self, now: int) -> None:
+    def on_first_step(self, now: int) -> None:
         """Write the file: the first training step ended."""
         self._imports = False
         path = self._file()

@@ -109,10 +109,10 @@ def request(directory: Path, pid: int, *, deadline_s: float = 2.0) -> RecordedCo
 
 def read(answer: bytes) -> RecordedCollectives:
     """Return what an answer says: a line with the groups as Python knows them, then one for each of torch's recorders."""
-    ours, *theirs = answer.splitlines() or [b""]
+    from_python, *from_torch = answer.splitlines() or [b""]
     try:
-        known: dict[str, dict[str, Any]] = json.loads(ours)["groups"]
-        recorders: list[dict[str, Any]] = [json.loads(line) for line in theirs if line.strip()]
+        known: dict[str, dict[str, Any]] = json.loads(from_python)["groups"]
+        recorders: list[dict[str, Any]] = [json.loads(line) for line in from_torch if line.strip()]
         groups = [group for recorded in recorders for group in _recorded(known, recorded)]
         silent = [_group(name, known, "", ()) for name in known if not any(group.name == name for group in groups)]
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -117,9 +117,9 @@ class ProgressSampler:
         resumed = self._resume.path if self._resume is not None else ""
         if resumed and (resumed in {*paths, *units} or any(path.startswith(resumed + "/") for path in paths)):
             return resumed, None
-        ours = [unit for unit in units if self._is_ours(unit)]
-        others = [unit for unit in units if unit not in ours]
-        return ours[-1] if ours else None, others[-1] if others else None
+        of_job = [unit for unit in units if self._is_ours(unit)]
+        others = [unit for unit in units if unit not in of_job]
+        return of_job[-1] if of_job else None, others[-1] if others else None
 
 
 def _is_second(now: ProgressObserved, posted: ProgressObserved) -> bool:

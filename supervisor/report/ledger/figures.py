@@ -115,8 +115,8 @@ def report_of(job: str, node: str, read: Sequence[tuple[History, Sequence[RunLed
         raise ValueError(f"no run is recorded: {job}")
     chosen = runs if all_runs else runs[-1:]
     spent = {id(run): _spans_of_incidents(run) for run in chosen}
-    theirs = [(one, _run_of(one, ledgers)) for history, ledgers in read if ledgers for one in history.incidents]
-    incidents = [incident_cost(one, run, spent[id(run)].get(one.number, ())) for one, run in theirs if id(run) in spent]
+    with_runs = [(one, _run_of(one, ledgers)) for history, ledgers in read if ledgers for one in history.incidents]
+    incidents = [incident_cost(one, run, spent[id(run)].get(one.number, ())) for one, run in with_runs if id(run) in spent]
     return JobReport(job, node, list(chosen), incidents, figures_of(chosen, incidents), len(runs), list(read[-1][0].problems))
 
 

@@ -112,15 +112,15 @@ class RunReader:
         self._run, self._t = run, run.begin_t
         self._is_lost = False  # records before the next event are missing
         self._stage, self._attempt, self._incident = str(Stage.NEW), 0, 0
-        self._away: TimeState | None = None  # supervise is gone, and so the time is spent
-        self._left: dict[str, Any] | None = None  # the progress in the heartbeats that its ranks left
+        self._absence: TimeState | None = None  # supervise is gone, and so the time is spent
+        self._left_progress: dict[str, Any] | None = None  # the progress in the heartbeats that its ranks left
         self._failures: dict[int, tuple[float, int]] = {}  # of the newest attempts: when each failed, and its incident
         self._unproven: list[TimeSpan] = []  # of ranks of which no step was seen yet
         self._training: list[TimeSpan] = []  # since the newest report; TEAR_DOWN where a stop was requested
         self._new_attempt(0, None)
 
     def _new_attempt(self, number: int, resumed_step: int | None) -> None:
-        self._begun = number
+        self._begun_attempt = number
         self._phase = ""  # as the newest report of the attempt has it; "": there was none
         self._base = resumed_step  # to which the steps seen in it are added
         self._trains = self._are_ranks_gone = False
@@ -141,7 +141,7 @@ class RunReader:
     def take_over(self) -> None:
         """Take that another supervisor goes on with the run."""
         run = self._run
-        self._away = TimeState.PREEMPTED if run.exit_code == ExitCode.REQUEUE else TimeState.WAITING
+        self._absence = TimeState.PREEMPTED if run.exit_code == ExitCode.REQUEUE else TimeState.WAITING
         run.is_over, run.exit_code = False, None
 
     def end(self, ended: Ended, t: float) -> None:
@@ -155,7 +155,7 @@ class RunReader:
         run = self._run
         run.goes_on = now is not None and not run.is_over
         end_t = now if now is not None and run.goes_on else self._t
-        if self._away is not None:
+        if self._absence is not None:
             self._return(end_t, None)
         self._advance(end_t)
         self._leave_attempt()
@@ -180,10 +180,10 @@ class RunReader:
         """Take an event and the stage and attempt that it led to."""
         if self._is_lost:
             self._is_lost = False
-            if (taken.stage, taken.attempt) != (self._stage, self._attempt) and self._away is None:
+            if (taken.stage, taken.attempt) != (self._stage, self._attempt) and self._absence is None:
                 self._leave_attempt()
                 self._spend(t, TimeState.UNACCOUNTED)
-        if self._away is not None and not self._is_back(taken, t):
+        if self._absence is not None and not self._is_back(taken, t):
             return
         self._advance(t)
         if taken.event == "ProgressObserved":
@@ -199,7 +199,7 @@ class RunReader:
             self._failures = dict([*self._failures.items(), (self._attempt, (t, self._incident))][-2:])
             if self._still_since_t is not None:
                 self._unnoticed(self._still_since_t, t, self._incident)
-        if taken.attempt not in {self._attempt, self._begun}:
+        if taken.attempt not in {self._attempt, self._begun_attempt}:
             self._new_attempt(taken.attempt, None)  # the record of its beginning is missing
         self._stage, self._attempt = taken.stage, taken.attempt
 
@@ -310,18 +310,18 @@ class RunReader:
         """Spend the time up to `t` with what is being done."""
         state = self._doing()
         if state is TimeState.PRODUCTIVE and t > self._t:
-            self._training.append(self._made(t, TimeState.TEAR_DOWN if self._stage == Stage.STOPPING else state))
+            self._training.append(self._span_until(t, TimeState.TEAR_DOWN if self._stage == Stage.STOPPING else state))
             self._t = t
         elif state is TimeState.UNMEASURED and t > self._t:
-            self._unproven.append(self._made(t, TimeState.START_AND_LOAD if self._phase in _BEFORE_FIRST_STEP else state))
+            self._unproven.append(self._span_until(t, TimeState.START_AND_LOAD if self._phase in _BEFORE_FIRST_STEP else state))
             self._t = t
         else:
             self._spend(t, state)
 
     def _doing(self) -> TimeState:
         stage = self._stage
-        if self._away is not None:
-            return self._away
+        if self._absence is not None:
+            return self._absence
         if stage in _TRAINS and not self._are_ranks_gone and self._trains:
             return TimeState.CHECKPOINT_STALL if self._phase == Phase.CHECKPOINT else TimeState.PRODUCTIVE
         if stage == Stage.RUNNING:
@@ -330,12 +330,12 @@ class RunReader:
             return TimeState.DECISION
         return _STAGES.get(Stage(stage), TimeState.START_AND_LOAD) if stage in set(Stage) else TimeState.UNACCOUNTED
 
-    def _made(self, t: float, state: TimeState) -> TimeSpan:
+    def _span_until(self, t: float, state: TimeState) -> TimeSpan:
         return TimeSpan(self._t, t, state, self._attempt, self._incident, self._run.ranks)
 
     def _spend(self, t: float, state: TimeState) -> None:
         if t > self._t:
-            add(self._run.spans, self._made(t, state), longest_s=WINDOW_S)
+            add(self._run.spans, self._span_until(t, state), longest_s=WINDOW_S)
             self._t = t
 
     def _settle_start(self) -> None:
@@ -371,7 +371,7 @@ class RunReader:
     def _is_back(self, taken: EventTaken, t: float) -> bool:
         """Take what the successor of a supervisor learned of the time in between; return whether it has taken over."""
         if taken.event == "ProgressObserved" and taken.stage == self._stage:
-            self._left = taken.data
+            self._left_progress = taken.data
             return False
         if taken.event != "SupervisorStarted" and taken.stage == self._stage:
             return False
@@ -380,16 +380,16 @@ class RunReader:
 
     def _return(self, t: float, last_alive_t: float | None) -> None:
         """Spend the time until the supervisor died with what was being done then, and the rest with its absence."""
-        away, self._away = self._away, None
-        left, self._left = self._left, None
-        if away is TimeState.WAITING and last_alive_t is not None:
+        absence, self._absence = self._absence, None
+        left, self._left_progress = self._left_progress, None
+        if absence is TimeState.WAITING and last_alive_t is not None:
             self._advance(min(last_alive_t, t))
         if left is not None and self._trains:
             self._settle_training(self._reached(left))
         self._leave_attempt()
         self._are_ranks_gone = True
-        if away is not None:
-            self._spend(t, away)
+        if absence is not None:
+            self._spend(t, absence)
 
 
 def _whole(value: object) -> int | None:

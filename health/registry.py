@@ -111,6 +111,7 @@ CHECKS: Final[Mapping[str, str]] = {
     "net_interfaces": "health.checks.network.ethernet",
     "env_versions": "health.checks.environment",
     "env_variables": "health.checks.environment",
+    "env_slurm": "health.checks.environment",
     "env_code": "health.checks.environment",
     "env_nodes": "health.checks.node_environments",
 }

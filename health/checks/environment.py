@@ -89,6 +89,22 @@ def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) 
     ]
 
 
+def env_slurm(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Was this started by srun, in a job of Slurm? A preemption signals steps when its grace begins, and a batch script when it ends."""
+    unread = common.unread("env_slurm", now, "env.slurm", "the place in Slurm")
+    if unread is not None:
+        yield unread
+        return
+    row = now.table("env.slurm")
+    if not row:
+        yield CheckResult("env_slurm", HOST, Result.SKIPPED, "not in a job of Slurm")
+    elif row["step"]:
+        yield CheckResult("env_slurm", HOST, Result.OK, f"step {row['job']}.{row['step']} of Slurm")
+    else:
+        why = f"Slurm job {row['job']}, and outside of srun: a job that is started here hears of a preemption only at the end of its grace"
+        yield CheckResult("env_slurm", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, "start the job with `srun supervise -- …`")
+
+
 def env_code(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Which revision of the code will run, and is it the same as at the job's start? A restart on other code is another experiment."""
     unread = common.unread("env_code", now, "env.code", "the code's revision")
@@ -109,5 +125,6 @@ def env_code(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
 CHECKS: Final = {
     "env_versions": Check(("environment",), env_versions),
     "env_variables": Check(("environment",), env_variables),
+    "env_slurm": Check(("environment",), env_slurm),
     "env_code": Check(("environment",), env_code),
 }

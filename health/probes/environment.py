@@ -7,6 +7,7 @@ ask.options["script"], git in ask.options["code"] (default: the working director
     env.compat     a library of CUDA's for an older driver (cuda-compat): its path; "" for none
     env.python     the interpreter: the supervisor's own, which a job may not share
     env.variables  those of PREFIXES and NAMES in ask.environ, but for what is named like a secret
+    env.slurm      job, step: their numbers, of a job of Slurm; step "" outside of srun
     env.script     path, digest: of the job's script, where one is named
     env.code       root, head, branch, dirty (how many files), changed (a digest of what differs from head)
 """
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health.model import HOST, NOT_SUPPORTED, Json, Reading
-from health.probes import system_files
+from health.probes import slurm, system_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -72,6 +73,8 @@ def read(ask: Ask) -> Iterator[Reading]:
     yield Reading(NAME, HOST, "env.versions", _versions(ask))
     yield Reading(NAME, HOST, "env.compat", _compat(ask))
     yield Reading(NAME, HOST, "env.variables", {**selected(ask.environ)})
+    job, step = slurm.place(ask.environ)
+    yield Reading(NAME, HOST, "env.slurm", {"job": job, "step": step} if job else {})
     script = ask.options.get("script")
     if isinstance(script, str):
         yield _script(script)
@@ -86,7 +89,7 @@ def selected(environ: Mapping[str, str]) -> dict[str, str]:
 
 def needed(environ: Mapping[str, str]) -> dict[str, str]:
     """Return all of a job's variables that this probe reads."""
-    return selected(environ) | {key: environ[key] for key in _LINKER if key in environ}
+    return selected(environ) | {key: environ[key] for key in (*_LINKER, *slurm.NAMES) if key in environ}
 
 
 def _secret(key: str) -> bool:

@@ -17,7 +17,8 @@ class Job:
     """One run of one job on this node.
 
     state: the directory of kept files. scratch: the directory of files that may be lost (in memory): heartbeats, error files, stacks.
-    environ: the user's, as it was at our start. cookie: marks this run's processes; it is no proof by itself. knobs: those a plan may set.
+    environ: the user's, as it was at our start, with what completes torchrun's options. completed: the names of the latter, which ranks do
+    not get. cookie: marks this run's processes; it is no proof by itself. knobs: those a plan may set.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Job:
     scratch: Path
     cookie: str
     knobs: KnobSet = field(default_factory=KnobSet)
+    completed: tuple[str, ...] = ()
 
     def attempt_dir(self, attempt: int) -> Path:
         """Return where the attempt's ranks write what we read: heartbeat, error files, stacks."""

@@ -108,7 +108,7 @@ class JournalFile:
             self._path.rename(_free_name(self._path))
         self._set_aside = False
         if self._anew and self._path.exists():
-            self._path.rename(_next_name(self._path))
+            self._path.rename(next_name(self._path))
         self._anew = False
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = not self._path.exists()
@@ -172,7 +172,8 @@ def _number(path: Path, other: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def _next_name(path: Path) -> Path:
+def next_name(path: Path) -> Path:
+    """Return the name under which the journal at `path` is kept beside the next one."""
     last = next((_number(path, other) for other in earlier(path)), 0)
     return path.with_name(f"{path.stem}-{last + 1:04d}{path.suffix}")
 

@@ -35,7 +35,8 @@ class Past:
     `state`: the last recorded state; if none was recorded, a fresh one that holds only the number of incidents. `records` and `events`:
     counts. `last_end`: the end record of the last run, None if it has none. `incidents_before`: the number of earlier incidents, which is
     written into the next `RunBegan`; None if the run continues. `unrecorded_incidents`: 1 if the supervisor died with no open incident:
-    that death gets the next incident number. `landmarks`: which of its records still matter (landmarks.py).
+    that death gets the next incident number. `landmarks`: which of its records still matter (landmarks.py). `node`: of
+    which node it is.
     """
 
     state: JobState
@@ -49,6 +50,7 @@ class Past:
     incidents_before: int | None = None
     unrecorded_incidents: int = 0
     landmarks: Landmarks = field(default_factory=Landmarks)
+    node: str = ""
 
     def begun_anew(self) -> Past:
         """Return the past of a new run in a new file: it takes over the number of incidents and nothing else."""
@@ -93,7 +95,7 @@ class _Reading:
         self.values: dict[str, Any] | None = None  # of the last state, as JSON; None until one was recorded
         self.values_version = ""  # of the format that they are in
         self.format1: Format1 | None = None
-        self.version = ""
+        self.version = self.node = ""
         self.records = self.events = self.last_seq = self.incidents = 0
         self.last_run: RunBegan | None = None
         self.last_end: Ended | None = None
@@ -118,7 +120,7 @@ class _Reading:
             self.incident_open = self.incident_open and body.continues
             self.incidents = max(self.incidents, body.incidents_before or 0)
         elif isinstance(body, Header):
-            self.version = body.version
+            self.version, self.node = body.version, body.node
         elif isinstance(body, Ended):
             self.last_end = body
         elif isinstance(body, EventTaken):
@@ -181,4 +183,5 @@ def read_past(records: Iterable[Record | Damage]) -> Past:
         problems=tuple(reading.problems),
         unrecorded_incidents=int(reading.died_unrecorded()),
         landmarks=reading.landmarks,
+        node=reading.node,
     )

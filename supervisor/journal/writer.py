@@ -325,7 +325,7 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
     file = JournalFile(path, files or OsFiles(), set_aside=not past.records, anew=anew)
     found = Landmarks() if anew or not past.records else past.landmarks
     journal = Journal(path, file, 1 if anew or not past.records else past.next_seq, listener, found)
-    if anew or past.version != VERSION:
+    if anew or past.version != VERSION or past.node != node:
         journal.append(Header(job, node), t=time.time(), durable=True)
     if problem:
         journal.append(Note("journal_unreadable", problem), t=time.time(), durable=True)

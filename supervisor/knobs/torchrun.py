@@ -77,12 +77,38 @@ def most_nodes(command: Torchrun | None, environ: Mapping[str, str]) -> int:
     return _figure(_option(command, environ, "nnodes").rpartition(":")[2])
 
 
+def is_given(command: Torchrun, environ: Mapping[str, str], option: str) -> bool:
+    """Return whether the command, by its name or an abbreviation, or torchrun's variable gives one of torchrun's options."""
+    return variable(option) in environ or any(_is_option(word, option) for word in own_arguments(command))
+
+
+def is_standalone(command: Torchrun, environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun serves a rendezvous of its own, for one node."""
+    return environ.get(variable("standalone"), "0") not in {"", "0"} or any(
+        _is_option(word, "standalone") for word in own_arguments(command)
+    )
+
+
+def variable(option: str) -> str:
+    """Return the variable from which torchrun takes an option that its command line leaves out."""
+    return f"PET_{option.replace('-', '_').upper()}"
+
+
+def option_value(command: Torchrun, environ: Mapping[str, str], option: str, default: str = "") -> str:
+    """Return the value of one of torchrun's own options, of its variable, or `default`."""
+    flag = f"--{option}"
+    words = [f"{flag}{''.join(word.partition('=')[1:])}" if _is_option(word, option) else word for word in own_arguments(command)]
+    return bindings.read(words, bindings.Flag((flag,))) or environ.get(variable(option)) or default
+
+
 def _option(command: Torchrun | None, environ: Mapping[str, str], option: str) -> str:
-    """Return the value of one of torchrun's own options, of its variable, or its default."""
-    if command is None:
-        return ""
-    flag = bindings.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
-    return bindings.read(own_arguments(command), flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or "1"
+    return "" if command is None else option_value(command, environ, option, "1")
+
+
+def _is_option(word: str, option: str) -> bool:
+    """Return whether argparse takes a word for an option: --rdzv-e is --rdzv-endpoint."""
+    name = word.partition("=")[0].replace("_", "-")
+    return len(name) > len("--n") and f"--{option}".startswith(name)
 
 
 def _figure(text: str) -> int:

@@ -411,7 +411,7 @@ class ElasticSession:
         return Go(
             action.attempt,
             env=attempt_variables(job, action, applied, self._shim, own_torch=True) | given.variables,
-            unset=given.removed,
+            unset=(*given.removed, *job.completed),
             args=given.arguments,
             replace=given.words,
             script_args=None if tuple(applied.argv) == job.command else ScriptArgs(self._script_args, tuple(applied.argv[before:])),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from health.probes.network.names import split
 from supervisor.core.values import dataclass
-from supervisor.knobs import bindings, torchrun
+from supervisor.knobs import torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 #: torch.distributed.run: --master-addr, --master-port; torch.distributed.elastic's c10d and etcd: the port where the endpoint has none.
 _STATIC: Final = ("127.0.0.1", "29500")
 _PORTS: Final = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
-_OPTIONS: Final = ("standalone", "rdzv-backend", "rdzv-endpoint", "master-addr", "master-port", "node-rank")
 #: A launcher of ranks gives them their numbers in these variables.
 _RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _LOCAL: Final = ("localhost", "::1", "")
@@ -59,15 +58,10 @@ def _of_ranks(environ: Mapping[str, str], here: str) -> Rendezvous:
 
 
 def _of_torchrun(command: torchrun.Torchrun, environ: Mapping[str, str], here: str) -> Rendezvous:
-    own = torchrun.own_arguments(command)
-    if any(_abbreviates(word) for word in own):
-        return NOWHERE
-
     def option_or(option: str, default: str) -> str:
-        flag = bindings.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
-        return bindings.read(own, flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or default
+        return torchrun.option_value(command, environ, option, default)
 
-    if "--standalone" in own or environ.get("PET_STANDALONE", "0") not in {"", "0"}:
+    if torchrun.is_standalone(command, environ):
         return NOWHERE
     backend, endpoint = option_or("rdzv-backend", "static"), option_or("rdzv-endpoint", "")
     alone = torchrun.size(command, environ)[1] == 1
@@ -90,9 +84,3 @@ def _elsewhere(host: str, port: int | None, here: str) -> Rendezvous:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and int(text[:6]) <= _LAST_PORT else None
-
-
-def _abbreviates(word: str) -> bool:
-    """Whether argparse takes the word for one of the options: --master-p is --master-port."""
-    name = word.partition("=")[0].replace("_", "-")
-    return len(name) > len("--m") and any(f"--{option}".startswith(name) and name != f"--{option}" for option in _OPTIONS)

@@ -50,6 +50,8 @@ AFTER: Final = ("nvml",)
 DISKS: Final = ("disk",)
 #: Judged before an attempt only: while it runs its own ranks hold the memory, and in a container they have other pids for NVML.
 NOT_SAMPLED: Final = frozenset({"gpu_memory"})
+#: The start warns of it, also where no probe is read.
+_OF_THE_START: Final = frozenset({"env_slurm"})
 MOST: Final = 40
 MOST_CHARACTERS: Final = 300
 NVML: Final = "libnvidia-ml.so.1"
@@ -76,7 +78,8 @@ class HealthWatch:
         settings = job.settings
         self.has_gpus = settings.health.enabled and has_gpus(job.environ)
         self._set = healthset(settings)
-        self._sampled = {name: check for name, check in self._set.checks.items() if name not in NOT_SAMPLED}
+        self._checks = {name: check for name, check in self._set.checks.items() if name not in _OF_THE_START}
+        self._sampled = {name: check for name, check in self._checks.items() if name not in NOT_SAMPLED}
         self._rendezvous = rendezvous_ports.of(job.command, job.environ)
         known = registry.fast() if self.has_gpus else DISKS
         self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
@@ -106,7 +109,7 @@ class HealthWatch:
             now = self._runner.sweep(wanted, ask)
             skipped = ", ".join(sorted(self._hung))
             self._note_hung(now)
-            results = judge(now, self._baseline, self._set.limits, self._set.checks if alone else self._sampled)
+            results = judge(now, self._baseline, self._set.limits, self._checks if alone else self._sampled)
             self._note_results(results)
             self._begin_from(now)
             self._last = now if now.of("gpu.identity") else None

@@ -19,6 +19,7 @@ from supervisor.config.policy import to_policy
 from supervisor.core import losses
 from supervisor.core.decide import initial
 from supervisor.core.events import (
+    GpusListed,
     JournalDegraded,
     JournalRecovered,
     SupervisorStarted,
@@ -39,7 +40,7 @@ from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
 from supervisor.report.start_plan import handover_warning, network_line, opening_lines, resume_line
-from supervisor.run import previous_runs
+from supervisor.run import moved_job, previous_runs
 from supervisor.run.checkpoint_news import CheckpointNews
 from supervisor.run.executor import Executor
 from supervisor.run.factory import JobFactory
@@ -92,7 +93,12 @@ class JobRun:
             self.programs_seen = past.state.run.programs if self.continues else previous_runs.programs_seen(past, job)
             return self.continues
 
-        path = job.state / "journal.jsonl"
+        self.moved_from = ""
+        try:
+            self.moved_from = moved_job.carry_along(job)
+        except OSError as error:
+            terminal.message(f"the journal of the node that this job left cannot be copied: {error}", "warning")
+        path = job.state / moved_job.JOURNAL
         self.journal, self.past = open_journal(path, job=job.name, node=job.node, listener=self, continues=continues)
         if self.continues and self.past.last_run is not None:
             job = replace(job, run_id=self.past.last_run.run_id)
@@ -175,6 +181,8 @@ class JobRun:
             self.terminal.message(warning, "warning")
         try:
             digest = identity.command_digest(self.job.command)
+            if self.moved_from:  # those of the other node
+                self.loop.post(GpusListed(self.clock.now(), ()))
             self.executor.node.list_gpus()
             self.executor.node.read_environment()
             self.executor.node.examine_shared_memory()
@@ -353,6 +361,7 @@ class JobRun:
         return [
             f"job {self.job.name}, {run_} {self.job.run_id}: {how}",
             *of_knobs,
+            *([f"requeued by Slurm: the journal came along from {self.moved_from}"] if self.moved_from else []),
             *([self.new_run_reason] if self.new_run_reason else []),
             resume_line(settings, self.job.knobs, self.programs_seen),
             *filter(None, (network_line(policy, changed),)),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from supervisor.job import identity
 from supervisor.job.job import Job
 from supervisor.knobs import job_knobs, programs
-from supervisor.launch import early_agent
+from supervisor.launch import early_agent, slurm
 from supervisor.launch.guardian_client import ignored_signals
 from supervisor.report.terminal import TerminalWriter
 from supervisor.run import lock
@@ -40,9 +40,17 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     ignored = ignored_signals()
     environ, cwd = dict(os.environ), identity.working_directory()
     programs.require_command(command, environ)
+    if not settings.job.name:  # else the user may have named the job of each task
+        slurm.require_one_task(command, environ)
+    in_slurm = slurm.at_start(command, environ)
+    environ |= in_slurm.variables
     name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
     knobs = job_knobs.find(settings, command, environ, cwd)
     terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
+    if in_slurm.line:
+        terminal.message(in_slurm.line)
+    if in_slurm.warning:
+        terminal.message(in_slurm.warning, "warning")
     problems = _require_right(settings, knobs.knobs, lambda text: terminal.message(text, "warning"))
     state_waits = f"waiting for {cwd / settings.job.state_dir}, which is slow or does not answer; --state-dir names another directory"
     waiting = partial(reported_wait, cache(lambda text: terminal.message(text, "warning")), state_waits, SLOW_STATE_S)
@@ -67,6 +75,7 @@ def run(settings: Settings, command: Sequence[str]) -> int:
                 command=tuple(command),
                 cwd=cwd,
                 environ=environ,
+                completed=tuple(in_slurm.variables),
                 settings=settings,
                 state=state,
                 scratch=identity.make_job_dir(state),

@@ -186,3 +186,20 @@ print(json.dumps([flags, vars(run.parse_args(sys.argv[1:]))["max_restarts"]]))
 def test_an_elastic_number_of_nodes_is_no_world_size_but_has_a_greatest(args: str, nodes: tuple[int, int]) -> None:
     command = recognise([sys.executable, "-m", "torch.distributed.run", *args.split(), "x.py"])
     assert (size(command, {})[1], most_nodes(command, {})) == nodes
+
+
+@pytest.mark.parametrize(
+    ("args", "environ", "ranks_and_nodes", "most"),
+    [
+        ("", {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "n0"}, (8, 2), 2),
+        ("", {"PET_NNODES": "2:4", "PET_NPROC_PER_NODE": "gpu", "PET_RDZV_BACKEND": "c10d"}, (0, 0), 4),
+        ("--nnode=3 --nproc_per=4", {"PET_NNODES": "2"}, (4, 3), 3),
+        ("", {"MASTER_ADDR": "n0", "NODE_RANK": "1", "WORLD_SIZE": "16"}, (1, 1), 1),  # torchrun reads none of these
+    ],
+    ids=["static", "elastic", "words-first", "of-ranks"],
+)
+def test_torchruns_variables_give_what_its_words_leave_out(
+    args: str, environ: dict[str, str], ranks_and_nodes: tuple[int, int], most: int
+) -> None:
+    command = recognise([sys.executable, "-m", "torch.distributed.run", *args.split(), "x.py"])
+    assert (size(command, environ), most_nodes(command, environ)) == (ranks_and_nodes, most)

@@ -23,7 +23,7 @@ RUN = ("python", "-m", "torch.distributed.run")
         ("--nnodes 2 --node-rank 1 --master-addr n1.cluster", NOWHERE),
         ("--standalone", NOWHERE),
         ("--stand", NOWHERE),
-        ("--master-p 1234", NOWHERE),
+        ("--master-p 1234", Rendezvous((), (1234,))),
         ("--master-port 0", NOWHERE),
         ("--rdzv-endpoint n7", NOWHERE),
         ("--rdzv-backend c10d --rdzv-endpoint n7:1234", NOWHERE),

@@ -42,9 +42,16 @@ def over_nodes(command: Sequence[str], options: Mapping[str, str]) -> tuple[tupl
     found = torchrun.recognise(command)
     if found is None:
         return tuple(command), (), ()
+    if options:
+        refuse_standalone(command)
     own = torchrun.own_arguments(found)
-    if "--standalone" in own and options:
-        raise SuperviseError("torchrun --standalone runs on one node", hint="Leave --standalone out, or --nodes.", exit_code=ExitCode.USAGE)
     given = {word.partition("=")[0].lstrip("-").replace("_", "-") for word in own if word.startswith("--")}
     added = tuple(f"--{name}={value}" for name, value in options.items() if name not in given)
     return found.head, added, found.args
+
+
+def refuse_standalone(command: Sequence[str]) -> None:
+    """Raise SuperviseError (64) for `torchrun --standalone`, which is one node."""
+    found = torchrun.recognise(command)
+    if found is not None and torchrun.is_standalone(found, {}):
+        raise SuperviseError("torchrun --standalone runs on one node", hint="Leave --standalone out, or --nodes.", exit_code=ExitCode.USAGE)

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from supervisor.cli import stdio
-from supervisor.cli.clusters.job_words import option_words, over_nodes
+from supervisor.cli.clusters.job_words import option_words, refuse_standalone
 from supervisor.cli.invocation import BEFORE_CMD, EVERY, Invocation, setting_options
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The port of the rendezvous on the first node: of each job another one, below the ports that the kernel gives out.
-PORT: Final = "$((20000 + SLURM_JOB_ID % 10000))"
 #: What each line of the script is for.
 _DIRECTIVES: Final = (
     ("nodes", "{nodes}", ""),
@@ -27,19 +25,11 @@ _DIRECTIVES: Final = (
     ("output", "%x-%j.out", ""),
     ("signal", "USR1@{notice_s}", "notice before the time limit: so many seconds to save"),
 )
-#: torchrun's options for several nodes, as the shell fills them in.
-_TORCHRUN: Final = {
-    "nnodes": '"$SLURM_NNODES"',
-    "rdzv-backend": "c10d",
-    "rdzv-endpoint": f'"$head:{PORT}"',
-    "rdzv-id": '"$SLURM_JOB_ID"',
-}
-_HEAD: Final = '# the ranks of all nodes meet on the first one\nhead=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n\n'
 _SCRIPT: Final = """\
 #!/bin/bash
 {directives}
 
-{head}# srun, not the batch script itself: a preemption signals the steps of a job, and the batch step not before its end
+# srun, not the batch script itself: a preemption signals the steps of a job, and the batch step not before its end
 srun ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} \\
     {supervise} -- \\
     {command}
@@ -72,13 +62,12 @@ def print_command(invocation: Invocation, *, nodes: int, notice_s: int, sbatch: 
 
 def script(options: Sequence[str], command: Sequence[str], *, nodes: int, notice_s: int, sbatch: Sequence[str] = ()) -> str:
     """Return the script. options: of supervise. Raises SuperviseError (64) for a command or a directive that cannot be."""
-    before, added, after = over_nodes(command, _TORCHRUN if nodes > 1 else {})
-    head = _HEAD if any("$head" in word for word in added) else ""
+    if nodes > 1:  # supervise completes torchrun from the variables of the step (supervisor/launch/slurm.py)
+        refuse_standalone(command)
     return _SCRIPT.format(
         directives="\n".join(_directives(nodes, notice_s, sbatch)),
-        head=head,
         supervise=" ".join(["supervise", *map(shlex.quote, options)]),
-        command=" ".join([*map(shlex.quote, before), *added, *map(shlex.quote, after)]),
+        command=shlex.join(command),
     )
 
 

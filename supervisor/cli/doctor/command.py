@@ -77,9 +77,10 @@ def node_doctor(settings: Settings, *, lasting: bool = False, show: Callable[[st
     from health import Ask, Doctor  # noqa: PLC0415  heavy: not for --help
     from supervisor.config.health import directories, healthset  # noqa: PLC0415
     from supervisor.job import identity  # noqa: PLC0415
-    from supervisor.launch import rendezvous_ports  # noqa: PLC0415
+    from supervisor.launch import rendezvous_ports, slurm  # noqa: PLC0415
 
-    meeting = rendezvous_ports.of(settings.job.command, os.environ)
+    command = settings.job.command
+    meeting = rendezvous_ports.of(command, {**os.environ, **slurm.at_start(command, os.environ).variables})
     here = identity.working_directory()
     patterns = settings.checkpoints.paths
     paths = (*(str(path) for path in (here, here / settings.job.state_dir) if path.exists()), *directories(patterns, str(here)))

@@ -1,0 +1,183 @@
+"""Reads the step of Slurm that this process runs in, and completes torchrun's options for several nodes from it.
+
+Only options that neither the command nor torchrun's variables (PET_…) give are completed: the user's own always hold.
+They become variables and not words. So the command stays the same, and a requeue on other nodes continues its run.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+from health.probes import slurm
+from supervisor.core.values import dataclass
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.knobs import torchrun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+#: Ports of the rendezvous, of each job another one: below those that the kernel gives out (from 32768), above most services.
+_FIRST_PORT: Final = 20_000
+_PORTS: Final = 10_000
+#: Steps of one job are so far apart.
+_STEP: Final = 1009
+#: Options that only the static rendezvous reads: who gives one of them means that one, which is torchrun's default.
+_STATIC: Final = ("node-rank", "master-addr", "master-port")
+_NODES: Final = "SLURM_STEP_NODELIST"
+_BRACKETS: Final = re.compile(r"\[([^][]*)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmStep:
+    """The step. nodes: their names, none where the list cannot be read; `size`: how many they are.
+
+    node: the number of this one among them. tasks: how many the step has here. end_t: Unix seconds of the job's time limit, 0: unknown.
+    """
+
+    job: str
+    step: str
+    nodes: tuple[str, ...]
+    size: int
+    node: int
+    tasks: int
+    end_t: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its name, as Slurm prints it."""
+        return f"{self.job}.{self.step}"
+
+    @property
+    def port(self) -> int:
+        """The port of its rendezvous: on all nodes the same."""
+        return _FIRST_PORT + (int(self.job) + _STEP * int(self.step)) % _PORTS
+
+
+def step_of(environ: Mapping[str, str]) -> SlurmStep | None:
+    """Return the step that srun started this process in; None elsewhere: in a batch script too."""
+    job, step = slurm.place(environ)
+    if not step or not job.isdecimal():
+        return None
+    nodes = host_names(environ.get(_NODES, ""))
+    node = _number(environ.get("SLURM_NODEID", ""), 0)
+    tasks = _repeated(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    return SlurmStep(
+        job,
+        step,
+        nodes,
+        _number(environ.get("SLURM_STEP_NUM_NODES", ""), len(nodes) or 1),
+        node,
+        tasks[node] if node < len(tasks) else 1,
+        float(_number(environ.get("SLURM_JOB_END_TIME", ""), 0)),
+    )
+
+
+def host_names(text: str) -> tuple[str, ...]:
+    """Return the names of a list as Slurm writes it: n[01-03,7],login is n01, n02, n03, n7 and login. () for what is no such list."""
+    words = re.findall(r"(?:[^][,]|\[[^][]*\])+", text)
+    if ",".join(words) != text:
+        return ()
+    try:
+        return tuple(name for word in words for name in _expanded(word))
+    except ValueError:
+        return ()
+
+
+def _expanded(word: str) -> Iterator[str]:
+    found = _BRACKETS.search(word)
+    if found is None:
+        yield word
+        return
+    for part in found[1].split(","):
+        first, dash, last = part.partition("-")
+        # the first number's width is that of all: [08-10] is 08, 09, 10
+        for number in range(int(first), int(last) + 1) if dash else (int(first),):
+            for rest in _expanded(word[found.end() :]):
+                yield f"{word[: found.start()]}{number:0{len(first)}}{rest}"
+
+
+def _repeated(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list as Slurm writes it: 2(x3),1 is 2, 2, 2 and 1."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return tuple(int(number) for number, times in found for _ in range(int(times or 1)))
+
+
+def _number(text: str, default: int) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else default
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmStart:
+    """What a start in Slurm makes of its place. variables: complete torchrun's options. line: reports them; warning; each "" for none."""
+
+    variables: dict[str, str]
+    line: str = ""
+    warning: str = ""
+
+
+def at_start(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
+    """Return what Slurm's variables mean for a command. environ: the user's own."""
+    job, is_step = slurm.place(environ)
+    if job and not is_step:
+        return SlurmStart({}, warning=outside_warning(job))
+    step = step_of(environ)
+    found = torchrun.recognise(command, path=environ.get("PATH")) if step is not None and step.size > 1 else None
+    if step is None or found is None:
+        return SlurmStart({})
+    if _runs_on_one_node(found, environ):
+        text = f"Slurm step {step.name} has {step.size} nodes, and by its options torchrun runs on one: each node trains by itself"
+        return SlurmStart({}, warning=text)
+    added = _completed(found, environ, step)
+    options = " ".join(f"--{name}={value}" for name, value in added.items())
+    ends = f"; the job's time ends at {time.strftime('%Y-%m-%d %H:%M', time.localtime(step.end_t))}" if step.end_t else ""
+    line = f"Slurm step {step.name}, node {step.node} of {step.size}: torchrun gets {options}{ends}" if added else ""
+    unread = not step.nodes and not any(torchrun.is_given(found, environ, name) for name in ("rdzv-endpoint", "master-addr"))
+    text = f"the nodes of Slurm step {step.name} cannot be read from {environ.get(_NODES, '')!r}: give torchrun --rdzv-endpoint"
+    return SlurmStart({torchrun.variable(name): value for name, value in added.items()}, line, text if unread else "")
+
+
+def outside_warning(job: str) -> str:
+    """Return the warning for a process of a job that is in no step of it."""
+    return (
+        f"Slurm job {job} runs this outside of srun: Slurm announces a preemption to the steps of a job alone, and its other nodes are not"
+        " used; start it with `srun supervise …`"
+    )
+
+
+def _completed(command: torchrun.Torchrun, environ: Mapping[str, str], step: SlurmStep) -> dict[str, str]:
+    """Return the options that complete a torchrun command, by name."""
+
+    def is_given(name: str) -> bool:
+        return torchrun.is_given(command, environ, name)
+
+    backend = torchrun.option_value(command, environ, "rdzv-backend") or ("static" if any(map(is_given, _STATIC)) else "c10d")
+    if backend == "static":  # torchrun's default
+        head = {"master-addr": step.nodes[0], "master-port": str(step.port)} if step.nodes and not is_given("rdzv-endpoint") else {}
+        meeting = {"node-rank": str(step.node), **head}
+    else:  # an etcd is where the user has it
+        head = {"rdzv-endpoint": f"{step.nodes[0]}:{step.port}"} if step.nodes and backend == "c10d" else {}
+        meeting = {"rdzv-backend": backend, **head, "rdzv-id": step.job}
+    found = {"nnodes": str(step.size), **meeting}
+    return {name: value for name, value in found.items() if not is_given(name)}
+
+
+def _runs_on_one_node(command: torchrun.Torchrun, environ: Mapping[str, str]) -> bool:
+    """Return whether the user wants torchrun to run on one node."""
+    is_one = torchrun.is_given(command, environ, "nnodes") and torchrun.most_nodes(command, environ) == 1
+    return is_one or torchrun.is_standalone(command, environ)
+
+
+def require_one_task(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise SuperviseError (64) where srun started this more than once on this node: one supervise looks after all ranks of a node."""
+    step = step_of(environ)
+    if step is None or step.tasks == 1:
+        return
+    found = torchrun.recognise(command, path=environ.get("PATH"))
+    ranks = "torchrun …" if found is not None else f"torchrun --nproc-per-node={step.tasks} …"
+    raise SuperviseError(
+        f"cannot look after one rank of several: Slurm step {step.name} has {step.tasks} tasks here, each with its own supervise",
+        hint=f"Start one on each node: `srun --ntasks-per-node=1 supervise -- {ranks}`. Jobs of their own need names of their own (--job).",
+        exit_code=ExitCode.USAGE,
+    )

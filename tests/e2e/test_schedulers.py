@@ -1,0 +1,134 @@
+"""A job of two nodes that a scheduler starts: `torchrun` without an option for the nodes. Both nodes are this host."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.ports import free_port
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.conftest import Supervised
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+#: Tells the world's size, and which of torchrun's variables a rank sees.
+MEETS = """
+import os, torch.distributed as dist
+dist.init_process_group("gloo")
+print("met", dist.get_rank(), "of", dist.get_world_size(), *sorted(name for name in os.environ if name.startswith("PET_")), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+HERE = os.uname().nodename.split(".")[0]
+
+
+def slurm(node: int) -> dict[str, str]:
+    """Return what srun sets. The port follows from the job's number."""
+    return {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": f"localhost,{HERE}",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_NODEID": str(node),
+    }
+
+
+def trainer(node: int, port: int) -> dict[str, str]:
+    """Return what Kubeflow's Trainer, and its PyTorchJob without elasticity, set."""
+    return {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_NODE_RANK": str(node),
+        "PET_MASTER_ADDR": "localhost",
+        "PET_MASTER_PORT": str(port),
+        "MASTER_ADDR": "not-read-by-torchrun",
+    }
+
+
+def elastic(port: int) -> dict[str, str]:
+    """Return what Kubeflow's elastic PyTorchJob sets."""
+    return {
+        "PET_NNODES": "1:2",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"localhost:{port}",
+        "PET_RDZV_ID": "job",
+        "PET_RDZV_CONF": "last_call_timeout=30",
+    }
+
+
+@pytest.mark.parametrize("who", ["slurm", pytest.param("trainer", marks=pytest.mark.slow), pytest.param("elastic", marks=pytest.mark.slow)])
+def test_two_nodes_meet(who: str, supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MEETS)
+    port = free_port()
+    given = [{"slurm": slurm(node), "trainer": trainer(node, port), "elastic": elastic(port)}[who] for node in range(2)]
+    command = ["torchrun", str(tmp_path / "train.py")]
+    runs = [supervise(*command, place=tmp_path / f"node-{node}", **given[node]) for node in range(2)]
+    assert [run.exit_code(deadline_s=200) for run in runs] == [0, 0]
+    seen = sorted(line for run in runs for line in run.stdout.splitlines() if line.startswith("met "))
+    if who == "slurm":
+        assert seen == ["met 0 of 2", "met 1 of 2"], "what completes torchrun is not for its ranks: they may run a torchrun, too"
+        told = f"node {{}} of 2: torchrun gets --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:{20_000 + os.getpid() % 10_000} "
+        assert [run.stderr.count(told.format(node)) for node, run in enumerate(runs)] == [1, 1]
+        assert all(run.stderr.count("torchrun gets") == 1 for run in runs)
+    else:
+        assert [" ".join(line.split()[:4]) for line in seen] == ["met 0 of 2", "met 1 of 2"]
+        assert all("torchrun gets" not in run.stderr for run in runs)
+    started = [next(line for line in run.journal().splitlines() if '"SupervisorStarted"' in line) for run in runs]
+    assert all('"nodes":2,' in line for line in started), "known before torch is asked"
+
+
+#: Its first rank is killed; a later one trains until it is asked to save. Once there is a save, it is done.
+PREEMPTED = """
+import os, signal, sys, time
+from pathlib import Path
+from supervisor import worker
+if os.environ["SUPERVISE_JOB_ATTEMPT"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+print("attempt", os.environ["SUPERVISE_JOB_ATTEMPT"], flush=True)
+step = 0
+while not Path("saved").exists():
+    time.sleep(0.02)
+    step += 1
+    worker.heartbeat(step)
+    if worker.should_save():
+        Path("saved").touch()
+        worker.saved()
+"""
+
+
+def run_of(state: Path) -> tuple[list[str], int]:
+    """Return the run of each start in a node's journal, and the number of incidents that were opened."""
+    records = [json.loads(line)["rec"] for line in (state / "journal.jsonl").read_text().splitlines()]
+    opened = sum(1 for one in records if "OpenIncident" in str(one["body"].get("actions")))
+    return [one["body"]["run_id"] for one in records if one["kind"] == "run"], opened
+
+
+def test_a_job_that_slurm_starts_again_on_another_node_goes_on_with_its_run(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PREEMPTED)
+    job = f"slurm-{os.getpid()}"
+    given = {**slurm(0), "SLURM_STEP_NODELIST": HERE, "SLURM_STEP_NUM_NODES": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command, options = ["python", "train.py"], ["--job", job]
+    first = supervise(*command, options=options, **given)
+    nodes, here = tmp_path / "state" / job / "nodes", os.uname().nodename
+    first.wait_for_line("^attempt 2$")
+    wait_for(lambda: "SaveOnRequestSeen" in (nodes / here / "journal.jsonl").read_text(), "a rank that asks", 60, alive=first.alive)
+    first.signal(signal.SIGTERM)
+    assert first.exit_code() == 75
+    (nodes / here).rename(nodes / "gpu08")  # as if this had been another host
+    again = supervise(*command, options=options, **given, SLURM_RESTART_COUNT="1")
+    assert again.exit_code() == 0
+    assert "requeued by Slurm: the journal came along from gpu08" in again.stderr
+    assert "attempt 3" in again.stdout, "the attempts are counted on"
+    runs, opened = run_of(nodes / here)
+    assert (len(runs), len(set(runs)), opened) == (2, 1, 1)
+    assert len(run_of(nodes / "gpu08")[0]) == 1, "what stays behind is left as it was"

@@ -1,0 +1,150 @@
+"""What Slurm's variables mean for a start: which of torchrun's options they complete, and what is refused or warned of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.launch import slurm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: What srun set on the second of two nodes (Slurm 22.05), as far as it is read.
+STEP = {
+    "SLURM_JOB_ID": "7100",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gpu[08,10]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_NODEID": "1",
+}
+BATCH = {"SLURM_JOB_ID": "7100", "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": "8(x2)"}
+ONE_NODE = {"SLURM_STEP_NODELIST": "gpu08", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"}
+RUN = ("python", "-m", "torch.distributed.run")
+LISTS = {
+    "gpu08": "gpu08",
+    "gpu[08,10]": "gpu08 gpu10",
+    "gpu[8-11]": "gpu8 gpu9 gpu10 gpu11",
+    "gpu[098-101],login,a[1-2]": "gpu098 gpu099 gpu100 gpu101 login a1 a2",
+    "r[1-2]n[01-02,7]": "r1n01 r1n02 r1n7 r2n01 r2n02 r2n7",
+}
+
+
+@pytest.mark.parametrize(("text", "names"), [*LISTS.items(), ("", ""), ("gpu[1-", ""), ("gpu[000x111]", ""), ("a,,b", ""), ("a]", "")])
+def test_a_list_of_nodes_is_read(text: str, names: str) -> None:
+    assert slurm.host_names(text) == tuple(names.split())
+
+
+@pytest.mark.process
+def test_it_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
+    if shutil.which("scontrol") is None:
+        pytest.skip("needs apt-get install slurm-client: scontrol")
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=test\nSlurmctldHost=localhost(127.0.0.1)\nNodeName=localhost\nPartitionName=p Nodes=localhost\n")
+    for text in LISTS:
+        words = ["scontrol", "show", "hostnames", text]
+        done = subprocess.run(words, env={**os.environ, "SLURM_CONF": str(conf)}, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603
+        assert slurm.host_names(text) == tuple(done.stdout.split())
+
+
+MEET = "rdzv-backend=c10d rdzv-endpoint=gpu08:27100 rdzv-id=7100"
+
+
+@pytest.mark.parametrize(
+    ("options", "completed"),
+    [
+        ("--nproc-per-node=8", f"nnodes=2 {MEET}"),
+        ("--nnodes=1:2", MEET),
+        ("--nnode 2", MEET),
+        ("--rdzv-backend c10d", "nnodes=2 rdzv-endpoint=gpu08:27100 rdzv-id=7100"),
+        ("--rdzv_endpoint=other:29400 --nnodes=2", "rdzv-backend=c10d rdzv-id=7100"),
+        ("--rdzv-id=x --rdzv-e=other:1 --rdzv-b=c10d", "nnodes=2"),
+        ("--rdzv-backend=etcd-v2 --rdzv-endpoint=keys:2379", "nnodes=2 rdzv-id=7100"),
+        ("--rdzv-backend=static", "nnodes=2 node-rank=1 master-addr=gpu08 master-port=27100"),
+        ("--master_addr=gpu08 --master_port=29500", "nnodes=2 node-rank=1"),
+        ("--node-rank=1", "nnodes=2 master-addr=gpu08 master-port=27100"),
+        ("--node-rank=1 --rdzv-endpoint=gpu08:1", "nnodes=2"),
+    ],
+)
+def test_what_the_user_leaves_out_is_completed(options: str, completed: str) -> None:
+    found = slurm.at_start([*RUN, *options.split(), "train.py", "--nnodes=7"], STEP)
+    pairs = (word.split("=") for word in completed.split())
+    assert found.variables == {f"PET_{name.upper().replace('-', '_')}": value for name, value in pairs}
+    assert found.warning == ""
+    assert found.line == f"Slurm step 7100.0, node 1 of 2: torchrun gets --{completed.replace(' ', ' --')}"
+
+
+def test_torchruns_own_variables_are_the_users_word_too() -> None:
+    environ = {**STEP, "PET_NNODES": "2", "PET_RDZV_ENDPOINT": "n7:1", "SLURM_JOB_END_TIME": "1795000000"}
+    found = slurm.at_start([*RUN, "train.py"], environ)
+    assert found.variables == {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ID": "7100"}
+    assert "--rdzv-id=7100; the job's time ends at 2026-11-" in found.line
+
+
+@pytest.mark.parametrize(
+    ("command", "environ"),
+    [
+        ((*RUN, "train.py"), {}),
+        ((*RUN, "train.py"), {**STEP, **ONE_NODE}),
+        (("python", "train.py"), STEP),
+        ((*RUN, "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=a:1", "--rdzv-id=x", "train.py"), STEP),
+    ],
+    ids=["elsewhere", "one-node", "plain", "all-given"],
+)
+def test_nothing_is_completed_where_nothing_is_missing(command: tuple[str, ...], environ: dict[str, str]) -> None:
+    assert slurm.at_start(command, environ) == slurm.SlurmStart({})
+
+
+@pytest.mark.parametrize("special", [None, "4294967290", "4294967291", "4294967292"], ids=["batch", "salloc", "batch-step", "ssh"])
+def test_a_start_outside_of_srun_is_warned_of_and_completes_nothing(special: str | None) -> None:
+    environ = BATCH if special is None else {**STEP, "SLURM_STEP_ID": special}
+    found = slurm.at_start([*RUN, "train.py"], environ)
+    assert "Slurm job 7100 runs this outside of srun" in found.warning
+    assert "srun supervise" in found.warning
+    assert found.variables == {}
+    slurm.require_one_task([*RUN, "train.py"], environ)
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "words"),
+    [
+        ("--standalone", {}, "step 7100.0 has 2 nodes, and by its options torchrun runs on one"),
+        ("", {"PET_STANDALONE": "1"}, "torchrun runs on one"),
+        ("--nnodes=1", {}, "torchrun runs on one"),
+        ("", {"SLURM_STEP_NODELIST": "gpu[8"}, "cannot be read from 'gpu[8': give torchrun --rdzv-endpoint"),
+        ("--rdzv-endpoint=n:1", {"SLURM_STEP_NODELIST": "gpu[8"}, ""),
+    ],
+)
+def test_options_that_do_not_fit_the_step_are_warned_of(options: str, environ: dict[str, str], words: str) -> None:
+    found = slurm.at_start([*RUN, *options.split(), "train.py"], {**STEP, **environ})
+    assert words in found.warning
+    assert bool(words) == bool(found.warning)
+
+
+@pytest.mark.parametrize(("tasks", "here"), [("8(x2)", 8), ("1,3", 3), ("1(x2)", 1), ("4,1", 1), ("", 1)])
+def test_one_task_on_a_node_is_demanded(tasks: str, here: int) -> None:
+    environ = {**STEP, "SLURM_STEP_TASKS_PER_NODE": tasks}
+    if here == 1:
+        slurm.require_one_task(("python", "train.py"), environ)
+        return
+    with pytest.raises(SuperviseError, match=f"step 7100.0 has {here} tasks here") as caught:
+        slurm.require_one_task(("python", "train.py"), environ)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert f"`srun --ntasks-per-node=1 supervise -- torchrun --nproc-per-node={here} …`" in caught.value.hint
+
+
+def test_two_steps_of_a_job_and_two_jobs_meet_at_ports_of_their_own() -> None:
+    ports = {
+        step.port
+        for job in ("7100", "7101")
+        for number in ("0", "1", "2")
+        if (step := slurm.step_of({**STEP, "SLURM_JOB_ID": job, "SLURM_STEP_ID": number})) is not None
+    }
+    assert len(ports) == 6
+    assert all(20_000 <= port < 30_000 for port in ports)

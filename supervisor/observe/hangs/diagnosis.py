@@ -301,6 +301,8 @@ def _process_activity(old: ProcessLook, new: ProcessLook, most_process: float) -
     seconds = now.t - was.t
     if (now.main_cpu_s - was.main_cpu_s) / seconds >= BUSY_THREAD or (now.cpu_s - was.cpu_s) / seconds >= most_process:
         return "uses CPU time"
+    if old.state == new.state == "R":
+        return "waits for a processor"  # what waits for anything else is in another state
     return "wakes up again and again" if (now.main_switches - was.main_switches) / seconds >= BUSY_SWITCHES else ""
 
 

@@ -119,7 +119,7 @@ def training_thread(stacks: tuple[ThreadStack, ...]) -> ThreadStack | None:
 def doing(thread: ThreadStack) -> tuple[str, Phase]:
     """Return what a stack shows, behind "is", and the phase: the library's function that is known, else the user's own."""
     for frame in thread.frames:
-        if _is_compiler(frame):
+        if _is_compiler(frame) and compiles(thread):
             return "compiling", Phase.TRAIN
         for module, functions, text, phase in _ACTIVITIES:
             if frame.module.startswith(module) and (not functions or frame.function in functions):
@@ -133,8 +133,9 @@ def doing(thread: ThreadStack) -> tuple[str, Phase]:
 
 
 def compiles(thread: ThreadStack) -> bool:
-    """Return whether torch compiles the model: that takes minutes in one line of the user's."""
-    return any(map(_is_compiler, thread.frames))
+    """Return whether torch compiles the model: that takes minutes in one line of the user's. DDP only imports the compiler."""
+    outermost = next((frame for frame in reversed(thread.frames) if _is_compiler(frame)), None)
+    return outermost is not None and outermost.function != "<module>"
 
 
 def _is_compiler(frame: StackFrame) -> bool:

@@ -300,6 +300,16 @@ def test_what_only_one_look_shows_is_not_proven() -> None:
 
 LOOPS = outside(0, user(70, "spin"), waits=RUNS)
 COMPILES = outside(0, torch("_inductor/compile_fx.py", "compile_fx"), user(70), waits=RUNS)
+STUCK_COMPILER = outside(0, torch("_inductor/compile_fx.py", "compile_fx"), user(70))
+IMPORTS = outside(
+    0,
+    torch("_dynamo/config.py", "decorated"),
+    torch("_dynamo/config.py", "<module>"),
+    torch("_dynamo/__init__.py", "<module>"),
+    torch("nn/parallel/distributed.py", "__init__"),
+    user(70),
+    waits=RUNS,
+)
 #: What runs a model that torch compiled.
 GENERATED = f"/tmp/torchinductor_me/2k/c2k{12 * 'q7xy'}.py"  # noqa: S108 - a name
 COMPILED = (
@@ -320,7 +330,9 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str], ...] = (
     ("it read", outside(0, user(70)), later(outside(0, user(70)), n_bytes=3 << 20), "read 3 MiB"),
     ("it logged", outside(0, user(70)), later(outside(0, user(70)), n_bytes=3 << 10), ""),
     ("it compiles", COMPILES, later(COMPILES, cpu_s=20), "compiles"),
-    ("a compilation that stands still", COMPILES, later(COMPILES), ""),
+    ("a compilation that stands still", STUCK_COMPILER, later(STUCK_COMPILER), ""),
+    ("a loop that gets no processor", LOOPS, later(LOOPS), "waits for a processor"),
+    ("it imports the compiler", IMPORTS, later(IMPORTS, cpu_s=20), "uses CPU time"),
     ("another process", waiting(0), replace(waiting(0), process=replace(waiting(0).process, pid=7)), "is another process"),
     ("it ended", waiting(1), GONE, "ended"),
     ("asks the store for its peers", JOINS, later(JOINS, switches=3000, cpu_s=1.0), ""),
@@ -356,7 +368,7 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str], ...] = (
 def test_what_moved_between_two_looks(first: RankLook, second: RankLook, what: str) -> None:
     movement = diagnosis.compare(Look(0.0, (first,)), Look(30.0, (second,)))
     found = ((first.rank, what),) if what else ()
-    is_busy = what in {"uses CPU time", "wakes up again and again"}
+    is_busy = what in {"uses CPU time", "wakes up again and again", "waits for a processor"}
     assert (movement.moved, movement.busy) == (((), found) if is_busy else (found, ()))
     assert movement.text == (f"rank {first.rank} {what}" if movement.moved else "")
 

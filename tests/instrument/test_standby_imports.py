@@ -76,6 +76,15 @@ def test_what_reads_a_variable_that_the_script_sets_is_left_to_it(libraries: Lib
     assert libraries.warm() == ["lib_a", "lib_c"]
 
 
+def test_where_many_must_be_left_to_the_script_what_came_before_the_ninth_is_imported(libraries: Libraries) -> None:
+    names = [f"lib_{letter}" for letter in "bcdefghijk"]
+    script = f"import lib_a\nos.environ['LIB_MODE'] = 'x'\nimport lib_0, {', '.join(names)}, lib_z\nassert lib_k.mode == 'x'"
+    reads = dict.fromkeys(names, "import os\nmode = os.environ.get('LIB_MODE')")
+    state, why, _ = libraries.prepare(script, lib_a="", lib_0="", lib_z="", **reads)
+    assert (state, why) == (READY, "lib_j and all after it are left to the rank, as were 8 modules before it")
+    assert libraries.warm() == ["lib_0", "lib_a"]
+
+
 def test_what_a_library_changes_is_not_taken_for_the_scripts(libraries: Libraries) -> None:
     changes = "import os, warnings\nos.environ['LIB_MODE'] = 'x'\nwarnings.simplefilter('ignore', FutureWarning)"
     reads = "import os\nmode = os.environ['LIB_MODE']"

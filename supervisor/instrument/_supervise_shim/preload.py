@@ -24,6 +24,9 @@ _FOR_PYTHON = ("ACCELERATE_", "HF_", "HUGGINGFACE_", "TOKENIZERS_", "TRANSFORMER
 _FOR_PREFIX = {"tqdm.utils": "TQDM_"}
 _SOFT = ("variables", "filters", "signals", "threads", "logging", "at_exit")
 
+#: Modules that are left out one by one, each at the cost of a new beginning.
+MOST_LEFT_OUT = 8
+
 
 class Refused(Exception):  # noqa: N818 - no error: a cold start is as good
     """Why this process cannot stand in for the rank."""
@@ -40,7 +43,8 @@ class Preload:
         self.count = 0
         self.note = ""
         self._record = record
-        self._left_out = left_out
+        self._left_out = left_out[:MOST_LEFT_OUT]
+        self._end = "".join(left_out[MOST_LEFT_OUT:])  # one more that would be left out: nothing is imported from here on
         self._renewed: set[str] = set()  # variables that differ before the script: each attempt gets them anew
         self._changed: set[str] = set()  # variables that the script had changed when the rank came to the next import
         self._different: list[str] = []  # what the script had changed by then: the fields of the state
@@ -84,6 +88,9 @@ class Preload:
                 self.note = self._why_inert
                 return
             _, library = modules.get(name, ("", False))
+            if name == self._end:
+                self.note = f"{name} and all after it are left to the rank, as were {MOST_LEFT_OUT} modules before it"
+                return
             if library and name not in sys.modules and not self._is_left_out(name):
                 self._import(name)
                 if random_states.moved():

@@ -14,7 +14,7 @@ import os
 import sys
 
 from .claim import leave_environment
-from .preload import LeftToRank, Preload, Refused
+from .preload import MOST_LEFT_OUT, LeftToRank, Preload, Refused
 from .process_traits import (
     LOW_FDS,
     MOST_OUTPUT_BYTES,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 VARIABLE = "SUPERVISE_JOB_STANDBY"
 #: What this module itself needs. torch imports all of it, so in a rank it is there as well.
 NEEDED = ("json", "_socket", "ctypes")
-MOST_LEFT_OUT = 8
 MOST_WORDS = 1000  # of a reason
 _PACKET = 4096
 _FD_BYTES = 4
@@ -160,7 +159,7 @@ class WaitingProcess:
     def _start_anew(self, module: str) -> NoReturn:
         """Start this process anew, without a module."""
         order = self._order
-        if len(order.left_out) == MOST_LEFT_OUT:
+        if len(order.left_out) > MOST_LEFT_OUT:
             self._refuse(f"too many modules cannot be imported in advance, {module} among them")
         order.left_out.append(module)
         with open("/proc/self/cmdline", "rb") as file:  # noqa: PTH123 - see above

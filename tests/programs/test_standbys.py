@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(1200)]
 #: accelerate's own launcher starts its ranks by itself, and they have no standbys.
 BY_TORCHRUN = {"accelerate": ((*TORCHRUN[:2], "--nproc-per-node=1", "train.py", "--batch_size=8"))}
 NAMES = ("hf", "lightning-cli", "accelerate", "nanogpt-torchrun", "mingpt")
-#: The frameworks of the tests lie on PYTHONPATH, so they count as the script's own. Lightning sets this variable before it imports torch; as a
-#: library in site-packages it would be imported in advance whole.
+#: The frameworks of the tests lie on PYTHONPATH, so they count as the script's own. Lightning sets this variable before it imports torch;
+#: as a library in site-packages it would be imported in advance whole.
 OF_LIGHTNING = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 #: After these steps a rank is killed, the first and the last in turns; there is a save after 10, 20 and 30.
 KILLS = (11, 12, 14, 16, 18, 21, 24, 26, 32, 36)
@@ -37,7 +37,15 @@ def _killed(start: Callable[..., Supervised], program: TrainingProgram, place: P
     words = " ".join(f"hold:{step}:{rank}" for step, rank in zip(KILLS, ranks, strict=True))
     options = [*program.options, "--standby", mode, "--keep-going"]
     budget = {"SUPERVISE_RESTART_INTENSITY": "50"}
-    run = start(*program.command, options=options, place=lay_out(program, place), PROGRAM_FAULT=words, **environment(program), **OF_LIGHTNING, **budget)
+    run = start(
+        *program.command,
+        options=options,
+        place=lay_out(program, place),
+        PROGRAM_FAULT=words,
+        **environment(program),
+        **OF_LIGHTNING,
+        **budget,
+    )
     for attempt, step in enumerate(KILLS, 1):
         pid = held(run, f"hold:{step}")
         waiting = ready(run, attempt, program.world) if mode == "on" else []

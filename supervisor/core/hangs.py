@@ -31,14 +31,14 @@ TORCH_ACTS_S = 90.0
 
 def on_hang_suspected(state: JobState, _event: HangSuspected) -> Step:
     """Go on: the ranks are being examined."""
-    return state, ()
+    return changed(state, attempt=changed(state.attempt, hang_suspected=True)), ()
 
 
 def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     """End the attempt where that is due, else alert once for each kind of hang."""
     hang, before = event.hang, state.attempt.hang
     goes_on = why_it_goes_on(state, hang, is_first=before is None)
-    state = changed(state, attempt=changed(state.attempt, hang=hang))
+    state = changed(state, attempt=changed(state.attempt, hang_suspected=False, hang=hang))
     if not goes_on:
         fact = replace(hang.evidence(event.t), claim=Claim(Cause.HANG_NO_ERROR, SURE, transient=True))
         state = changed(state, attempt=changed(state.attempt, ended_for=(fact,)))
@@ -71,6 +71,6 @@ def why_it_goes_on(state: JobState, hang: Hang, *, is_first: bool) -> str:
 def on_hang_cleared(state: JobState, event: HangCleared) -> Step:
     """Report that a reported hang is over."""
     was_reported = state.attempt.hang is not None
-    state = changed(state, attempt=changed(state.attempt, hang=None))
+    state = changed(state, attempt=changed(state.attempt, hang_suspected=False, hang=None))
     text = f"the job goes on after {event.still_s:.0f} s without progress: {event.text}"
     return state, (PrintMessage("info", text),) if was_reported else ()

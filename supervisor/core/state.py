@@ -196,6 +196,7 @@ class Attempt:
     reported_start: tuple[int | None, int | None] | None = None  # first step and step loaded, as the other nodes know them
     peer_starts: tuple[tuple[str, int | None, int | None], ...] = ()  # the same of the other nodes, each with its description
     start_mismatch: str = ""  # how the nodes began, where they began differently
+    hang_suspected: bool = False  # its ranks are examined; an event that changes nothing is not in the journal
     hang: Hang | None = None  # that was confirmed, and is not over
     warnings: tuple[tuple[str, str], ...] = ()  # what is strange about its loss and its pace now: key and text
     # its end

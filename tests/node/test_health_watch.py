@@ -297,7 +297,7 @@ def test_a_check_that_fails_itself_is_reported_once(watch: Callable[..., HealthW
         raise LookupError("rack")
 
     broken = Check(needs=(), check=check)
-    looks._set = replace(looks._set, checks={"rack_water": broken})  # noqa: SLF001  as a package's plug-in comes
+    looks._checks = {"rack_water": broken}  # noqa: SLF001  as a package's plug-in comes
     assert looks.before((), 0).problem == "check rack_water: the check itself failed: LookupError: rack"
     assert looks.before((), 0).problem == ""
 

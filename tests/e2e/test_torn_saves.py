@@ -48,10 +48,12 @@ class Library:
     pattern: str
     pace_s: float = 0.02
     away: bool = False  # temporary files are on another file system, so that moving them is no rename
+    spared: int = 0  # the step whose save is left alone
 
 
 LIBRARIES = {
-    "hf": Library("torn_hf.py", 1, "checkpoint-", "out/checkpoint-*"),
+    # a Trainer that resumes from its last step makes one step more, also without us
+    "hf": Library("torn_hf.py", 1, "checkpoint-", "out/checkpoint-*", spared=STEPS),
     "lightning": Library("torn_lightning.py", 1, "last", "out/*.ckpt", pace_s=0.25, away=True),
     "dcp": Library("torn_dcp.py", 2, "step_", "out/step_*"),
 }
@@ -131,7 +133,8 @@ class Series:
         environment = {**self._environment, "TMPDIR": str(temporary)}
         run = self._start(*command(self._library, pace_s=self._library.pace_s), options=options, place=place, **environment)
         files = SavedFiles(place / "out", temporary, self._library.away)
-        killer = Killer(run, files, random.Random(number), world=self._library.world, prefix=self._library.prefix)  # noqa: S311
+        library, dice = self._library, random.Random(number)  # noqa: S311
+        killer = Killer(run, files, dice, world=library.world, prefix=library.prefix, spared=library.spared)
         killer.strike(kills)
         code = run.exit_code()
         for strike in killer.strikes:

@@ -96,9 +96,9 @@ class SavedFiles:
 class Killer:
     """Kills ranks of one run during saves."""
 
-    def __init__(self, run: Supervised, files: SavedFiles, dice: random.Random, *, world: int, prefix: str) -> None:
-        """Take the run, and how the names of what the script resumes from begin."""
-        self._run, self._files, self._dice, self._world, self._prefix = run, files, dice, world, prefix
+    def __init__(self, run: Supervised, files: SavedFiles, dice: random.Random, *, world: int, prefix: str, spared: int = 0) -> None:  # noqa: PLR0913
+        """Take the run, how the names of what the script resumes from begin, and the step whose save is left alone."""
+        self._run, self._files, self._dice, self._world, self._prefix, self._spared = run, files, dice, world, prefix, spared
         self.strikes: list[Strike] = []
 
     def _events(self, *kinds: str) -> list[list[str]]:
@@ -145,6 +145,8 @@ class Killer:
         if len(begun) < number:
             return
         _, step, since = begun[number - 1]
+        if int(step) == self._spared:
+            return
         took_s = [float(end) - float(begin) for (_, one, begin), (_, other, end) in self._saves() if one == other]
         after_s = self._dice.uniform(0.0, median(took_s) if took_s else FIRST_S)
         if self._files.away:  # what it saves is pickled first, and written to a temporary file, for each of its two files

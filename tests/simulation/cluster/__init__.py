@@ -1,0 +1,1 @@
+"""The coordination of several nodes on a virtual clock (docs/many-nodes.md)."""

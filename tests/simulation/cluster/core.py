@@ -1,0 +1,200 @@
+"""A core that stops ranks, reports and decides as little as it can: what the coordination needs of the real one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from supervisor.cluster import messages as protocol
+from supervisor.cluster.model import DONE, FAILURE, MEMBERSHIP, RESTART, STOP, SUCCESS, ClusterDecision, newest_epoch
+
+if TYPE_CHECKING:
+    from supervisor.cluster.messages import NodeOutput
+    from supervisor.cluster.model import Epoch
+    from tests.simulation.cluster.world import Machine
+
+STOP_S = (0.05, 3.0)
+#: As the core's timers: a node that neither trains nor meets for so long stops with 75.
+WAIT_S = 100.0
+#: What a member that does not report is waited for.
+REPORT_S = 60.0
+
+
+class SimulatedCore:
+    """The core of one supervisor, from its start to its end. stage: meeting, agreeing, training, ending, reported, stopped or done."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.world = machine.world
+        self.stage = "meeting"
+        self.ranks_of = 0  # epoch whose ranks live here
+        self.since_t = self.world.t
+        self.next_number = 1
+        self.reported: set[int] = set()
+        self.ended_t: dict[int, float] = {}
+        self.after_ranks = ""  # "meet" or "stop": what follows when the ranks are gone
+        memory = machine.memory
+        if memory.epoch is not None:
+            self.next_number = memory.epoch.number + 1
+            if (
+                memory.acted is None and not memory.aside
+            ):  # as a supervisor that takes over: its ranks are gone, and what was decided is not known
+                self.stage = "ending"
+                self.world.later(0.2, self._gone, memory.epoch.number)
+                self.give(protocol.EndEpoch(self.world.t, FAILURE, "its supervise died"))
+
+    def give(self, message: protocol.NodeInput) -> None:
+        """Give the protocol a message."""
+        self.machine.give(message)
+
+    def to(self, stage: str) -> None:
+        """Go to a stage."""
+        self.stage, self.since_t = stage, self.world.t
+
+    def take(self, output: NodeOutput) -> None:
+        """Do what the protocol asks for."""
+        world, machine = self.world, self.machine
+        match output:
+            case protocol.EpochEnded(number, end):
+                self._ended(number, end.kind)
+            case protocol.JudgeReports():
+                self._judges(output)
+            case protocol.ActOn(epoch, decision):
+                self._acts(epoch, decision)
+            case protocol.StepAside(epoch):
+                world.books.aside.add((machine.name, epoch.token))
+                self._goes_on("meet")
+            case protocol.ClosedWithoutUs(_, decision) if self.stage == "meeting":
+                self.to("done" if decision.kind == SUCCESS else "stopped")
+            case protocol.StoreSilent(number) if self.stage in {"agreeing", "training"}:
+                self.give(protocol.EndEpoch(world.t, FAILURE, "the store is silent"))
+                self.stop_ranks(number)
+            case protocol.MeetingFailed():
+                machine.leave_meeting()
+            case _:
+                self._begins(output)
+
+    def _begins(self, output: NodeOutput) -> None:
+        """Agree with the other members, then train."""
+        world, machine = self.world, self.machine
+        match output:
+            case protocol.EpochBegan(epoch):
+                world.books.began(machine.name, epoch)
+                self.next_number = epoch.number + 1
+                self.to("agreeing")
+                self.ranks_of = epoch.number
+                self.give(protocol.NodeText(world.t, 1, f"{machine.name}: {world.rng.randrange(100)}"))
+            case protocol.TextsGathered(1, texts):
+                world.books.agreed(machine.name, self.epoch(), texts)
+                self.give(protocol.NodeText(world.t, 2, "proof"))
+            case protocol.TextsGathered() if self.stage == "agreeing":
+                self.to("training")
+                world.books.trains(world.t, machine.name, self.ranks_of)
+                world.later(world.rng.uniform(*world.work_s), self._finished, self.ranks_of)
+            case _:
+                pass
+
+    def _ended(self, number: int, kind: str) -> None:
+        self.ended_t[number] = self.world.t
+        if kind != DONE and self.stage in {"agreeing", "training", "exited"} and self.ranks_of == number:
+            self.stop_ranks(number)
+        elif kind != DONE and self.ranks_of != number:
+            self._gone(number)  # an epoch in which this node has no ranks
+
+    def _judges(self, asked: protocol.JudgeReports) -> None:
+        world, number = self.world, asked.number
+        world.happened("judges", self.machine)
+        waited = world.t - self.ended_t.get(number, 0.0) >= REPORT_S
+        late = [node for node, why in asked.missing if waited and why.startswith("no report")]
+        kind = STOP if world.stops_in == number else RESTART
+        text = json.dumps({"by": self.machine.name, "of": [node for node, _ in asked.reports], "late": late, "n": world.count()})
+        world.later(world.rng.uniform(0.0, 1.0), self._decide, number, ClusterDecision(kind, text))
+
+    def _decide(self, number: int, decision: ClusterDecision) -> None:
+        if self.world.t < self.machine.paused_until:
+            self.world.later(0.5, self._decide, number, decision)
+        elif self.alive():
+            self.give(protocol.DecisionProposed(self.world.t, number, decision))
+            self.world.happened("decided", self.machine)
+
+    def _acts(self, epoch: Epoch, decision: ClusterDecision) -> None:
+        fields = json.loads(decision.text or "{}")
+        self.world.books.acts(self.machine.name, epoch, decision, tuple(fields.get("of", ())), tuple(fields.get("late", ())))
+        self.world.happened("acts", self.machine)
+        if decision.kind == SUCCESS:
+            self.to("done")
+            self.ranks_of = 0
+        elif self.stage not in {"stopped", "done"}:
+            self._goes_on("stop" if decision.kind == STOP else "meet")
+
+    def _goes_on(self, what: str) -> None:
+        """Meet again, or stop, when no rank is left."""
+        if self.ranks_of and self.stage in {"agreeing", "training", "exited"}:
+            self.after_ranks = what
+            self.stop_ranks(self.ranks_of)
+        elif self.ranks_of:
+            self.after_ranks = what
+        elif what == "stop":
+            self.to("stopped")
+        elif self.stage not in {"stopped", "done", "meeting"}:
+            self.to("meeting")
+
+    def stop_ranks(self, number: int) -> None:
+        """End the ranks, which takes some time."""
+        self.to("ending")
+        self.world.later(self.world.rng.uniform(*STOP_S), self._gone, number)
+
+    def _gone(self, number: int) -> None:
+        if not self.alive() or number in self.reported:
+            return
+        if self.ranks_of == number:
+            self.world.books.gone(self.world.t, self.machine.name, number, self.machine.paused_until)
+            self.ranks_of = 0
+        self.reported.add(number)
+        if self.stage == "ending":
+            self.to("reported")
+        self.give(protocol.EpochReport(self.world.t, f"evidence of {self.machine.name}"))
+        self.world.happened("reports", self.machine)
+        what, self.after_ranks = self.after_ranks, ""
+        if what:
+            self._goes_on(what)
+
+    def epoch(self) -> Epoch:
+        """The epoch that this node takes part in."""
+        epoch = self.machine.memory.epoch
+        assert epoch is not None
+        return epoch
+
+    def rank_fails(self) -> None:
+        """A rank of this node fails, if one lives."""
+        if self.stage == "training":
+            self.give(protocol.EndEpoch(self.world.t, FAILURE, f"a rank of {self.machine.name} failed"))
+            if self.stage == "training":
+                self.stop_ranks(self.ranks_of)
+
+    def _finished(self, number: int) -> None:
+        if self.alive() and self.stage == "training" and self.ranks_of == number:
+            self.to("exited")
+            self.world.books.success.add((self.machine.name, self.epoch().token))
+            self.world.books.gone(self.world.t, self.machine.name, number, self.machine.paused_until)
+            self.give(protocol.RanksDone(self.world.t))
+            self.world.happened("done", self.machine)
+
+    def admits(self) -> None:
+        """Nodes wait, and this one lets them in."""
+        if self.stage == "training":
+            self.give(protocol.EndEpoch(self.world.t, MEMBERSHIP, "nodes are admitted"))
+
+    def alive(self) -> bool:
+        """Whether this supervisor still runs."""
+        return self.machine.core is self
+
+    def tick(self) -> None:
+        """Stop with 75 where nothing gets on. A node that waits while the others train does no harm."""
+        state = self.machine.state
+        if self.stage == "meeting" and state is not None and state.connected and state.meeting is None:
+            number = newest_epoch(state.rows)
+            if number and f"decision/{number}" not in state.rows:
+                self.since_t = self.world.t
+        if self.stage in {"meeting", "reported", "ending", "agreeing"} and self.world.t - self.since_t > WAIT_S:
+            self.machine.stops_with_75(self.since_t)

@@ -1,0 +1,89 @@
+"""What must hold of a job of several nodes, whatever is lost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from supervisor.cluster.model import RESTART, STOP, SUCCESS, ClusterDecision, Epoch
+
+#: From the start of an attempt, how long ranks of an older one may live on a node that was lost: a lease, a stop of the ranks, and the
+#: way of some messages.
+OVERLAP_S = 14.0
+
+
+class LawBroken(AssertionError):  # noqa: N818  what it says is that a law is broken
+    """A law does not hold."""
+
+
+def demand(holds: bool, text: str) -> None:  # noqa: FBT001  as assert
+    """Raise LawBroken where it does not hold."""
+    if not holds:
+        raise LawBroken(text)
+
+
+@dataclass
+class Books:
+    """What all nodes did, as none of them sees it. Epochs are known by the token of their meeting.
+
+    out: by number of the epoch, the members that a store counted as lost, or that left. forgotten: how often the host lost its disk. A
+    store without memory may give a number again that a node knows which it could not reach.
+    """
+
+    acted: dict[str, dict[str, ClusterDecision]] = field(default_factory=lambda: defaultdict(dict))
+    begun: dict[tuple[int, int], str] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    checkpoints: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=lambda: defaultdict(dict))
+    out: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    order: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    trained: list[tuple[float, tuple[int, int]]] = field(default_factory=list)
+    ended: set[tuple[str, int]] = field(default_factory=set)
+    aside: set[tuple[str, str]] = field(default_factory=set)
+    success: set[tuple[str, str]] = field(default_factory=set)
+    forgotten: int = 0
+
+    def began(self, node: str, epoch: Epoch) -> None:
+        """A node takes part in an epoch."""
+        known = self.begun.setdefault((self.forgotten, epoch.number), epoch.token)
+        demand(known == epoch.token or self.forgotten > 0, f"epoch {epoch.number} is two meetings: {known} and {epoch}")
+        demand(epoch.number > self.numbers.get(node, 0), f"{node} goes from epoch {self.numbers.get(node)} to {epoch.number}")
+        self.numbers[node] = epoch.number
+        self.order[node, epoch.number] = (self.forgotten, epoch.number)
+
+    def agreed(self, node: str, epoch: Epoch, texts: tuple[str, ...]) -> None:
+        """A node knows what the members of an epoch resume from."""
+        known = self.checkpoints[epoch.token]
+        known[node] = texts
+        demand(len(set(known.values())) == 1, f"two checkpoints in epoch {epoch.number}: {known}")
+
+    def acts(self, node: str, epoch: Epoch, decision: ClusterDecision, reports: tuple[str, ...], late: tuple[str, ...]) -> None:
+        """A node acts on a decision that was made of these reports; `late` are members without one that were waited for in vain."""
+        number, known = epoch.number, self.acted[epoch.token]
+        demand((node, epoch.token) not in self.aside, f"{node} acts on epoch {number}, for which it stepped aside")
+        known[node] = decision
+        demand(len(set(known.values())) == 1, f"two decisions about epoch {number}: {known}")
+        if decision.kind in {RESTART, STOP}:
+            missing = set(epoch.members) - set(reports) - set(late) - self.out[number]
+            demand(not missing, f"the decision about epoch {number} was made without the reports of {missing}")
+        if decision.kind == SUCCESS:
+            demand(all((one, epoch.token) in self.success for one in epoch.members), f"epoch {number} is no success of {epoch.members}")
+
+    def forgets(self, node: str, *, host: bool) -> None:
+        """A machine is gone for good, and what its node did with it."""
+        self.forgotten += host
+        for acted in self.acted.values():
+            acted.pop(node, None)
+
+    def trains(self, t: float, node: str, number: int) -> None:
+        """Ranks of an epoch begin to train."""
+        self.trained.append((t, self.order[node, number]))
+
+    def gone(self, t: float, node: str, number: int, ran_t: float) -> None:
+        """The ranks of an epoch are gone on a node, whose supervisor was last stopped, and could do nothing, until `ran_t`."""
+        if (node, number) in self.ended:
+            return  # they exited before
+        self.ended.add((node, number))
+        later = [at for at, other in self.trained if other > self.order[node, number]]
+        demand(
+            not later or t - max(min(later), ran_t) <= OVERLAP_S, f"ranks of epoch {number} lived on {node} until {t:.1f}; newer: {later}"
+        )

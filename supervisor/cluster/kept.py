@@ -1,0 +1,111 @@
+"""What a node keeps of the protocol over the end of its supervisor, in two small files beside its journal.
+
+    cluster/node.json     what this node took part in (NodeMemory), and where the store was
+    cluster/store.json    on the host of the store: its rows that the next one begins with, its port and its key
+
+Both belong to one run. Another run of the job is another node: it remembers nothing, and nobody takes it for the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from checkpointing.io import staging
+from supervisor.cluster.client import StoreAddress
+from supervisor.cluster.model import ClusterDecision
+from supervisor.cluster.node import NodeMemory
+from supervisor.core.values import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+#: A disk that does not answer in this time is not waited for: a job that goes on is worth more than what this file is for.
+WRITE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNode:
+    """The content of node.json. run: id of the run. address: None where the store was not found yet."""
+
+    run: str
+    memory: NodeMemory
+    address: StoreAddress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStore:
+    """The content of store.json."""
+
+    run: str
+    port: int
+    key: str
+    rows: tuple[tuple[str, str], ...] = ()
+
+
+class KeptFile:
+    """One of the files. Reads on the caller's thread, before the loop runs; writes on a thread of its own."""
+
+    def __init__(self, path: Path, problem: Callable[[str], None]) -> None:
+        self._path = path
+        self._problem = problem
+        self._is_reported = False
+        self._orders: queue.SimpleQueue[tuple[bytes, threading.Event]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def read(self, kind: type[Any]) -> Any | None:  # noqa: ANN401 (of the kind)
+        """Return what is in it, None where there is nothing that can be read."""
+        try:
+            return msgspec.convert(json.loads(self._path.read_bytes()), kind)
+        except (OSError, ValueError, msgspec.ValidationError):
+            return None
+
+    def write(self, content: KeptNode | KeptStore) -> None:
+        """Return when it is on disk, or after WRITE_S: that is reported once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_all, name="kept-file", daemon=True)
+            self._thread.start()
+        written = threading.Event()
+        self._orders.put((json.dumps(asdict(content)).encode(), written))
+        if not written.wait(WRITE_S):
+            self._report("the disk does not answer")
+
+    def _write_all(self) -> None:
+        while True:
+            content, written = self._orders.get()
+            while not self._orders.empty():
+                written.set()  # a newer one stands in for it
+                content, written = self._orders.get()
+            try:
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                staging.write(str(self._path), content)
+            except OSError as error:
+                self._report(str(error))
+            written.set()
+
+    def _report(self, why: str) -> None:
+        if not self._is_reported:
+            self._is_reported = True
+            self._problem(f"{self._path} is not written: {why}; if supervise of this node ends now, it forgets what the nodes decided last")
+
+
+def remembered(kept: KeptNode | None, run: str, new_name: str) -> NodeMemory:
+    """Return what this node remembers: nothing of another run, nor of a life of the job that a decision ended. It then has a new name."""
+    fresh = NodeMemory(new_name)
+    if kept is None or kept.run != run or (kept.memory.acted is not None and kept.memory.acted.is_final):
+        return fresh
+    return kept.memory
+
+
+def rows_of_the_last(kept: KeptStore | None, run: str) -> tuple[tuple[str, str], ...]:
+    """Return the rows with which the next store begins: none of another run, nor of a life of the job that a decision ended."""
+    if kept is None or kept.run != run:
+        return ()
+    decisions = (ClusterDecision.read(value) for key, value in kept.rows if key.startswith("decision/"))
+    return () if any(decision.is_final for decision in decisions) else kept.rows

@@ -17,28 +17,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.agent import ranks as outcomes
-from supervisor.agent import round_agreement
 from supervisor.agent.messages import (
     Admit,
     AgentFailed,
-    AllGather,
-    AllGathered,
-    Broadcast,
-    BroadcastReceived,
-    DecisionOfPeer,
+    AllRanksDone,
+    Complete,
     DropStandbys,
     Go,
     NodesMet,
-    PeerStopped,
     PrepareStandbys,
-    Publish,
     RendezvousCompleted,
+    Renumber,
+    ServeStore,
     Start,
     StopCommand,
     WaitingNodesCounted,
 )
-from supervisor.agent.node_messages import NodeAllGathers, NodeBroadcasts
 from supervisor.agent.ranks import RankMonitor
+from supervisor.agent.rendezvous import AttemptCancelled, find_control_store, name_control_store
 from supervisor.agent.standbys import AgentStandbys
 
 if TYPE_CHECKING:
@@ -51,7 +47,6 @@ if TYPE_CHECKING:
 
 LEAVE_S = 2.5  # from the last rank's end to ours, when the supervisor ordered us to leave
 ORPHANED_S = 6.0  # the guardian ends us 4 s after the supervisor's end; this is for the day that it does not
-PUBLISH_S = 1.0
 POLL_S = 0.2  # between two checks whether an attempt was stopped
 
 
@@ -63,20 +58,16 @@ class AttemptController:
         self._link = link
         self._grace_s = grace_s
         self.ignore_signals = ignore_signals
-        self.succeeded = False  # on every node
-        self.over_for_all = False  # that, or some node decided the end: the rendezvous may be closed
+        self.over_for_all = False  # the rendezvous may be closed
         self._changed = threading.Condition()
         self._attempt = 0  # the newest that was ordered: this process does not see the supervisor's state
         self._taken = 0  # attempt that the main thread works at
         self._go: Go | None = None
-        self._orders: deque[AllGather | Start] = deque()  # orders of the supervisor while the nodes of the attempt agree
-        self._broadcasts: tuple[int, NodeBroadcasts] | None = None
+        self._orders: deque[ServeStore | Start | Complete] = deque()  # of the attempt that the main thread works at
+        self._awaits_success = False  # our ranks exited 0, those of other nodes may still fail
         self._leave: int | None = None
-        self._agreement: tuple[int, round_agreement.RoundAgreement] | None = None
         self.standbys = AgentStandbys(link.send)
-        self.ranks = RankMonitor(
-            link.send, grace_s=grace_s, on_failure=self._rank_failed, on_ended=self._attempt_ended, on_crash=self._crash
-        )
+        self.ranks = RankMonitor(link.send, grace_s=grace_s, on_ended=self._attempt_ended, on_crash=self._crash)
 
     @property
     def attempt(self) -> int:
@@ -89,11 +80,6 @@ class AttemptController:
 
     # --- the main thread ------------------------------------------------------------------------------------------------------------
 
-    @property
-    def orphaned(self) -> bool:
-        """Whether the supervisor is gone. The guardian then asked the ranks to save: exit code 0 does not mean that they finished."""
-        return self._link.lost()
-
     def wait_for_go(self) -> Go:
         """Block until an attempt is wanted. Raises SystemExit where the supervisor ordered us to leave."""
         with self._changed:
@@ -104,75 +90,53 @@ class AttemptController:
                 go, self._go = self._go, None
                 if go is not None and not self.ranks.wait(go.attempt, 0):  # else it was stopped before we came here
                     self._taken = go.attempt
-                    break
-            agreement, self._agreement = self._agreement, None
-            broadcasts, self._broadcasts = self._broadcasts, None
-        if broadcasts is not None:
-            broadcasts[1].leave()
-        if agreement is not None:
-            agreement[1].leave()
-        return go
+                    return go
 
     def cancelled(self) -> bool:
         """Whether the attempt that the main thread works at was stopped. Another may be wanted already."""
-        return self.ranks.wait(self._taken, 0) is not None
+        with self._changed:  # it may get another number now
+            return self.ranks.wait(self._taken, 0) is not None
 
     def met(self, rendezvous: RendezvousCompleted) -> None:
         """The rendezvous is complete."""
         self._link.send(rendezvous)
 
-    def agree(self, attempt: int, store: Store, token: str, node: int, nodes: int) -> Go:
-        """Carry the all-gathers of the supervisors, until ours orders how the ranks start.
+    def agree(self, store: Store, token: str, node: int, nodes: int) -> Go:
+        """Let the supervisors of the nodes that have met find each other, and agree; return how the ranks start.
 
-        Raises AttemptCancelled where the attempt is stopped meanwhile, TimeoutError where a node is silent.
+        Raises AttemptCancelled where the attempt is stopped meanwhile.
         """
-        exchange = NodeAllGathers(store, token, node, nodes, self.cancelled)
-        self._link.send(NodesMet(attempt, node, nodes))
+        found = find_control_store(store, self.cancelled)
+        met = NodesMet(self._taken, node, nodes, token)
+        self._link.send(met if found is None else replace(met, host=found.host, port=found.port, key=found.key))
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._orders), POLL_S)
                 order = self._orders.popleft() if self._orders else None
             if self.cancelled():
-                raise round_agreement.AttemptCancelled
+                raise AttemptCancelled
             if isinstance(order, Start):
-                if nodes > 1:
-                    broadcasts = NodeBroadcasts(store, token, node, nodes, lambda text: self._link.send(BroadcastReceived(attempt, text)))
-                    with self._changed:
-                        self._broadcasts = (attempt, broadcasts)
                 return order.go
-            exchange.beat()
-            if order is not None:
-                self._link.send(AllGathered(attempt, order.number, tuple(exchange.gather(order.number, order.text))))
+            if isinstance(order, ServeStore):
+                name_control_store(store, order.port, order.key)
+
+    def await_success(self, attempt: int) -> str:
+        """All ranks of this node exited 0: wait until those of all nodes have, or the attempt ends in another way; return its outcome."""
+        self._awaits_success = True
+        self._link.send(AllRanksDone(attempt))
+        while self.ranks.wait(attempt, 0) == outcomes.ALL_EXITED_0:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._orders), POLL_S)
+                order = self._orders.popleft() if self._orders else None
+            if isinstance(order, Complete):
+                self.over_for_all = True
+                break
+        self._awaits_success = False
+        return self.ranks.settle(attempt)
 
     def nodes_waiting(self, count: int) -> None:
         """The number of nodes that want to join has changed."""
         self._link.send(WaitingNodesCounted(self._attempt, count))
-
-    def watch_peers(self, attempt: int, store: Store, token: str, node: str, nodes: int) -> None:
-        """End this round with the other nodes, and share the decision, until the next Go."""
-
-        def on_round_ended(kind: str, peer: str, text: str) -> None:
-            self._link.send(PeerStopped(attempt, peer, text, kind))  # before our own end, which it explains
-            self.ranks.stop(attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP if kind == "membership" else outcomes.FAILED)
-
-        def on_decision(kind: str, exit_code: int, reason: str, changes: round_agreement.DecisionChanges | None) -> None:
-            self.over_for_all |= kind == "stop"
-            decision = DecisionOfPeer(attempt, kind, exit_code, reason)
-            if changes is not None:
-                decision = replace(decision, overrides=changes.overrides, rejected=changes.rejected, first=changes.first)
-            self._link.send(decision)
-
-        agreement = round_agreement.RoundAgreement(
-            store, token, node=node, nodes=nodes, on_round_ended=on_round_ended, on_decision=on_decision
-        )
-        with self._changed:
-            self._agreement = (attempt, agreement)
-
-    def lose_store(self, attempt: int, error: object) -> None:
-        """Begin another round, unless a node reported that it is done: whether every node's ranks ended well can no longer be known."""
-        self._with_agreement(
-            attempt, lambda agreement: agreement.lose(f"the agents' store was lost before every node reported success: {error}")
-        )
 
     def end_ranks(self, attempt: int) -> None:
         """End what lives of the attempt, if anything does, within the grace and a little."""
@@ -181,15 +145,8 @@ class AttemptController:
             self.ranks.wait(attempt, self._grace_s + outcomes.END_DEADLINE_S)
 
     def finish(self) -> None:
-        """End the standbys, and write this node's last notes to the other nodes, for at most PUBLISH_S."""
+        """End the standbys."""
         self.standbys.drop()
-        with self._changed:
-            agreement, self._agreement = self._agreement, None
-            broadcasts, self._broadcasts = self._broadcasts, None
-        if broadcasts is not None:
-            broadcasts[1].leave()
-        if agreement is not None:
-            agreement[1].finish(PUBLISH_S, done=self.succeeded)
 
     # --- the link's thread ----------------------------------------------------------------------------------------------------------
 
@@ -199,20 +156,10 @@ class AttemptController:
                 self._take(command)
         except BaseException:  # noqa: BLE001  without the supervisor's commands we are of no use
             self._crash()
-        self._nobody_decides()
         time.sleep(ORPHANED_S)
         self.ranks.stop(self._attempt, signal.SIGKILL, 0.0, outcomes.STOPPED)
         self.ranks.wait(self._attempt, outcomes.END_DEADLINE_S)
         os._exit(1)
-
-    def _nobody_decides(self) -> None:
-        """The supervisor is gone: the other nodes wait for no decision of it. Ranks that live may save until the guardian ends them."""
-        with self._changed:
-            agreement = self._agreement
-        if agreement is not None and self.ranks.alive():
-            agreement[1].abandon()
-        elif agreement is not None:
-            agreement[1].leave(done=self.succeeded)
 
     def _take(self, command: Command) -> None:
         if command.attempt < self._attempt:
@@ -225,39 +172,31 @@ class AttemptController:
                 self._attempt, self._go = command.attempt, command
                 self._orders.clear()
                 self._changed.notify_all()
-        elif isinstance(command, (AllGather, Start)):
+        elif isinstance(command, (ServeStore, Start, Complete)):
             with self._changed:
                 self._orders.append(command)
                 self._changed.notify_all()
+        elif isinstance(command, Renumber):
+            with self._changed:
+                self.ranks.renumber(command.attempt, command.number)
+                if self._taken == command.attempt:
+                    self._taken = command.number
+                self._attempt = command.number
         elif isinstance(command, StopCommand):
             self._stop(command)
         elif isinstance(command, (PrepareStandbys, DropStandbys)):
             self.standbys.order(command)
         else:
-            self._take_for_nodes(command)
+            self._admit(command)
 
-    def _take_for_nodes(self, command: Broadcast | Admit | Publish) -> None:
-        """Carry out what concerns the other nodes."""
-        if isinstance(command, Broadcast):
-            with self._changed:
-                broadcasts = self._broadcasts
-            if broadcasts is not None and broadcasts[0] == command.attempt:
-                broadcasts[1].send(command.text)
-        elif isinstance(command, Admit):
-            self._with_agreement(command.attempt, lambda agreement: agreement.admit())
-            self.ranks.stop(command.attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP)
-        else:
-            self.over_for_all |= command.kind == "stop"
-            changes = round_agreement.DecisionChanges(command.overrides, command.rejected, command.first)
-            self._with_agreement(
-                command.attempt, lambda agreement: agreement.publish(command.kind, command.exit_code, command.reason, changes)
-            )
+    def _admit(self, command: Admit) -> None:
+        self.ranks.stop(command.attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP)
 
     def _stop(self, command: StopCommand) -> None:
         if command.failure:
-            if self.ranks.fail(command.attempt, command.signum, command.grace_s):
-                self._with_agreement(command.attempt, lambda agreement: agreement.fail(command.failure))
+            self.ranks.fail(command.attempt, command.signum, command.grace_s, also_done=self._awaits_success)
             return
+        self.over_for_all |= command.for_all
         if command.exit_code is not None:
             with self._changed:
                 self._leave = command.exit_code
@@ -266,17 +205,7 @@ class AttemptController:
         if command.exit_code is not None and not under_way:
             self._leave_soon()
 
-    def _with_agreement(self, attempt: int, do: Callable[[round_agreement.RoundAgreement], None]) -> None:
-        with self._changed:
-            agreement = self._agreement
-        if agreement is not None and agreement[0] == attempt:
-            do(agreement[1])
-
     # --- the watcher's thread -------------------------------------------------------------------------------------------------------
-
-    def _rank_failed(self, attempt: int, rank: int, text: str) -> None:
-        del rank
-        self._with_agreement(attempt, lambda agreement: agreement.fail(text))
 
     def _attempt_ended(self, attempt: int) -> None:
         del attempt

@@ -8,11 +8,7 @@ supervisor starts another. Overrides take whatever torch passes (`*args, **kwarg
 from __future__ import annotations
 
 import functools
-import math
-import signal
-import socket
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
@@ -20,27 +16,21 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import api as processes
 
 from supervisor.agent import ranks as outcomes
-from supervisor.agent import round_agreement
 from supervisor.agent.messages import RendezvousCompleted
 from supervisor.agent.placeholders import filled_command
-from supervisor.agent.rendezvous import RoundRendezvous, meet_at_once, served_here
+from supervisor.agent.rendezvous import AttemptCancelled, RoundRendezvous, meet_at_once
 from supervisor.agent.signals import nothing
 from supervisor.agent.spawn import AttemptEnvironment, RankHandler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.distributed import Store  # type: ignore[attr-defined]  # exported where the build has it
-
     from supervisor.agent.attempt_controller import AttemptController
     from supervisor.agent.messages import Go, ScriptArgs
     from supervisor.agent.spawn import OutputChannel
 
 WAKE_S = 0.001  # torch sleeps this long between two polls; the wait itself is in `_monitor_workers`, which a death ends at once
-BARRIER_POLL_S = 0.1
 STANDBY_POLL_S = 0.25  # an order for standbys waits at most so long
-SEEN_S = 15.0  # for a node that does not answer for a while as the job ends
-LAST_SAVES_S = 0.5  # for the other nodes to end the save that ended our ranks; the guardian may end this agent 1 s after its supervisor
 
 
 class GatedAgent(LocalElasticAgent):
@@ -71,9 +61,8 @@ class GatedAgent(LocalElasticAgent):
                 self._met(worker_group, go.attempt)
                 if self._nodes > 1 and self._rounds.store is not None:
                     where = worker_group.group_rank, worker_group.group_world_size
-                    go = self._controller.agree(go.attempt, self._rounds.store, self._rounds.handover.token, *where)
-                    self._prepare_ranks(worker_group, go)
-            except round_agreement.AttemptCancelled:  # stopped while the nodes gathered, or agreed
+                    self._prepare(worker_group, self._controller.agree(self._rounds.store, self._rounds.handover.token, *where))
+            except AttemptCancelled:  # stopped while the nodes gathered, or agreed
                 continue
             break
 
@@ -81,9 +70,6 @@ class GatedAgent(LocalElasticAgent):
         """The nodes are gathered: no rank of any of them lives, and none starts before all agree on what to resume from."""
         handover = self._rounds.handover
         worker_group.master_port = handover.port
-        if worker_group.group_world_size > 1 and self._rounds.store is not None:
-            node = f"{socket.gethostname()}:{worker_group.group_rank}"
-            self._controller.watch_peers(attempt, self._rounds.store, handover.token, node, worker_group.group_world_size)
         rendezvous = RendezvousCompleted(
             attempt,
             round=handover.round,
@@ -95,17 +81,15 @@ class GatedAgent(LocalElasticAgent):
         self._controller.met(rendezvous)
 
     def _prepare(self, worker_group: Any, go: Go) -> None:  # noqa: ANN401
-        """What differs between attempts. TORCHELASTIC_RESTART_COUNT becomes attempt - 1, so no attempt directory is used twice."""
+        """What differs between attempts. TORCHELASTIC_RESTART_COUNT becomes attempt - 1, so no attempt directory is used twice.
+
+        Of several nodes this comes twice: before they meet, and when they have agreed on the number, and on what the ranks are given.
+        """
         spec = worker_group.spec
         before = go.attempt - 1
         spec.max_restarts = max(self._own_max_restarts, before)
         self._remaining_restarts = spec.max_restarts - before
         spec.local_world_size = self._own_nproc if go.nproc is None else go.nproc
-        self._prepare_ranks(worker_group, go)
-
-    def _prepare_ranks(self, worker_group: Any, go: Go) -> None:  # noqa: ANN401
-        """What the ranks themselves are given; on several nodes it is known for sure once all agree."""
-        spec = worker_group.spec
         spec.args = (*filled_command(script_args_set(self._own_args, go.script_args), go.replace), *go.args)
         controller = self._controller
         self._environment = AttemptEnvironment(go.attempt, go.env, go.unset, self._nodes == 1, controller.ranks.add, controller.standbys)
@@ -146,9 +130,9 @@ class GatedAgent(LocalElasticAgent):
         if outcome is None:
             return RunResult(state=WorkerState.HEALTHY)
         if outcome == outcomes.ALL_EXITED_0:
-            outcome = self._settle(worker_group)
+            outcome = self._settle()
         if outcome == outcomes.SUCCEEDED:
-            self._controller.succeeded = self._controller.over_for_all = True
+            self._controller.over_for_all = True
             result: RunResult = super()._monitor_workers(worker_group, *args, **kwargs)
             return result
         self._remaining_restarts = max(1, self._remaining_restarts)  # torch would return at 0; whether to go on is decided at the gate
@@ -164,63 +148,13 @@ class GatedAgent(LocalElasticAgent):
             if outcome is not None or left_s <= STANDBY_POLL_S:
                 return outcome
 
-    def _settle(self, worker_group: Any) -> str:  # noqa: ANN401  a WorkerGroup, typed by torch for one version
-        """Wait until every node's ranks have ended well: torch's exit barrier, but a stop or another node's failure ends it.
+    def _settle(self) -> str:
+        """Report success; of several nodes once every node's ranks have ended well. In place of torch's exit barrier, which nothing ends.
 
-        Like torch's it lasts at most `_exit_barrier_timeout` (300 s). A store that is lost meanwhile is a failure: whoever serves it stays
-        until every node knows of the success, or reports that it is done before it leaves after that time.
+        An agent without supervisor waits until its guardian ends it: that asked its ranks to save, and a script may exit 0 after that.
         """
-        store, world = self._rounds.store, worker_group.group_world_size
-        if store is not None and world > 1:
-            try:
-                known = self._await_done(store, world)
-            except RuntimeError as error:  # torch's errors of a store that is gone
-                if self._settling:
-                    self._controller.lose_store(self._attempt, error)
-            else:
-                if known:
-                    self._await_seen(store, world)
-        return self._controller.ranks.settle(self._attempt)
-
-    @property
-    def _settling(self) -> bool:
-        return self._controller.ranks.wait(self._attempt, 0) == outcomes.ALL_EXITED_0
-
-    def _await_done(self, store: Store, world: int) -> bool:
-        """Return True once all nodes are done, False where the attempt ends otherwise or the time is over. Raises RuntimeError.
-
-        A node without supervisor is never done: its guardian asked its ranks to save, and a script may exit 0 after that. What happened
-        without this: step 40 of 1000, `supervise` of node 1 is killed, all ranks save and exit 0, and the job ends with 0.
-        """
-        token, abandoned = self._rounds.handover.token, False
-        until = time.monotonic() + self._exit_barrier_timeout
-        if not self._controller.orphaned and store.add("supervise/done", 1) == world:
-            store.set("supervise/all_done", "1")
-        while not store.check(["supervise/all_done"]):
-            if not self._settling:
-                return False
-            if not abandoned and round_agreement.is_abandoned(store, token):
-                abandoned, until = True, time.monotonic() + LAST_SAVES_S
-            if time.monotonic() >= until:
-                if not abandoned:
-                    return False
-                until = math.inf
-                ended = round_agreement.end_abandoned(
-                    store, token
-                )  # our reader of the end then ends the attempt, unless the end is our own
-                if self._controller.orphaned or not ended:
-                    self._controller.ranks.stop(self._attempt, signal.SIGTERM, None, outcomes.FAILED)
-            time.sleep(BARRIER_POLL_S)
-        return True
-
-    def _await_seen(self, store: Store, world: int) -> None:
-        """Return, where this process serves the store, once every node knows that all are done, or after SEEN_S."""
-        until = time.monotonic() + SEEN_S
-        with suppress(RuntimeError):  # we know it already
-            seen = store.add("supervise/seen", 1)
-            while served_here(store) and self._settling and seen < world and time.monotonic() < until:
-                time.sleep(BARRIER_POLL_S)
-                seen = store.add("supervise/seen", 0)
+        attempt = self._attempt
+        return self._controller.await_success(attempt) if self._nodes > 1 else self._controller.ranks.settle(attempt)
 
     def _exit_barrier(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Nothing: `_settle` came before, where a stop can end the wait."""

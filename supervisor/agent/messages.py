@@ -72,28 +72,26 @@ class RendezvousCompleted:
 
 @dataclass(frozen=True)
 class NodesMet:
-    """The nodes wait for the supervisors to agree. This is node `node` of `nodes`."""
+    """The nodes wait for the supervisors to agree. This is node `node` of `nodes`, in the meeting `token`.
+
+    host, port, key: of the control store; empty where this agent serves torch's rendezvous store, so that its supervisor serves the control
+    store too, and answers with ServeStore.
+    """
 
     attempt: int
     node: int
     nodes: int
+    token: str = ""
+    host: str = ""
+    port: int = 0
+    key: str = ""
 
 
 @dataclass(frozen=True)
-class AllGathered:
-    """The texts of all nodes for all-gather `number`, in the order of the nodes."""
+class AllRanksDone:
+    """All ranks of this node exited 0. Whether the job succeeded is for the nodes together to say: Complete, or a stop."""
 
     attempt: int
-    number: int
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class BroadcastReceived:
-    """Another node's broadcast."""
-
-    attempt: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -165,29 +163,6 @@ class RanksStopped:
 
 
 @dataclass(frozen=True)
-class PeerStopped:
-    """Another node ended the attempt. kind: failure or membership."""
-
-    attempt: int
-    node: str
-    text: str
-    kind: str = "failure"
-
-
-@dataclass(frozen=True)
-class DecisionOfPeer:
-    """Another node's decision for all. kind: restart or stop. The last three are None where an agent decided, whose supervisor is gone."""
-
-    attempt: int
-    kind: str
-    exit_code: int
-    reason: str
-    overrides: tuple[tuple[str, str], ...] | None = None
-    rejected: tuple[str, ...] | None = None
-    first: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
 class StandbysReported:
     """The standbys of this node's ranks. pids: all that wait or prepare. why: why one was refused. private_kib: of those that are ready."""
 
@@ -237,8 +212,8 @@ class Go:
 class StopCommand:
     """End the ranks: `signum`, KILL after `grace_s`; then wait for a Go (`exit_code` None), or exit with this code.
 
-    failure: why the supervisor ends the attempt, "" if it did not fail. The round of the other nodes ends with this text. The command does
-    nothing if the ranks are already being stopped or all ended well.
+    failure: why the supervisor ends the attempt, "" if it did not fail. for_all: no node of the job goes on, so that the rendezvous is
+    closed.
     """
 
     attempt: int
@@ -246,36 +221,31 @@ class StopCommand:
     grace_s: float
     exit_code: int | None = None
     failure: str = ""
+    for_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
-    """This node's decision for all nodes of the attempt. kind: restart or stop; the rest as in core/actions.py."""
+class ServeStore:
+    """The supervisor of this agent serves the control store, at this port: tell the other agents, through torch's rendezvous store."""
 
     attempt: int
-    kind: str
-    exit_code: int = 0
-    reason: str = ""
-    overrides: tuple[tuple[str, str], ...] = ()
-    rejected: tuple[str, ...] = ()
-    first: Mapping[str, Any] | None = None
+    port: int
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
-class AllGather:
-    """This node's text for all-gather `number` of the round. The answer `all_gathered` has the texts of all nodes."""
+class Renumber:
+    """The attempt for which the nodes have met has the number `number` on all of them."""
 
     attempt: int
     number: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast:
-    """A text for the other nodes of the round while the ranks run. Theirs come as `broadcast`."""
+class Complete:
+    """All ranks of all nodes exited 0."""
 
     attempt: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,13 +289,13 @@ class DropStandbys:
 
 
 #: About the nodes of one attempt.
-NodesMessage = RendezvousCompleted | NodesMet | AllGathered | BroadcastReceived | WaitingNodesCounted | PeerStopped | DecisionOfPeer
+NodesMessage = RendezvousCompleted | NodesMet | AllRanksDone | WaitingNodesCounted
 StandbysMessage = StandbysReported | StandbysUsed
 #: About one attempt, and void where that is not the current one.
 AttemptMessage = RanksStarted | RankReaped | RanksStopped | AgentFinished | NodesMessage | StandbysMessage
 AgentMessage = AgentHello | AgentUnfit | AgentFailed | AttemptMessage
 
-Command = Go | Start | AllGather | Broadcast | StopCommand | Publish | Admit | PrepareStandbys | DropStandbys
+Command = Go | Start | ServeStore | Renumber | Complete | StopCommand | Admit | PrepareStandbys | DropStandbys
 
 #: The name of each message on the wire.
 MESSAGES: dict[str, type[AgentMessage]] = {
@@ -335,24 +305,21 @@ MESSAGES: dict[str, type[AgentMessage]] = {
     "finished": AgentFinished,
     "rendezvous": RendezvousCompleted,
     "gathered": NodesMet,
-    "all_gathered": AllGathered,
-    "broadcast": BroadcastReceived,
+    "ranks_done": AllRanksDone,
     "nodes_waiting": WaitingNodesCounted,
     "started": RanksStarted,
     "rank_exited": RankReaped,
     "stopped": RanksStopped,
-    "peer_stopped": PeerStopped,
-    "peer_decided": DecisionOfPeer,
     "standbys": StandbysReported,
     "standbys_used": StandbysUsed,
 }
 COMMANDS: dict[str, type[Command]] = {
     "go": Go,
     "start": Start,
-    "all_gather": AllGather,
-    "broadcast": Broadcast,
+    "serve_store": ServeStore,
+    "renumber": Renumber,
+    "complete": Complete,
     "stop": StopCommand,
-    "publish": Publish,
     "admit": Admit,
     "prepare_standbys": PrepareStandbys,
     "drop_standbys": DropStandbys,

@@ -119,8 +119,8 @@ def _end(rank: MonitoredRank, signum: int) -> None:
 class RankMonitor:
     """The rank table and its watcher thread (started at once, ends with the process).
 
-    `send` reports; `on_failure(attempt, rank, text)` is called at a failure that ends the attempt, `on_ended(attempt)` when no rank is
-    left and `stopped` was sent, `on_crash()` when the watcher itself failed: it must end the process.
+    `send` reports; `on_ended(attempt)` is called when no rank is left and `stopped` was sent, `on_crash()` when the watcher itself failed:
+    it must end the process.
     """
 
     def __init__(
@@ -128,14 +128,12 @@ class RankMonitor:
         send: EventSender,
         *,
         grace_s: float,
-        on_failure: Callable[[int, int, str], None],
         on_ended: Callable[[int], None],
         on_crash: Callable[[], None],
     ) -> None:
         """Start the watcher; `grace_s` holds where a stop names none."""
         self._send = send
         self._grace_s = grace_s
-        self._on_failure = on_failure
         self._on_ended = on_ended
         self._on_crash = on_crash
         self._changed = threading.Condition()
@@ -153,6 +151,12 @@ class RankMonitor:
                 msg = f"attempt {attempt} was begun before attempt {self._now.number} had ended"
                 raise RuntimeError(msg)
             self._now = _MonitoredAttempt(attempt)
+
+    def renumber(self, attempt: int, number: int) -> None:
+        """Give the attempt under way, which has no rank yet, another number."""
+        with self._changed:
+            if self._now.number == attempt:
+                self._now.number = number
 
     def open(self, attempt: int) -> bool:
         """May ranks be spawned? False where the attempt was stopped before it had any."""
@@ -222,11 +226,15 @@ class RankMonitor:
         self._poke()
         return True
 
-    def fail(self, attempt: int, signum: int, grace_s: float) -> bool:
-        """End the attempt as if a rank had failed. Returns False, and changes nothing, where that is under way or all ranks ended well."""
+    def fail(self, attempt: int, signum: int, grace_s: float, *, also_done: bool) -> bool:
+        """End the attempt as if a rank had failed. Returns False, and changes nothing, where that is under way.
+
+        also_done: if all ranks of this node ended well too, which is then not yet a success; else that stays.
+        """
         with self._changed:
             now = self._now
-            if now.number != attempt or now.stopping is not None or now.outcome is not None or now.closing:
+            is_done = now.outcome is not None and not (also_done and now.outcome == ALL_EXITED_0)
+            if now.number != attempt or now.stopping is not None or is_done or now.closing:
                 return False
             return self.stop(attempt, signum, grace_s, FAILED)
 
@@ -316,9 +324,6 @@ class RankMonitor:
                 core_dumped=info.si_code == os.CLD_DUMPED,
             )
             self._send(reaped)
-            if first_failure:
-                how = f"exit code {info.si_status}" if exited else f"signal {info.si_status}"
-                self._on_failure(now.number, rank.rank, f"rank {rank.rank}: {how}")
         return [rank for rank, _, _ in dead]
 
     def _finish(self, now: _MonitoredAttempt) -> None:

@@ -27,7 +27,6 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo
 
-from supervisor.agent.round_agreement import CLIENT_TIMEOUT_S, AttemptCancelled, end_round_of, is_ended, unprefixed
 from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
@@ -40,10 +39,26 @@ POLL_S = 0.05
 SHUTDOWN_S = 2.0
 LAST_S = 1.5
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+CLIENT_TIMEOUT_S = 30.0
+CLAIM_S = 10.0
+CONTROL_STORE = "supervise/control_store"
 HANDOVER = "supervise/handover"
 LEFT = "supervise/left"
 LOWEST_PORT = 10_000
 PORT_TRIES = 200
+
+
+class AttemptCancelled(Exception):  # noqa: N818  not a failure: the attempt was stopped while its nodes were still gathering
+    """The attempt was stopped before its ranks were started."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlStore:
+    """Where a supervisor serves the control store of the nodes, and what lets a node in."""
+
+    host: str
+    port: int
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +157,6 @@ class RoundRendezvous(RendezvousHandler):
         return True
 
     def _shutdown_quietly(self) -> None:
-        self._controller.finish()
         if not self._controller.over_for_all and self._several:
             return  # as torch does when a signal ends it: the other nodes may go on
         shared = self.store if self._others else None
@@ -206,26 +220,19 @@ def enter_round(  # noqa: PLR0913  who we are among whom
 ) -> int:
     """Return the number of the next static round in which every node takes part. Blocks until all are in it.
 
-    Node 0 opens a round and ends the one before; the others wait for one that is newer than their `last` and has not ended. If another
-    agent already joined as this node (its `me` differs), that agent died and we replace it: we take its place if no rank has started;
-    otherwise we end the round for all and wait for the next.
+    Node 0 opens a round; the others wait for one that is newer than their `last` and in which the nodes have not met yet. If another agent
+    already joined as this node (its `me` differs), that agent died and we take its place. Where its round has met, its end is a matter of
+    the supervisors, and this waits for the next.
     """
     number = int(store.add("supervise/opened", int(rank == 0)))
     if rank == 0:
-        token = _started_token(store, number - 1)
-        if token:
-            end_round_of(store, token, "node 0", "node 0 began another round")
         static_store(store, number).set("open", "1")
     else:
         number = max(last + 1, number)
     while True:
         here = static_store(store, number)
         wait_keys(here, ["open"], cancelled, "node 0 to begin a round")
-        taken = here.compare_set(f"joined/{rank}", "", me).decode() != me
-        token = _started_token(store, number)
-        if token and taken:
-            end_round_of(store, token, f"node {rank}", f"the agent of node {rank} was replaced", restart=True)
-        if not token or not is_ended(store, token):
+        if rank == 0 or not here.check([HANDOVER]):
             here.set(f"joined/{rank}", me)
             break
         number += 1
@@ -233,15 +240,47 @@ def enter_round(  # noqa: PLR0913  who we are among whom
     return number
 
 
-def _started_token(store: Store, number: int) -> str:
-    """Return the token of static round `number`, "" if none of its ranks has started."""
-    here = static_store(store, number)
-    return _load_handover(here).token if number >= 1 and here.check([HANDOVER]) else ""
-
-
 def static_store(store: Store, number: int) -> Store:
     """The agents' store as round `number` of a static rendezvous sees it."""
     return PrefixStore(f"supervise/round/{number}", store)
+
+
+def unprefixed(store: Store) -> Store:
+    """The agents' store itself, which every round shares."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def find_control_store(store: Store, cancelled: Callable[[], bool]) -> ControlStore | None:
+    """Return where the control store is served, once that is known; None where this node's supervisor is to serve it.
+
+    It is served beside torch's rendezvous store: a job depends on one host, and not on two. An external store (etcd), or one that does not
+    show who serves it, is claimed by the first node. Raises AttemptCancelled, TimeoutError, and torch's errors if the store is lost.
+    """
+    base = unprefixed(store)
+    if not base.check([CONTROL_STORE]):
+        if served_here(base):
+            return None
+        until = time.monotonic() + (CLAIM_S if isinstance(base, TCPStore) else 0.0)
+        while not base.check([CONTROL_STORE]) and time.monotonic() < until:
+            if cancelled():
+                raise AttemptCancelled
+            time.sleep(POLL_S)
+        if not base.check([CONTROL_STORE]) and base.add(f"{CONTROL_STORE}/claims", 1) == 1:
+            return None
+        wait_keys(base, [CONTROL_STORE], cancelled, "the node that serves the control store")
+    row = json.loads(base.get(CONTROL_STORE))
+    # who serves it beside torch's store is reached as that is
+    host = str(row["host"]) or (str(base.host) if isinstance(base, TCPStore) else "")
+    return ControlStore(host, int(row["port"]), str(row["key"]))
+
+
+def name_control_store(store: Store, port: int, key: str) -> None:
+    """Show the other nodes where the control store is served."""
+    base = unprefixed(store)
+    host = "" if served_here(base) else socket.getfqdn()
+    base.set(CONTROL_STORE, json.dumps({"host": host, "port": port, "key": key}))
 
 
 def free_port(ephemeral: Path = EPHEMERAL) -> int:

@@ -3,10 +3,10 @@
 Every step is an all-gather: each node sends a row of JSON and receives the rows of all nodes. All nodes then draw the same conclusion from
 the same rows.
 
-1. The state that each node continues from. The node with the newest agreement gives the knobs; the rejected checkpoints are those of every
-   node with that agreement. What one node's ranks were seen to run, all nodes know from then on, so that all add the program's resume
-   option. Before this step each node has written to disk the state that its dead ranks left in shared memory. Their environments are
-   compared with this row and the all-gather 0 (node/node_environment.py).
+1. The state that each node continues from. The node with the newest agreement gives the knobs and the failures that the budgets count; the
+   rejected checkpoints are those of every node with that agreement. What one node's ranks were seen to run, all nodes know from then on,
+   so that all add the program's resume option. Before this step each node has written to disk the state that its dead ranks left in shared
+   memory. Their environments are compared with this row and the all-gather 0 (node/node_environment.py).
 2. The checkpoints that each node has: names, sizes and steps, without reading their data.
 3. For each candidate that all nodes have, newest first: each node's proof that it can load it. One node reads the bytes of a shared file,
    the others compare its identity. The nodes take the first candidate that all of them prove.
@@ -27,7 +27,7 @@ from checkpointing.common import NodeCheckpoint, Proof
 from checkpointing.model import CheckpointingError
 from checkpointing.select import Selection
 from supervisor.core.events import CheckpointSelected
-from supervisor.core.model import CheckpointRef
+from supervisor.core.model import CheckpointRef, PastFailures
 from supervisor.core.planning import DECLARED
 from supervisor.core.values import dataclass
 from supervisor.node.node_environment import PeerEnvironment
@@ -70,6 +70,7 @@ class NodeState:
     resume_knobs: tuple[str, ...] = ()
     environment: str = ""
     sent_t: float = 0.0
+    past: PastFailures | None = None
 
     def resume_by(self, programs: Collection[str]) -> str:
         """Return by whose knob it hands a checkpoint over if ranks run these programs; "" for none."""
@@ -135,11 +136,12 @@ def agree(  # noqa: PLR0913  the request, and this node's part
             action.resume_knobs,
             comparison.digest,
             comparison.now(),
+            action.past,
         ),
     )
     cannot_work = comparison.compare(all_gather, action.node, [PeerEnvironment(s.host, s.environment, s.sent_t) for s in states])
     if cannot_work:
-        return CheckpointSelected(t, action.attempt, None, 0, agreement=action.last_agreement + 1, cannot_work=cannot_work)
+        return CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, cannot_work=cannot_work)
     ways = [state.resume_by(_programs(states)) for state in states]
     node_offer.set_resume_way(ways[action.node], own_only=action.own_only)
     newest = max(states, key=lambda state: state.agreed)  # several may be equally new; take the first
@@ -183,11 +185,12 @@ def agree(  # noqa: PLR0913  the request, and this node's part
         (*refused, *here.refused),
         tuple(CheckpointRef(one.path, one.step, "") for one in reversed(rows[taken.number + 1 :])),
         not_finite=tuple((one.path, "its weights hold NaN; an older one is taken instead") for one in whole),
-        agreement=newest.agreed + 1,
+        agreement=action.attempt,
         overrides=newest.overrides,
         rejected=rejected,
         dangerous=selection.dangerous,
         programs=_programs(states),
+        past=newest.past,
     )
 
 
@@ -211,7 +214,7 @@ def _resumes_differ(  # noqa: PLR0913, PLR0917  as _none
         action.attempt,
         None,
         1,
-        agreement=newest.agreed + 1,
+        agreement=action.attempt,
         overrides=newest.overrides,
         rejected=rejected,
         node_offers=tuple((state.host, text) for state, text in zip(states, texts, strict=True)),
@@ -244,7 +247,7 @@ def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and their results
         found,
         selection.torn,
         (*refused, *offers[action.node].refused),
-        agreement=newest.agreed + 1,
+        agreement=action.attempt,
         overrides=newest.overrides,
         rejected=rejected,
         node_offers=(*held, *refused[:1]),
@@ -252,6 +255,7 @@ def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and their results
         peer_leaves=alone and action.node in fresh,
         dangerous=selection.dangerous,
         programs=_programs(states),
+        past=newest.past,
     )
 
 
@@ -271,7 +275,7 @@ def _checkpoints_here(
     try:
         if mixed_from_t is not None:
             node_offer.reject_mixed(mixed_from_t)
-        held, selection = node_offer.list_checkpoints((*rejected, *action.rejected), dict(action.agreements))
+        held, selection = node_offer.list_checkpoints((*rejected, *action.rejected), action.agreed_attempts)
     except (CheckpointingError, OSError) as error:
         return CheckpointsHere((), 1, (("the checkpoints could not be read", str(error)),)), Selection(None, 1)
     against = (*selection.rejected, *selection.unverifiable, *selection.unknown, *((problem,) if problem else ()))

@@ -14,7 +14,7 @@ from checkpointing.verification import identity_of
 from supervisor.checkpoints.selection import FILE_CLOCKS_S
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from checkpointing.model import Candidate
     from checkpointing.select import Selection
@@ -73,10 +73,10 @@ class NodeOffer:
             if copy.made_ns >= since_ns:
                 self._records.copies.remove(copy)
 
-    def list_checkpoints(self, avoid: Collection[str], agreements: Mapping[int, int]) -> tuple[tuple[NodeCheckpoint, ...], Selection]:
+    def list_checkpoints(self, avoid: Collection[str], agreed_attempts: Collection[int]) -> tuple[tuple[NodeCheckpoint, ...], Selection]:
         """List the checkpoints that this node could resume from, newest first, and the reasons against the rest. Reads no tensor data.
 
-        agreements: attempt of this run → number of the nodes' agreement with which it began. Raises CheckpointingError, OSError.
+        agreed_attempts: those of this run that began with an agreement of the nodes. Raises CheckpointingError, OSError.
         """
         records = self._records
         records.order.step_back(avoid, records.copies)
@@ -92,12 +92,12 @@ class NodeOffer:
         )
         self._offered = {}
         for found, step in rows[:MOST_OFFERED]:
-            row = self._row(found, step, agreements)
+            row = self._row(found, step, agreed_attempts)
             if row is not None:
                 self._offered[row] = found
         return tuple(self._offered), selection
 
-    def _row(self, found: Candidate | Spare, step: int | None, agreements: Mapping[int, int]) -> NodeCheckpoint | None:
+    def _row(self, found: Candidate | Spare, step: int | None, agreed_attempts: Collection[int]) -> NodeCheckpoint | None:
         if isinstance(found, Spare):
             path, name, identity, digest = found.place, found.manifest.name, identity_of(found.place), found.manifest.id
         else:
@@ -107,7 +107,8 @@ class NodeOffer:
         if identity is None:
             return None
         origin = self._records.provenance.of(path, identity)
-        written_in = 0 if origin.is_cut or origin.logged_attempt is None else agreements.get(origin.logged_attempt, 0)
+        logged = origin.logged_attempt
+        written_in = 0 if origin.is_cut or logged is None or logged not in agreed_attempts else logged
         return NodeCheckpoint(path, name, step, identity.size, identity.mtime_ns, identity.ino, digest, written_in)
 
     def prove(self, candidate: Sequence[NodeCheckpoint], node: int, *, suspect: bool) -> Proof:

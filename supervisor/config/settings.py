@@ -16,6 +16,7 @@ from supervisor.config.alert_settings import Alerts
 from supervisor.config.classify_settings import Classify
 from supervisor.config.loss_settings import Loss
 from supervisor.config.metrics_settings import MetricsSection
+from supervisor.config.nodes_settings import NodesSection
 from supervisor.config.recover_settings import RecoverRow
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
 from supervisor.config.standby_settings import StandbySection
@@ -427,6 +428,7 @@ class Settings:
     gpus: Gpus = Gpus()
     network: NetworkSection = NetworkSection()
     health: Health = Health()
+    nodes: NodesSection = NodesSection()
     hang: HangSection = HangSection()
     stop: Stop = Stop()
     instrument: Instrument = Instrument()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from supervisor.core.model import Beginning, CheckpointRef, FirstCause, Gpu, Plan, Verdict
+from supervisor.core.model import Beginning, CheckpointRef, Gpu, JobDecision, PastFailures, Plan, Verdict
 from supervisor.core.values import dataclass
 
 #: signal(7); core imports nothing that touches the system.
@@ -62,7 +62,7 @@ class BroadcastStart:
 class StopRanks:
     """Stop this attempt's ranks and their process trees: `signum`, then KILL after `grace_s`. Answered by AttemptEnded.
 
-    why: failure, membership, stop, hurry. text: what failed, for the other nodes. torchrun's agent stops them by itself when a rank fails.
+    why: failure, membership, stop, hurry. text: what failed. torchrun's agent stops them by itself when a rank fails.
     """
 
     attempt: int
@@ -97,8 +97,9 @@ class SelectCheckpoint:
     """Find and verify the newest checkpoint that is not among `rejected` (paths); answered by CheckpointSelected.
 
     nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. had_checkpoint: this node knows
-    a good checkpoint. last_agreement: number of the last one that this node took part in. The node that took part in the newest decides
-    with which overrides all go on. agreements: of earlier attempts of this run, as (attempt, number). mixed_from_t: what was written since
+    a good checkpoint. last_agreement: attempt of the last one that this node took part in. The node that took part in the newest decides
+    with which overrides all go on, and hands over
+    what failed before (past). agreed_attempts: of earlier ones. mixed_from_t: what was written since
     is never used, because the nodes trained from different states; None: no such time. resume_by: as in BeginAttempt. own_only: what
     earlier runs saved does not count. programs: those that a rank was seen to run, or that the user names. resume_knobs: whose knobs could
     hand a checkpoint over here (Knob.by), the preferred one first.
@@ -112,12 +113,13 @@ class SelectCheckpoint:
     overrides: tuple[tuple[str, str], ...] = ()
     had_checkpoint: bool = False
     least_nodes: int = 0
-    agreements: tuple[tuple[int, int], ...] = ()
+    agreed_attempts: tuple[int, ...] = ()
     mixed_from_t: float | None = None
     resume_by: str = ""
     own_only: bool = False
     programs: tuple[str, ...] = ()
     resume_knobs: tuple[str, ...] = ()
+    past: PastFailures | None = None
     waits_for_journal: ClassVar[bool] = False
 
 
@@ -152,16 +154,38 @@ class DumpStacks:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishDecision:
-    """Publish this node's decision for all nodes, through the agents' store."""
+class EndForAll:
+    """End the attempt on all nodes. kind: failure or membership (AttemptEndedByPeer); the first end stands."""
 
     attempt: int
     kind: str
-    exit_code: int
-    reason: str
-    overrides: tuple[tuple[str, str], ...] = ()
-    rejected: tuple[str, ...] = ()
-    first: FirstCause | None = None
+    text: str
+    waits_for_journal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReportEpoch:
+    """Send the nodes what this one saw of the attempt, as the state has it. The one that decides gets ReportsGathered."""
+
+    attempt: int
+    waits_for_journal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeDecision:
+    """Have all nodes act on this, if no other decision is there; answered by DecisionMade. decision: None if nothing failed."""
+
+    attempt: int
+    kind: str
+    decision: JobDecision | None = None
+    waits_for_journal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteAttempt:
+    """All ranks of all nodes have exited 0: let the launcher end. Answered by AttemptEnded."""
+
+    attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
@@ -244,7 +268,7 @@ class OpenIncident:
 class ReportDecision:
     """The verdict and the plan of an incident: one line on stderr, its card, the journal's explanation.
 
-    at_least: `step` is the last one seen, and the attempt may have gone further.
+    at_least: `step` is the last one seen, and the attempt may have gone further. alerts: False where another node alerts to it.
     """
 
     incident: int
@@ -253,6 +277,7 @@ class ReportDecision:
     plan: Plan
     step: int | None
     at_least: bool = False
+    alerts: bool = True
     waits_for_journal: ClassVar[bool] = False
 
 
@@ -305,10 +330,14 @@ class PrintMessage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run is over: leave with `exit_code`, and `reason` in the end record. After 75 the next start continues the run."""
+    """The run is over: leave with `exit_code`, and `reason` in the end record. After 75 the next start continues the run.
+
+    for_all: the nodes of the job end together, so that none waits for another.
+    """
 
     exit_code: int
     reason: str
+    for_all: bool = False
     waits_for_journal: ClassVar[bool] = False
 
 
@@ -323,7 +352,10 @@ Action = (
     | CheckHealth
     | SetTimer
     | DumpStacks
-    | PublishDecision
+    | EndForAll
+    | ReportEpoch
+    | ProposeDecision
+    | CompleteAttempt
     | Quarantine
     | RequestSave
     | FindSave

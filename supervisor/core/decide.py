@@ -22,11 +22,12 @@ The rules:
 
 `EVENTS` below has a row for each event: the stages in which it means something, the function that answers it, and the stages that may
 follow. docs/reference/stages.md is drawn from these rows. The functions stand in a file for each subject: start.py (checkpoint, attempt),
-gathering.py (several nodes), lifecycle.py (start, run, end), failure.py (stop the ranks, judge, plan), node_health.py and ailing.py
+gathering.py and epoch.py (several nodes),
+lifecycle.py (start, run, end), failure.py (stop the ranks, judge, plan), node_health.py and ailing.py
 (this node's health), hangs.py (ranks that stand still), training.py (loss and pace), shutdown.py (a request to stop).
 
-Known weak spot: with several nodes each supervisor judges by what it sees itself. Only the one whose rank failed first decides, and the
-others follow (PeerDecided).
+8. *Nodes decide together.* What happens to a shared attempt is decided once, on one node, on what all of them saw (ReportsGathered). All
+   act on that one decision (DecisionMade), and on nothing else (epoch.py).
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from supervisor.core import ailing, failure, gathering, hangs, lifecycle, shutdown, start, training
+from supervisor.core import ailing, epoch, failure, gathering, hangs, lifecycle, shutdown, start, training
 from supervisor.core.events import (
     AttemptEnded,
     AttemptEndedByPeer,
     AttemptStarted,
     CheckpointSelected,
     CheckpointVerified,
+    DecisionMade,
     EvidenceCollected,
     GpusListed,
     HangCleared,
@@ -53,20 +55,22 @@ from supervisor.core.events import (
     LauncherExited,
     LauncherFellBack,
     LauncherStarted,
+    LeftBehind,
     NodeBegan,
     NodesGathered,
     NodesWaiting,
-    PeerDecided,
     ProgramSeen,
     ProgressObserved,
     RankExited,
     RanksFound,
+    ReportsGathered,
     Saved,
     SaveOnRequestSeen,
     SaveSearched,
     StacksRequested,
     StartCeilingPassed,
     StopRequested,
+    StoreFellSilent,
     SupervisorStarted,
     TimeLeft,
     TimerFired,
@@ -115,7 +119,9 @@ JUDGED = (*WANTED, Stage.WAITING)
 
 #: Every event has exactly one row. In any other stage it is answered with nothing (`decide`). What may come in ENDED begins the next run.
 EVENTS: dict[type, EventRow] = {
-    SupervisorStarted: EventRow(ANY, lifecycle.on_supervisor_started, _leads(ANY, *WANTED)),
+    SupervisorStarted: EventRow(
+        ANY, lifecycle.on_supervisor_started, _leads(ANY, *WANTED) | _leads(LIVES | ENDS, Stage.FOLLOWING, *WANTED)
+    ),
     LauncherStarted: EventRow(BEFORE_THE_END, lifecycle.on_launcher_started, _leads([Stage.STARTING], *WANTED)),
     LauncherFellBack: EventRow(frozenset({Stage.STARTING}), lifecycle.on_launcher_fell_back, _leads([Stage.STARTING], *WANTED)),
     NodesGathered: EventRow(frozenset({Stage.STARTING}), gathering.on_nodes_gathered),
@@ -123,14 +129,14 @@ EVENTS: dict[type, EventRow] = {
     CheckpointSelected: EventRow(
         frozenset({Stage.SELECTING, Stage.STARTING}),
         gathering.on_checkpoint_selected,
-        _leads([Stage.SELECTING], *CHOSEN) | _leads([Stage.STARTING], Stage.ENDED),
+        _leads([Stage.SELECTING], *CHOSEN) | _leads([Stage.STARTING], Stage.TEARDOWN, Stage.ENDED),
     ),
     AttemptStarted: EventRow(
         frozenset({Stage.STARTING}), ailing.on_attempt_started, _leads([Stage.STARTING], Stage.RUNNING, Stage.TEARDOWN)
     ),
     RanksFound: EventRow(frozenset({Stage.RUNNING}), lifecycle.on_ranks_found),
     ProgressObserved: EventRow(
-        LIVES | {Stage.FOLLOWING, Stage.STOPPING}, gathering.on_progress_observed, _leads([Stage.RUNNING], Stage.TEARDOWN)
+        LIVES | {Stage.TEARDOWN, Stage.STOPPING}, gathering.on_progress_observed, _leads([Stage.RUNNING], Stage.TEARDOWN)
     ),
     CheckpointVerified: EventRow(BEFORE_THE_END, lifecycle.on_checkpoint_verified),
     StartCeilingPassed: EventRow(BEFORE_THE_END, lifecycle.on_start_ceiling_passed),
@@ -138,41 +144,44 @@ EVENTS: dict[type, EventRow] = {
     GpusListed: EventRow(ANY, lifecycle.on_gpus_listed),
     HealthChecked: EventRow(frozenset({Stage.SELECTING, Stage.CHECKING}), start.on_health_checked, _leads([Stage.CHECKING], *CHOSEN)),
     HealthChanged: EventRow(BEFORE_THE_END, ailing.on_health_changed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
-    NodesWaiting: EventRow(frozenset({Stage.RUNNING}), lifecycle.on_nodes_waiting, _leads([Stage.RUNNING], Stage.ADMITTING)),
+    NodesWaiting: EventRow(frozenset({Stage.RUNNING}), epoch.on_nodes_waiting, _leads([Stage.RUNNING], Stage.ADMITTING)),
     AttemptEnded: EventRow(
         BEFORE_THE_END,
-        lifecycle.on_attempt_ended,
+        epoch.on_attempt_ended,
         _leads(LIVES, Stage.TEARDOWN, Stage.ENDED)
-        | _leads([Stage.TEARDOWN], *JUDGED)
-        | _leads([Stage.FOLLOWING, Stage.ADMITTING], *WANTED)
+        | _leads([Stage.TEARDOWN], Stage.FOLLOWING, *JUDGED)
+        | _leads([Stage.FOLLOWING], *JUDGED)
+        | _leads([Stage.ADMITTING], Stage.FOLLOWING, *JUDGED)
         | _leads([Stage.STOPPING], Stage.ENDED),
     ),
     JournalDegraded: EventRow(ANY, lifecycle.on_journal_degraded),
     JournalRecovered: EventRow(ANY, lifecycle.on_journal_recovered),
     RankExited: EventRow(LIVES | ENDS, shutdown.on_rank_exited, _leads(LIVES, Stage.TEARDOWN)),
     LauncherExited: EventRow(LIVES | ENDS, failure.on_launcher_exited, _leads(LIVES, Stage.TEARDOWN)),
-    AttemptEndedByPeer: EventRow(
-        LIVES | {Stage.TEARDOWN},
-        failure.on_attempt_ended_by_peer,
-        _leads(LIVES, Stage.FOLLOWING, Stage.ADMITTING) | _leads([Stage.TEARDOWN], Stage.FOLLOWING),
+    AttemptEndedByPeer: EventRow(LIVES | {Stage.TEARDOWN}, epoch.on_attempt_ended_by_peer, _leads(LIVES, Stage.TEARDOWN, Stage.ADMITTING)),
+    ReportsGathered: EventRow(frozenset({Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING}), epoch.on_reports_gathered),
+    DecisionMade: EventRow(
+        LIVES | ENDS,
+        epoch.on_decision_made,
+        _leads(LIVES, Stage.FOLLOWING, Stage.ENDED) | _leads([Stage.TEARDOWN, Stage.FOLLOWING], *JUDGED),
     ),
-    PeerDecided: EventRow(
-        frozenset({Stage.TEARDOWN, Stage.FOLLOWING}),
-        failure.on_peer_decided,
-        _leads([Stage.TEARDOWN, Stage.FOLLOWING], Stage.FOLLOWING, *WANTED),
+    LeftBehind: EventRow(
+        LIVES | ENDS, epoch.on_left_behind, _leads(LIVES, Stage.FOLLOWING) | _leads([Stage.TEARDOWN, Stage.FOLLOWING], *WANTED)
     ),
+    StoreFellSilent: EventRow(LIVES, epoch.on_store_silent, _leads(LIVES, Stage.TEARDOWN)),
     EvidenceCollected: EventRow(
         frozenset({Stage.TEARDOWN, Stage.STOPPING}),
         shutdown.on_evidence_collected,
-        _leads([Stage.TEARDOWN], *JUDGED) | _leads([Stage.STOPPING], Stage.ENDED),
+        _leads([Stage.TEARDOWN], Stage.FOLLOWING, *JUDGED) | _leads([Stage.STOPPING], Stage.ENDED),
     ),
     TimerFired: EventRow(
         BEFORE_THE_END,
         shutdown.on_timer_fired,
         _leads([Stage.SELECTING], *CHOSEN)
         | _leads([Stage.CHECKING], Stage.STARTING, Stage.ENDED)
-        | _leads([Stage.STARTING, Stage.FOLLOWING, Stage.STOPPING], Stage.ENDED)
-        | _leads([Stage.TEARDOWN], *JUDGED)
+        | _leads([Stage.STARTING], Stage.TEARDOWN, Stage.ENDED)
+        | _leads([Stage.FOLLOWING, Stage.STOPPING], Stage.ENDED)
+        | _leads([Stage.TEARDOWN], Stage.FOLLOWING, *JUDGED)
         | _leads([Stage.WAITING], *WANTED),
     ),
     StopRequested: EventRow(

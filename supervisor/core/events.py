@@ -15,16 +15,18 @@ from supervisor.core.model import (
     CheckpointRef,
     Evidence,
     Finding,
-    FirstCause,
     Gpu,
     Hang,
+    JobDecision,
     Launcher,
+    PastFailures,
     Phase,
     Policy,
     RankExit,
     RankInfo,
     UnusedCheckpoints,
 )
+from supervisor.core.state import NodeReport
 from supervisor.core.training_events import LossChanged, PaceChanged
 from supervisor.core.values import dataclass
 
@@ -75,12 +77,17 @@ class LauncherFellBack:
 
 @dataclass(frozen=True, slots=True)
 class NodesGathered:
-    """The nodes of the attempt have met, so that no rank of an earlier one lives on any of them. `node` of `nodes` is this one."""
+    """The nodes of the attempt have met, so that no rank of an earlier one lives on any of them. `node` of `nodes` is this one.
+
+    number: of the attempt from now on, the same on all nodes; 0: it stays. members: the nodes in their order; empty: no control store.
+    """
 
     t: float
     attempt: int
     node: int
     nodes: int
+    number: int = 0
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +137,10 @@ class RankExited:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEndedByPeer:
-    """Another node ended the attempt, and this node's ranks are being stopped: one of its ranks failed first, and its decision is awaited.
+    """Another node ended the attempt, for all nodes.
 
-    kind: failure; or membership, if it stopped its ranks so that waiting nodes can join.
+    kind: failure: a rank failed there, or the node was lost; left: it was stopped; membership: waiting nodes are to join; void: it had
+    given the meeting up before the attempt had its number.
     """
 
     t: float
@@ -176,21 +184,49 @@ class NodesWaiting:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerDecided:
-    """The node whose rank failed first has decided for all. `kind`: restart or stop.
+class ReportsGathered:
+    """This node decides for all: what the nodes of the attempt saw, and which of them report nothing, each with the reason.
 
-    overrides: all that the next attempt runs with instead of the user's own values. rejected: checkpoints that no attempt resumes from any
-    more. first: the failure there; None if that node's supervisor is gone and its agent decided.
+    kind, node, text: how the attempt was ended, by which node, and why.
+    """
+
+    t: float
+    attempt: int
+    reports: tuple[NodeReport, ...]
+    missing: tuple[tuple[str, str], ...] = ()
+    kind: str = "failure"
+    node: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionMade:
+    """The decision about an attempt, the same on all nodes. `kind`: restart, stop, success, or void: nothing is counted, they meet again.
+
+    decision: None where nothing failed. elsewhere: the attempt is one in which this node takes no part, and the job is over.
     """
 
     t: float
     attempt: int
     kind: str
-    exit_code: int = 0
-    reason: str = ""
-    overrides: tuple[tuple[str, str], ...] = ()
-    rejected: tuple[str, ...] = ()
-    first: FirstCause | None = None
+    decision: JobDecision | None = None
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """The job went on without this node, and what was decided about its attempt is not known any more."""
+
+    t: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFellSilent:
+    """The control store did not answer for the time of a lease: the other nodes may go on without this one."""
+
+    t: float
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +251,7 @@ class CheckpointSelected:
     `notes`: for people.
 
     cannot_work: what differs between the nodes' environments so that no attempt can work, the same on all nodes.
-    agreement: number of the agreement of several nodes on it, else 0; overrides and rejected then hold on all of them. node_offers: what
+    agreement: attempt of the agreement of several nodes on it, else 0; overrides, rejected and past then hold on all. node_offers: what
     each node has if they have none in common, as (node, text), or how each resumes if `resume_differs`: only some nodes add a program's
     option. programs: what ranks of any node were seen to run. this_node_leaves: only this node is without the one that the others
     resume from, and ends. peer_leaves: only another node is, and ends.
@@ -244,6 +280,7 @@ class CheckpointSelected:
     programs: tuple[str, ...] = ()
     resume_differs: bool = False
     cannot_work: tuple[str, ...] = ()
+    past: PastFailures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,7 +493,10 @@ Event = (
     | AttemptEnded
     | LauncherExited
     | NodesWaiting
-    | PeerDecided
+    | ReportsGathered
+    | DecisionMade
+    | LeftBehind
+    | StoreFellSilent
     | EvidenceCollected
     | CheckpointSelected
     | CheckpointVerified

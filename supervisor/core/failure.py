@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
 from supervisor.classify.exits import was_asked
-from supervisor.core import node_health, planning, start
+from supervisor.core import node_health, planning, sharing, start
 from supervisor.core.actions import (
     SIGTERM,
     CollectEvidence,
     EndLauncher,
-    PrintMessage,
-    PublishDecision,
     SetTimer,
     StopRanks,
 )
@@ -21,26 +19,22 @@ from supervisor.core.model import (
     BEFORE_FIRST_STEP,
     Beginning,
     Cause,
-    Change,
     Claim,
     Evidence,
-    FirstCause,
+    JobDecision,
     Launcher,
     Phase,
-    Plan,
     PlanKind,
     RankExit,
     Verdict,
 )
-from supervisor.core.state import JobState, Stage, changed
+from supervisor.core.state import Attempt, JobState, Stage, changed
 from supervisor.strategies import propose
 
 if TYPE_CHECKING:
-    from supervisor.core.events import AttemptEndedByPeer, EvidenceCollected, LauncherExited, PeerDecided, RankExited
+    from supervisor.core.events import EvidenceCollected, LauncherExited, RankExited
     from supervisor.core.state import Step
 
-#: Beyond the grace, until TERM, KILL and the sweep are done and reported.
-TEARDOWN_MARGIN_S = 3.0
 #: Beyond the deadline, for the observers' answer to arrive; without it the deaths are all the evidence there is.
 EVIDENCE_MARGIN_S = 5.0
 #: How long a death by TERM waits for the supervisor's own TERM: schedulers signal all processes of a job, in any order.
@@ -55,11 +49,6 @@ _OF_IMPORTS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "I
 _OF_COMMANDS = frozenset({"user_code.usage", "user_code.no_script", "user_code.no_program"})
 #: In the list of deaths, the launcher itself: it ended before any rank did.
 NO_RANK = -1
-
-
-def teardown_timer(state: JobState, token: int) -> SetTimer:
-    """The timer after which ranks that were to be stopped are ended from outside."""
-    return SetTimer("teardown", token, state.run.policy.grace_s + TEARDOWN_MARGIN_S)
 
 
 def stop_attempt(state: JobState, t: float, summary: str) -> Step:
@@ -90,9 +79,10 @@ def tear_down(state: JobState, t: float, death: RankExit | None, summary: str) -
         ),
     )
     actions = (
+        *sharing.end(state, "failure", summary),
         *opening,
         CollectEvidence(state.attempt.number, state.incidents, state.run.policy.evidence_deadline_s),
-        teardown_timer(state, token),
+        sharing.teardown_timer(state, token),
         SetTimer("evidence", token, state.run.policy.evidence_deadline_s + EVIDENCE_MARGIN_S),
     )
     return state, (*actions, SetTimer("own_signal", token, OWN_SIGNAL_S)) if awaited else actions
@@ -129,77 +119,6 @@ def on_launcher_exited(state: JobState, event: LauncherExited) -> Step:
     return state, (EndLauncher(state.attempt.number, f"the {event.who} ended"), *actions)  # nobody is left to stop the ranks kindly
 
 
-def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step:
-    """Another node's rank failed first, and that node decides; or it admits nodes, and so do we. Our ranks are being stopped."""
-    if event.kind == "membership" and state.stage in {Stage.STARTING, Stage.RUNNING}:
-        message = PrintMessage(
-            "info",
-            f"node {event.node} lets waiting nodes join: attempt {state.attempt.number} is stopped, and the next one starts with them",
-        )
-        token = state.token + 1
-        return changed(state, stage=Stage.ADMITTING, token=token), (message, teardown_timer(state, token))
-    if event.kind == "membership" or state.stage not in {Stage.STARTING, Stage.RUNNING, Stage.TEARDOWN}:
-        return state, ()
-    state, opening = start.with_incident(state, event.t, f"node {event.node}: {event.text}")
-    token = state.token + 1
-    state = changed(state, stage=Stage.FOLLOWING, token=token)
-    return state, (*opening, teardown_timer(state, token), SetTimer("peer", token, state.run.policy.peer_deadline_s))
-
-
-def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
-    """Follow it once our own ranks are gone. It may come before this node's own: the others got no message from this node for too long."""
-    if state.run.incident is None:
-        return state, ()
-    kind = PlanKind.RESTART if event.kind == "restart" else PlanKind.STOP
-    first = event.first
-    verdict = _of_peer(event)
-    before, hows = dict(state.run.overrides), {knob.name: knob.how for knob in state.run.policy.knobs}
-    changes = tuple(Change(k, before.get(k, ""), new, hows.get(k, k)) for k, new in event.overrides if before.get(k) != new)
-    reason = f"the node whose rank failed decided: {event.reason}" if first or kind is PlanKind.RESTART else _stopped_by_peer(event)
-    plan = Plan(kind, reason, _next_of_peer(event), "peer", event.exit_code, changes=changes)
-    incident = replace(state.run.incident, verdict=verdict, plan=plan)
-    if first is not None:  # counted on every node, so that the budget is the same whoever decides next
-        state = planning.remembered(state, replace(first.failure, attempt=state.attempt.number, t=event.t))
-    state = planning.with_rejected(state, event.rejected, state.attempt.progress.step)
-    return follow_if_ready(
-        changed(state, stage=Stage.FOLLOWING, run=changed(state.run, incident=incident, overrides=event.overrides)), event.t
-    )
-
-
-def _next_of_peer(event: PeerDecided) -> str:
-    if event.kind == "restart":
-        return "that node's next decision"
-    if event.exit_code == planning.REQUEUE:
-        return "the scheduler's requeue continues this run"
-    return "change what is named above, and start the job again on every node"
-
-
-def _stopped_by_peer(event: PeerDecided) -> str:
-    """Name what another node stopped for. Where it is the agreement on a checkpoint, the reason lists what each node has."""
-    return f"another node stopped the job: {event.reason}"
-
-
-def _of_peer(event: PeerDecided) -> Verdict:
-    """Return what failed on the node that decided, as that node saw it."""
-    first, because = event.first, (Evidence("launcher", "peer", event.reason, node=event.first.node if event.first else ""),)
-    if first is None:
-        ended = f"the ranks of another node ended, and that node reported no cause: {event.reason}"
-        summary = ended if event.kind == "restart" else _stopped_by_peer(event)
-        return Verdict(Cause.UNKNOWN, 0.2, summary, "peer", because=because)
-    summary, failure = f"node {first.node}: {first.summary}", first.failure
-    return Verdict(
-        failure.cause, first.confidence, summary, failure.fingerprint, first.rank, first.transient, because=because, node=first.node
-    )
-
-
-def follow_if_ready(state: JobState, t: float) -> Step:
-    """Act on the other node's decision once it is known and no rank is left on this node."""
-    incident = state.run.incident
-    if not state.attempt.ended or incident is None or incident.plan is None or incident.verdict is None:
-        return state, ()
-    return _carry_out(state, t, incident.verdict, incident.plan, publish=False)
-
-
 def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
     """The observers have answered."""
     if state.stage is not Stage.TEARDOWN:
@@ -219,17 +138,32 @@ def on_evidence_overdue(state: JobState, t: float) -> Step:
 
 
 def judge_if_ready(state: JobState, t: float) -> Step:
-    """Judge when the ranks are gone, the evidence is in, and our own signal had its chance to arrive."""
+    """Judge when the ranks are gone, the evidence is in, and our own signal had its chance to arrive. Several nodes judge together."""
     if not state.attempt.ended or state.attempt.evidence is None or state.attempt.awaits_own_signal or state.run.incident is None:
         return state, ()
+    if state.attempt.is_shared:
+        return sharing.report(state)
+    decision = judged(state, t, classify(facts_of(state.attempt, t)))
+    return act_on(state, t, decision)
+
+
+def facts_of(attempt: Attempt, t: float, node: str = "") -> tuple[Evidence, ...]:
+    """Return all that was seen of an attempt on one node, which `node` names where there are several."""
+    over_t = attempt.over_t or t
+    facts = (*(attempt.evidence or ()), *node_health.evidence(attempt.eviction, over_t), *_differing(attempt, t), *attempt.ended_for)
+    return tuple(replace(fact, node=fact.node or node) for fact in facts) if node else facts
+
+
+def judged(state: JobState, t: float, verdict: Verdict) -> JobDecision:
+    """Return the decision on a verdict, with the facts of the node that the state is of."""
     evicted = node_health.evidence(state.attempt.eviction, state.attempt.over_t or t)
-    verdict = _with_hang(state, classify((*state.attempt.evidence, *evicted, *_differing(state, t), *state.attempt.ended_for)))
-    failed_gpus = planning.failed_gpus(state, (*state.attempt.evidence, *evicted))
+    verdict = _with_hang(state, verdict)
+    failed_gpus = planning.failed_gpus(state, (*(state.attempt.evidence or ()), *evicted))
     culprit = planning.culprit_gpu(state, verdict)
     # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself
     if culprit in planning.failed_gpus(state, evicted) or (culprit in failed_gpus and verdict.runner_up in planning.OF_ONE_GPU):
         verdict = replace(verdict, confidence=max(verdict.confidence, node_health.SURE))
-    facts = {f.name: f.text for f in state.attempt.evidence if f.source == "heartbeat" and f.rank == verdict.rank}
+    facts = {f.name: f.text for f in state.attempt.evidence or () if f.source == "heartbeat" and f.rank == verdict.rank}
     step = _step(state, verdict)
     before = before_first_step(state, t, verdict, facts)
     phase = Phase(facts["phase"]) if "phase" in facts else Phase.UNKNOWN
@@ -237,20 +171,23 @@ def judge_if_ready(state: JobState, t: float) -> Step:
     plan = propose(situation)
     if plan.kind is PlanKind.RESTART:
         plan = start.scratch_refused(state, t) or plan  # now, so that no restart is announced that is not made
-    state = changed(state, run=changed(state.run, incident=replace(state.run.incident, verdict=verdict, plan=plan)))
-    state, beside = planning.folded(state, plan, situation)
-    state, actions = _carry_out(state, t, verdict, plan, publish=state.run.policy.nodes > 1)
-    return state, (*beside, *actions)
+    return JobDecision(verdict, plan, situation.failure(plan), step, situation.gpu, situation.failed_gpus)
 
 
-def _differing(state: JobState, t: float) -> tuple[Evidence, ...]:
+def act_on(state: JobState, t: float, decision: JobDecision) -> Step:
+    """Count the failure, change what the plan changes, and restart or stop. On several nodes each does this with the same decision."""
+    verdict, plan = decision.verdict, decision.plan
+    state, opening = start.with_incident(state, t, verdict.summary, verdict.rank, (verdict, plan))
+    state, beside = planning.folded(state, decision, t)
+    state, actions = start.give_up(state, verdict, plan) if plan.kind is PlanKind.STOP else start.restart(state, t, verdict, plan)
+    return state, (*opening, *beside, *actions)
+
+
+def _differing(attempt: Attempt, t: float) -> tuple[Evidence, ...]:
     """Return that the nodes of the attempt began differently, as evidence."""
     claim = Claim(Cause.CHECKPOINT_MISMATCH, 0.97, transient=True)
-    return (
-        (Evidence("checkpoint", "nodes_differ", state.attempt.start_mismatch, t=state.attempt.over_t or t, claim=claim),)
-        if state.attempt.start_mismatch
-        else ()
-    )
+    differs = attempt.start_mismatch
+    return (Evidence("checkpoint", "nodes_differ", differs, t=attempt.over_t or t, claim=claim),) if differs else ()
 
 
 def _with_hang(state: JobState, verdict: Verdict) -> Verdict:
@@ -325,17 +262,3 @@ def _has_saved(state: JobState) -> bool:
     high = state.attempt.saved_steps.highest
     seen = (int(f.text) for f in state.attempt.evidence or () if (f.source, f.name) == ("heartbeat", "saves"))
     return max(seen, default=0) >= _SAVES_OF_A_TRAINING or (high is not None and high > began_at)
-
-
-def _carry_out(state: JobState, t: float, verdict: Verdict, plan: Plan, *, publish: bool) -> Step:
-    if plan.kind is PlanKind.STOP:
-        decision = (_published(state, "stop", verdict, plan),) if publish else ()
-        state, actions = start.give_up(state, verdict, plan)
-        return state, (*decision, *actions)
-    decision = (_published(state, "restart", verdict, plan),) if publish else ()
-    return start.restart(state, t, verdict, plan, *decision)
-
-
-def _published(state: JobState, kind: str, verdict: Verdict, plan: Plan) -> PublishDecision:
-    first = FirstCause(state.run.failures[-1], verdict.confidence, verdict.summary, verdict.rank, verdict.transient)
-    return PublishDecision(state.attempt.number, kind, plan.exit_code, plan.reason, state.run.overrides, state.run.rejected, first)

@@ -57,7 +57,10 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
     if not state.attempt.awaits_agreement:
         return state, ()
     token = state.token + 1
-    state = changed(state, token=token, attempt=changed(state.attempt, node=event.node))
+    me = event.members[event.node] if event.members else ""
+    number = event.number or state.attempt.number
+    attempt = changed(state.attempt, number=number, node=event.node, members=event.members, me=me)
+    state = changed(state, token=token, attempt=attempt)
     select = SelectCheckpoint(
         state.attempt.number,
         state.run.rejected,
@@ -67,12 +70,13 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         overrides=state.run.overrides,
         had_checkpoint=state.run.newest is not None and state.run.policy.checkpoints_declared,
         least_nodes=state.run.policy.least_nodes,
-        agreements=state.run.agreements,
+        agreed_attempts=state.run.agreed_attempts,
         mixed_from_t=state.run.mixed_from_t,
         resume_by=planning.resume_by(state),
         own_only=planning.takes_own_only(state),
         programs=planning.known_programs(state),
         resume_knobs=planning.resume_knobs(state),
+        past=planning.past_failures(state),
     )
     return state, (select, SetTimer("select", token, state.run.policy.select_deadline_s))
 
@@ -91,15 +95,23 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
             ),
         )
     if event.this_node_leaves or event.cannot_work:
-        state = changed(state, attempt=changed(state.attempt, awaits_agreement=False))
-        return _stop_apart(state, event, _LEAVES) if event.this_node_leaves else _stop_unlike(state, event)
+        return _leave_the_others(state, event) if event.this_node_leaves else _stop_unlike(state, event)
     state = planning.with_rejected(state, event.rejected, None)
-    agreements = (*state.run.agreements, (state.attempt.number, event.agreement))[-KEPT_AGREEMENTS:]
-    state = changed(state, run=changed(state.run, last_agreement=event.agreement, agreements=agreements, overrides=event.overrides))
+    if event.past is not None:
+        past = event.past
+        state = changed(state, run=changed(state.run, failures=past.failures, failed=past.failed, recurrences=past.recurrences))
+    agreed = (*state.run.agreed_attempts, event.agreement)[-KEPT_AGREEMENTS:]
+    state = changed(state, run=changed(state.run, last_agreement=event.agreement, agreed_attempts=agreed, overrides=event.overrides))
     state = planning.with_programs(state, event.programs)
     if event.resume_differs or (event.chosen is None and event.node_offers and state.run.policy.checkpoints_declared):
         return _stop_apart(state, event, _RESUME_DIFFERS if event.resume_differs else _NOTHING_IN_COMMON)
     return start.on_checkpoint_selected(state, event)
+
+
+def _leave_the_others(state: JobState, event: CheckpointSelected) -> Step:
+    """End this node alone: the others go on without it."""
+    state = changed(state, attempt=changed(state.attempt, members=()))
+    return _stop_apart(state, event, _LEAVES)
 
 
 def _stop_apart(state: JobState, event: CheckpointSelected, stop: _NodesApart) -> Step:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.engine import classify
 from supervisor.core import failure as core_failure
-from supervisor.core import losses, planning, resumption, start
+from supervisor.core import losses, planning, resumption, sharing, start
 from supervisor.core.actions import (
     SIGTERM,
     Alert,
@@ -17,7 +17,6 @@ from supervisor.core.actions import (
     PrintMessage,
     ReportDecision,
     SetTimer,
-    StopRanks,
 )
 from supervisor.core.model import RESUME, Cause, Plan, PlanKind, Progress, Verdict
 from supervisor.core.state import NOTICES, JobState, Run, Stage, changed
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
         JournalRecovered,
         LauncherFellBack,
         LauncherStarted,
-        NodesWaiting,
         ProgramSeen,
         ProgressObserved,
         RanksFound,
@@ -78,8 +76,14 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     if not died_with_us:  # the wait since then, in a queue, is no cost of a failure
         state = changed(state, run=changed(state.run, losses=losses.until(state.run.losses, ended_t)))
     actions: tuple[Action, ...] = ()
+    summary, hang = "supervise died, and its attempt with it", state.attempt.hang
+    if died_with_us and state.attempt.is_shared:  # the others decide about it with what is known here
+        is_new = state.run.incident is None
+        state, opening = start.with_incident(state, event.t, summary)
+        state = changed(state, run=changed(state.run, losses=losses.since(state.run.losses, ended_t))) if is_new else state
+        state, reporting = sharing.take_over(state, event.t, "its supervise died, and its ranks with it")
+        return state, (*opening, *reporting)
     if died_with_us and state.run.incident is None:
-        summary, hang = "supervise died, and its attempt with it", state.attempt.hang
         seen = () if hang is None else (hang.evidence(state.attempt.over_t or event.t),)
         verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, summary, "supervisor:died", because=seen)
         plan = Plan(PlanKind.RESTART, "the job is taken over", "the same again", "takeover")
@@ -105,7 +109,12 @@ def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
     """Take over how torch parsed its command line."""
     cap = event.max_restarts if event.max_restarts is not None else state.run.policy.max_restarts
     policy = replace(state.run.policy, max_restarts=cap, nodes=event.nodes, least_nodes=event.least_nodes)
-    state = changed(state, run=changed(state.run, policy=policy))
+    # whoever the launcher before this one met
+    state = changed(
+        state,
+        run=changed(state.run, policy=policy),
+        attempt=changed(state.attempt, members=()) if state.stage is Stage.STARTING else state.attempt,
+    )
     # torch alone knows for sure how many nodes there are
     if state.stage is Stage.STARTING and state.attempt.awaits_agreement is not start.gathers(state):
         return start.select(state, event.t)  # under a new number: of this one no rank was begun
@@ -128,7 +137,7 @@ def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
     state = changed(
         state,
         run=changed(state.run, policy=replace(state.run.policy, launcher=event.launcher)),
-        attempt=changed(state.attempt, awaits_agreement=False),
+        attempt=changed(state.attempt, awaits_agreement=False, members=()),
     )
     alone = (PrintMessage("warning", ALONE),) if several else ()
     state, actions = start.select(state, event.t) if gathers else (state, ())
@@ -170,11 +179,10 @@ def on_gpus_listed(state: JobState, event: GpusListed) -> Step:
 def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     """Take the step over; the first one of a restarted attempt closes the incident.
 
-    If another node's rank failed, this node's last step counts until that node reports its own: one failure has one step. While an attempt
-    is stopped its ranks train on, up to their last step.
+    While an attempt is stopped, also because another node's rank failed, its ranks train on, up to their last step.
     """
     run, attempt, resume = state.run, state.attempt, state.attempt.resume
-    follows = state.stage is Stage.FOLLOWING and run.incident is not None and run.incident.plan is None
+    follows = state.stage is Stage.TEARDOWN and bool(attempt.ended_by)
     is_last = follows or state.stage is Stage.STOPPING
     if state.stage not in {Stage.RUNNING, Stage.STARTING} and not is_last:
         return state, ()
@@ -255,19 +263,6 @@ def on_start_ceiling_passed(state: JobState, event: StartCeilingPassed) -> Step:
     )
 
 
-def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:
-    """Let waiting nodes in: an elastic job restarts at the new size, through the same gate as after a failure."""
-    message = PrintMessage(
-        "info", f"{event.count} node(s) ask to join: attempt {state.attempt.number} is stopped and the next one starts with them"
-    )
-    stop = StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "membership")
-    return changed(state, stage=Stage.ADMITTING, token=state.token + 1), (
-        message,
-        stop,
-        core_failure.teardown_timer(state, state.token + 1),
-    )
-
-
 def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     """No rank is left."""
     over_t = event.t if state.attempt.over_t is None else state.attempt.over_t
@@ -277,18 +272,17 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     if state.stage is Stage.TEARDOWN:
         # one that was to be ended for its node's health may have come to its own end first
         well = event.outcome == "succeeded" and not any(death.failed for death in state.attempt.deaths)
-        return _done(state) if well else core_failure.judge_if_ready(state, event.t)
-    if state.stage is Stage.FOLLOWING:
-        return core_failure.follow_if_ready(state, event.t)
+        return done(state) if well else core_failure.judge_if_ready(state, event.t)
     if state.stage is Stage.ADMITTING:
         return start.select(changed(state, run=changed(state.run, reason="membership")), event.t)
     runs = state.stage in {Stage.STARTING, Stage.RUNNING}
     if runs and event.outcome == "succeeded":
-        return _done(state)
+        return done(state)
     return core_failure.tear_down(state, event.t, None, "the attempt ended without a reason") if runs else (state, ())  # a second report
 
 
-def _done(state: JobState) -> Step:
+def done(state: JobState) -> Step:
+    """End the run well."""
     closing: tuple[Action, ...] = ()
     if state.attempt.number > 1 and state.attempt.began_as is None:  # no step was ever seen: it is over before that could be reported
         state, closing = resumption.reported(state, over=True)
@@ -313,7 +307,7 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
     """
     stop = state.run.stop
     if stop is not None and stop.spares_ranks and not stop.save_requested and outcome == "succeeded":
-        return _done(state)
+        return done(state)
     if stop is not None and stop.count == 1 and _may_have_saved(state, stop, outcome):
         return _find_save(state, stop)
     unanswered = stop is not None and (

@@ -413,18 +413,29 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstCause:
-    """What failed first in an attempt, as the node that decides saw it. The other nodes report and count the same.
+class PastFailures:
+    """The failures of a run that its budgets count, as its nodes hand them to one that joins: as in Run (core/state.py)."""
 
-    node: its name, "" at that node itself.
+    failures: tuple[Failure, ...] = ()
+    failed: int = 0
+    recurrences: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobDecision:
+    """What was decided about a failed attempt. Where a job has several nodes it is made on one of them, and all act on it.
+
+    failure: the record that counts against the budgets; None where a person has to act before a rank may start. gpu: UUID of the culprit's.
+    failed_gpus: UUID and proof of each GPU that failed by itself. by: the node that made it, "" on a single one.
     """
 
-    failure: Failure
-    confidence: float
-    summary: str
-    rank: int | None = None
-    transient: bool = False
-    node: str = ""
+    verdict: Verdict
+    plan: Plan
+    failure: Failure | None = None
+    step: int | None = None
+    gpu: str = ""
+    failed_gpus: tuple[tuple[str, str], ...] = ()
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +457,8 @@ class Policy:
     same_place_steps: int = 10
     start_window_s: float = 120.0  # a rank without an optimizer, in which nothing else ran, is believed to be still importing for this long
     select_deadline_s: float = 1200.0  # beyond what reading the largest checkpoints may take (checkpointing.select.LIMIT_S)
-    peer_deadline_s: float = 120.0  # how long a node waits for the decision of the one whose rank failed
+    peer_deadline_s: float = 120.0  # how long a node waits for the decision of the nodes
+    lease_s: float = 6.0  # a node from which nothing comes for so long is lost
     nodes: int = 1
     least_nodes: int = 0  # an attempt begins with so many; 0: with all of them
     backoff_base_s: float = 1.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.exits import END_SIGNALS
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
-from supervisor.core.model import FROM_OUTSIDE, RESUME, Cause, Launcher, Phase, ResumeKind, Verdict
+from supervisor.core.model import FROM_OUTSIDE, RESUME, Cause, Launcher, PastFailures, Phase, ResumeKind, Verdict
 from supervisor.core.state import changed
 from supervisor.core.values import dataclass
 from supervisor.strategies import consent
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from supervisor.core.actions import Action
-    from supervisor.core.model import CheckpointRef, Evidence, Failure, Gpu, Knob, Plan, RankExit
+    from supervisor.core.model import CheckpointRef, Evidence, Failure, Gpu, JobDecision, Knob, Plan, RankExit
     from supervisor.core.state import JobState
     from supervisor.strategies.gpu import FewerRanks
 
@@ -280,25 +280,36 @@ def _pci(text: str) -> str:
     return f"{domain[-4:].rjust(4, '0')}:{rest.split('.', 1)[0]}"
 
 
-def folded(state: JobState, plan: Plan, failed: Situation) -> tuple[JobState, tuple[Action, ...]]:
-    """Return the state that remembers the failure and what the plan changes, and the actions for it."""
-    verdict = failed.verdict
-    count = failed.recurrences + (not changes(plan))
+def folded(state: JobState, decision: JobDecision, t: float) -> tuple[JobState, tuple[Action, ...]]:
+    """Return the state that remembers the failure and what the plan changes, and the actions for it.
+
+    On several nodes the GPUs and the number of ranks of the culprit's node alone change, and the node that decided alone alerts.
+    """
+    verdict, plan, failed = decision.verdict, decision.plan, decision.failure
     out_of_use = {gpu.uuid: gpu for gpu in state.gpus if gpu.uuid in plan.exclude}
-    state = remembered(state, failed.failure(plan))
+    is_here = not decision.by or bool(out_of_use) or not plan.exclude
+    count = dict(state.run.recurrences).get(verdict.fingerprint, 0) + (not changes(plan))
+    if failed is not None:
+        state = remembered(state, replace(failed, t=t) if decision.by else failed)
     state = changed(state, run=changed(state.run, traced=state.run.traced or plan.trace))
     if changes(plan):
-        state = with_rejected(state, plan.rejected, failed.step)
+        state = with_rejected(state, plan.rejected, decision.step)
         state = changed(
             state,
             gpus=with_excluded(state.gpus, plan, verdict.summary or "failed"),
             run=changed(
                 state.run,
                 overrides=overridden(state.run.overrides, plan.changes),
-                nproc=state.run.nproc if plan.nproc is None else plan.nproc,
+                nproc=state.run.nproc if plan.nproc is None or not is_here else plan.nproc,
             ),
         )
-    return state, (*_quarantined(state, out_of_use, failed), *_alerts(state, plan, verdict, count))
+    alerts = _alerts(state, plan, verdict, count) if alerts_here(state, decision) else ()
+    return state, (*_quarantined(state, out_of_use, decision), *alerts)
+
+
+def alerts_here(state: JobState, decision: JobDecision) -> bool:
+    """Whether this node alerts to a decision: of several nodes the one that made it."""
+    return not decision.by or decision.by == state.attempt.me
 
 
 def remembered(state: JobState, failure: Failure) -> JobState:
@@ -317,10 +328,16 @@ def remembered(state: JobState, failure: Failure) -> JobState:
     )
 
 
-def _quarantined(state: JobState, out_of_use: dict[str, Gpu], failed: Situation) -> tuple[Action, ...]:
-    verdict, proofs = failed.verdict, dict(failed.failed_gpus)
+def past_failures(state: JobState) -> PastFailures:
+    """Return the failures that still count, for a node that joins."""
+    run = state.run
+    return PastFailures(tuple(f for f in run.failures if not f.passed_since), run.failed, run.recurrences)
+
+
+def _quarantined(state: JobState, out_of_use: dict[str, Gpu], decision: JobDecision) -> tuple[Action, ...]:
+    verdict, proofs = decision.verdict, dict(decision.failed_gpus)
     proof = verdict.because[0].text if verdict.because else verdict.summary
-    texts = {uuid: (verdict.summary, proof) if uuid == failed.gpu else (proofs.get(uuid, proof),) * 2 for uuid in out_of_use}
+    texts = {uuid: (verdict.summary, proof) if uuid == decision.gpu else (proofs.get(uuid, proof),) * 2 for uuid in out_of_use}
     return tuple(Quarantine(state.attempt.number, gpu, *texts[uuid]) for uuid, gpu in out_of_use.items())
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.exits import signal_name, was_asked
-from supervisor.core import failure, gathering, lifecycle, start
+from supervisor.core import epoch, failure, gathering, lifecycle, sharing, start
 from supervisor.core.actions import (
     SIGTERM,
     CollectEvidence,
@@ -32,7 +32,6 @@ from supervisor.core.actions import (
     StopRanks,
 )
 from supervisor.core.events import SaveSearched, StopRequested, TimeLeft
-from supervisor.core.model import Cause, Plan, PlanKind, Verdict
 from supervisor.core.state import NOTICES, JobState, Stage, StopRequest, changed
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def on_stop_requested(state: JobState, event: StopRequested) -> Step:
         message = PrintMessage(
             "warning", f"{signal_name(event.signum)} again: ranks are killed in {HURRY_GRACE_S:.0f} s; once more kills them now"
         )
-        return state, (hurry, message, SetTimer("stop", state.token, HURRY_GRACE_S + failure.TEARDOWN_MARGIN_S))
+        return state, (hurry, message, SetTimer("stop", state.token, HURRY_GRACE_S + sharing.TEARDOWN_MARGIN_S))
     return state, (EndLauncher(state.attempt.number, "a third signal"),)
 
 
@@ -158,7 +157,7 @@ def _stop(state: JobState, signum: int, grace_s: float) -> Step:
     message = PrintMessage(
         "info", f"{name}: ranks are asked to end, killed in {grace_s:.0f} s; send it again to hurry, a third time to kill them now"
     )
-    timer = SetTimer("stop", state.token, grace_s + failure.TEARDOWN_MARGIN_S)
+    timer = SetTimer("stop", state.token, grace_s + sharing.TEARDOWN_MARGIN_S)
     return state, (StopRanks(state.attempt.number, signum, grace_s, "stop"), message, timer)
 
 
@@ -236,7 +235,7 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
         StopRanks(state.attempt.number, SIGTERM, grace_s, "stop"),
         *opening,
         CollectEvidence(state.attempt.number, state.incidents, deadline_s),
-        SetTimer("stop", state.token, grace_s + failure.TEARDOWN_MARGIN_S),
+        SetTimer("stop", state.token, grace_s + sharing.TEARDOWN_MARGIN_S),
         SetTimer("evidence", state.token, deadline_s + failure.EVIDENCE_MARGIN_S),
     )
 
@@ -303,12 +302,6 @@ def _own_signal_over(state: JobState, t: float) -> Step:
     return failure.judge_if_ready(changed(state, attempt=changed(state.attempt, awaits_own_signal=False)), t)
 
 
-def _peer_silent(state: JobState, _t: float) -> Step:
-    verdict = Verdict(Cause.RENDEZVOUS, 0.7, "the node whose rank failed sent no decision", "peer:silent", transient=True)
-    why = "without its decision the nodes would part ways"
-    return start.give_up(state, verdict, Plan(PlanKind.STOP, why, "the scheduler's requeue continues this run", "peer", 75))
-
-
 #: What a timer means in the stage that set it.
 TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("select", Stage.SELECTING): start.on_select_overdue,
@@ -317,7 +310,7 @@ TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("backoff", Stage.WAITING): start.select,
     ("own_signal", Stage.TEARDOWN): _own_signal_over,
     ("evidence", Stage.TEARDOWN): failure.on_evidence_overdue,
-    ("peer", Stage.FOLLOWING): _peer_silent,
+    ("peer", Stage.FOLLOWING): epoch.on_decision_overdue,
     ("evidence", Stage.STOPPING): _evidence_overdue,
     ("find", Stage.STOPPING): _nothing_found,
     ("left", Stage.STOPPING): _time_unknown,

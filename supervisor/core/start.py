@@ -7,7 +7,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core import detours, losses, node_health, planning, resumption
+from supervisor.core import detours, losses, node_health, planning, resumption, sharing
 from supervisor.core.actions import (
     BeginAttempt,
     CheckHealth,
@@ -16,12 +16,11 @@ from supervisor.core.actions import (
     GatherNodes,
     OpenIncident,
     PrintMessage,
-    PublishDecision,
     ReportDecision,
     SelectCheckpoint,
     SetTimer,
 )
-from supervisor.core.model import Cause, Launcher, Phase, Plan, PlanKind, Verdict
+from supervisor.core.model import Cause, JobDecision, Launcher, Phase, Plan, PlanKind, Verdict
 from supervisor.core.state import Attempt, Incident, JobState, Stage, changed
 from supervisor.strategies import propose
 
@@ -280,7 +279,8 @@ def _wait_for_room(state: JobState, t: float, verdict: Verdict) -> Step:
     situation = planning.situation(state, t, verdict, place)
     plan = propose(situation)
     state, opening = with_incident(state, t, verdict.summary, verdict.rank, (verdict, plan))
-    state, beside = planning.folded(state, plan, situation)
+    decision = JobDecision(verdict, plan, situation.failure(plan), situation.step, situation.gpu, situation.failed_gpus)
+    state, beside = planning.folded(state, decision, t)
     state, actions = give_up(state, verdict, plan) if plan.kind is PlanKind.STOP else restart(state, t, verdict, plan)
     return state, (*opening, *beside, *actions)
 
@@ -361,7 +361,9 @@ def stop_for_gpus(state: JobState, t: float, left: int, wanted: str) -> Step:
 def restart(state: JobState, t: float, verdict: Verdict, plan: Plan, *beside: Action) -> Step:
     """Report the plan and begin the next attempt when its wait is over."""
     assert state.run.incident is not None  # noqa: S101 (callers opened one)
-    report = ReportDecision(state.run.incident.number, state.attempt.number, verdict, plan, state.attempt.progress.step)
+    decision, step = state.attempt.decision, state.attempt.progress.step
+    alerts = decision is None or planning.alerts_here(state, decision)
+    report = ReportDecision(state.run.incident.number, state.attempt.number, verdict, plan, step, alerts=alerts)
     state = changed(state, run=changed(state.run, reason="failure"))
     if plan.delay_s > 0:
         token = state.token + 1
@@ -391,15 +393,22 @@ def stop_for(state: JobState, t: float, verdict: Verdict, plan: Plan) -> Step:
 
 
 def give_up(state: JobState, verdict: Verdict, plan: Plan) -> Step:
-    """End the run with the plan's exit code and its card."""
+    """End the run with the plan's exit code and its card. Nodes that have met, and none of whose ranks was begun, end together."""
+    if state.stage is Stage.STARTING and state.attempt.is_shared:
+        return sharing.want_stop(state, verdict, plan)
+    return leave(state, verdict, plan)
+
+
+def leave(state: JobState, verdict: Verdict, plan: Plan) -> Step:
+    """End the run of this node, whatever the others do."""
     assert state.run.incident is not None  # noqa: S101 (callers opened one)
     number = state.run.incident.number
-    decision = PublishDecision(state.attempt.number, "stop", plan.exit_code, plan.reason, state.run.overrides, state.run.rejected)
+    decision = state.attempt.decision
+    alerts = decision is None or planning.alerts_here(state, decision)
     actions: tuple[Action, ...] = (
-        *((decision,) if state.attempt.awaits_agreement and state.stage is Stage.STARTING else ()),  # the others wait for this node
-        ReportDecision(number, state.attempt.number, verdict, plan, state.attempt.progress.step),
+        ReportDecision(number, state.attempt.number, verdict, plan, state.attempt.progress.step, alerts=alerts),
         CloseIncident(number, state.attempt.number, "given_up", state.attempt.progress.step),
-        Finish(plan.exit_code, plan.reason),
+        Finish(plan.exit_code, plan.reason, for_all=decision is not None),
     )
     run = changed(state.run, incident=None, exit_code=plan.exit_code)
     return changed(state, run=run, attempt=changed(state.attempt, awaits_agreement=False), stage=Stage.ENDED), actions

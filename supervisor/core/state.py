@@ -23,6 +23,7 @@ from supervisor.core.model import (
     Finding,
     Gpu,
     Hang,
+    JobDecision,
     Plan,
     Policy,
     Progress,
@@ -43,7 +44,7 @@ class Stage(StrEnum):
     STARTING = "starting"  # an attempt was ordered; no rank is known yet
     RUNNING = "running"
     TEARDOWN = "teardown"  # a rank failed: ranks are being stopped and evidence is being collected
-    FOLLOWING = "following"  # another node's rank failed: its decision is awaited
+    FOLLOWING = "following"  # this node has reported what it saw: the decision for all nodes is awaited
     ADMITTING = "admitting"  # healthy ranks are being stopped so that waiting nodes can join
     WAITING = "waiting"  # a restart is decided and backs off
     STOPPING = "stopping"  # a stop was requested; ranks are saving or being stopped
@@ -162,8 +163,8 @@ class Run:
     command_nproc: int = 0  # ranks that the user's command runs here, 0: unknown
     reported_findings: tuple[Finding, ...] = ()  # those that were reported and still hold
     # what the nodes of the job agreed on
-    last_agreement: int = 0  # number of the last one that this node took part in
-    agreements: tuple[tuple[int, int], ...] = ()  # attempt and number, of the newest
+    last_agreement: int = 0  # attempt of the last one that this node took part in
+    agreed_attempts: tuple[int, ...] = ()  # attempts of the newest
     mixed_from_t: float | None = None  # no attempt resumes from what was written since: the nodes trained from different states
 
 
@@ -178,6 +179,8 @@ class Attempt:
     overrides: tuple[tuple[str, str], ...] = ()
     visible_gpus: tuple[str, ...] = ()  # UUIDs that its ranks see; empty: all that were listed
     awaits_agreement: bool = False  # its nodes meet, and agree on what to resume from, before a rank starts
+    members: tuple[str, ...] = ()  # the nodes that met, in the order of their group rank; empty: one node, or they have not met
+    me: str = ""  # this node among them
     scratch_refusal: Plan | None = None  # what stands in for its beginning from scratch, where its nodes meet
     node: int = 0  # number of this node among those that met
     # its ranks
@@ -207,6 +210,12 @@ class Attempt:
     awaits_own_signal: bool = False  # a rank died of a signal that may be on its way to us too
     eviction: tuple[Finding, ...] = ()  # what ends it by --evict-on
     ended_for: tuple[Evidence, ...] = ()  # what ends it by --on-nan or --on-hang
+    # what the nodes decide about it
+    ended_by: str = ""  # another node that ended it
+    ended_as: str = ""  # kind of that end (supervisor/cluster/model.py)
+    stop_wanted: JobDecision | None = None  # this node cannot begin it, and a person has to act
+    decided: str = ""  # kind of the decision about it, or aside: the job went on without this node
+    decision: JobDecision | None = None  # None where it counts nothing
 
     @property
     def trains(self) -> bool:
@@ -217,12 +226,26 @@ class Attempt:
     @property
     def stopped_t(self) -> float | None:
         """When we ended it by ourselves, while its ranks ran; None where a failure or a person did."""
-        return self.over_t if self.ended_for or self.eviction or self.start_mismatch else None
+        return self.over_t if self.ended_for or self.eviction or self.start_mismatch or self.ended_by else None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its nodes have met, and nothing is decided about it: then they decide together."""
+        return bool(self.members) and not self.decided
 
     @property
     def live_ranks(self) -> tuple[RankInfo, ...]:
         """Its ranks, none once all are gone."""
         return () if self.ended else self.ranks
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What one node saw of an attempt, once its ranks are gone. Its times are by the clock of the node that judges."""
+
+    node: str
+    attempt: Attempt
+    gpus: tuple[Gpu, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -267,4 +290,4 @@ else:
         return made
 
 
-__all__ = ["NOTICES", "Attempt", "Incident", "JobState", "Losses", "Run", "SavedSteps", "Stage", "StopRequest", "changed"]
+__all__ = ["NOTICES", "Attempt", "Incident", "JobState", "Losses", "NodeReport", "Run", "SavedSteps", "Stage", "StopRequest", "changed"]

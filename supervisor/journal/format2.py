@@ -45,7 +45,6 @@ FIELDS: dict[str, str] = {
     "wanted": "run.command_nproc",
     "health": "run.reported_findings",
     "agreed": "run.last_agreement",
-    "agreements": "run.agreements",
     "mixed_from_t": "run.mixed_from_t",
     "attempt": "attempt.number",
     "began_t": "attempt.began_t",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.events import Event
 
-MAJOR, MINOR = 3, 2
+MAJOR, MINOR = 3, 3
 VERSION = f"{MAJOR}.{MINOR}"
 EVENTS: dict[str, type[Event]] = {c.__name__: c for c in get_args(events.Event)}
 ACTIONS: dict[str, type[Action]] = {c.__name__: c for c in get_args(actions.Action)}

@@ -36,11 +36,9 @@ FIELDS: dict[str, dict[str, str]] = {
         "again": "peer_leaves",
         "stuck": "torn_in_use",
     },
-    "PeerDecided": {"poison": "rejected"},
     "HealthChecked": {"wanted": "command_nproc"},
     "StopRequested": {"asks": "time_left_follows"},
     "SelectCheckpoint": {"avoid": "rejected", "agreed": "last_agreement", "knows": "had_checkpoint"},
-    "PublishDecision": {"poison": "rejected"},
     "ReportResume": {"handed": "resume_from", "because": "reason"},
     "Plan": {"poison": "rejected", "told": "notes"},
 }

@@ -27,22 +27,19 @@ from supervisor.agent.messages import (
     AgentFinished,
     AgentHello,
     AgentUnfit,
-    AllGather,
-    AllGathered,
-    Broadcast,
-    BroadcastReceived,
-    DecisionOfPeer,
+    AllRanksDone,
+    Complete,
     DropStandbys,
     Go,
     NodesMet,
-    PeerStopped,
     PrepareStandbys,
-    Publish,
     RankReaped,
     RanksStarted,
     RanksStopped,
     RendezvousCompleted,
+    Renumber,
     ScriptArgs,
+    ServeStore,
     StandbysReported,
     StandbysUsed,
     Start,
@@ -53,18 +50,14 @@ from supervisor.agent.messages import (
 )
 from supervisor.agent.selfcheck import UNFIT
 from supervisor.core.events import (
-    AttemptEndedByPeer,
     AttemptStarted,
     LauncherExited,
     LauncherFellBack,
     LauncherStarted,
-    NodeBegan,
-    NodesGathered,
     NodesWaiting,
-    PeerDecided,
     RankExited,
 )
-from supervisor.core.model import Evidence, FirstCause, Launcher, RankExit, RankInfo
+from supervisor.core.model import Evidence, Launcher, RankExit, RankInfo
 from supervisor.launch.early_agent import agent_environment
 from supervisor.launch.environment import attempt_variables, resume_handover
 from supervisor.launch.session import AttemptEnding, SessionContext
@@ -73,7 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from supervisor.agent.messages import AgentMessage, AttemptMessage, Command, NodesMessage
-    from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
+    from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, StopRanks
     from supervisor.core.events import Event
     from supervisor.guardian.messages import CommandExited, GuardianEvent
     from supervisor.knobs.knob_set import AttemptCommand
@@ -112,7 +105,6 @@ class ElasticSession:
         self._finished = False
         self._waiting: Callable[[], Go | None] | None = None  # makes the command that starts the attempt
         self._nodes_met = False  # for the current attempt
-        self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._deaths: dict[int, RankExit] = {}  # of the current attempt, by rank; those in the state may still be in the loop's inbox
 
     @property
@@ -126,15 +118,20 @@ class ElasticSession:
         """See Session. The agent meets the other nodes, and starts its ranks with the order that `begin` sends."""
         self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc))
 
-    def all_gather(self, attempt: int, number: int, text: str, received: Callable[[list[str]], None]) -> None:
+    def serve_store(self, attempt: int, port: int, key: str) -> None:
         """See Session."""
-        if self._nodes_met and attempt == self._ending.attempt:
-            self._awaited[number] = received
-            self._send(AllGather(attempt, number, text))
+        self._send(ServeStore(attempt, port, key))
 
-    def broadcast(self, attempt: int, text: str) -> None:
+    def renumber(self, attempt: int, number: int) -> None:
         """See Session."""
-        self._send(Broadcast(attempt, text))
+        if attempt == self._ending.attempt:
+            self._ending.attempt = number
+            self._context.guardian().log_dir(number, self._context.job.log_dir(number))
+            self._send(Renumber(attempt, number))
+
+    def complete(self, attempt: int) -> None:
+        """See Session."""
+        self._send(Complete(attempt))
 
     def begin(self, action: BeginAttempt, applied: AttemptCommand) -> None:
         """See Session. Where the nodes have met, the agent is ordered to start its ranks."""
@@ -149,7 +146,7 @@ class ElasticSession:
         """Order a living agent to go on with another attempt; otherwise start one, which gets the order after its hello."""
         self._ending.start(attempt)
         self._waiting = make_go
-        self._nodes_met, self._awaited = False, {}
+        self._nodes_met = False
         self._deaths = {}
         if self._exited is not None:
             self._agent_gone()
@@ -190,17 +187,12 @@ class ElasticSession:
         """See Session."""
         self._send(DropStandbys(self._ending.attempt))
 
-    def publish(self, action: PublishDecision) -> None:
-        """See Session."""
-        first = None if action.first is None else asdict(action.first)
-        self._send(Publish(action.attempt, action.kind, action.exit_code, action.reason, action.overrides, action.rejected, first))
-
-    def leave(self, exit_code: int) -> None:
+    def leave(self, exit_code: int, *, for_all: bool) -> None:
         """See Session. The agent ignores TERM by design, so it gets a message."""
-        self._send_leave(signal.SIGTERM, 0.0, exit_code)
+        self._send_leave(signal.SIGTERM, 0.0, exit_code, for_all=for_all)
 
-    def _send_leave(self, signum: int, grace_s: float, exit_code: int) -> None:
-        self._send(StopCommand(self._ending.attempt, signum, grace_s, exit_code))
+    def _send_leave(self, signum: int, grace_s: float, exit_code: int, *, for_all: bool = False) -> None:
+        self._send(StopCommand(self._ending.attempt, signum, grace_s, exit_code, for_all=for_all))
 
     # messages of the guardian
 
@@ -313,36 +305,20 @@ class ElasticSession:
         return None
 
     def _of_nodes(self, now: float, attempt: int, message: NodesMessage) -> Event | None:
-        """Return the core's event for what the agent received from other nodes."""
+        """Pass on what the agent reports of the nodes; return the core's event where it is one of its own."""
         match message:
             case NodesMet():
                 self._nodes_met = True
-                return NodesGathered(now, attempt, message.node, message.nodes)
-            case PeerStopped():
-                return AttemptEndedByPeer(now, attempt, message.node, message.text, message.kind)
+                self._context.nodes.met(message)
+            case AllRanksDone():
+                self._context.nodes.done(attempt)
             case WaitingNodesCounted():
                 return NodesWaiting(now, attempt, message.count)
-            case DecisionOfPeer():
-                return self._peer_decided(now, message)
-            case BroadcastReceived():
-                row = json.loads(message.text)
-                return NodeBegan(now, attempt, str(row["text"]), row["first_step"], row["loaded_step"])
-            case AllGathered():
-                received = self._awaited.pop(message.number, None)
-                if received is not None:
-                    received(list(message.texts))
             case RendezvousCompleted():
                 self._context.note("agent.reported", asdict(message) | {"ev": "rendezvous"})
             case _:
                 assert_never(message)
         return None
-
-    def _peer_decided(self, now: float, message: DecisionOfPeer) -> PeerDecided:
-        """Return another node's decision. Where an agent decided whose supervisor is gone, this node's overrides stay."""
-        overrides = self._context.loop.state.attempt.overrides if message.overrides is None else message.overrides
-        first = None if message.first is None else msgspec.convert(message.first, FirstCause)
-        kind, code, reason = message.kind, message.exit_code, message.reason
-        return PeerDecided(now, self._ending.attempt, kind, code, reason, overrides, message.rejected or (), first)
 
     def _failed(self, text: str, *, refused: bool) -> None:
         """Keep the exception of torchrun. Its exit code, which comes next, reports arguments that it refused."""

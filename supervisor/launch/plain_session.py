@@ -19,7 +19,7 @@ from supervisor.launch.session import AttemptEnding, SessionContext
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
+    from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, StopRanks
     from supervisor.core.model import Evidence
     from supervisor.guardian.messages import CommandExited, GuardianEvent
     from supervisor.knobs.knob_set import AttemptCommand
@@ -58,11 +58,14 @@ class PlainSession:
         """A plain command meets nobody: the core asks it of torchrun's agent only."""
         self.refuse(action.attempt, "nodes can meet under torchrun's agent only", "the start of the attempt")
 
-    def all_gather(self, attempt: int, number: int, text: str, received: Callable[[list[str]], None]) -> None:
-        """A plain command has no other nodes."""
+    def serve_store(self, attempt: int, port: int, key: str) -> None:
+        """A plain command meets nobody."""
 
-    def broadcast(self, attempt: int, text: str) -> None:
-        """As `all_gather`."""
+    def renumber(self, attempt: int, number: int) -> None:
+        """As above."""
+
+    def complete(self, attempt: int) -> None:
+        """As above."""
 
     def begin(self, action: BeginAttempt, applied: AttemptCommand) -> None:
         """See Session."""
@@ -134,10 +137,7 @@ class PlainSession:
         if self._pid is not None:
             self._context.guardian().drop_standby()
 
-    def publish(self, action: PublishDecision) -> None:
-        """Nobody follows a plain command."""
-
-    def leave(self, exit_code: int) -> None:
+    def leave(self, exit_code: int, *, for_all: bool) -> None:
         """A plain command has gone with its attempt."""
 
     def on_guardian_died(self, code: int | None, signum: int | None) -> None:

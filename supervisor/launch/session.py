@@ -19,7 +19,8 @@ from supervisor.job.job import Job
 from supervisor.launch.guardian_client import GuardianClient
 
 if TYPE_CHECKING:
-    from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
+    from supervisor.agent.messages import NodesMet
+    from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, StopRanks
     from supervisor.core.events import Event
     from supervisor.core.model import RankExit
     from supervisor.core.state import JobState
@@ -70,13 +71,26 @@ class StandbyListener(Protocol):
         ...
 
 
+class NodesListener(Protocol):
+    """Who speaks with the other nodes, as a session sees it (supervisor/run/job_nodes.py)."""
+
+    def met(self, message: NodesMet) -> None:
+        """The agents of the nodes have met."""
+        ...
+
+    def done(self, attempt: int) -> None:
+        """All ranks of this node exited 0."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SessionContext:
     """The rest of the supervisor, as every session uses it.
 
     guardian: returns the living one. last_sample: posts the progress that was made until now, before a rank's end is posted. ended: called
     when no rank is left. fall_back: replaces this session where torch does not fit. note: logs facts that decide nothing. left: takes what
-    the guardian could not or should not end, with the attempt's number. standbys: takes what is reported of standbys.
+    the guardian could not or should not end, with the attempt's number. standbys: takes what is reported of standbys. nodes: takes what
+    the agent reports of the nodes.
     """
 
     loop: DecidingLoop
@@ -88,6 +102,7 @@ class SessionContext:
     note: Callable[[str, Mapping[str, Any]], None]
     left: Callable[[int, Sequence[RemainingProcess]], None]
     standbys: StandbyListener
+    nodes: NodesListener
 
 
 class Session(Protocol):
@@ -104,15 +119,19 @@ class Session(Protocol):
         ...
 
     def gather(self, action: GatherNodes) -> None:
-        """Have this node meet the others, and start no rank; answered by NodesGathered or LauncherExited."""
+        """Have this node meet the others, and start no rank; answered by a call of NodesListener, or LauncherExited."""
         ...
 
-    def all_gather(self, attempt: int, number: int, text: str, received: Callable[[list[str]], None]) -> None:
-        """Give `text` to all-gather `number` of the nodes that have met. `received` gets the texts of all, in the order of the nodes."""
+    def serve_store(self, attempt: int, port: int, key: str) -> None:
+        """Show the other nodes that this supervisor serves the control store, and where."""
         ...
 
-    def broadcast(self, attempt: int, text: str) -> None:
-        """Send a text to the other nodes of the attempt while the ranks run."""
+    def renumber(self, attempt: int, number: int) -> None:
+        """Give the attempt for which the nodes have met another number."""
+        ...
+
+    def complete(self, attempt: int) -> None:
+        """All ranks of all nodes have exited 0: let the launcher end; answered by AttemptEnded."""
         ...
 
     def begin(self, action: BeginAttempt, applied: AttemptCommand) -> None:
@@ -147,12 +166,8 @@ class Session(Protocol):
         """Have the standbys ended."""
         ...
 
-    def publish(self, action: PublishDecision) -> None:
-        """Send the decision to the other nodes."""
-        ...
-
-    def leave(self, exit_code: int) -> None:
-        """Have the launcher go, whose ranks are gone; the guardian ends it where it does not."""
+    def leave(self, exit_code: int, *, for_all: bool) -> None:
+        """Have the launcher go, whose ranks are gone; the guardian ends it where it does not. for_all: no node of the job goes on."""
         ...
 
     def on_guardian(self, message: GuardianEvent) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from supervisor.core import events
 
@@ -47,3 +47,16 @@ class AttemptSummary:
         fields = asdict(self)
         del fields["began_t"]
         return fields | {"outcome": outcome, "ran_s": 0.0 if self.began_t is None else round(t - self.began_t, 3)}
+
+
+def logged_fields(event: Event) -> dict[str, Any]:
+    """Return what the log has of an event: all of it, but for what the lines of an incident and the journal say better."""
+    if isinstance(event, events.DecisionMade):
+        decision = event.decision
+        fields: dict[str, Any] = {"attempt": event.attempt, "kind": event.kind, "elsewhere": event.elsewhere}
+        if decision is not None:
+            verdict = decision.verdict
+            fields |= {"cause": verdict.cause, "node": verdict.node, "rank": verdict.rank, "step": decision.step}
+            fields |= {"by": decision.by, "reason": decision.plan.reason}
+        return fields
+    return {name: value for name, value in asdict(event).items() if name not in {"t", "past"}}

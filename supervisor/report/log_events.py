@@ -98,7 +98,7 @@ class LogEvent(StrEnum):
         "peer.stopped",
         "warning",
         "attempt node text kind",
-        "a rank of another node failed first: this node's ranks are being stopped",
+        "another node ended the attempt for all nodes: this node's ranks are being stopped; `kind`: failure, left, membership or void",
     )
     ATTEMPT_ENDED = (
         "attempt.ended",
@@ -138,8 +138,11 @@ class LogEvent(StrEnum):
     NODES_GATHERED = (
         "nodes.gathered",
         "info",
-        "attempt node nodes",
-        "the nodes of an attempt have met, and agree on a checkpoint before any rank starts; this one is `node`",
+        "attempt node nodes number members",
+        (
+            "the nodes of an attempt have met, and agree on a checkpoint before any rank starts; this one is `node`, and the attempt's "
+            "number is `number` from now on, on all of them"
+        ),
     )
     NODE_BEGUN = (
         "node.begun",
@@ -148,11 +151,11 @@ class LogEvent(StrEnum):
         "another node reported how its ranks began: the first step of their training, and the step of the checkpoint that they loaded",
     )
     NODES_ANNOUNCED = "nodes.announced", "info", "attempt count", "other nodes asked to join"
-    PEER_DECIDED = (
-        "peer.decided",
+    NODES_DECIDED = (
+        "nodes.decided",
         "info",
-        "attempt kind exit_code reason overrides rejected first",
-        "the node whose rank failed first decided for all",
+        "attempt kind elsewhere cause node rank step by reason",
+        "the decision of the nodes about an attempt, the same on all of them: what failed, on which `node`, and which node decided (`by`)",
     )
     INCIDENT_OPENED = "incident.opened", "warning", "incident attempt rank summary", "something failed"
     EVIDENCE_COLLECTED = (

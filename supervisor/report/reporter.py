@@ -18,7 +18,7 @@ from supervisor.core.training_events import LossChanged, PaceChanged
 from supervisor.job import identity
 from supervisor.observe.processes import core_dumps
 from supervisor.report import unit_status, wording
-from supervisor.report.attempt_summary import AttemptSummary
+from supervisor.report.attempt_summary import AttemptSummary, logged_fields
 from supervisor.report.card import card
 from supervisor.report.incident_files import IncidentFiles
 from supervisor.report.log_events import LogEvent
@@ -57,7 +57,7 @@ LOGGED: dict[type, LogEvent] = {
     events.RanksFound: LogEvent.RANKS_DISCOVERED,
     events.LauncherExited: LogEvent.LAUNCHER_EXITED,
     events.AttemptEndedByPeer: LogEvent.PEER_STOPPED,
-    events.PeerDecided: LogEvent.PEER_DECIDED,
+    events.DecisionMade: LogEvent.NODES_DECIDED,
     events.NodesWaiting: LogEvent.NODES_ANNOUNCED,
     events.NodesGathered: LogEvent.NODES_GATHERED,
     events.NodeBegan: LogEvent.NODE_BEGUN,
@@ -128,9 +128,7 @@ class Reporter:
         """Log an event that the core took, and keep systemd's status line true."""
         name = LOGGED.get(type(event))
         if name is not None:
-            fields = asdict(event)
-            del fields["t"]
-            self._log.write(name, **fields)
+            self._log.write(name, **logged_fields(event))
         self._sum_up(event)
         self.vitals.took(event)
         self._clear_alerts(event)
@@ -258,7 +256,8 @@ class Reporter:
             self._terminal.message(clean(line))
         self.last_card = self._card(action, None)
         self._write_file(action.incident, "card.txt", self.last_card)
-        if action.incident not in self._opened and verdict.cause is not Cause.INTERRUPTED:  # who pressed Ctrl-C knows it
+        is_open = action.incident in self._opened
+        if action.alerts and not is_open and verdict.cause is not Cause.INTERRUPTED:  # who pressed Ctrl-C knows it
             self._opened.add(action.incident)
             self._alert("opened", action.incident, action.attempt, action.step)
         self._report_pending_alerts(action)

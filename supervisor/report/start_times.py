@@ -47,7 +47,7 @@ PARTS: Final = (
 _EVENTS: Final[dict[type, str]] = {
     events.SupervisorStarted: "taken_over",
     events.AttemptEnded: "gone",
-    events.PeerDecided: "decided",
+    events.DecisionMade: "decided",
     events.NodesGathered: "gathered",
     events.CheckpointSelected: "selected",
     events.AttemptStarted: "spawned",

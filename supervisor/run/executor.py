@@ -40,6 +40,7 @@ from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFac
 from supervisor.observe.processes.launched_ranks import with_found
 from supervisor.observe.ranks import heartbeats
 from supervisor.observe.reconcile import reconciled
+from supervisor.run.job_nodes import AttemptOrders, JobNodes
 from supervisor.run.left_processes import LeftProcesses
 from supervisor.run.node_requests import NodeRequests
 from supervisor.run.rank_requests import RankRequests, wall_t
@@ -114,6 +115,8 @@ class Executor:
         self._tails_asked: dict[int, queue.SimpleQueue[list[StreamTail]]] = {}
         self._finish_asked: act.Finish | None = None
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
+        orders = AttemptOrders(self._serve_store, self._renumber, self._complete)
+        self.nodes = JobNodes(job, loop, orders, lambda text: loop.call_soon(lambda: self._warn_once(text)))
         self._rank_requests = RankRequests(job, loop, reporter, self.threads, factory.checkpoints.saved_since)
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
@@ -126,7 +129,10 @@ class Executor:
             act.CheckHealth: self.node.check,
             act.SetTimer: self._set_timer,
             act.DumpStacks: self._rank_requests.dump_stacks,
-            act.PublishDecision: self._publish,
+            act.EndForAll: self.nodes.end_epoch,
+            act.ReportEpoch: self.nodes.report,
+            act.ProposeDecision: self.nodes.propose,
+            act.CompleteAttempt: self.nodes.complete,
             act.Quarantine: self.node.quarantine,
             act.RequestSave: self._rank_requests.request_save,
             act.FindSave: self._rank_requests.find_save,
@@ -151,6 +157,7 @@ class Executor:
         self.sampling.sample(state.attempt.live_ranks)
         self.watch.tick(state.attempt.live_ranks)
         self.standbys.tick(state)
+        self.nodes.tick()
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:
@@ -263,7 +270,7 @@ class Executor:
 
     def _session_context(self) -> SessionContext:
         context, note = (self._loop, self.guardian, self._job, self._last_sample, self.ended, self.fall_back), self._reporter.note
-        return SessionContext(*context, note, self.left.report_from_guardian, self.standbys)
+        return SessionContext(*context, note, self.left.report_from_guardian, self.standbys, self.nodes)
 
     def _last_sample(self) -> None:
         self.sampling.sample(self._loop.state.attempt.live_ranks, last=True)
@@ -308,11 +315,24 @@ class Executor:
     def ended(self) -> None:
         """No rank is left: whoever waits for the attempt's last words need not wait longer."""
         self._factory.checkpoints.ended()
+        self.nodes.no_meeting()
         self._gone.set()
 
-    def _publish(self, action: act.PublishDecision) -> None:
+    # what the nodes decide together
+
+    def _serve_store(self, attempt: int, port: int, key: str) -> None:
         if self._session is not None:
-            self._session.publish(action)
+            self._session.serve_store(attempt, port, key)
+
+    def _renumber(self, attempt: int, number: int) -> None:
+        """Give the attempt whose nodes have met the number that it has on all of them."""
+        if self._session is not None and self._given is not None and self._is_current(attempt):
+            self._given = replace(self._given, attempt=number)
+            self._session.renumber(attempt, number)
+
+    def _complete(self, attempt: int) -> None:
+        if self._session is not None:
+            self._session.complete(attempt)
 
     # the guardian's messages
 
@@ -443,15 +463,14 @@ class Executor:
     def _broadcast_start(self, action: act.BroadcastStart) -> None:
         text = f"{self._name(action.node)} {began_text(action.first_step, action.loaded_step)}"
         row = {"text": text, "first_step": action.first_step, "loaded_step": action.loaded_step}
-        if self._session is not None:
-            self._session.broadcast(action.attempt, json.dumps(row))
+        self.nodes.broadcast(json.dumps(row))
 
     def _agree(self, action: act.SelectCheckpoint, permission: RepairPermission, *, suspect: bool) -> None:
         """Agree with the other nodes on what to resume from. In a thread."""
 
         def all_gather(number: int, text: str) -> list[str]:
             answer: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-            self._loop.call_soon(lambda: self._session.all_gather(action.attempt, number, text, answer.put) if self._session else None)
+            self._loop.call_soon(lambda: self.nodes.all_gather(action.attempt, number, text, answer.put))
             while self._loop.state.awaits_ranks(action.attempt):
                 try:
                     return answer.get(timeout=AGREE_POLL_S)
@@ -491,10 +510,11 @@ class Executor:
             self._guardian.finish()
         else:
             if self._session is not None:
-                self._session.leave(action.exit_code)
+                self._session.leave(action.exit_code, for_all=action.for_all)
             self._guardian.end("all", grace_s=LEAVE_GRACE_S, signum=15)
         self._loop.call_later(LEAVE_DEADLINE_S, self._leave)
 
     def _leave(self) -> None:
-        if self._finish_asked is not None:
-            self._loop.finish(self._finish_asked)
+        action = self._finish_asked
+        if action is not None:
+            self.nodes.close(action.reason, lambda: self._loop.finish(action))

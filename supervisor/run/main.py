@@ -198,6 +198,8 @@ class JobRun:
                 unfinished_before=self.unfinished_before,
                 programs_seen=self.programs_seen,
             )
+            if self.continues:
+                self.executor.nodes.take_over()
             self.loop.post(started)
             end = self.loop.run()
         except BaseException:

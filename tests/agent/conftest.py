@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.agent.messages import Go, Start, StopCommand, encode
+from supervisor.agent.messages import Complete, Go, ServeStore, Start, StopCommand, encode
 from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ DEADLINE_S = 60.0
 class Agent:
     """One agent process. Its messages are in `events`; what its ranks wrote is in `output`, by (attempt, rank, name).
 
-    agrees: once its nodes have met it is told to start its ranks, as it was told to go.
+    agrees: once its nodes have met it is told to start its ranks, as it was told to go. If it serves torch's rendezvous store, it is told
+    where the control store is; nobody listens there.
     """
 
     def __init__(self, cwd: Path, torchrun_args: list[str], *, options: tuple[str, ...] = (), **env: str) -> None:
@@ -72,6 +73,15 @@ class Agent:
     def stop(self, attempt: int, *, exit_code: int | None = 0, grace_s: float = 2.0) -> None:
         """Send a stop."""
         self.send(StopCommand(attempt, signal.SIGTERM, grace_s, exit_code))
+
+    def fail(self, attempt: int, text: str = "a rank of another node failed") -> None:
+        """End the attempt as another node's failure does."""
+        self.send(StopCommand(attempt, signal.SIGTERM, 2.0, failure=text))
+
+    def complete(self, attempt: int) -> None:
+        """All ranks of this node are done; so are, says the test, those of all others."""
+        self.expect("ranks_done", attempt)
+        self.send(Complete(attempt))
 
     def expect(self, ev: str, attempt: int | None = None, **fields: object) -> dict[str, Any]:
         """Wait for a message like this."""
@@ -133,6 +143,8 @@ class Agent:
                     self.events.append({**event, "seen_ns": time.monotonic_ns()})
                     self._changed.notify_all()
                 if event["ev"] == "gathered" and self.agrees:
+                    if not event["port"]:
+                        self.send(ServeStore(event["attempt"], 4711, "key"))
                     self.send(Start(self._went[event["attempt"]]))
         self._link.close()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.agent.messages import Go, Publish
+from supervisor.agent.messages import Go
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
@@ -34,18 +34,21 @@ def run(start: Callable[..., Any], kind: str, nodes: int, *, skew_s: float) -> N
     for agent in agents:
         agent.send(Go(1))
     met = [agent.expect("rendezvous", 1) for agent in agents]
-    ends = [agent.expect("stopped", 1) for agent in agents]
-    assert [e["outcome"] for e in ends] == ["failed"] * nodes
-    culprit = next(a for a in agents if any(e["ev"] == "rank_exited" and e["code"] == 42 for e in a.events))
-    culprit.send(Publish(1, "restart", 0, "again"))
+    wait_for(lambda: any(agent.has("stopped", 1) for agent in agents), "the end on the node whose rank failed")
+    culprit = next(agent for agent in agents if agent.has("stopped", 1))
     for agent in agents:
         if agent is not culprit:
-            assert agent.has("peer_stopped", 1)
-            assert agent.expect("peer_decided", 1)["kind"] == "restart"
+            agent.fail(1)
+    ends = [agent.expect("stopped", 1) for agent in agents]
+    assert [e["outcome"] for e in ends] == ["failed"] * nodes
+    assert any(e["ev"] == "rank_exited" and e["code"] == 42 for agent in agents for e in agent.events)
+    for agent in agents:
         agent.send(Go(2))
     again = [agent.expect("rendezvous", 2) for agent in agents]
     assert len({m["master_port"] for m in met}) == len({m["master_port"] for m in again}) == 1
     assert met[0]["master_port"] != again[0]["master_port"]
+    for agent in agents if nodes > 1 else ():
+        agent.complete(2)
     for agent in agents:
         agent.expect("stopped", 2, outcome="succeeded")
         assert agent.wait_exit() == 0

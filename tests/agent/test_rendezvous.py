@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from supervisor.agent import rendezvous, round_agreement
+from supervisor.agent import rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,12 @@ def store() -> Iterator[Store]:
 
 def never() -> bool:
     return False
+
+
+def another_client(store: Store) -> Store:
+    """Return a client of another node."""
+    base = rendezvous.unprefixed(store)
+    return PrefixStore("run", TCPStore(base.host, base.port, None, False, wait_for_workers=False))  # noqa: FBT003  as above
 
 
 def test_a_port_is_one_that_no_outgoing_connection_is_given(tmp_path: Path) -> None:
@@ -56,7 +62,7 @@ def test_a_bound_port_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_port_is_handed_over_and_a_stop_ends_the_wait(store: Store) -> None:
-    with pytest.raises(round_agreement.AttemptCancelled):
+    with pytest.raises(rendezvous.AttemptCancelled):
         rendezvous.hand_over(store, None, lambda: True)
     served = rendezvous.serve_store("localhost")
     mine = rendezvous.hand_over(store, served, never)
@@ -130,7 +136,7 @@ def test_a_static_round_begins_when_all_are_in_it_and_never_twice(store: Store) 
     rounds: queue.Queue[tuple[int, int]] = queue.Queue()
 
     def enter(rank: int, last: int) -> None:
-        client = PrefixStore("run", round_agreement.own_client(store))
+        client = another_client(store)
         rounds.put((rank, rendezvous.enter_round(client, rank, 2, last=last, me=f"agent {rank}", cancelled=never)))
 
     for number in (1, 2, 3):
@@ -141,3 +147,49 @@ def test_a_static_round_begins_when_all_are_in_it_and_never_twice(store: Store) 
         enter(0, number - 1)
         assert sorted(rounds.get(timeout=DEADLINE_S) for _ in range(2)) == [(0, number), (1, number)]
         late.join()
+
+
+def test_an_agent_that_comes_in_place_of_another_waits_for_the_round_after_the_one_that_has_met(store: Store) -> None:
+    rounds: queue.Queue[int] = queue.Queue()
+
+    def enter(rank: int, last: int, me: str) -> None:
+        rounds.put(rendezvous.enter_round(another_client(store), rank, 2, last=last, me=me, cancelled=never))
+
+    first = threading.Thread(target=enter, args=(1, 0, "agent 1"))
+    first.start()
+    enter(0, 0, "agent 0")
+    assert {rounds.get(timeout=DEADLINE_S) for _ in range(2)} == {1}
+    rendezvous.static_store(store, 1).set(rendezvous.HANDOVER, "{}")
+    second = threading.Thread(target=enter, args=(1, 0, "the one in its place"))
+    second.start()
+    with pytest.raises(queue.Empty):
+        rounds.get(timeout=0.3)
+    enter(0, 1, "agent 0")
+    assert {rounds.get(timeout=DEADLINE_S) for _ in range(2)} == {2}
+    for thread in (first, second):
+        thread.join()
+
+
+def test_the_node_that_serves_torchs_store_serves_the_control_store_and_the_others_find_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, found = another_client(store), queue.Queue[rendezvous.ControlStore | None]()
+    looks = threading.Thread(target=lambda: found.put(rendezvous.find_control_store(other, never)))
+    looks.start()
+    assert rendezvous.find_control_store(store, never) is None, "this node's supervisor is to serve it"
+    with pytest.raises(queue.Empty):
+        found.get(timeout=0.2)
+    rendezvous.name_control_store(store, 4711, "key")
+    assert found.get(timeout=DEADLINE_S) == rendezvous.ControlStore("127.0.0.1", 4711, "key")
+    looks.join()
+    assert rendezvous.find_control_store(store, never) == rendezvous.ControlStore("127.0.0.1", 4711, "key"), "and stays there"
+    monkeypatch.setattr(rendezvous, "served_here", lambda _store: False)  # a torch whose text of a store does not show it
+    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  as above
+    unseen = PrefixStore("run", server)
+    with pytest.raises(rendezvous.AttemptCancelled):
+        rendezvous.find_control_store(unseen, lambda: True)
+    monkeypatch.setattr(rendezvous, "CLAIM_S", 0.1)
+    monkeypatch.setattr(rendezvous, "PEER_TIMEOUT_S", 0.2)
+    assert rendezvous.find_control_store(unseen, never) is None, "where nobody shows that it serves, the first serves"
+    with pytest.raises(TimeoutError, match="the node that serves the control store"):
+        rendezvous.find_control_store(unseen, never)

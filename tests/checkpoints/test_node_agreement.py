@@ -17,7 +17,7 @@ from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.repair import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import SelectCheckpoint
-from supervisor.core.model import Knob
+from supervisor.core.model import Cause, Failure, Knob, PastFailures
 from supervisor.job.job import Job
 from supervisor.knobs.knob_set import KnobSet, ResumeWay
 from supervisor.node.node_environment import EnvironmentComparison
@@ -161,10 +161,13 @@ def test_a_node_that_joins_takes_the_knobs_and_leaves_out_what_the_others_do(tmp
     for step in (40, 60):
         nodes.saved(step, 0)
     bad = f"{nodes.directories[0]}/step-60.pt"
-    joins = SelectCheckpoint(1, nodes=2, node=0, overrides=(("batch_size", "64"),))
-    went_on = SelectCheckpoint(9, (bad,), nodes=2, node=1, last_agreement=8, overrides=(("batch_size", "16"),))
+    failed = Failure(8, 0.0, Cause.NAN_LOSS, "nan", 60, before_first_step=False, charged=True)
+    past = PastFailures((failed,), 3, (("nan", 2),))
+    joins = SelectCheckpoint(9, nodes=2, node=0, overrides=(("batch_size", "64"),), past=PastFailures())
+    went_on = SelectCheckpoint(9, (bad,), nodes=2, node=1, last_agreement=8, overrides=(("batch_size", "16"),), past=past)
     found = nodes.agree(joins, went_on)
     assert nodes.steps(found) == [40, 40]
+    assert [one.past for one in found] == [past] * 2, "the budgets are the job's"
     assert [(one.agreement, one.overrides, one.rejected) for one in found] == [(9, (("batch_size", "16"),), (bad,))] * 2
 
 

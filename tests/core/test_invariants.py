@@ -17,15 +17,18 @@ from supervisor.core.model import (
     Gpu,
     Hang,
     HangKind,
+    JobDecision,
     Knob,
     Launcher,
     Phase,
+    Plan,
     PlanKind,
     Policy,
     RankExit,
     RankInfo,
+    Verdict,
 )
-from supervisor.core.state import JobState, Stage
+from supervisor.core.state import Attempt, JobState, NodeReport, Stage
 from supervisor.core.training_events import LossChanged, PaceChanged
 from tests.support.transitions import is_declared
 
@@ -75,6 +78,26 @@ hangs = st.builds(
     group_timeout_s=st.sampled_from([None, 1800.0]),
 )
 
+ends = st.sampled_from(["failure", "left", "membership", "void"])
+missing = st.sampled_from([(), (("b/1", "lost: silent for 6 s"),)])
+decisions = st.one_of(
+    st.none(),
+    st.builds(
+        JobDecision,
+        st.builds(Verdict, st.sampled_from(Cause), st.just(0.9), st.just("x"), st.just("x")),
+        st.builds(Plan, st.sampled_from(PlanKind), st.just("x"), st.just("x"), st.just("x"), st.just(65)),
+        by=st.sampled_from(["a/1", "b/1"]),
+    ),
+)
+reports = st.lists(
+    st.builds(
+        NodeReport,
+        st.sampled_from(["a/1", "b/1"]),
+        st.builds(Attempt, ranks=st.just((RankInfo(0, 0, 10, 1),)), evidence=evidence, stop_wanted=decisions, ended=st.just(value=True)),
+    ),
+    max_size=2,
+).map(tuple)
+
 #: Everything that can happen, save for a new start: `t` is filled in by the test.
 events = st.one_of(
     st.builds(core_events.LauncherStarted, st.just(0.0), small, st.sampled_from([None, 0, 2]), st.sampled_from([1, 2])),
@@ -82,10 +105,10 @@ events = st.one_of(
     st.builds(core_events.AttemptStarted, st.just(0.0), attempts, st.just((RankInfo(0, 0, 10, 1),)), st.just(1)),
     st.builds(core_events.RanksFound, st.just(0.0), attempts, st.just((RankInfo(0, 0, 20, 1), RankInfo(1, 1, 21, 1))), st.just(2)),
     st.builds(core_events.RankExited, st.just(0.0), attempts, exits),
-    st.builds(core_events.AttemptEndedByPeer, st.just(0.0), attempts, st.just("n"), st.just("x")),
+    st.builds(core_events.AttemptEndedByPeer, st.just(0.0), attempts, st.just("b/1"), st.just("x"), ends),
     st.builds(core_events.AttemptEnded, st.just(0.0), attempts, st.sampled_from(["succeeded", "failed", "membership", "stopped"])),
     st.builds(core_events.LauncherExited, st.just(0.0), attempts, st.just("agent"), st.sampled_from([None, 1]), st.sampled_from([None, 9])),
-    st.builds(core_events.NodesGathered, st.just(0.0), attempts, st.just(0), st.just(2)),
+    st.builds(core_events.NodesGathered, st.just(0.0), attempts, st.just(0), st.just(2), members=st.sampled_from([(), ("a/1", "b/1")])),
     st.builds(
         core_events.CheckpointSelected,
         st.just(0.0),
@@ -97,7 +120,19 @@ events = st.one_of(
         this_node_leaves=st.booleans(),
     ),
     st.builds(core_events.NodesWaiting, st.just(0.0), attempts, st.just(1)),
-    st.builds(core_events.PeerDecided, st.just(0.0), attempts, st.sampled_from(["restart", "stop"]), st.just(65)),
+    st.builds(
+        core_events.DecisionMade,
+        st.just(0.0),
+        attempts,
+        st.sampled_from(["restart", "stop", "success", "void"]),
+        decisions,
+        elsewhere=st.booleans(),
+    ),
+    st.builds(
+        core_events.ReportsGathered, st.just(0.0), attempts, reports, missing, st.sampled_from(["failure", "left", "membership", "void"])
+    ),
+    st.builds(core_events.LeftBehind, st.just(0.0), attempts),
+    st.builds(core_events.StoreFellSilent, st.just(0.0), attempts),
     st.builds(core_events.EvidenceCollected, st.just(0.0), attempts, st.just(1), evidence, st.just(0.5)),
     st.builds(core_events.CheckpointSelected, st.just(0.0), attempts, checkpoints, st.integers(0, 2)),
     st.builds(core_events.CheckpointVerified, st.just(0.0), attempts, checkpoints.filter(bool)),

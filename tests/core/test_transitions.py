@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.core.decide import EVENTS, decide, initial
-from supervisor.core.events import AttemptEnded, CheckpointSelected, LauncherFellBack, LauncherStarted, PeerDecided, TimerFired
+from supervisor.core.events import AttemptEnded, CheckpointSelected, DecisionMade, LauncherFellBack, LauncherStarted, LeftBehind, TimerFired
 from supervisor.core.model import Finding
 from supervisor.core.state import Stage, changed
 from tests.scenarios import driver
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Step = tuple[Stage, type, Stage]
 #: What begins an attempt, or ends one: with and without a look at the node, on one node and on several.
-BEGINS = (AttemptEnded, CheckpointSelected, LauncherFellBack, LauncherStarted, PeerDecided, TimerFired)
+BEGINS = (AttemptEnded, CheckpointSelected, DecisionMade, LauncherFellBack, LauncherStarted, LeftBehind, TimerFired)
 FULL_DISK = (Finding("disk_space", "path:/data", "failed", "no room", blocks=True),)
 
 
@@ -69,6 +69,7 @@ def kind_of(state: JobState) -> tuple[object, ...]:
     return (
         (state.stage, bool(state.gpus), bool(state.gpus) and all(gpu.quarantined for gpu in state.gpus)),
         (attempt.awaits_agreement, attempt.ended, attempt.evidence is None, bool(attempt.eviction), attempt.reported_start),
+        (attempt.is_shared, attempt.decided, attempt.decision is None),
         (policy.health, policy.checkpoints_declared, policy.checkpoints_learned, policy.nodes > 1, policy.launcher, bool(policy.evict_on)),
         (run.reason, bool(run.findings), run.incident is None, run.incident is not None and run.incident.plan is not None),
         stop and (stop.spares_ranks, stop.save_search, stop.rank_failed),

@@ -153,7 +153,7 @@ def test_all_ranks_save_and_exit_0_as_one_node_loses_its_supervise_and_the_job_w
     nodes.runs[lost].process.kill()
     others = [run for node, run in enumerate(nodes.runs) if node != lost]
     for run in others:
-        wait_for(lambda run=run: '"event":"PeerDecided"' in run.journal(), "another round", 30, alive=run.alive)
+        wait_for(lambda run=run: '"event":"DecisionMade"' in run.journal(), "another round", 30, alive=run.alive)
     (saved,) = (step for step in nodes.steps() if step % EVERY)
     nodes.runs[lost].wait_for_nothing_left()
     nodes.runs[lost] = nodes.start(lost)
@@ -223,7 +223,7 @@ def test_nodes_go_on_without_one_whose_supervise_was_killed_and_it_returns_thoug
     assert chosen[0]["agreement"] >= 3, "it was admitted"
     assert len({row["chosen"]["step"] for row in chosen}) == 1
     assert chosen[0]["chosen"]["step"] > known[-1]
-    assert "supervise of node" in others[0].ask("why", "1").stdout
+    assert "is lost: its supervise is gone" in others[0].ask("why", "1").stdout
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_what_is_known_beside_the_state(story: Story) -> None:
     alive = read_past([HEAD, decoded(2, run), *shifted])
     assert (alive.last_run, alive.last_end) == (run, None)
     done = read_past([HEAD, decoded(2, run), *shifted, end])
-    assert (done.last_end, done.next_seq, done.version) == (Ended(0, "done"), end.seq + 1, "3.2")
+    assert (done.last_end, done.next_seq, done.version) == (Ended(0, "done"), end.seq + 1, "3.3")
 
 
 def test_after_a_lost_record_the_next_whole_state_holds_all_again(story: Story) -> None:
@@ -265,7 +265,7 @@ def test_an_older_journal_is_continued_in_this_format(tmp_path: Path, ear: Any, 
     assert journal.close(10)
     assert path.read_bytes().startswith(old)
     again = read_past(scan(path))
-    assert (again.version, again.problems, again.state) == ("3.2", (), state)
+    assert (again.version, again.problems, again.state) == ("3.3", (), state)
     assert again.state.run.overrides == past.state.run.overrides
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import queue
 import socket
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,13 +16,14 @@ import msgspec
 import pytest
 
 from supervisor.agent.messages import (
-    AllGather,
-    DecisionOfPeer,
+    Complete,
     Go,
-    Publish,
+    NodesMet,
     RanksStarted,
     RanksStopped,
+    Renumber,
     ScriptArgs,
+    ServeStore,
     SpawnedRank,
     Start,
     StopCommand,
@@ -31,9 +32,9 @@ from supervisor.agent.messages import (
     encode,
 )
 from supervisor.config.settings import Settings
-from supervisor.core.actions import BeginAttempt, GatherNodes, PublishDecision, StopRanks
-from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBack, LauncherStarted, NodesGathered, PeerDecided, RankExited
-from supervisor.core.model import Cause, CheckpointRef, Failure, FirstCause
+from supervisor.core.actions import BeginAttempt, GatherNodes, StopRanks
+from supervisor.core.events import AttemptEnded, AttemptStarted, LauncherExited, LauncherFellBack, LauncherStarted, RankExited
+from supervisor.core.model import CheckpointRef
 from supervisor.core.state import Attempt, JobState, Run, StopRequest
 from supervisor.core.state import Stage as JobStage
 from supervisor.guardian.messages import EVENTS
@@ -65,6 +66,7 @@ class Stage:
 
     def __init__(self, directory: Path, *, early: bool = False) -> None:
         self.events: list[Any] = []
+        self.of_nodes: list[Any] = []
         self.ended: list[str] = []
         self.graces: list[float] = []
         self.agent: socket.socket | None = None
@@ -85,6 +87,7 @@ class Stage:
             note=lambda *_: None,
             left=lambda *_: None,
             standbys=self,
+            nodes=self,
         )
         link = None
         if early:
@@ -101,6 +104,14 @@ class Stage:
 
     def used(self, attempt: int, ranks: Any, cold: str) -> None:
         self.events.append((attempt, tuple(ranks), cold))
+
+    # the other nodes
+
+    def met(self, message: NodesMet) -> None:
+        self.of_nodes.append(message)
+
+    def done(self, attempt: int) -> None:
+        self.of_nodes.append(attempt)
 
     # the loop
 
@@ -330,34 +341,6 @@ def test_a_command_that_cannot_be_made_ends_the_attempt_with_its_reason(stage: S
     assert [fact.text for fact in stage.session.facts if fact.name == "exception"] == ["OSError: no space left"]
 
 
-def test_a_decision_goes_to_the_other_nodes_and_comes_from_them_with_what_it_changes(stage: Stage) -> None:
-    stage.says(HELLO)
-    stage.take(1)
-    stage.hears()
-    failure = Failure(1, 7.0, Cause.CUDA_OOM, "cuda_oom:x", 40, before_first_step=False, charged=True)
-    first = FirstCause(failure, 0.97, "rank 2 raised OutOfMemoryError", 2)
-    stage.session.publish(PublishDecision(1, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",), first))
-    published = stage.hears()
-    assert isinstance(published, Publish)
-    assert published.first is not None
-    assert published == Publish(1, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",), published.first)
-    stage.says({**asdict(published), "ev": "peer_decided", "first": {**published.first, "node": "b:1"}})
-    stage.take(1)
-    first = replace(first, node="b:1")
-    assert stage.posted(PeerDecided) == [PeerDecided(0.0, 1, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",), first)]
-
-
-def test_a_node_that_leaves_changes_nothing_of_what_the_others_run_with(stage: Stage) -> None:
-    stage.says(HELLO)
-    stage.take(1)
-    overrides = (("batch_size", "16"),)
-    stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=2, overrides=overrides))
-    stage.session.begin(BeginAttempt(2, "failure", None, overrides), AS_WRITTEN)
-    stage.says({"ev": "peer_decided", "attempt": 2, "kind": "restart", "exit_code": 0, "reason": "node two left the round"})
-    stage.take(1)
-    assert [event.overrides for event in stage.posted(PeerDecided)] == [(("batch_size", "16"),)]
-
-
 def test_a_stop_before_the_agents_first_word_kills_it_at_once_and_a_late_word_starts_nothing(stage: Stage) -> None:
     stage.state = JobState(stage=JobStage.STOPPING, attempt=Attempt(number=1), run=Run(stop=StopRequest(15, 1, 0.0)))
     stage.session.stop(StopRanks(1, 15, 30.0, "stop"))
@@ -372,27 +355,39 @@ def test_a_stop_before_the_agents_first_word_kills_it_at_once_and_a_late_word_st
     assert [event.outcome for event in stage.posted(AttemptEnded)] == ["stopped"]
 
 
-def test_nodes_meet_say_what_they_have_and_start_as_they_agreed_and_what_came_of_it_is_heard_once(stage: Stage) -> None:
+def test_nodes_meet_and_start_under_the_number_that_they_agreed_on(stage: Stage) -> None:
     stage.says(HELLO)
     stage.take(1)
     stage.hears()
     stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=2))
     stage.session.gather(GatherNodes(2, nproc=2))
     assert stage.hears() == Go(2, nproc=2)
-    heard: list[list[str]] = []
-    stage.session.all_gather(2, 1, "too early", heard.append)
-    stage.says({"ev": "gathered", "attempt": 2, "node": 1, "nodes": 2})
+    stage.says({"ev": "gathered", "attempt": 2, "node": 1, "nodes": 2, "token": "t", "host": "a", "port": 4711, "key": "k"})
     stage.take(1)
-    assert stage.posted(NodesGathered) == [NodesGathered(0.0, 2, 1, 2)]
-    stage.session.all_gather(2, 1, "mine", heard.append)
-    assert stage.hears() == AllGather(2, 1, "mine")
-    stage.says(*[{"ev": "all_gathered", "attempt": 2, "number": 1, "texts": ["theirs", "mine"]}] * 2)
-    stage.take(2)
-    assert heard == [["theirs", "mine"]]
-    stage.session.begin(BeginAttempt(2, "failure", CheckpointRef("c.pt", 7, "digest")), AS_WRITTEN)
+    assert stage.of_nodes == [NodesMet(2, 1, 2, "t", "a", 4711, "k")]
+    stage.session.serve_store(2, 4712, "k")
+    assert stage.hears() == ServeStore(2, 4712, "k")
+    stage.session.renumber(2, 7)
+    assert stage.hears() == Renumber(2, 7)
+    stage.session.begin(BeginAttempt(7, "failure", CheckpointRef("c.pt", 7, "digest")), AS_WRITTEN)
     started = stage.hears()
     assert isinstance(started, Start)
-    assert (started.attempt, started.go.env["SUPERVISE_JOB_RESUME_FROM"]) == (2, "c.pt")
+    assert (started.attempt, started.go.env["SUPERVISE_JOB_RESUME_FROM"]) == (7, "c.pt")
+    stage.says({**DIED, "attempt": 2}, {**STARTED, "attempt": 7}, {"ev": "ranks_done", "attempt": 7})
+    stage.take(3)
+    assert [type(event) for event in stage.events] == [LauncherStarted, AttemptStarted], "what comes under the old number is void"
+    assert stage.of_nodes[1:] == [7], "all of its ranks exited 0"
+    stage.session.complete(7)
+    assert stage.hears() == Complete(7)
+
+
+def test_the_last_order_says_whether_any_node_goes_on(stage: Stage) -> None:
+    stage.says(HELLO)
+    stage.take(1)
+    stage.hears()
+    for for_all in (False, True):
+        stage.session.leave(65, for_all=for_all)
+        assert stage.hears() == StopCommand(1, 15, 0.0, 65, for_all=for_all)
 
 
 HEADER = 'Traceback (most recent call last):\n  File "run.py", line 1, in main\n    run()\n'
@@ -422,8 +417,5 @@ def test_a_line_that_is_no_message_is_refused() -> None:
 
 def test_a_message_is_read_as_the_agent_wrote_it() -> None:
     spawned = (SpawnedRank(0, 0, 11, 12), SpawnedRank(1, 1, 13, 14))
-    decision = DecisionOfPeer(
-        2, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",), {"node": "b", "summary": "cannot decode \udcff.pt"}
-    )
-    for message in (RanksStarted(2, spawned, 4), decision, RanksStopped(2, "failed", (TorchError(1, "E: x", "Traceback"),))):
+    for message in (RanksStarted(2, spawned, 4), RanksStopped(2, "failed", (TorchError(1, "cannot decode \udcff.pt", "Traceback"),))):
         assert decode(encode(message)) == message

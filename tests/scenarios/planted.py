@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from supervisor.core import actions, budget, decide, events, failure, lifecycle, planning, start
+from supervisor.core import actions, budget, decide, epoch, events, failure, lifecycle, planning, start
+from supervisor.core.state import Attempt
 from supervisor.knobs import batch
 from supervisor.strategies import consent, repetition
 from supervisor.strategies.situation import Situation
@@ -136,10 +137,16 @@ def unknown_step_read_as_none(patch: Patch) -> None:
 def peers_part_ways(patch: Patch) -> None:
     """The other nodes go on with values of their own."""
 
-    def handler(state: JobState, event: events.PeerDecided) -> Any:  # noqa: ANN401 (as the real one)
-        return failure.on_peer_decided(state, replace(event, overrides=(), rejected=()))
+    def handler(state: JobState, event: events.DecisionMade) -> Any:  # noqa: ANN401 (as the real one)
+        decision = event.decision and replace(event.decision, plan=replace(event.decision.plan, changes=(), rejected=()))
+        return epoch.on_decision_made(state, replace(event, decision=decision))
 
-    patch.setitem(decide.EVENTS, events.PeerDecided, decide.EVENTS[events.PeerDecided]._replace(handler=handler))
+    patch.setitem(decide.EVENTS, events.DecisionMade, decide.EVENTS[events.DecisionMade]._replace(handler=handler))
+
+
+def one_node_decides_alone(patch: Patch) -> None:
+    """A node judges by what it saw itself, and asks nobody."""
+    patch.setattr(Attempt, "is_shared", property(lambda _attempt: False))
 
 
 def failures_forgotten(patch: Patch) -> None:
@@ -172,6 +179,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         run_begun_anew_by_a_requeue,
         unknown_step_read_as_none,
         peers_part_ways,
+        one_node_decides_alone,
         failures_forgotten,
     )
 }

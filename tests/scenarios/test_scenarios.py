@@ -13,23 +13,30 @@ from supervisor.core import events
 from supervisor.core.decide import EVENTS, decide, initial
 from supervisor.core.model import (
     Cause,
+    Change,
     CheckpointRef,
     Claim,
     Evidence,
     Failure,
     Finding,
-    FirstCause,
     Gpu,
     Hang,
     HangKind,
+    JobDecision,
     Knob,
     Launcher,
+    PastFailures,
     Phase,
+    Plan,
+    PlanKind,
     Policy,
+    Progress,
     RankExit,
     RankInfo,
     UnusedCheckpoints,
+    Verdict,
 )
+from supervisor.core.state import Attempt, NodeReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,13 +70,11 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "exit": lambda given: RankExit(**{"pid": 100 + given["rank"], "at_ns": 0, **given}),
     "evidence": lambda facts: tuple(_evidence(fact) for fact in facts),
     "older": lambda rows: tuple(CheckpointRef(**row) for row in rows),
-    "first": lambda given: FirstCause(
-        Failure(1, 0.0, Cause(given["cause"]), given["cause"], given.get("step"), before_first_step=False, charged=True),
-        0.9,
-        given["summary"],
-        given["rank"],
-        node=given["node"],
-    ),
+    "decision": lambda given: JobDecision(_verdict(given), _plan(given), _failure(given), given.get("step"), by=given.get("by", "")),
+    "past": lambda given: PastFailures((_failure(given),), 1),
+    "members": tuple,
+    "missing": lambda rows: tuple((node, why) for node, why in rows),
+    "reports": lambda rows: tuple(_report(row) for row in rows),
     "chosen": lambda given: CheckpointRef(**{"level": "structure", "step": None, **given}),
     "found": lambda given: CheckpointRef(**{"level": "structure", **given}) if isinstance(given, dict) else given,
     "checkpoint": lambda given: CheckpointRef(**{"level": "structure", **given}),
@@ -100,6 +105,32 @@ def _evidence(row: dict[str, Any]) -> Evidence:
     claim = row.get("claim")
     made = {"claim": claim and Claim(Cause(claim["cause"]), claim["weight"]), "fields": tuple(map(tuple, row.get("fields", ())))}
     return Evidence(**{**row, **made})
+
+
+def _verdict(row: dict[str, Any]) -> Verdict:
+    return Verdict(Cause(row["cause"]), 0.9, row["summary"], row["cause"], row.get("rank"), node=row.get("node", ""))
+
+
+def _plan(row: dict[str, Any]) -> Plan:
+    changes = tuple(Change(name, old, new, f"--{name}") for name, old, new in row.get("changes", ()))
+    stops = row.get("stops", 0)
+    kind = PlanKind.STOP if stops else PlanKind.RESTART
+    delay_s = row.get("delay_s", 0.0)
+    return Plan(kind, "because", "next", "rung", stops, delay_s, changes=changes, rejected=tuple(row.get("rejected", ())))
+
+
+def _failure(row: dict[str, Any]) -> Failure:
+    cause = Cause(row["cause"])
+    return Failure(row.get("attempt", 1), 0.0, cause, row["cause"], row.get("step"), before_first_step=False, charged=True)
+
+
+def _report(row: dict[str, Any]) -> NodeReport:
+    """Return what a node saw, from its row: `stops` is the exit code with which it wants the job to stop."""
+    ranks, facts = MADE["ranks"](row.get("ranks", ())), MADE["evidence"](row.get("evidence", ()))
+    row = {"cause": "checkpoint_mismatch", **row}
+    wanted = JobDecision(_verdict(row), _plan(row)) if "stops" in row else None
+    attempt = Attempt(ranks=ranks, evidence=facts, ended=True, stop_wanted=wanted, progress=Progress(row.get("progress")))
+    return NodeReport(row["node"], attempt)
 
 
 def built(row: dict[str, Any]) -> events.Event:

@@ -15,8 +15,21 @@ import msgspec
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.decide import decide, initial
-from supervisor.core.model import CheckpointRef, Evidence, Hang, HangKind, Phase, RankExit
-from supervisor.core.state import Stage
+from supervisor.core.model import (
+    Cause,
+    Change,
+    CheckpointRef,
+    Evidence,
+    Hang,
+    HangKind,
+    JobDecision,
+    Phase,
+    Plan,
+    PlanKind,
+    RankExit,
+    Verdict,
+)
+from supervisor.core.state import Attempt, NodeReport, Stage
 from supervisor.errors import ExitCode
 from supervisor.journal.past import state_of
 from supervisor.journal.writer import difference
@@ -39,6 +52,10 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 MOST_EVENTS = 300_000
 OFTEN = 0.6
+#: What a report, and a decision, take to the other nodes.
+REPORT_S = 0.2
+#: Of a job of several nodes; this is the first.
+MEMBERS = ("a/1", "b/1")
 
 
 class Play:
@@ -66,6 +83,7 @@ class Play:
         self.requeues = job.requeues
         self.over = False
         self.stuck = False
+        self.elsewhere = ""  # what another node decides about this attempt, if one does
 
     def run(self) -> int:
         """Play to the end; return the last exit code. Raises Broken."""
@@ -166,9 +184,7 @@ class Play:
             what = events.HealthChanged(self.t, what.findings)  # the attempt began without it
         if isinstance(what, act.SelectCheckpoint):
             found = self.world.selected(self.t, what.attempt, what.rejected)
-            what = (
-                replace(found, agreement=what.last_agreement + 1, overrides=what.overrides, rejected=what.rejected) if what.nodes else found
-            )
+            what = replace(found, agreement=what.attempt, overrides=what.overrides, rejected=what.rejected) if what.nodes else found
         elif isinstance(what, events.AttemptEnded) and what.attempt == self.watch.attempt:
             self.watch.alive = False
         elif isinstance(what, events.RankExited) and what.attempt == self.watch.attempt and not (self.ended or self.stuck):
@@ -213,7 +229,7 @@ class Play:
         """Let the nodes meet, and agree."""
         self.ended = self.struck = self.stuck = False
         self.strike, self.trial = None, None
-        self.later(self.rng.uniform(0.1, 30.0), events.NodesGathered(self.t, action.attempt, 0, 2))
+        self.later(self.rng.uniform(0.1, 30.0), events.NodesGathered(self.t, action.attempt, 0, 2, action.attempt, MEMBERS))
 
     def stop_ranks(self, action: act.StopRanks) -> None:
         """Let the ranks end."""
@@ -385,18 +401,38 @@ class Play:
         """A rank of another node fails, and that node decides, or never does."""
         if self.ended:
             return
-        attempt, decided = self.watch.attempt, happening.what.removeprefix("peer_")
-        self.feed(events.AttemptEndedByPeer(self.t, attempt, "other-node", "rank 0: exit code 1"))
-        self._gone("failed", self.rng.uniform(0.1, 8.0))
-        if decided != "silent":
-            after, overrides = self.rng.uniform(0.1, 60.0), tuple(self.watch.overrides.items())
-            code = 65 if decided == "stop" else 0
-            self.later(after, events.PeerDecided(self.t + after, attempt, decided, code, "its own failure", overrides))
+        self.elsewhere = happening.what.removeprefix("peer_")
+        self.feed(events.AttemptEndedByPeer(self.t, self.watch.attempt, MEMBERS[1], "rank 0: exit code 1"))
+
+    def report(self, action: act.ReportEpoch) -> None:
+        """Let this node decide on the reports, unless the other one does, or nobody."""
+        decided, self.elsewhere = self.elsewhere, ""
+        if decided == "silent":
+            return
+        if decided:
+            kind = PlanKind.STOP if decided == "stop" else PlanKind.RESTART
+            changes = tuple(Change(knob, "", value, knob) for knob, value in self.watch.overrides.items())
+            plan = Plan(kind, "its own failure", "the next", "peer", 65 if decided == "stop" else 0, changes=changes)
+            decision = JobDecision(Verdict(Cause.USER_CODE, 0.9, "rank 0: exit code 1", "x", node="b:1"), plan, by=MEMBERS[1])
+            after = self.rng.uniform(0.1, 60.0)
+            self.later(after, events.DecisionMade(self.t + after, action.attempt, kind.value, decision))
+            return
+        end = self.state.attempt.ended_as or ("membership" if self.state.run.incident is None else "failure")
+        own = NodeReport(MEMBERS[0], self.state.attempt, self.state.gpus)
+        other = NodeReport(MEMBERS[1], Attempt(action.attempt, ended=True, evidence=()))
+        gathered = events.ReportsGathered(self.t + REPORT_S, action.attempt, (own, other), kind=end, node=MEMBERS[0])
+        self.later(REPORT_S, gathered)
+
+    def propose(self, action: act.ProposeDecision) -> None:
+        """Let the decision be that of all nodes."""
+        self.later(REPORT_S, events.DecisionMade(self.t + REPORT_S, action.attempt, action.kind, action.decision))
 
 
 DO: dict[type, Callable[..., None]] = {
     act.BeginAttempt: Play.begin,
     act.GatherNodes: Play.gather,
+    act.ReportEpoch: Play.report,
+    act.ProposeDecision: Play.propose,
     act.StopRanks: Play.stop_ranks,
     act.EndLauncher: Play.end_launcher,
     act.CollectEvidence: Play.collect,

@@ -1,0 +1,24 @@
+"""The settings of jobs with several nodes. A part of the tree in settings.py."""
+
+from __future__ import annotations
+
+from supervisor.config.setting_columns import setting
+from supervisor.core.values import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NodesSection:
+    """[nodes]: when a node of the job counts as lost, and how long its decisions are waited for."""
+
+    lease_s: float = setting(
+        6.0,
+        "A node of the job from which nothing comes for so long counts as lost: the attempt ends on all nodes.",
+        "A third of it lies between two signs of life. [More](many-nodes.md#what-is-in-the-store).",
+        minimum=1.0,
+    )
+    wait_s: float = setting(
+        120.0,
+        "A node that can reach neither the others nor their decision ends with 75 after so long.",
+        "A node that waits to join while the others train waits without end.",
+        minimum=5.0,
+    )

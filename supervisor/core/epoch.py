@@ -1,0 +1,263 @@
+"""One decision for all nodes of an attempt (docs/explanation/many-nodes.md): what each of them saw, who judges it, and how all act on it.
+
+    the attempt ends on a node ─> EndForAll ─> AttemptEndedByPeer on the others, which stop their ranks
+    its ranks are gone, its evidence is there ─> ReportEpoch
+    all have reported ─> ReportsGathered on one of them ─> ProposeDecision ─> DecisionMade on every node
+
+An attempt is shared from the moment at which its nodes have met (Attempt.members) until the decision about it. A failure before that is
+one of this node alone: nothing of the others' runs, so it judges by itself, and meets them again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.classify.engine import classify
+from supervisor.core import failure, lifecycle, sharing, start
+from supervisor.core.actions import (
+    SIGTERM,
+    CompleteAttempt,
+    PrintMessage,
+    ProposeDecision,
+    StopRanks,
+)
+from supervisor.core.model import Cause, Claim, Evidence, JobDecision, Plan, PlanKind, Verdict
+from supervisor.core.state import JobState, NodeReport, Stage, changed
+
+if TYPE_CHECKING:
+    from supervisor.core.actions import Action
+    from supervisor.core.events import (
+        AttemptEnded,
+        AttemptEndedByPeer,
+        DecisionMade,
+        LeftBehind,
+        NodesWaiting,
+        ReportsGathered,
+        StoreFellSilent,
+    )
+    from supervisor.core.state import Step
+
+#: Kinds of an end, of a decision, and what stands in for one (supervisor/cluster/model.py has the first two).
+MEMBERSHIP, VOID, RESTART, STOP, SUCCESS, ASIDE = "membership", "void", "restart", "stop", "success", "aside"
+#: Ends of an attempt in which nothing failed.
+_WITHOUT_FAILURE = frozenset({MEMBERSHIP, VOID})
+#: What the ranks of the others show when a node goes: they lose their connections, or wait for it.
+_OF_A_LOSS = frozenset(
+    {
+        Cause.GLOO_ERROR,
+        Cause.NCCL_NETWORK,
+        Cause.NCCL_TIMEOUT,
+        Cause.HANG_NO_ERROR,
+        Cause.RENDEZVOUS,
+        Cause.KILLED_UNKNOWN,
+        Cause.PREEMPTED,
+        Cause.UNKNOWN,
+        Cause.NONE,
+    }
+)
+
+
+def shown(node: str, members: tuple[str, ...]) -> str:
+    """Return what people call a node: its host, and its number among those that met."""
+    host = node.partition("/")[0]
+    return f"{host}:{members.index(node)}" if node in members else host
+
+
+# the end
+
+
+def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step:
+    """End it here too. What this node's ranks show belongs to the evidence."""
+    attempt = state.attempt
+    node = shown(event.node, attempt.members)
+    ended = changed(state, attempt=changed(attempt, ended_by=node, ended_as=event.kind))
+    if state.stage is Stage.TEARDOWN:  # it had ended here by itself, a moment later
+        return changed(state, attempt=changed(attempt, ended_as=event.kind)), ()
+    if event.kind in _WITHOUT_FAILURE:
+        text = f"node {node} lets waiting nodes join" if event.kind == MEMBERSHIP else event.text
+        message = PrintMessage("info", f"{text}: attempt {attempt.number} is stopped, and the next one begins with a meeting of the nodes")
+        return admit(ended, message)
+    ended, actions = failure.tear_down(ended, event.t, None, f"node {node}: {event.text}")
+    stop = StopRanks(attempt.number, SIGTERM, state.run.policy.grace_s, "failure", event.text)
+    return ended, (stop, *actions)
+
+
+def admit(state: JobState, message: PrintMessage) -> Step:
+    """Stop ranks that did not fail, so that the nodes meet again."""
+    stop = StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "membership")
+    state = changed(state, stage=Stage.ADMITTING, token=state.token + 1)
+    return state, (message, stop, sharing.teardown_timer(state, state.token))
+
+
+def on_store_silent(state: JobState, event: StoreFellSilent) -> Step:
+    """End an attempt that the others may have ended without us."""
+    if not state.attempt.is_shared:
+        return state, ()
+    text = f"the control store of the nodes did not answer for {state.run.policy.lease_s:g} s"
+    seen = Evidence("network", "store_silent", text, t=event.t, claim=Claim(Cause.RENDEZVOUS, 0.9, transient=True))
+    return failure.stop_attempt(changed(state, attempt=changed(state.attempt, ended_for=(seen,))), event.t, text)
+
+
+def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:
+    """Let waiting nodes in: the attempt ends on all nodes, and they meet anew."""
+    ending = sharing.end(state, MEMBERSHIP, "nodes are admitted")
+    text = f"{event.count} node(s) ask to join: attempt {state.attempt.number} is stopped and the next one starts with them"
+    state, actions = admit(state, PrintMessage("info", text))
+    return state, (*ending, *actions)
+
+
+def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
+    """No rank is left on this node."""
+    ended = changed(state, attempt=changed(state.attempt, ended=True, over_t=state.attempt.over_t or event.t))
+    if state.attempt.decided and state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING}:
+        return follow_if_ready(ended, event.t)
+    if state.stage is Stage.ADMITTING and state.attempt.is_shared:
+        return sharing.report(changed(ended, attempt=changed(ended.attempt, evidence=())))
+    return lifecycle.on_attempt_ended(state, event)
+
+
+# the decision
+
+
+def on_reports_gathered(state: JobState, event: ReportsGathered) -> Step:
+    """Decide for all nodes, on what all of them saw."""
+    number = state.attempt.number
+    if event.kind in _WITHOUT_FAILURE:
+        return state, (ProposeDecision(number, VOID if event.kind == VOID else RESTART),)
+    decision = decided(state, event)
+    decision = replace(decision, by=state.attempt.me)
+    return state, (ProposeDecision(number, decision.plan.kind.value, decision),)
+
+
+def decided(state: JobState, event: ReportsGathered) -> JobDecision:
+    """Return the decision: a stop that a node wants, the loss of a node, or what the evidence of all nodes says."""
+    wanted = next((report.attempt.stop_wanted for report in event.reports if report.attempt.stop_wanted is not None), None)
+    if wanted is not None:
+        return wanted
+    members = state.attempt.members
+    facts = tuple(fact for report in event.reports for fact in failure.facts_of(report.attempt, event.t, shown(report.node, members)))
+    verdict = classify(facts)
+    gone = _gone(event, members)
+    if gone is not None and verdict.cause in _OF_A_LOSS:
+        verdict = _lost(*gone, verdict, event.t)
+    culprit = _culprit(event, verdict, members)
+    verdict = verdict if verdict.node or culprit is None else replace(verdict, node=shown(culprit.node, members))
+    view = state if culprit is None else changed(state, gpus=culprit.gpus, attempt=culprit.attempt)
+    view = changed(view, attempt=changed(view.attempt, number=state.attempt.number, evidence=facts))
+    return failure.judged(view, event.t, verdict)
+
+
+def _gone(event: ReportsGathered, members: tuple[str, ...]) -> tuple[str, str] | None:
+    """Return a node that went, and how: the one that ended the attempt, if several did."""
+    gone = list(event.missing)
+    gone += [(r.node, f.text) for r in event.reports for f in r.attempt.evidence or () if f.name == sharing.SUPERVISE_DIED]
+    first = next((row for row in gone if row[0] == event.node), gone[0] if gone else None)
+    return None if first is None else (shown(first[0], members), first[1])
+
+
+def _lost(node: str, how: str, seen: Verdict, t: float) -> Verdict:
+    """Return the verdict on a node that went. Its own evidence is lost with it, or was none."""
+    left = how.startswith("left: ")
+    how = how.removeprefix("left: ").removeprefix("lost: ")
+    if how.startswith("no report"):  # it lives, as far as is known
+        summary = f"node {node}: {how}"
+    else:
+        summary = f"node {node} left: {how}" if left else f"node {node} is lost: {how}"
+    fact = Evidence("launcher", "node_lost", summary, node=node, t=t)
+    return Verdict(
+        Cause.RENDEZVOUS,
+        0.9,
+        summary,
+        "node:left" if left else "node:lost",
+        transient=True,
+        because=(fact, *seen.because)[:10],
+        node=node,
+        runner_up=seen.cause if seen.cause not in {Cause.UNKNOWN, Cause.NONE} else None,
+        runner_up_confidence=seen.confidence,
+    )
+
+
+def _culprit(event: ReportsGathered, verdict: Verdict, members: tuple[str, ...]) -> NodeReport | None:
+    """Return the report of the node that failed, as far as it is known: of the rank, of the named node, of who ended the attempt."""
+    for fits in (
+        lambda r: verdict.rank is not None and any(rank.rank == verdict.rank for rank in r.attempt.ranks),
+        lambda r: bool(verdict.node) and shown(r.node, members) == verdict.node,
+        lambda r: r.node == event.node,
+    ):
+        for found in event.reports:
+            if fits(found):
+                return found
+    return event.reports[0] if event.reports else None
+
+
+def on_decision_made(state: JobState, event: DecisionMade) -> Step:
+    """Act on it once no rank is left here. What it counts is counted on every node."""
+    if event.elsewhere:
+        return _ended_elsewhere(state, event)
+    if not state.attempt.is_shared or state.stage is Stage.STOPPING:
+        return state, ()
+    if event.kind == SUCCESS and state.stage in {Stage.STARTING, Stage.RUNNING}:
+        state = changed(state, attempt=changed(state.attempt, decided=SUCCESS))
+        return state, (CompleteAttempt(state.attempt.number),)
+    runs = state.stage in {Stage.STARTING, Stage.RUNNING}
+    state = changed(state, attempt=changed(state.attempt, decided=event.kind, decision=event.decision, awaits_agreement=False))
+    return _stopped_for(state, event.t, "the other nodes ended the attempt") if runs else follow_if_ready(state, event.t)
+
+
+def on_left_behind(state: JobState, event: LeftBehind) -> Step:
+    """Meet the others again: they hand over what they agreed on meanwhile."""
+    if not state.attempt.is_shared or state.stage is Stage.STOPPING:
+        return state, ()
+    runs = state.stage in {Stage.STARTING, Stage.RUNNING}
+    state = changed(state, attempt=changed(state.attempt, decided=ASIDE, awaits_agreement=False))
+    text = "the job went on without this node, and what was decided is not known any more: it joins the next attempt"
+    state, actions = _stopped_for(state, event.t, text) if runs else follow_if_ready(state, event.t)
+    return state, (PrintMessage("warning", text), *actions)
+
+
+def _stopped_for(state: JobState, t: float, text: str) -> Step:
+    """Stop ranks of an attempt about which is decided already."""
+    token, number = state.token + 1, state.attempt.number
+    state = changed(state, stage=Stage.FOLLOWING, token=token, attempt=changed(state.attempt, over_t=t))
+    return state, (StopRanks(number, SIGTERM, state.run.policy.grace_s, "failure", text), sharing.teardown_timer(state, token))
+
+
+def follow_if_ready(state: JobState, t: float) -> Step:
+    """Act on the decision once it is known and no rank is left on this node."""
+    attempt = state.attempt
+    if not attempt.ended or not attempt.decided:
+        return state, ()
+    if attempt.decided == SUCCESS:
+        return lifecycle.done(state)
+    if attempt.decision is not None:
+        return failure.act_on(state, t, attempt.decision)
+    if attempt.decided in {VOID, RESTART}:
+        return start.select(changed(state, run=changed(state.run, reason="membership")), t)
+    return start.select(changed(state, run=changed(state.run, reason="failure")), t)
+
+
+def _ended_elsewhere(state: JobState, event: DecisionMade) -> Step:
+    """End as the job did, in whose last attempt this node took no part."""
+    if not state.attempt.awaits_agreement or state.stage is not Stage.STARTING or state.attempt.members:
+        return state, ()
+    if event.kind == SUCCESS or event.decision is None:
+        return lifecycle.done(state)
+    decision = event.decision
+    state, opening = start.with_incident(state, event.t, decision.verdict.summary, decision.verdict.rank, (decision.verdict, decision.plan))
+    state, actions = start.give_up(changed(state, attempt=changed(state.attempt, awaits_agreement=False)), decision.verdict, decision.plan)
+    return state, (*opening, *actions)
+
+
+def on_decision_overdue(state: JobState, t: float) -> Step:
+    """No decision comes: none of the nodes that may decide can be reached."""
+    if state.attempt.decided:
+        return state, ()
+    waited_s = state.run.policy.peer_deadline_s
+    verdict = Verdict(Cause.RENDEZVOUS, 0.7, f"no decision of the nodes within {waited_s:.0f} s", "peer:silent", transient=True)
+    plan = Plan(PlanKind.STOP, "without it the nodes would part ways", "the scheduler's requeue continues this run", "peer", 75)
+    opening: tuple[Action, ...] = ()
+    if state.run.incident is None:
+        state, opening = start.with_incident(state, t, verdict.summary)
+    state, actions = start.give_up(state, verdict, plan)
+    return state, (*opening, *actions)

@@ -1,0 +1,59 @@
+"""The ends of a shared attempt on this node: sent to the others, and reported. core/epoch.py has the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core.actions import SIGTERM, EndForAll, ReportEpoch, SetTimer, StopRanks
+from supervisor.core.model import Evidence, JobDecision
+from supervisor.core.state import JobState, Stage, changed
+
+if TYPE_CHECKING:
+    from supervisor.core.actions import Action
+    from supervisor.core.model import Plan, Verdict
+    from supervisor.core.state import Step
+
+#: The evidence of a node whose supervisor came back after its ranks had died with it.
+SUPERVISE_DIED = "supervise_died"
+#: Beyond the grace, until TERM, KILL and the sweep are done and reported.
+TEARDOWN_MARGIN_S = 3.0
+
+
+def teardown_timer(state: JobState, token: int) -> SetTimer:
+    """The timer after which ranks that were to be stopped are ended from outside."""
+    return SetTimer("teardown", token, state.run.policy.grace_s + TEARDOWN_MARGIN_S)
+
+
+def end(state: JobState, kind: str, text: str) -> tuple[Action, ...]:
+    """Return the action that ends the attempt on the other nodes too; nothing where another one did, or there are none."""
+    attempt = state.attempt
+    return (EndForAll(attempt.number, kind, text),) if attempt.is_shared and not attempt.ended_by else ()
+
+
+def report(state: JobState) -> Step:
+    """Send what this node saw, and await the decision."""
+    token = state.token + 1
+    wait = SetTimer("peer", token, state.run.policy.peer_deadline_s)
+    return changed(state, stage=Stage.FOLLOWING, token=token), (ReportEpoch(state.attempt.number), wait)
+
+
+def take_over(state: JobState, t: float, text: str) -> Step:
+    """End and report an attempt whose ranks died with the supervisor before this one."""
+    ending = end(state, "failure", text)
+    over_t = t if state.attempt.over_t is None else state.attempt.over_t
+    hang = () if state.attempt.hang is None else (state.attempt.hang.evidence(over_t),)
+    evidence = (*(state.attempt.evidence or ()), *hang, Evidence("launcher", SUPERVISE_DIED, text, t=over_t))
+    attempt = changed(state.attempt, ended=True, evidence=evidence, awaits_agreement=False, awaits_own_signal=False)
+    state, reporting = report(changed(state, attempt=attempt))
+    return state, (*ending, *reporting)
+
+
+def want_stop(state: JobState, verdict: Verdict, plan: Plan) -> Step:
+    """End a shared attempt that this node cannot begin: a person has to act, on all nodes."""
+    number, token = state.attempt.number, state.token + 1
+    wanted = JobDecision(verdict, plan, step=state.attempt.progress.step)
+    ending = end(state, "failure", verdict.summary)
+    attempt = changed(state.attempt, stop_wanted=wanted, evidence=(), awaits_agreement=False)
+    state = changed(state, stage=Stage.TEARDOWN, token=token, attempt=attempt)
+    stop = StopRanks(number, SIGTERM, state.run.policy.grace_s, "failure", verdict.summary)
+    return state, (*ending, stop, teardown_timer(state, token))

@@ -1,0 +1,322 @@
+"""This node among those of the job: carries what the core and the agent report to the protocol (supervisor/cluster), and its answers back.
+
+A job of one node makes none of this: no thread, no socket, no file. The rest begins when the agent reports that nodes have met, or when a
+supervisor takes over from one that had met others. The node whose agent serves torch's rendezvous store serves the control store too.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from supervisor.cluster import messages as protocol
+from supervisor.cluster.client import NodeClient, StoreAddress
+from supervisor.cluster.kept import KeptFile, KeptNode, KeptStore, remembered, rows_of_the_last
+from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, EpochEnd
+from supervisor.cluster.server import StoreServer, listen
+from supervisor.cluster.store import new_store
+from supervisor.core import actions as act
+from supervisor.core import events
+from supervisor.core.model import Evidence, JobDecision
+from supervisor.core.state import Attempt, NodeReport, Stage, changed
+from supervisor.core.values import dataclass
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from supervisor.agent.messages import NodesMet
+    from supervisor.cluster.messages import NodeOutput
+    from supervisor.cluster.node import NodeMemory
+    from supervisor.job.job import Job
+    from supervisor.run.loop import Loop
+
+#: What the host of the store gives the other nodes to learn how the job ended, and a node gives its last messages to leave.
+LINGER_S = 15.0
+GOODBYE_S = 2.0
+#: All-gather 0 of the agreement is the second of the protocol, in which 0 is how the ranks began.
+_FIRST_GATHER = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOrders:
+    """What the protocol orders of the session that runs the attempts, with the number of the attempt first.
+
+    serve: show the others the port and the key of the store. renumber: the other number. complete: all ranks of all nodes exited 0.
+    """
+
+    serve: Callable[[int, int, str], None]
+    renumber: Callable[[int, int], None]
+    complete: Callable[[int], None]
+
+
+class JobNodes:
+    """The nodes of one job, as this one sees them. Public methods are called on the loop's thread.
+
+    warn: prints a line at the terminal, from any thread.
+    """
+
+    def __init__(self, job: Job, loop: Loop, orders: AttemptOrders, warn: Callable[[str], None]) -> None:
+        self._job, self._loop, self._orders = job, loop, orders
+        place = job.state / "cluster"
+        self._node_file = KeptFile(place / "node.json", warn)
+        self._store_file = KeptFile(place / "store.json", warn)
+        self._place: Path = place
+        self._client: NodeClient | None = None
+        self._server: StoreServer | None = None
+        self._key = ""
+        self._address: StoreAddress | None = None
+        self._met_for = 0  # the number that the attempt had here when its nodes met
+        self._end = EpochEnd("", "", "")  # of the newest epoch
+        self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
+        self._is_closing = False
+
+    # the beginning
+
+    def take_over(self) -> None:
+        """Go on where the supervisor before this one left the other nodes, if it had met any."""
+        kept = self._node_file.read(KeptNode) if self._place.exists() else None
+        if kept is None or kept.run != self._job.run_id:
+            return
+        served = self._store_file.read(KeptStore)
+        if served is not None and served.run == self._job.run_id:
+            self._serve(served)
+        client = self._connected(kept)
+        if self._address is not None:
+            client.find_at(self._address)
+        epoch, state = kept.memory.epoch, self._loop.state
+        is_known = epoch is not None and state.attempt.is_shared and state.attempt.number == epoch.number and state.stage is not Stage.ENDED
+        if epoch is not None and not is_known:  # it has ended for this node, before this was recorded
+            client.give(protocol.GiveUp(self._now(), "its supervise ended"))
+
+    def _connected(self, kept: KeptNode | None) -> NodeClient:
+        """Return the client, starting it where none runs."""
+        if self._client is None:
+            memory = remembered(kept, self._job.run_id, f"{self._job.node}/{secrets.token_hex(4)}")
+            if kept is not None and self._address is None:
+                self._address = kept.address
+            self._client = NodeClient(memory, self._rules(), self._now, self._keep_memory, self._emitted)
+            self._client.start()
+        return self._client
+
+    def _serve(self, kept: KeptStore | None) -> None:
+        """Serve the control store here, with what the last one on this node kept, at its port if that is free."""
+        if self._server is not None:
+            return
+        client = self._connected(self._node_file.read(KeptNode) if kept is not None else None)
+        self._key = kept.key if kept is not None else secrets.token_hex(16)
+        try:
+            listener = listen(kept.port if kept is not None else 0)
+        except OSError:  # somebody took the port: the nodes learn the new one when they meet
+            listener = listen()
+        rows = rows_of_the_last(kept, self._job.run_id)
+        state = new_store(secrets.token_hex(8), client.name, self._rules(), time.monotonic(), rows)
+        self._server = StoreServer(listener, self._key, state, self._keep_rows)
+        self._server.start()
+        self._address = StoreAddress("127.0.0.1", self._server.port, self._key)
+
+    def _rules(self) -> ClusterRules:
+        lease_s, rules = self._job.settings.nodes.lease_s, ClusterRules()
+        return ClusterRules(
+            self._loop.state.run.policy.nodes,
+            beat_s=lease_s / 3,
+            lease_s=lease_s,
+            gone_s=min(rules.gone_s, lease_s / 3),
+            return_s=max(rules.return_s, 2 * lease_s),
+            meeting_s=max(rules.meeting_s, 4 * lease_s),
+        )
+
+    def _keep_memory(self, memory: NodeMemory) -> None:
+        self._node_file.write(KeptNode(self._job.run_id, memory, self._address))
+
+    def _keep_rows(self, rows: tuple[tuple[str, str], ...]) -> None:
+        port = self._server.port if self._server is not None else 0
+        self._store_file.write(KeptStore(self._job.run_id, port, self._key, rows))
+
+    def _now(self) -> float:
+        return self._loop.clock.now()
+
+    # from the agent
+
+    def met(self, message: NodesMet) -> None:
+        """The agents have met; their supervisors find each other, and get a number for the attempt."""
+        if not self._loop.state.awaits_ranks(message.attempt):
+            return  # a stop came meanwhile
+        if not message.port:
+            self._serve(None)
+            if self._server is not None and self._address is not None:
+                self._orders.serve(message.attempt, self._server.port, self._key)
+        else:
+            self._address = StoreAddress(message.host, message.port, message.key)
+        client = self._connected(None)
+        if self._address is not None:
+            client.find_at(self._address)
+        self._met_for, self._awaited = message.attempt, {}
+        client.give(protocol.NodesTogether(self._now(), message.token, message.node, message.nodes, message.attempt))
+
+    def done(self, attempt: int) -> None:
+        """All ranks of this node exited 0."""
+        if self._client is not None and self._is_current(attempt):
+            self._client.give(protocol.RanksDone(self._now()))
+
+    # from the core and the executor
+
+    def tick(self) -> None:
+        """Let time pass."""
+        if self._client is not None:
+            self._client.give(protocol.NodeTick(self._now()))
+
+    def no_meeting(self) -> None:
+        """The attempt has ended here before its nodes had a number for it, or with it."""
+        if self._client is not None and self._met_for:
+            self._met_for = 0
+            self._client.give(protocol.MeetingGivenUp(self._now()))
+
+    def end_epoch(self, action: act.EndForAll) -> None:
+        """End the attempt on all nodes."""
+        self._give(protocol.EndEpoch(self._now(), action.kind, action.text))
+
+    def report(self, action: act.ReportEpoch) -> None:
+        """Send what this node saw, as the state has it."""
+        state, client = self._loop.state, self._client
+        if client is None or not self._is_current(action.attempt):
+            return
+        row = {"offset_s": client.offset_s, "report": msgspec.to_builtins(NodeReport(client.name, state.attempt, state.gpus))}
+        client.give(protocol.EpochReport(self._now(), json.dumps(row)))
+
+    def propose(self, action: act.ProposeDecision) -> None:
+        """Have all nodes act on this."""
+        text = "" if action.decision is None else json.dumps(msgspec.to_builtins(action.decision))
+        self._give(protocol.DecisionProposed(self._now(), action.attempt, ClusterDecision(action.kind, text)))
+
+    def complete(self, action: act.CompleteAttempt) -> None:
+        """All ranks of all nodes exited 0."""
+        self._orders.complete(action.attempt)
+
+    def broadcast(self, text: str) -> None:
+        """Send the other nodes how the ranks of this one began."""
+        self._give(protocol.NodeText(self._now(), 0, text))
+
+    def all_gather(self, attempt: int, number: int, text: str, received: Callable[[list[str]], None]) -> None:
+        """Give `text` to all-gather `number` of the nodes that have met. `received` gets the texts of all, in the order of the nodes."""
+        if self._is_current(attempt):
+            self._awaited[number + _FIRST_GATHER] = received
+            self._give(protocol.NodeText(self._now(), number + _FIRST_GATHER, text))
+
+    def close(self, reason: str, then: Callable[[], None]) -> None:
+        """Leave the other nodes; `then` is called on the loop's thread once those that wait for this one know how the job ended."""
+        client, server = self._client, self._server
+        if client is None:
+            then()
+            return
+        if self._is_closing:
+            return
+        self._is_closing = True
+        client.give(protocol.GiveUp(self._now(), reason))
+
+        def work() -> None:
+            client.close(GOODBYE_S)
+            if server is not None:
+                server.close(LINGER_S)
+            self._loop.call_soon(then)
+
+        threading.Thread(target=work, name="leave-nodes", daemon=True).start()
+
+    def _give(self, message: protocol.NodeInput) -> None:
+        if self._client is not None:
+            self._client.give(message)
+
+    def _is_current(self, attempt: int) -> bool:
+        return self._loop.state.attempt.number == attempt and bool(self._loop.state.attempt.members)
+
+    # from the protocol
+
+    def _emitted(self, output: NodeOutput) -> None:
+        """Take an answer of the protocol, from the client's thread."""
+        self._loop.call_soon(lambda: self._take(output))
+
+    def _take(self, output: NodeOutput) -> None:  # noqa: PLR0912, C901 (a row for each kind)
+        now, attempt = self._now(), self._loop.state.attempt.number
+        match output:
+            case protocol.EpochBegan(epoch):
+                self._began(epoch.number, epoch.members)
+            case protocol.EpochEnded(number, end):
+                self._end = end
+                if end.kind != DONE:
+                    self._loop.feed(events.AttemptEndedByPeer(now, number, end.node, end.text, end.kind))
+            case protocol.JudgeReports(number, reports, missing):
+                end, read = self._end, tuple(self._read_report(text) for _, text in reports)
+                self._loop.feed(events.ReportsGathered(now, number, read, missing, end.kind, end.node, end.text))
+            case protocol.ActOn(epoch, decision):
+                self._loop.feed(events.DecisionMade(now, epoch.number, decision.kind, _decision(decision)))
+            case protocol.StepAside(epoch):
+                self._loop.feed(events.LeftBehind(now, epoch.number))
+            case protocol.ClosedWithoutUs(_, decision):
+                self._loop.feed(events.DecisionMade(now, attempt, decision.kind, _decision(decision), elsewhere=True))
+            case protocol.StoreSilent(number):
+                self._loop.feed(events.StoreFellSilent(now, number))
+            case protocol.MeetingFailed(_, text):
+                self._met_for = 0
+                self._loop.feed(events.AttemptEndedByPeer(now, attempt, self._job.node, text, VOID))
+            case protocol.TextsGathered(number, texts):
+                received = self._awaited.pop(number, None)
+                if received is not None:
+                    received(list(texts))
+            case protocol.PeerText(_, text):
+                row = json.loads(text)
+                self._loop.feed(events.NodeBegan(now, attempt, str(row["text"]), row["first_step"], row["loaded_step"]))
+            case protocol.SendToStore():
+                raise AssertionError(output)  # the client's own
+            case _:
+                assert_never(output)
+
+    def _began(self, number: int, members: tuple[str, ...]) -> None:
+        """The attempt has its number. Where it has ended here meanwhile, no rank of it starts anywhere."""
+        client, met_for = self._client, self._met_for
+        self._met_for, self._end = 0, EpochEnd("", "", "")
+        if client is None:
+            return
+        if not met_for or not self._loop.state.awaits_ranks(met_for):
+            client.give(protocol.EndEpoch(self._now(), VOID, f"node {client.name} had given the meeting up"))
+            return
+        if number != met_for:
+            self._orders.renumber(met_for, number)
+        index = members.index(client.name)
+        self._loop.feed(events.NodesGathered(self._now(), met_for, index, len(members), number, members))
+
+    def _read_report(self, text: str) -> NodeReport:
+        """Return a report with its times by this node's clock."""
+        row = json.loads(text)
+        found = msgspec.convert(row["report"], NodeReport)
+        own_s, theirs_s = None if self._client is None else self._client.offset_s, row["offset_s"]
+        known = own_s is not None and theirs_s is not None  # else their clocks are taken for equal
+        return replace(found, attempt=_shifted(found.attempt, theirs_s - own_s)) if known else found
+
+
+def _decision(decision: ClusterDecision) -> JobDecision | None:
+    return msgspec.convert(json.loads(decision.text), JobDecision) if decision.text else None
+
+
+def _shifted(attempt: Attempt, by_s: float) -> Attempt:
+    """Return what a node saw, with its times moved by the difference of two clocks."""
+
+    def moved(t: float | None) -> float | None:
+        return None if t is None else t + by_s
+
+    def facts(found: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+        return tuple(replace(fact, t=fact.t + by_s) if fact.t else fact for fact in found)
+
+    return changed(
+        attempt,
+        began_t=attempt.began_t + by_s,
+        started_t=moved(attempt.started_t),
+        over_t=moved(attempt.over_t),
+        evidence=None if attempt.evidence is None else facts(attempt.evidence),
+        ended_for=facts(attempt.ended_for),
+    )

@@ -1,0 +1,203 @@
+"""Two nodes of a job, each with the real core and the real protocol, over real sockets: one number, one decision, one end."""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from supervisor.agent.messages import NodesMet
+from supervisor.config.nodes_settings import NodesSection
+from supervisor.config.settings import Settings
+from supervisor.core import actions as act
+from supervisor.core import events
+from supervisor.core.decide import decide
+from supervisor.core.model import CheckpointRef, Evidence, Policy, RankExit, RankInfo
+from supervisor.core.state import Attempt, JobState, Stage, changed
+from supervisor.job.clock import Clock
+from supervisor.run.job_nodes import AttemptOrders, JobNodes
+from tests.launch.conftest import make_job
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SETTINGS = replace(Settings(), nodes=NodesSection(lease_s=30.0))
+
+
+class Node:
+    """One supervisor: its loop is turned by the test. ahead_s: of its clock."""
+
+    def __init__(self, place: Path, name: str, ahead_s: float = 0.0) -> None:
+        self.place, self.name = place / name, name
+        self.state = JobState()
+        self.clock = replace(Clock.start(), wall_at_start=Clock.start().wall_at_start + ahead_s)
+        self.soon: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.actions: list[act.Action] = []
+        self.taken: list[Any] = []
+        self.orders: list[tuple[Any, ...]] = []
+        self.told: list[str] = []
+        self.call_soon = self.soon.put
+        self.nodes = self.fresh()
+
+    def fresh(self) -> JobNodes:
+        """Return what a supervisor of this run begins with."""
+        orders = AttemptOrders(*(lambda *what, kind=kind: self.orders.append((kind, *what)) for kind in ("serve", "renumber", "complete")))  # type: ignore[misc]
+        job = replace(make_job(self.place, SETTINGS), run_id=f"run of {self.name}", node=self.name)
+        return JobNodes(job, self, orders, self.told.append)  # type: ignore[arg-type]  # a loop, as far as it is used
+
+    def feed(self, event: events.Event) -> None:
+        """Decide, as the loop does."""
+        self.taken.append(event)
+        self.state, actions = decide(self.state, event)
+        do = {
+            act.EndForAll: self.nodes.end_epoch,
+            act.ReportEpoch: self.nodes.report,
+            act.ProposeDecision: self.nodes.propose,
+            act.CompleteAttempt: self.nodes.complete,
+        }
+        for action in actions:
+            self.actions.append(action)
+            if type(action) in do:
+                do[type(action)](action)  # type: ignore[operator]
+
+    def turn(self) -> None:
+        """Do what waits, and let time pass."""
+        while not self.soon.empty():
+            self.soon.get()()
+        self.nodes.tick()
+
+    def find(self, kind: type[Any]) -> list[Any]:
+        """Return the events or actions of one kind."""
+        return [one for one in (*self.taken, *self.actions) if isinstance(one, kind)]
+
+
+class Pair:
+    """Two nodes; the first serves the control store."""
+
+    def __init__(self, place: Path) -> None:
+        self.nodes = [Node(place, "a"), Node(place, "b", ahead_s=3600.0)]
+
+    def until(self, look: Callable[[], Any], what: str) -> None:
+        """Turn both loops until something is so."""
+
+        def found() -> object:
+            for node in self.nodes:
+                node.turn()
+            return look()
+
+        wait_for(found, what, 60)
+
+    def meet(self, token: str, *numbers: int) -> None:
+        """The agents meet, each for the attempt that it knows."""
+        policy = Policy(nodes=2, checkpoints_declared=True)
+        for index, (node, number) in enumerate(zip(self.nodes, numbers, strict=True)):
+            attempt = Attempt(number, awaits_agreement=True)
+            node.state = changed(node.state, stage=Stage.STARTING, attempt=attempt, run=changed(node.state.run, policy=policy))
+            store = ("", 0, "") if not index else ("127.0.0.1", *self.served[1:])
+            node.nodes.met(NodesMet(number, index, 2, token, *store))  # type: ignore[arg-type]
+        self.until(lambda: all(node.state.attempt.members for node in self.nodes), "the number")
+
+    @property
+    def served(self) -> tuple[Any, ...]:
+        """Return attempt, port and key of the store."""
+        return next(tuple(row[1:]) for row in self.nodes[0].orders if row[0] == "serve")
+
+    def train(self) -> None:
+        """Agree, and start the ranks."""
+        for rank, node in enumerate(self.nodes):
+            number, chosen = node.state.attempt.number, CheckpointRef("c.pt", 60, "structure")
+            node.feed(events.CheckpointSelected(node.clock.now(), number, chosen, 1, agreement=number))
+            node.feed(events.AttemptStarted(node.clock.now(), number, (RankInfo(rank, 0, 100 + rank, 1),), 2))
+
+    def gone(self, node: Node, rank: int, *facts: Evidence) -> None:
+        """The ranks of a node are gone, and its evidence is there."""
+        number, now = node.state.attempt.number, node.clock.now()
+        node.feed(events.AttemptEnded(now, number, "failed"))
+        node.feed(events.EvidenceCollected(now, number, 1, (Evidence("heartbeat", "step", f"{64 + rank}", rank), *facts)))
+
+    def close(self) -> None:
+        """End both."""
+        for node in reversed(self.nodes):
+            node.nodes.close("the test is over", lambda: None)
+        for node in self.nodes:
+            for part in (node.nodes._client, node.nodes._server):  # noqa: SLF001  to wait for their threads
+                if part is not None:
+                    part._thread.join(20)  # noqa: SLF001
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    """Return two nodes."""
+    found = Pair(tmp_path)
+    yield found
+    found.close()
+
+
+def test_both_nodes_act_on_one_decision_about_what_both_saw_by_whichever_clock(pair: Pair) -> None:
+    first, second = pair.nodes
+    pair.meet("t", 1, 4)
+    assert [node.state.attempt.number for node in pair.nodes] == [4, 4]
+    assert ("renumber", 1, 4) in first.orders
+    assert not [row for row in second.orders if row[0] == "renumber"]
+    pair.train()
+    # rank 1 died first, although the clock of its node is an hour ahead; rank 0 lost its connection a moment later
+    now = second.clock.now()
+    second.feed(events.RankExited(now, 4, RankExit(1, 101, 1, signal=11)))
+    pair.until(lambda: first.state.stage is Stage.TEARDOWN, "the end on the other node")
+    assert first.find(act.StopRanks)[0].text == "rank 1: killed by signal 11"
+    pair.gone(first, 0, Evidence("exit", "signal", "6", 0, t=first.clock.now() + 0.1))
+    pair.gone(second, 1, Evidence("exit", "signal", "11", 1, t=now))
+    pair.until(lambda: all(node.find(act.ReportDecision) for node in pair.nodes), "the decision")
+    told = [node.find(act.ReportDecision)[0] for node in pair.nodes]
+    assert told[0].verdict == told[1].verdict
+    assert (told[0].verdict.rank, told[0].verdict.node, told[0].step) == (1, "b:1", 65)
+    assert [one.alerts for one in told] == [True, False], "one alert for the job"
+    assert [len(node.state.run.failures) for node in pair.nodes] == [1, 1]
+    decided = [node.find(events.DecisionMade)[0].decision for node in pair.nodes]
+    assert decided[0] == decided[1]
+    assert len(first.find(events.ReportsGathered)) == 1
+    assert not second.find(events.ReportsGathered)
+
+
+def test_success_is_that_of_all_nodes_and_is_known_to_all_before_the_first_leaves(pair: Pair) -> None:
+    pair.meet("t", 1, 1)
+    pair.train()
+    pair.nodes[0].nodes.done(1)
+    for _ in range(20):
+        pair.nodes[0].turn()
+    assert not pair.nodes[0].find(events.DecisionMade)
+    pair.nodes[1].nodes.done(1)
+    pair.until(lambda: all(("complete", 1) in node.orders for node in pair.nodes), "success")
+
+
+def test_a_supervisor_that_takes_over_finds_the_others_by_itself_and_ends_its_attempt(pair: Pair) -> None:
+    first, second = pair.nodes
+    pair.meet("t", 1, 1)
+    pair.train()
+    second.nodes.tick()
+    before, second.nodes = second.nodes, second.fresh()
+    before._client.close(5.0)  # type: ignore[union-attr]  # noqa: SLF001  as a process that is gone
+    second.nodes.take_over()
+    started = events.SupervisorStarted(second.clock.now(), "run", second.state.run.policy, continues=True)
+    second.feed(started)
+    pair.until(lambda: first.state.stage is Stage.TEARDOWN, "the end on the other node")
+    pair.gone(first, 0)
+    pair.until(lambda: all(node.find(act.ReportDecision) for node in pair.nodes), "the decision")
+    assert {node.find(act.ReportDecision)[0].verdict.summary for node in pair.nodes} == {
+        "node b:1 is lost: its supervise died, and its ranks with it"
+    }
+
+
+def test_a_job_of_one_node_has_no_thread_no_socket_and_no_file(tmp_path: Path) -> None:
+    node = Node(tmp_path, "a")
+    node.nodes.take_over()
+    node.turn()
+    left: list[bool] = []
+    node.nodes.close("done", lambda: left.append(True))
+    assert left == [True]
+    assert (node.nodes._client, node.nodes._server) == (None, None)  # noqa: SLF001
+    assert not node.place.exists()

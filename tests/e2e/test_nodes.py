@@ -143,9 +143,9 @@ def test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume
 
 
 @pytest.mark.slow  # tests/agent/test_nodes.py shows the rounds in seconds
-@pytest.mark.parametrize("lost", [2, 0])  # node 0 serves the store
+@pytest.mark.parametrize(("lost", "what_the_others_see"), [(2, "DecisionMade"), (0, "StoreFellSilent")])  # node 0 serves the store
 def test_all_ranks_save_and_exit_0_as_one_node_loses_its_supervise_and_the_job_waits_for_it_and_ends_whole(
-    supervise: Callable[..., Supervised], tmp_path: Path, lost: int
+    supervise: Callable[..., Supervised], tmp_path: Path, lost: int, what_the_others_see: str
 ) -> None:
     nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--save-on-term")
     nodes.pids()
@@ -153,7 +153,7 @@ def test_all_ranks_save_and_exit_0_as_one_node_loses_its_supervise_and_the_job_w
     nodes.runs[lost].process.kill()
     others = [run for node, run in enumerate(nodes.runs) if node != lost]
     for run in others:
-        wait_for(lambda run=run: '"event":"DecisionMade"' in run.journal(), "another round", 30, alive=run.alive)
+        wait_for(lambda run=run: f'"event":"{what_the_others_see}"' in run.journal(), what_the_others_see, 30, alive=run.alive)
     (saved,) = (step for step in nodes.steps() if step % EVERY)
     nodes.runs[lost].wait_for_nothing_left()
     nodes.runs[lost] = nodes.start(lost)

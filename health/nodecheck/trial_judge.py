@@ -4,8 +4,9 @@ failures  Every failed meeting counts, however many passed. Ranks that failed wi
           most partners first. Remaining failures between two ranks without other failures are those of their link. If a rank fails with
           few partners, and with these nearly always, its links are bad and the rank is not.
 times     The time of a meeting is that of its best trial, because disturbances only add time. The time of a pair or rank is the lower
-          median of its meetings. It is slow if it is `ratio` times that of the others, and differs from them by more than the meetings of
-          one pair differ. Pairs within a machine, pairs between machines, and different models are not compared with each other.
+          median of its meetings. Where ranks share too few cores, the time of a pair is that of its best meeting: most may be disturbed.
+          It is slow if it is `ratio` times that of the others, and differs from them by more than the meetings of one pair differ. Pairs
+          within a machine, pairs between machines, and different models are not compared with each other.
 partners  A rank is judged by its pairs with ranks that are not accused: an accused rank is removed before the next one is judged. Links
           are judged last, among ranks that all passed.
 """
@@ -222,8 +223,9 @@ def _slow_of(
     pairs: dict[Pair, Slow] = {}
     for times in _classes(known, kind, accused, links):
         noise = median([_range(one) for one in times.values()])
-        typical = {pair: median_low(one) for pair, one in times.items()}
-        ratio = limits.crowded_pair if any(crowded(known, *pair) for pair in typical) else limits.pair
+        shared = any(crowded(known, *pair) for pair in times)
+        typical = {pair: min(one) if shared else median_low(one) for pair, one in times.items()}
+        ratio = limits.crowded_pair if shared else limits.pair
         while (slow := _slowest_rank(kind, typical, noise, ratio, limits)) is not None:
             rank, ranks[rank] = slow
             typical = {pair: second for pair, second in typical.items() if rank not in pair}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.guardian.standby import READY, REFUSED
-from tests.support.standbys import RECORD, Ranks
+from tests.support.standbys import FOLDER, RECORD, Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +67,19 @@ def test_libraries_are_imported_and_the_scripts_own_modules_are_not(libraries: L
     assert (state, why) == (READY, "")
     assert cold == ["lib_a", "lib_b", "lib_mine"]
     assert libraries.warm() == ["lib_a", "lib_b"]
+
+
+def test_packages_that_are_installed_in_an_environment_on_the_path_are_libraries(libraries: Libraries) -> None:
+    """A folder of that name alone is one: modules of any other folder on PYTHONPATH are the script's."""
+    folder, other = libraries.ranks.folder / "env" / "site-packages", libraries.ranks.folder / "mine"
+    for place, name in ((folder, "lib_shared"), (other, "lib_mine")):
+        place.mkdir(parents=True)
+        (place / f"{name}.py").write_text("")
+    libraries.ranks.variables["PYTHONPATH"] = os.pathsep.join([FOLDER, str(folder), str(other)])
+    state, why, cold = libraries.prepare("import lib_a, lib_shared, lib_mine", lib_a="")
+    assert (state, why) == (READY, "")
+    assert cold == ["lib_a", "lib_mine", "lib_shared"]
+    assert libraries.warm() == ["lib_a", "lib_shared"]
 
 
 def test_what_reads_a_variable_that_the_script_sets_is_left_to_it(libraries: Libraries) -> None:

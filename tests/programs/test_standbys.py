@@ -24,9 +24,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(1200)]
 #: accelerate's own launcher starts its ranks by itself, and they have no standbys.
 BY_TORCHRUN = {"accelerate": ((*TORCHRUN[:2], "--nproc-per-node=1", "train.py", "--batch_size=8"))}
 NAMES = ("hf", "lightning-cli", "accelerate", "nanogpt-torchrun", "mingpt")
-#: The frameworks of the tests lie on PYTHONPATH, so they count as the script's own. Lightning sets this variable before it imports torch;
-#: as a library in site-packages it would be imported in advance whole.
-OF_LIGHTNING = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 #: After these steps a rank is killed, the first and the last in turns; there is a save after 10, 20 and 30.
 KILLS = (11, 12, 14, 16, 18, 21, 24, 26, 32, 36)
 
@@ -43,7 +40,6 @@ def _killed(start: Callable[..., Supervised], program: TrainingProgram, place: P
         place=lay_out(program, place),
         PROGRAM_FAULT=words,
         **environment(program),
-        **OF_LIGHTNING,
         **budget,
     )
     for attempt, step in enumerate(KILLS, 1):

@@ -4,7 +4,7 @@
 The standby makes the same imports without the script. Where its own state differs from the recorded one, the script made the difference.
 So the rank need not know who changed what, and pays one comparison for each such import, until its first step.
 
-Libraries are modules below the interpreter's own directories; all others are the script's, and are only named.
+Libraries are modules of the interpreter and of installed packages; all others are the script's, and are only named.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .claim import ProcessIdentity
 
 MOST_IMPORTS = 5000
+#: What pip calls a directory of installed packages.
+PACKAGES = ("site-packages", "dist-packages")
 #: Packages of ours: a rank that imports one of them does so itself.
 OWN_PACKAGES = ("_supervise_shim", "supervisor", "checkpointing", "health", "supervise_command")
 _SIGNALS = range(1, 65)
@@ -189,7 +191,7 @@ class ImportRecord:
 
 
 class Libraries:
-    """Recognises the modules of the interpreter's installation: the standard library, and the packages installed beside it."""
+    """Recognises the modules of the interpreter's installation: the standard library, and installed packages."""
 
     def __init__(self) -> None:
         self.directories = library_directories()
@@ -212,13 +214,17 @@ class Libraries:
 
 
 def library_directories() -> list[str]:
-    """Return the directories of the standard library and of the installed packages."""
+    """Return the directories of the standard library and of the installed packages, those on PYTHONPATH too.
+
+    Example: PYTHONPATH=/shared/env/lib/python3.11/site-packages, an environment that all nodes see.
+    """
     site: Any = sys.modules.get("site")
     found = [os.path.dirname(os.__file__)]  # noqa: PTH120 - as above
     if site is not None:
         found += site.getsitepackages()
         if site.ENABLE_USER_SITE:
             found.append(site.getusersitepackages())
+    found += [one for one in sys.path if os.path.basename(one) in PACKAGES]  # noqa: PTH119 - as above
     both = [form for one in found for form in (one, os.path.realpath(one))]
     return [one for one in dict.fromkeys(both) if os.path.isdir(one)]  # noqa: PTH112 - as above
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -108,6 +109,22 @@ def test_two_slow_ranks_of_four_do_not_hide_each_other() -> None:
 def test_pairs_within_a_machine_are_not_compared_with_pairs_between() -> None:
     known = _evidence(8, lambda kind, pair: _even(kind, pair) * (1 if pair[0] // 4 == pair[1] // 4 else 9), machines=lambda rank: rank // 4)
     assert [one.result for one in report.results(known)] == [Result.OK]
+
+
+@pytest.mark.parametrize(("cores", "slow_meetings", "accused"), [(8, 2, True), (2, 2, False), (2, 3, True)])
+def test_where_ranks_share_too_few_cores_one_good_meeting_acquits_a_link(cores: int, slow_meetings: int, *, accused: bool) -> None:
+    known = _evidence(8, _even, machines=lambda _: 0)
+    met = sorted(one.number for one in known.samples if one.rank == 1 and one.partner == 6)
+    samples = tuple(
+        replace(one, seconds={kind: tuple(6 * time for time in times) for kind, times in one.seconds.items()})
+        if one.pair == (1, 6) and one.number in met[:slow_meetings]
+        else one
+        for one in known.samples
+    )
+    members = {rank: replace(one, device="cpu", cores=cores) for rank, one in known.members.items()}
+    found = judge(replace(known, members=members, samples=samples))
+    assert ((1, 6) in found.slow_links) is accused
+    assert not found.slow_ranks
 
 
 def test_what_failed_with_a_rank_that_is_gone_accuses_nobody() -> None:

@@ -22,6 +22,8 @@ WAYS = {
     "forkserver": {"num_workers": 1, "multiprocessing_context": "forkserver"},
     "persistent": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
 }
+#: They live on: the count of steps in a heartbeat knows an optimizer by its address, and another one at the same address counts one more.
+OPTIMIZERS: list[torch.optim.Optimizer] = []
 
 
 class Noise(Dataset):
@@ -43,6 +45,7 @@ def train(way: str, device: str) -> list[str]:
     torch.manual_seed(3)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.1), nn.GELU(), nn.Linear(32, 1)).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    OPTIMIZERS.append(optimizer)
     data = Noise()
     loader = DataLoader(
         data, batch_size=4, sampler=DistributedSampler(data, seed=5), generator=torch.Generator().manual_seed(7), **WAYS[way]

@@ -8,6 +8,9 @@ Two rows of one file (a shared file system: inode, size and modification time ag
 Two files are one checkpoint where name and step agree, and either their digests do or the ranks of both nodes wrote them in the same
 attempt: of a sharded save to local disks each node holds other bytes. The same path alone proves nothing: a directory of its own on each
 node may hold step 60 of this run on one, and step 60 of another run on the next.
+
+A save of which each node has a part in a directory of its own (checkpointing/manifest/joint.py) has a name, `NodeSave.save`. It can be
+resumed from once every node has all of it, which a mirror brings. `order` puts saves and candidates in one order.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ class NodeCheckpoint:
 class Proof:
     """What one node found of its row of a candidate. reason: why it cannot be loaded there, "" where it can.
 
-    step, digest, level and nan (names of weights that hold NaN) are known to the nodes that read it (`reads`).
+    step, digest, level and nan (names of weights that hold NaN) are known to the nodes that read it (`reads`). missing: not all parts
+    of the save are in a mirror; coming: this node still sent its own when it asked.
     """
 
     reason: str
@@ -49,6 +53,46 @@ class Proof:
     digest: str = ""
     level: str = ""
     nan: tuple[str, ...] = ()
+    missing: bool = False
+    coming: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSave:
+    """A save of several nodes of which this node has its part, or all. attempt: of this run, that saved it; 0: unknown."""
+
+    save: str
+    path: str
+    step: int | None
+    attempt: int
+
+
+Candidates = tuple[NodeCheckpoint, ...]
+
+
+def order(found: Sequence[Candidates], saves: Sequence[Sequence[NodeSave]]) -> list[Candidates | str]:
+    """Return candidates (in their order) and the names of saves in one order, newest first. `saves`: of each node.
+
+    A save goes before the first candidate that is not newer. What this run saved is newer than what another run did; within this run the
+    attempt counts, then the step. Of a save that every node has whole there is a candidate too; that goes first.
+    """
+    rows: dict[str, NodeSave] = {}
+    for row in (row for node in saves for row in node):
+        known = rows.get(row.save)
+        rows[row.save] = row if known is None or known.attempt < row.attempt else known
+    waiting = sorted(rows.values(), key=lambda row: (-row.attempt, -(row.step or -1), row.save))
+    ordered: list[Candidates | str] = []
+    for candidate in found:
+        while waiting and _is_newer(waiting[0], candidate):
+            ordered.append(waiting.pop(0).save)
+        ordered.append(candidate)
+    return [*ordered, *(row.save for row in waiting)]
+
+
+def _is_newer(save: NodeSave, candidate: Candidates) -> bool:
+    written_in, step = max(row.written_in for row in candidate), candidate[0].step
+    own_step, its_step = -1 if save.step is None else save.step, -1 if step is None else step
+    return (save.attempt, own_step) > (written_in, its_step) if written_in else own_step > its_step
 
 
 def is_same_file(a: NodeCheckpoint, b: NodeCheckpoint) -> bool:
@@ -112,6 +156,14 @@ def accepted(candidate: Sequence[NodeCheckpoint], proofs: Sequence[Proof]) -> st
         if not same and not _written_together(candidate[first], candidate[node]):
             return f"nodes {first} and {node} have different files of that name"
     return ""
+
+
+def all_same(proofs: Sequence[Proof]) -> str:
+    """Return why the nodes cannot resume from a save of which each brought all of it, "" where they can."""
+    for node, proof in enumerate(proofs):
+        if proof.reason:
+            return f"node {node}: {proof.reason}"
+    return "" if len({proof.digest for proof in proofs}) == 1 else "the nodes have different files of that name"
 
 
 def summary(rows: Sequence[NodeCheckpoint]) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
-from checkpointing.formats import Examination, examine_file, tree_format_of
+from checkpointing.formats import Examination, examine_file, examine_part, tree_format_of
 from checkpointing.io.reader import FileReader, Interrupted, NotRegular, Short, Throttle, never
 from checkpointing.io.tree import ReadOptions, Tree
 from checkpointing.model import Identity, Verdict, Verification, note_of
@@ -96,6 +96,31 @@ def _verify_tree(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> V
         why = "; ".join(f"{name}: {problem}" for name, problem in tree.problems[:3]) or "it has more names than are read"
         return _without_content(path, identity, Verdict.UNKNOWN, f"not all of it could be listed: {why}", found.format)
     return _conclude(path, identity, found, own=own)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedPart:
+    """A part of a checkpoint that lies on the disks of several nodes: what is here is whole. absent, leads: as in PartExamination.
+
+    `found` is about the files that are here. It never says that there is a whole checkpoint at the path.
+    """
+
+    found: Verification
+    absent: tuple[tuple[str, int | None], ...]
+    leads: bool
+
+
+def verify_part(path: str, reading: ReadOptions, *, own: bool = False) -> VerifiedPart | None:
+    """Return the part of a checkpoint that a directory holds; None if it is whole or damaged, or cannot be read. Raises Interrupted."""
+    try:
+        tree = Tree(path, reading)
+        part = examine_part(tree)
+        if part is None or tree.truncated or tree.problems or Tree(path).identity != tree.identity:
+            return None
+    except (OSError, Short):
+        return None
+    found = _conclude(path, tree.identity, replace(part.found, files=part.found.files or tree.files), own=own)
+    return VerifiedPart(found, part.absent, part.leads) if found.verdict is Verdict.VERIFIED else None
 
 
 def identity_of(path: str) -> Identity | None:

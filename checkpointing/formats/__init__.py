@@ -60,6 +60,19 @@ class Examination:
     unlisted: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PartExamination:
+    """What a format found in a directory that is a part of a checkpoint: the other files lie on the disks of other nodes.
+
+    found: about the files here; VERIFIED says that each of them is whole. absent: the missing files, as (relative path, size in bytes or
+    None). leads: the files here show which files there must be.
+    """
+
+    found: Examination
+    absent: tuple[tuple[str, int | None], ...]
+    leads: bool
+
+
 class Format(Protocol):
     """What the module of a file's format offers."""
 
@@ -83,6 +96,13 @@ class TreeFormat(Protocol):
         """Look at all that must be there; without `bulk` as for a file. Raises OSError, Interrupted."""
 
 
+class PartFormat(Protocol):
+    """What the module of a directory's format offers in addition, if a part of it may lie on each node's own disk."""
+
+    def examine_part(self, tree: Tree) -> PartExamination | None:
+        """Look at the files that are here; None if none is missing, or if nothing shows that it is a part. Raises OSError, Interrupted."""
+
+
 EDGE_BYTES: Final = 512
 TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt")  # what is named so is meant to be a checkpoint, whatever is in it
 # The order is that of asking.
@@ -102,6 +122,22 @@ TREE_FORMATS: Final = (
     ("dcp", "checkpointing.formats.directories.dcp"),
     ("safetensors_index", "checkpointing.formats.directories.safetensors_index"),
 )
+
+
+#: Of these directories each node may hold a part on its own disk; their modules offer `examine_part`.
+PART_FORMATS: Final = ("dcp", "deepspeed")
+
+
+def examine_part(tree: Tree) -> PartExamination | None:
+    """Return what a directory holds of a checkpoint that lies on the disks of several nodes.
+
+    None if it is whole, if it is no part, or if its format is none of PART_FORMATS. Raises OSError and Interrupted.
+    """
+    claimant = tree_format_of(tree)
+    if claimant is None or claimant[0] not in PART_FORMATS:
+        return None
+    found = cast("PartFormat", claimant[1]).examine_part(tree)
+    return None if found is None else replace(found, found=replace(found.found, format=found.found.format or claimant[0]))
 
 
 def format_of(head: bytes, tail: bytes, suffix: str) -> tuple[str, Format] | None:

@@ -27,7 +27,9 @@ _CENTRAL: Final = struct.Struct("<4s6H3L5H2L")
 _END: Final = struct.Struct("<4s4H2LH")
 _END64: Final = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR: Final = struct.Struct("<4sLQL")
+_LOCATOR_MAGIC: Final = b"PK\x06\x07"
 _MAX_COMMENT: Final = 0xFFFF
+_SCAN_BYTES: Final = 1 << 20
 _MAX_DIRECTORY_BYTES: Final = 64 << 20  # about half a million records
 _ATTRIBUTE_DIRECTORY: Final = 0x10
 _FLAG_ENCRYPTED: Final = 0x1
@@ -99,6 +101,37 @@ def read_records(source: FileReader) -> tuple[ZipRecord, ...]:
         damaged("the file ends before its zip directory says")
 
 
+def length_at(source: FileReader, offset: int) -> int | None:
+    """Return the length of the zip that begins at `offset` of a longer file, None if none ends there: other zips may follow it.
+
+    Its end record is found by its magic. It is the right one if the directory that it names lies right before it, counted from `offset`:
+    the content of a record that looks like an end record names another place. Raises Interrupted, OSError, Short.
+    """
+    at, kept = offset, b""
+    while at < source.size:
+        chunk = source.read(at, min(_SCAN_BYTES, source.size - at))
+        window, begin = kept + chunk, at - len(kept)
+        hit = window.find(_END_MAGIC)
+        while hit >= 0 and begin + hit + _END.size <= begin + len(window):
+            end = begin + hit
+            if _is_end(source, offset, end, window[hit : hit + _END.size]):
+                return int(end + _END.size + _END.unpack_from(window, hit)[7] - offset)
+            hit = window.find(_END_MAGIC, hit + 1)
+        at, kept = at + len(chunk), window[-(_END.size - 1) :]
+    return None
+
+
+def _is_end(source: FileReader, offset: int, end: int, record: bytes) -> bool:
+    """Return whether the end record at `end` is that of the zip at `offset`."""
+    *_, n_bytes, directory, _ = _END.unpack(record)
+    locator = end - _LOCATOR.size
+    if locator >= offset:
+        magic, _, end64, _ = _LOCATOR.unpack(source.read(locator, _LOCATOR.size))
+        if magic == _LOCATOR_MAGIC:
+            return bool(end64 + _END64.size == locator - offset)
+    return bool(directory + n_bytes == end - offset)
+
+
 def ends_as_zip(tail: bytes) -> bool:
     """Return whether the last bytes of a file are a zip's end record without a comment, or with a short one."""
     at = tail.rfind(_END_MAGIC)
@@ -149,7 +182,7 @@ def _resolve_end64(source: FileReader, at: int, small: tuple[int, int, int]) -> 
     """Read the locator and the zip64 end record before the end record at `at`; `small`: count, size and offset of the latter."""
     locator_at = at - _LOCATOR.size
     magic, end_disk, end64_at, disks = _LOCATOR.unpack(source.read(locator_at, _LOCATOR.size)) if locator_at >= 0 else (b"", 0, 0, 0)
-    if magic != b"PK\x06\x07":
+    if magic != _LOCATOR_MAGIC:
         damaged(f"the zip directory is not where the end record says ({at - small[1] - small[2]} bytes off)")
     if end_disk or disks != 1:
         unsupported("a zip of several parts")

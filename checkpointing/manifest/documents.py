@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FORMAT: Final = "supervise-checkpoint"
-VERSION: Final = 3
-READER: Final = 1  # a reader of version 1 may ignore all that later versions add
+VERSION: Final = 4
+READER: Final = 1  # a reader of version 1 may ignore all that later versions add, but for what makes it a part
 FILE_NAME: Final = "manifest.json"
 DIRECTORY: Final = "manifests"
 _MOST_BYTES: Final = 256 << 20  # a hundred thousand files, or some hundred terabytes in parts of 32 MiB
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_SAVE: Final = re.compile(r"[0-9a-f]{16}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._=-]")
 
 
@@ -68,12 +69,28 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
+class NodePart:
+    """Which part of a save a manifest describes, where each node has a part on its own disk. node: its number in the attempt.
+
+    absent: the missing files of the checkpoint, as (path, size in bytes or None). leads: it shows which files there must be.
+    """
+
+    node: int
+    absent: tuple[tuple[str, int | None], ...]
+    leads: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """A checkpoint when it was verified. `path` and `identity` are those that were read, on `host`.
 
     Wall time: `made_unix_s` of the verification; `saved_unix_ns` of the newest modification in it, 0 in manifests of version 1.
     `non_finite`: the tensors that hold NaN or Inf (model.listed). Version 1 had manifests of finite checkpoints only. `epoch`: as in
     Verification.
+
+    Of a checkpoint that several nodes wrote to their own disks (manifest/joint.py): `save` is one name for all parts of one save, and for
+    no other save. With `part` the manifest describes what one node wrote, and no checkpoint. Without, it is the joint manifest, and
+    `places` are the (host, path) of all parts.
     """
 
     name: str
@@ -91,6 +108,9 @@ class Manifest:
     part_bytes: int = digest.PART_BYTES
     non_finite: tuple[NonFinite, ...] = ()
     epoch: int | None = None
+    save: str = ""
+    part: NodePart | None = None
+    places: tuple[tuple[str, str], ...] = ()
 
     @property
     def saved_ns(self) -> int:
@@ -125,7 +145,7 @@ def encode(manifest: Manifest) -> bytes:
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
-        "reader": READER,
+        "reader": READER if manifest.part is None else VERSION,
         "name": manifest.name,
         "kind": "tree" if manifest.is_tree else "file",
         "layout": manifest.layout,
@@ -153,6 +173,13 @@ def encode(manifest: Manifest) -> bytes:
     }
     if manifest.epoch is not None:
         document["epoch"] = manifest.epoch
+    if manifest.save:
+        document["save"] = manifest.save
+        document["places"] = [{"host": host, "path": path} for host, path in manifest.places]
+    if manifest.part is not None:
+        part = manifest.part
+        absent = [{"path": path, "bytes": n_bytes} for path, n_bytes in part.absent]
+        document["part"] = {"node": part.node, "leads": part.leads, "absent": absent}
     if manifest.non_finite:
         document["non_finite"] = [_non_finite_row(one) for one in manifest.non_finite]
     return _canonical({**document, "digest": _own_digest(document)}) + b"\n"
@@ -209,10 +236,27 @@ def _manifest(row: dict[str, Any]) -> Manifest:
         part_bytes=part_bytes,
         non_finite=tuple(_non_finite(one) for one in row.get("non_finite", ())),
         epoch=None if row.get("epoch") is None else _count(row["epoch"]),
+        save=_save(row.get("save", "")),
+        part=None if row.get("part") is None else _part(row["part"]),
+        places=tuple((_text(one["host"]), _text(one["path"])) for one in row.get("places", ())),
     )
     if made.n_bytes != row["bytes"] or "/" in name:
         raise ManifestDamaged("sizes do not add up, or its name is a path")
+    if made.part is not None and not made.save:
+        raise ManifestDamaged("it is a part of no save")
     return made
+
+
+def _save(value: object) -> str:
+    text = _text(value)
+    if text and not _SAVE.fullmatch(text):
+        raise ManifestDamaged(f"{text!r} names no save")
+    return text
+
+
+def _part(row: dict[str, Any]) -> NodePart:
+    absent = tuple((_inner_path(one["path"]), None if one["bytes"] is None else _count(one["bytes"])) for one in row["absent"])
+    return NodePart(_count(row["node"]), absent, row["leads"] is True)
 
 
 def _file(row: dict[str, Any], part_bytes: int) -> File:

@@ -2,6 +2,9 @@
 
 A checkpoint lies at `<job>/<run>/<step or name>-<id>/`: its files below `data/`, and `manifest.json`, written last. Without a manifest
 there is no checkpoint. Job and run are percent-encoded, so that neither can leave its directory.
+
+A checkpoint of which each node sends a part lies at `<job>/nodes/<name>-<save>/`: all nodes know the name of the save, and none the content
+of the others. Beside `data/` there is `parts/<node>.json`, the manifest of each part; with the last part comes `manifest.json`.
 """
 
 from __future__ import annotations
@@ -13,12 +16,26 @@ if TYPE_CHECKING:
     from checkpointing.manifest.documents import Manifest
 
 MANIFEST: Final = "manifest.json"
+PARTS: Final = "parts/"
+_NODES: Final = "nodes"
 
 
 def key_of(manifest: Manifest) -> str:
     """Return the key of a checkpoint, with "/" at its end."""
+    if manifest.save:
+        return f"{prefix_of(manifest.about.job)}{_NODES}/{_quoted(manifest.name)}-{manifest.save}/"
     step = manifest.name if manifest.step is None else f"step-{manifest.step}"
     return f"{prefix_of(manifest.about.job)}{_quoted(manifest.about.run)}/{_quoted(step)}-{manifest.id}/"
+
+
+def document_key(manifest: Manifest) -> str:
+    """Return the key of a manifest itself."""
+    return key_of(manifest) + (MANIFEST if manifest.part is None else f"{PARTS}{manifest.part.node}.json")
+
+
+def holds_parts(key: str) -> bool:
+    """Return whether a checkpoint's key is one to which several nodes send their parts."""
+    return key.split("/")[1] == _NODES
 
 
 def prefix_of(job: str) -> str:

@@ -90,7 +90,10 @@ class UploadProgress(TypedDict):
 
 
 class CheckpointUploaded(TypedDict):
-    """A checkpoint is in the mirror, with its manifest. sent < bytes: the upload was resumed. The other mirrors may still wait for it."""
+    """A checkpoint is in the mirror, with its manifest. sent < bytes: the upload was resumed. The other mirrors may still wait for it.
+
+    key: "" where this is one node's part of a checkpoint, and parts of other nodes are not there yet.
+    """
 
     ev: Literal["uploaded"]
     path: str
@@ -141,7 +144,7 @@ class CopyPruned(TypedDict):
 
 
 class UploadSwept(TypedDict):
-    """An old unfinished upload of this job was aborted."""
+    """An old unfinished upload of this job was removed; with a policy also old parts of a checkpoint that was never whole."""
 
     ev: Literal["swept"]
     mirror: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from checkpointing.mirror.keys import MANIFEST
+from checkpointing.mirror.keys import MANIFEST, PARTS, data_key, document_key, holds_parts, key_of
 from checkpointing.mirror.listing import ordered
 from checkpointing.model import Verdict
 from checkpointing.ordering import Generations
@@ -13,6 +13,7 @@ from checkpointing.retention import rules
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from checkpointing.manifest.documents import Manifest
     from checkpointing.mirror.backends import Backend
     from checkpointing.mirror.listing import MirroredCheckpoint
 
@@ -47,12 +48,28 @@ def may_go(present: Iterable[MirroredCheckpoint], policy: rules.RetentionPolicy,
 
 
 def remove(backend: Backend, key: str) -> int:
-    """Remove a checkpoint, its manifest first: a manifest must not outlive its data. Return the number of removed objects."""
-    backend.remove(key + MANIFEST)
+    """Remove a checkpoint, its manifest first: a manifest must not outlive its data. Return the number of removed objects.
+
+    The manifests of parts go before it: whoever found them alone would join them again.
+    """
     n_removed = 1
+    for stored in list(backend.list(key + PARTS)) if holds_parts(key) else ():
+        backend.remove(stored.key)
+        n_removed += 1
+    backend.remove(key + MANIFEST)
     for stored in backend.list(key, unfinished=True):
         backend.remove(stored.key, stored.upload_id)
     for stored in list(backend.list(key)):
         backend.remove(stored.key)
         n_removed += 1
     return n_removed
+
+
+def remove_part(backend: Backend, part: Manifest) -> None:
+    """Remove what one node sent of a checkpoint of several nodes, and what was made of it. The others' parts stay, and are not joined."""
+    backend.remove(document_key(part))
+    backend.remove(key_of(part) + MANIFEST)
+    own = {data_key(key_of(part), file.path) for file in part.files}
+    for stored in [*backend.list(key_of(part), unfinished=True), *backend.list(key_of(part))]:
+        if stored.key in own:
+            backend.remove(stored.key, stored.upload_id)

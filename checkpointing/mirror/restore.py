@@ -3,6 +3,9 @@
 The download is written beside its target as `.<name>.restore-<id>`. A kill leaves that; the next restore keeps the parts in it that are
 right. A second restore of the same checkpoint waits for the first (checkpointing/mirror/restore_target.py). A file that has the name
 already is never replaced: if it has the right content, or is another whole checkpoint, it is the answer; else PathOccupied is raised.
+
+A checkpoint that several nodes wrote to their own disks is restored whole to each of them: ranks of torch.distributed.checkpoint read the
+shards of all. If a node has its own part, and all of that is right, only the missing files are downloaded and put beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from checkpointing.io import durable
 from checkpointing.io.reader import FileReader, NotRegular, Short
 from checkpointing.manifest import digest
 from checkpointing.manifest.documents import Manifest
-from checkpointing.mirror import keys, listing, restore_target
+from checkpointing.mirror import joining, keys, listing, restore_target
 from checkpointing.mirror.backends import Backend, BackendError, TransferDamaged, Unavailable
 from checkpointing.mirror.stall import RestoreProgress, Stalled, StallTimeout
 from checkpointing.model import CheckpointingError, Verdict
@@ -48,6 +51,10 @@ class OtherJob(CheckpointingError):  # noqa: N818 -- an answer
 
 class Unreachable(CheckpointingError):  # noqa: N818 -- an answer
     """No mirror answered, so it is not known whether there is anything to restore."""
+
+
+class PartsMissing(CheckpointingError):  # noqa: N818 -- an answer
+    """Not all nodes have sent their part of a checkpoint, or none has."""
 
 
 class PathOccupied(CheckpointingError):  # noqa: N818 -- an answer
@@ -142,7 +149,7 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
     for one in kept:
         why = wanted(one)
         if not why and into is None:
-            _check_path(one.manifest.path, refusal)
+            one = _at_home(one, refusal)  # noqa: PLW2901 -- the same checkpoint
         if not why and stalls[one.backend.url] >= _MOST_STALLS:
             why = "its mirror does not answer"
         if not why:
@@ -160,17 +167,56 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
         passed.append((f"{one.backend.url}/{one.location.key}", why))
     if occupied is not None:
         raise occupied
-    if passed:
-        message = f"cannot restore a checkpoint of {job}: {passed[-1][1]}"
+    # what some node never sent was never a checkpoint
+    failed = [why for _, why in passed if not why.startswith(joining.UNSENT)]
+    if failed:
+        message = f"cannot restore a checkpoint of {job}: {failed[-1]}"
         raise Unreachable(message, hint="list them: supervise checkpoints ls --mirror URL")
     return None
 
 
-def _check_path(path: str, refusal: Callable[[str], tuple[str, str] | None]) -> None:
-    refused = refusal(path)
-    if refused is not None:
-        message = f"cannot restore: {path}, where it was saved, {refused[0]}"
-        raise PathNotPermitted(message, hint=refused[1])
+def _at_home(one: MirroredCheckpoint, refusal: Callable[[str], tuple[str, str] | None]) -> MirroredCheckpoint:
+    """Return a checkpoint with the path to which it is restored: where it was saved.
+
+    Of one that several nodes saved, that is where this host saved, else the first path that is permitted. Raises PathNotPermitted.
+    """
+    host, manifest = os.uname().nodename, one.manifest
+    places = manifest.places or ((host, manifest.path),)
+    paths = dict.fromkeys(path for _, path in sorted(places, key=lambda place: place[0] != host))
+    refused = {path: refusal(path) for path in paths}
+    permitted = [path for path in paths if refused[path] is None]
+    if permitted:
+        return replace(one, manifest=replace(manifest, path=permitted[0]))
+    path, why = next((path, why) for path, why in refused.items() if why is not None)
+    message = f"cannot restore: {path}, where it was saved, {why[0]}"
+    raise PathNotPermitted(message, hint=why[1])
+
+
+def of_save(  # noqa: PLR0913 -- keywords, each with a default
+    backends: Sequence[Backend],
+    job: str,
+    save: str,
+    *,
+    workers: int = 4,
+    refusal: Callable[[str], tuple[str, str] | None] = lambda _path: None,
+    progress: RestoreProgress = RestoreProgress(),  # noqa: B008 -- a frozen value
+) -> Restored:
+    """Restore the checkpoint of one save of several nodes. Raises PartsMissing if it is in no mirror, or not yet; else as `newest`."""
+    try:
+        kept, passed = available(backends, job, progress)
+    except OtherJob as error:
+        raise PartsMissing("no part of it is in the mirror", hint=error.hint) from error
+    found = [one for one in kept if one.manifest.save == save]
+    for one in found:
+        try:
+            return fetch(_at_home(one, refusal), workers=workers, passed_over=tuple(passed), progress=progress)
+        except BackendError as error:
+            passed.append((f"{one.backend.url}/{one.location.key}", error.message))
+    reasons = [why for key, why in passed if key.endswith(f"-{save}/")]
+    hint = "list them: supervise checkpoints ls --mirror URL"
+    if found:
+        raise Unreachable(passed[-1][1], hint=hint)
+    raise PartsMissing(reasons[0] if reasons else "no part of it is in the mirror", hint=hint)
 
 
 def newest_of(  # noqa: PLR0913 -- keywords, each with a default
@@ -223,12 +269,16 @@ def fetch(
         there = _existing(target, one, passed_over)  # another node may have restored it meanwhile
         if there is not None:
             return there
-        _check_space(directory, one.manifest, beside)
+        missing = one if not os.path.lexists(target) else replace(one, manifest=restore_target.missing(target, one.manifest))
+        _check_space(directory, missing.manifest, beside)
         stall_timeout = progress.stall_timeout(f"{one.backend.url}/{one.location.key}")
-        n_fetched = stall_timeout.run(lambda: _fetch_all(one, beside, workers, progress.on_fetched, stall_timeout))
-        _sync(beside, one.manifest)
+        n_fetched = stall_timeout.run(lambda: _fetch_all(missing, beside, workers, progress.on_fetched, stall_timeout))
+        _sync(beside, missing.manifest)
         try:
-            durable.rename_exclusive(beside, target)
+            if missing is one:
+                durable.rename_exclusive(beside, target)
+            else:
+                restore_target.fill(beside, target, missing.manifest)
         except FileExistsError:
             message = f"cannot restore: {target}: another file appeared there"
             raise PathOccupied(message, hint="start again: the downloaded parts are kept beside it") from None
@@ -243,10 +293,18 @@ def _target(one: MirroredCheckpoint, into: str | None) -> str:
 
 
 def _existing(target: str, one: MirroredCheckpoint, passed_over: tuple[tuple[str, str], ...]) -> Restored | None:
-    """Return what has the name already, if it has the content too; None if nothing has the name. Raises PathOccupied."""
+    """Return what has the name already, if it has the content too; None if nothing has the name, or one node's part of it.
+
+    Raises PathOccupied.
+    """
     if not os.path.lexists(target):
         return None
-    if _has_content(target, one.manifest):
+    missing = restore_target.missing(target, one.manifest).files
+    here = tuple(file for file in one.manifest.files if file not in missing)
+    if missing and one.manifest.save and (here or restore_target.is_empty(target)):
+        if _has_content(target, replace(one.manifest, files=here)):
+            return None
+    elif not missing and _has_content(target, one.manifest):
         return Restored(target, one.manifest, one.backend.url, 0, passed_over)
     message = f"cannot restore: {target}: another file has this name"
     raise PathOccupied(message, hint="move it away, or restore into another directory with --to DIR")

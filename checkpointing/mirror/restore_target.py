@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io import durable, leftovers, staging
@@ -72,6 +73,28 @@ def _may_go(path: str, now: float) -> bool:
     except FileNotFoundError:
         pass
     return leftovers.is_old(path if os.path.lexists(path) else path + _LOCK, "", now)
+
+
+def missing(target: str, manifest: Manifest) -> Manifest:
+    """Return a manifest with those of the files of which nothing is at the target."""
+    if not manifest.is_tree:
+        return manifest if not os.path.lexists(target) else replace(manifest, files=())
+    return replace(manifest, files=tuple(file for file in manifest.files if not os.path.lexists(f"{target}/{file.path}")))
+
+
+def is_empty(target: str) -> bool:
+    """Return whether the target is a directory with nothing in it."""
+    return os.path.isdir(target) and not os.listdir(target)  # noqa: PTH112, PTH208 -- as above
+
+
+def fill(beside: str, target: str, manifest: Manifest) -> None:
+    """Move the downloaded files into the directory that has the others. What makes it look whole comes last. Raises FileExistsError."""
+    for file in sorted(manifest.files, key=lambda file: (file.path.startswith("."), file.path)):
+        place = f"{target}/{file.path}"
+        durable.make_directory(os.path.dirname(place), 0o755)  # noqa: PTH120 -- strings throughout the package
+        durable.rename_exclusive(f"{beside}/{file.path}", place)
+        durable.sync_directory(os.path.dirname(place))  # noqa: PTH120 -- as above
+    staging.remove(beside, is_hidden=True)
 
 
 def point(target: str, manifest: Manifest) -> None:

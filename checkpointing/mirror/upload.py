@@ -4,6 +4,9 @@ A kill may come at any byte. The entry's log and the mirror hold the parts that 
 part twice. A part at the mirror is trusted only if its checksum is right, if the log has its ETag, or if its ETag is the MD5 of our bytes.
 The source is read once: its bytes are compared with the manifest while they are sent. The manifest is written after every file was
 listed at the mirror with its size.
+
+An entry may be one node's part of a checkpoint: then the manifest of the part is written, and after the last part the joint one
+(mirror/joining.py).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from checkpointing.io.reader import CHUNK_BYTES, Interrupted
 from checkpointing.manifest import digest
 from checkpointing.manifest import documents as manifests
 from checkpointing.manifest.documents import File
-from checkpointing.mirror import keys
+from checkpointing.mirror import joining, keys
 from checkpointing.mirror.backends import (
     Backend,
     Bytes,
@@ -118,13 +121,21 @@ class _FileUpload:
 
 
 def upload(backend: Backend, entry: SpoolEntry, log: TransferLog, control: TransferControl) -> str:
-    """Upload an entry to a mirror and return its key there.
+    """Upload an entry to a mirror and return its key there, "" if it is a part, and parts of other nodes are missing.
 
     Raises BackendError after some attempts, SourceChanged, Interrupted.
     """
     transfer = _Transfer(backend, entry, keys.key_of(entry.manifest), log, control)
-    if _is_uploaded(transfer):
+    if not _is_uploaded(transfer):
+        _upload(transfer)
+    if entry.manifest.part is None or _retried(control, lambda: joining.write(backend, transfer.key)):
         return transfer.key
+    return ""
+
+
+def _upload(transfer: _Transfer) -> None:
+    """Send what is missing, and after it the manifest."""
+    control, backend = transfer.control, transfer.backend
     _sweep(transfer)
     with ThreadPoolExecutor(control.workers, thread_name_prefix="upload") as pool:
         on_way: deque[tuple[_FileUpload, Future[StoredPart]]] = deque()
@@ -139,10 +150,9 @@ def upload(backend: Backend, entry: SpoolEntry, log: TransferLog, control: Trans
             for _, future in on_way:
                 future.cancel()
     _check(transfer)
-    raw = entry.raw_manifest
+    raw = transfer.entry.raw_manifest
     # another node may have put its manifest meanwhile: it describes the same content, so either may stay
-    _retried(control, lambda: backend.put(transfer.key + keys.MANIFEST, Bytes(raw, digest.of_bytes(raw))))
-    return transfer.key
+    _retried(control, lambda: backend.put(keys.document_key(transfer.entry.manifest), Bytes(raw, digest.of_bytes(raw))))
 
 
 def _is_uploaded(transfer: _Transfer) -> bool:
@@ -151,7 +161,7 @@ def _is_uploaded(transfer: _Transfer) -> bool:
     A manifest that a later version wrote stays: its key holds the id of this content.
     """
     try:
-        stored = _retried(transfer.control, lambda: transfer.backend.stat(transfer.key + keys.MANIFEST))
+        stored = _retried(transfer.control, lambda: transfer.backend.stat(keys.document_key(transfer.entry.manifest)))
     except NotFound:
         return False
     raw = _retried(transfer.control, lambda: b"".join(transfer.backend.read(stored.key, 0, stored.n_bytes)))
@@ -165,10 +175,11 @@ def _is_uploaded(transfer: _Transfer) -> bool:
 
 
 def _sweep(transfer: _Transfer) -> None:
-    """Remove the uploads that were opened for this checkpoint and are not in the log: a kill came in between."""
+    """Remove the uploads that were opened for these files and are not in the log: a kill came in between."""
     known = set(transfer.log.uploads.values())
+    own = {keys.data_key(transfer.key, file.path) for file in transfer.entry.manifest.files}  # other nodes may send theirs just now
     for stored in _retried(transfer.control, lambda: list(transfer.backend.list(transfer.key, unfinished=True))):
-        if stored.upload_id not in known:
+        if stored.upload_id not in known and stored.key in own:
             transfer.backend.remove(stored.key, stored.upload_id)
 
 

@@ -152,7 +152,8 @@ class MirrorWorker:
                 **self._spool.left(),
             }
         )
-        self._tidy(key)
+        if key:
+            self._tidy(key)
 
     def _tidy(self, arrived: str) -> None:
         """Tidy up after an upload. A failure is reported once, and uploads go on."""
@@ -183,11 +184,18 @@ class MirrorWorker:
             for one in removal.may_go(kept, self._keep, arrived):
                 removal.remove(self._backend, one.location.key)
                 self._emit({"ev": "pruned", "mirror": self._backend.url, "key": one.location.key, "step": one.manifest.step})
+            for location in listing.unjoined(self._backend, self._job):  # a node was lost before it had sent its part
+                if location.at < time.time() - _LEFTOVER_S:
+                    removal.remove(self._backend, location.key)
+                    self._emit({"ev": "swept", "mirror": self._backend.url, "key": location.key})
 
     def _forget(self, entry: SpoolEntry) -> None:
         """Remove the files of a content that will never be whole. If the mirror does not answer, they stay without a manifest."""
         try:
-            removal.remove(self._backend, keys.key_of(entry.manifest))
+            if entry.manifest.part is not None:
+                removal.remove_part(self._backend, entry.manifest)
+            else:
+                removal.remove(self._backend, keys.key_of(entry.manifest))
         except BackendError as error:
             self._alert(_kind(error), error.message, error.hint)
 

@@ -46,7 +46,7 @@ class MirrorReport:
         if name not in {"progress", "idle"}:
             fields = {key: value for key, value in event.items() if key not in {"ev", "bytes"}}
             self._log.write(LogEvent.MIRROR_REPORTED, None if name in {"alert", "died"} else "info", what=name, **_renamed(fields))
-        if event["ev"] == "uploaded":
+        if event["ev"] == "uploaded" and event["key"]:
             self._record(Note(MIRRORED, event["mirror"], {"path": event["path"], "step": event["step"]}))
         if event["ev"] == "alert" and (event["what"], event["mirror"]) not in self._troubled:
             self._troubled.add((event["what"], event["mirror"]))

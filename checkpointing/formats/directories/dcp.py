@@ -18,7 +18,7 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, torch_zip, zip_layout
+from checkpointing.formats import NOWHERE, Examination, PartExamination, StepPosition, combine, torch_zip, zip_layout
 from checkpointing.formats.directories import dcp_metadata
 from checkpointing.formats.pickles import facts, scanner
 from checkpointing.formats.pickles.facts import Number
@@ -81,6 +81,56 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:  # noqa: PLR0911 -- each 
     return combine(
         [*parts, *_notes(tree, shards)], _place(tree, shards), format="fsdp" if "fsdp" in tree.name else "", files=_files(tree, shards)
     )
+
+
+def examine_part(tree: Tree) -> PartExamination | None:
+    """Check the shards that are here: with the metadata if this node has it, else each as one whole item after the other."""
+    if tree.file(METADATA) is None:
+        return _examine_shards(tree)
+    try:
+        metadata = dcp_metadata.read(tree.read_small(METADATA, dcp_metadata.MOST_BYTES), tree.interrupted)
+    except (dcp_metadata.Dangerous, dcp_metadata.MetadataDamaged, dcp_metadata.TooLarge, Short):
+        return None
+    shards = _by_shard(metadata)
+    here = {name: items for name, items in shards.items() if name in tree.entries}
+    absent = tuple((name, items[-1].offset + items[-1].length) for name, items in shards.items() if name not in here)
+    if not absent or any("/" in name for name, _ in absent):
+        return None
+    parts = [*_gaps_in(metadata), *_missing(tree, here), *(part for name, items in here.items() for part in _lay_out(tree, name, items))]
+    if not parts:
+        parts = [*_of_two_saves(tree, here), *_examine_items(tree, here, bulk=True), *_of_two_steps(tree, here)]
+    found = combine(parts, _place(tree, here), format="fsdp" if "fsdp" in tree.name else "", files=_files(tree, here))
+    return PartExamination(found, absent, leads=True)
+
+
+def _examine_shards(tree: Tree) -> PartExamination | None:
+    """Check shards without the metadata, which only the node of rank 0 writes."""
+    names = sorted(name for name in tree.files if name.endswith(_SHARD) and "/" not in name)
+    if not names or METADATA in tree.entries or _TEMPORARY in tree.entries:
+        return None
+    files = tuple(name for name in tree.files if not name.endswith(".tmp"))
+    found = combine([part for name in names for part in _examine_unlisted(tree, name)], files=files)
+    return PartExamination(replace(found, format="fsdp" if "fsdp" in tree.name else ""), ((METADATA, None),), leads=False)
+
+
+def _examine_unlisted(tree: Tree, name: str) -> Iterator[Examination]:
+    """Check a shard whose items nothing lists."""
+    at = 0
+    with tree.open(name) as source:
+        while at < source.size:
+            length = zip_layout.length_at(source, at)
+            if length is None or at + length > source.size:
+                yield Examination(Verdict.BAD, f"{name}: torn: no item ends after byte {at} of {source.size}")
+                return
+            try:
+                found = torch_zip.examine(source.window(at, length), ".pt", bulk=True)
+            except Short:
+                found = Examination(Verdict.BAD, "the shard became shorter while it was read")
+            if found.verdict is not Verdict.VERIFIED:
+                yield replace(found, reason=f"{name}: the item at byte {at}: {found.reason}", place=NOWHERE)
+                return
+            at += length
+    yield Examination(Verdict.VERIFIED, "", NOWHERE, torch_zip.LEVEL)
 
 
 def _by_shard(metadata: Metadata) -> dict[str, list[Item]]:

@@ -17,8 +17,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, StepPosition, combine
+from checkpointing.formats import NOWHERE, Examination, PartExamination, StepPosition, combine
 from checkpointing.formats.directories import rank_shards
+from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
     from checkpointing.formats.pickles.facts import PickleScan
@@ -42,9 +43,31 @@ def claims(tree: Tree) -> bool:
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
     """Look at every shard, and compare them with one another and with the numbers of ranks. Raises OSError, Interrupted."""
-    own_files = sorted(name for name in tree.top() if _is_own_file(name))
-    parts = rank_shards.examine_each(tree, own_files, bulk=bulk)
+    own_files = _own_files(tree)
     scans = {name: rank_shards.scan_of(tree, name) for name in own_files}
+    return _combined(tree, scans, _ranks(own_files, scans), bulk=bulk)
+
+
+def examine_part(tree: Tree) -> PartExamination | None:
+    """Look at the shards that are here. The model's states show which ranks there were."""
+    own_files = _own_files(tree)
+    scans = {name: rank_shards.scan_of(tree, name) for name in own_files}
+    wanted, beyond, _ = _wanted(own_files, scans)
+    absent = tuple((name, None) for name in wanted if name not in own_files)
+    if not own_files or beyond or not absent:
+        return None
+    found = _combined(tree, scans, [], bulk=True)
+    leads = found.verdict is Verdict.VERIFIED and any(rank_shards.integer_outermost(scan, "dp_world_size") for scan in scans.values())
+    return PartExamination(found, absent, leads)
+
+
+def _own_files(tree: Tree) -> list[str]:
+    return sorted(name for name in tree.top() if _is_own_file(name))
+
+
+def _combined(tree: Tree, scans: dict[str, PickleScan | None], ranks: list[Examination], *, bulk: bool) -> Examination:
+    """Look at each file by itself, and compare them. `ranks`: what was found of the numbers of ranks."""
+    parts = rank_shards.examine_each(tree, scans, bulk=bulk)
     model = {name: scan for name, scan in scans.items() if name.endswith("_model_states.pt")}
     optimizer = {name: scan for name, scan in scans.items() if name.endswith("_optim_states.pt")}
     steps = {name: rank_shards.integer_outermost(scan, "global_steps") for name, scan in model.items()}
@@ -52,9 +75,8 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     all_steps = {**steps, **({tree.name: int(named[1])} if named else {})}
     step = next((one for one in steps.values() if one is not None), None)
     place = NOWHERE if step is None else StepPosition(step, sure=True)
-    checks = (_ranks(own_files, scans), rank_shards.mixed(all_steps), rank_shards.mixed_facts(optimizer))
-    found = [part for group in (checks[0], rank_shards.found_problems(checks[1:])) for part in group]
-    return combine([*parts, *found], place, files=tuple(own_files))
+    checks = rank_shards.found_problems((rank_shards.mixed(all_steps), rank_shards.mixed_facts(optimizer)))
+    return combine([*parts, *ranks, *checks], place, files=tuple(scans))
 
 
 def _is_own_file(name: str) -> bool:
@@ -63,6 +85,16 @@ def _is_own_file(name: str) -> bool:
 
 def _ranks(own_files: list[str], scans: dict[str, PickleScan | None]) -> list[Examination]:
     """Compare the ranks that there are files of with the ranks that there were."""
+    wanted, beyond, dp_size = _wanted(own_files, scans)
+    if not wanted:
+        return rank_shards.found_problems([rank_shards.left_over(own_files[-1:], "no training has so many ranks")])
+    return rank_shards.found_problems(
+        [rank_shards.missing(wanted, set(own_files)), rank_shards.left_over(beyond, f"there were {dp_size} data-parallel ranks")]
+    )
+
+
+def _wanted(own_files: list[str], scans: dict[str, PickleScan | None]) -> tuple[list[str], list[str], int]:
+    """Return the files that there must be, those of ranks beyond, and the number of data-parallel ranks; no file for too many ranks."""
     states = [scan for name, scan in scans.items() if scan is not None and (_MODEL.fullmatch(name) or _MODEL3.fullmatch(name))]
     saved_dp = next((size for scan in states if (size := rank_shards.integer_outermost(scan, "dp_world_size"))), None)
     saved_mp = next((size for scan in states if (size := rank_shards.integer_outermost(scan, "mp_world_size"))), None)
@@ -74,7 +106,7 @@ def _ranks(own_files: list[str], scans: dict[str, PickleScan | None]) -> list[Ex
     seen_dp = 1 + max((dp for dp, _ in (*pairs, *pairs3)), default=0)
     mp_size, dp_size = max(saved_mp or 1, seen_mp), saved_dp or seen_dp
     if mp_size * max(dp_size, seen_dp) > _MOST_RANKS:
-        return rank_shards.found_problems([rank_shards.left_over(own_files[-1:], "no training has so many ranks")])
+        return [], [], dp_size
     prefix = next((one for one in ("bf16_", "fp16_") if any(name.startswith(one) for name in pairs.values())), "")
     every = [(dp, mp) for mp in range(mp_size) for dp in range(dp_size)]
     wanted = [f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt" for dp, mp in every] if pairs3 else []
@@ -83,6 +115,4 @@ def _ranks(own_files: list[str], scans: dict[str, PickleScan | None]) -> list[Ex
     if zero or pairs:
         wanted += [f"{prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt" for dp, mp in every]
     beyond = [name for group in (pairs, pairs3) for (dp, _), name in sorted(group.items()) if dp >= dp_size]
-    return rank_shards.found_problems(
-        [rank_shards.missing(wanted, set(own_files)), rank_shards.left_over(beyond, f"there were {dp_size} data-parallel ranks")]
-    )
+    return wanted, beyond, dp_size

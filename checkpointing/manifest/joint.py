@@ -1,0 +1,78 @@
+"""Joins what several nodes recorded of one save to the manifest of one checkpoint.
+
+If each node has a directory of its own, no node sees a whole checkpoint: the shards of its ranks lie there, and those of the others do not.
+Each node then records a *part*: a manifest of the files that it has, all verified, with the names of those that are missing. Parts become
+one checkpoint only if they are of one save, if one of them shows which files there must be, and if each file that is missing in any of
+them is in another, with the size that was expected. So nothing is joined of a save that one node did not end, and never files of two saves.
+
+The result depends on the parts alone: every node that joins them makes the same document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from checkpointing.manifest.documents import File, Manifest
+
+_DCP: Final = ("dcp", "fsdp")
+_SHARD: Final = ".distcp"
+
+
+class PartsDiffer(Exception):  # noqa: N818 -- a fact about the parts
+    """The parts are of different saves, or contradict each other: they will never be one checkpoint."""
+
+
+def join(parts: Iterable[Manifest]) -> tuple[Manifest | None, str]:
+    """Return the manifest of the checkpoint that parts make up; None, and what is missing, if they do not. Raises PartsDiffer."""
+    ordered = sorted(parts, key=lambda one: -1 if one.part is None else one.part.node)
+    leaders = [one for one in ordered if one.part is not None and one.part.leads]
+    if not leaders:
+        return None, "the part that shows which files there must be is missing"
+    leader = leaders[0]
+    _compare(leader, ordered)
+    files = _files(leader, ordered)
+    for one in ordered:
+        for path, n_bytes in () if one.part is None else one.part.absent:
+            found = files.get(path)
+            if found is None:
+                return None, f"{path} is in no part"
+            if n_bytes is not None and found.n_bytes != n_bytes:
+                raise PartsDiffer(f"{path} has {found.n_bytes} bytes, and {n_bytes} were expected")
+    joint = replace(
+        leader,
+        files=tuple(files[path] for path in sorted(files)),
+        step=next((one.step for one in ordered if one.step is not None), None),
+        saved_unix_ns=max(one.saved_unix_ns for one in ordered),
+        made_unix_s=max(one.made_unix_s for one in ordered),
+        non_finite=tuple(dict.fromkeys(row for one in ordered for row in one.non_finite)),
+        part=None,
+        places=tuple(dict.fromkeys((one.host, one.path) for one in ordered)),
+    )
+    return joint, ""
+
+
+def _compare(leader: Manifest, parts: list[Manifest]) -> None:
+    for one in parts:
+        if (one.save, one.name, one.layout, one.part_bytes) != (leader.save, leader.name, leader.layout, leader.part_bytes):
+            raise PartsDiffer(f"{leader.host} and {one.host} recorded different saves")
+    steps = sorted({one.step for one in parts if one.step is not None})
+    if len(steps) > 1:
+        raise PartsDiffer(f"the parts are of steps {steps[0]} and {steps[1]}")
+
+
+def _files(leader: Manifest, parts: list[Manifest]) -> dict[str, File]:
+    """Return the files of all parts by path. Shards of DCP that its metadata does not name were left by another save."""
+    named = {file.path for file in leader.files} | {path for path, _ in leader.part.absent} if leader.part is not None else set()
+    files: dict[str, File] = {}
+    for one in parts:
+        for file in one.files:
+            if leader.layout in _DCP and file.path.endswith(_SHARD) and file.path not in named:
+                continue
+            known = files.setdefault(file.path, file)
+            if (known.n_bytes, known.crc64nvme) != (file.n_bytes, file.crc64nvme):
+                raise PartsDiffer(f"two nodes have different files {file.path}")
+    return files

@@ -12,7 +12,9 @@ from checkpointing.manifest import check
 from checkpointing.manifest.documents import decode
 from checkpointing.verification import identity_of
 from supervisor.checkpoints.mirror.feed import MirrorFeed
-from supervisor.checkpoints.node_offer import NodeOffer
+from supervisor.checkpoints.mirror.restore_process import PARTS_MISSING
+from supervisor.checkpoints.node_offer import NodeOffer, SaveRestored
+from supervisor.checkpoints.recording.parts import PartRecorder
 from supervisor.checkpoints.recording.recorder import CheckpointRecorder
 from supervisor.checkpoints.recording.shared_manifests import SharedManifests
 from supervisor.checkpoints.records import DIRECTORY, CheckpointRecords
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from checkpointing.discover import Listing
     from supervisor.checkpoints.mirror.feed import Uploads
+    from supervisor.checkpoints.mirror.restore_process import RestoreAnswer
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
     from supervisor.core.events import CheckpointSelected
@@ -48,7 +51,8 @@ class JobCheckpoints:
         self._repair = None if discovery is None else CheckpointRepair(self.records, discovery)
         self._selector = CheckpointSelector(self.records, self.retention, self._repair)
         self._unused = UnusedCopies(self.records, self.retention, self.recorder, report)
-        self.node_offer = NodeOffer(self.records, self._selector, self.recorder, self.retention)
+        self._parts = PartRecorder(self.records)
+        self.node_offer = NodeOffer(self.records, self._selector, self.recorder, self.retention, self._parts)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -118,6 +122,18 @@ class JobCheckpoints:
             records.discovery.add(path)
         records.restored = path
 
+    def restore_saves_with(self, restore: Callable[[str], RestoreAnswer]) -> None:
+        """Set what restores a save of several nodes, by its name, where all nodes agree on it. Called in a worker thread."""
+
+        def bring(save: str) -> SaveRestored:
+            answer = restore(save)
+            if answer.kind != "restored":
+                return SaveRestored("", answer.message, answer.kind == PARTS_MISSING)
+            self.restored(answer.path, answer.began, answer.manifest)
+            return SaveRestored(answer.path)
+
+        self.node_offer.restore_save = bring
+
     def numbers(self) -> str:
         """Return in one line whether what this run saved last holds numbers that turned to NaN or Inf; "" where it does not.
 
@@ -132,7 +148,8 @@ class JobCheckpoints:
 
     def mirror_feed(self, uploads: Uploads, has_rank_0: Callable[[], bool | None]) -> MirrorFeed:
         """Make what sends each checkpoint once. `has_rank_0`: whether global rank 0 is on this node; None while no rank is known."""
-        return MirrorFeed(self.records, self.recorder, self.shared, uploads, has_rank_0)
+        self.node_offer.feed = MirrorFeed(self.records, self.recorder, self.shared, uploads, has_rank_0)
+        return self.node_offer.feed
 
     def watcher(self, feed: MirrorFeed | None = None, has_rank_0: Callable[[], bool | None] = lambda: True) -> CheckpointWatcher | None:
         """Make the watcher; None where no checkpoint is declared or may be discovered. `feed`: None without a mirror."""
@@ -140,5 +157,5 @@ class JobCheckpoints:
             return None
         self.records.copies.sweep()
         return CheckpointWatch(
-            self.records, self.recorder, self.shared, self.retention, feed=feed, has_rank_0=has_rank_0, report=self._report
+            self.records, self.recorder, self.shared, self.retention, self._parts, feed=feed, has_rank_0=has_rank_0, report=self._report
         ).watcher

@@ -6,26 +6,36 @@ the same rows.
 1. The state that each node continues from. The node with the newest agreement gives the knobs and the failures that the budgets count; the
    rejected checkpoints are those of every node with that agreement. What one node's ranks were seen to run, all nodes know from then on,
    so that all add the program's resume option. Before this step each node has written to disk the state that its dead ranks left in shared
-   memory. Their environments are compared with this row and the all-gather 0 (node/node_environment.py).
-2. The checkpoints that each node has: names, sizes and steps, without reading their data.
+   memory. Their environments are compared with this row and the all-gather 0 (node/node_environment.py). The markers in the directories
+   of its checkpoints (shared_directories.py).
+2. The checkpoints that each node has: names, sizes and steps, without reading their data. Whose markers it found.
 3. For each candidate that all nodes have, newest first: each node's proof that it can load it. One node reads the bytes of a shared file,
-   the others compare its identity. The nodes take the first candidate that all of them prove.
+   the others compare its identity. Of a save of which each node has a part, each brings the rest here from the mirror, and then reads all
+   of it. The nodes take the first candidate that all of them prove.
 
 `agree` runs in a worker thread: files are read, and other nodes are waited for.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING, TypeVar
+import os
+import secrets
+import shlex
+import time
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from checkpointing import common
-from checkpointing.common import NodeCheckpoint, Proof
+from checkpointing.common import NodeCheckpoint, NodeSave, Proof
 from checkpointing.model import CheckpointingError
 from checkpointing.select import Selection
+from supervisor.checkpoints import shared_directories
+from supervisor.checkpoints.shared_directories import DirectoryMarker
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import CheckpointRef, PastFailures
 from supervisor.core.planning import DECLARED
@@ -33,7 +43,7 @@ from supervisor.core.values import dataclass
 from supervisor.node.node_environment import PeerEnvironment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from supervisor.checkpoints.node_offer import NodeOffer
     from supervisor.checkpoints.repair import RepairPermission
@@ -42,6 +52,12 @@ if TYPE_CHECKING:
 
     #: (number, text): sends the text to the all-gather of this number; returns the texts of all nodes, in their order.
     AllGather = Callable[[int, str], list[str]]
+
+
+#: So often the nodes look whether the parts of a save have come to the mirror, and so many seconds after each look.
+MOST_LOOKS: Final = 100
+LOOK_AGAIN_S: Final = 3.0
+_FIRST_PROOF: Final = 3
 
 
 class AgreementCancelled(Exception):  # noqa: N818  not a failure: the attempt ended while its nodes agreed
@@ -55,7 +71,7 @@ class NodeState:
     suspect: a checkpoint may have caused the last failure. knows: the node had a good checkpoint before. finite: if weights of the newest
     checkpoint turned to NaN, the node prefers an older one. mixed_from_t: wall time from which the nodes trained from different states, so
     that checkpoints written since are rejected; None if they did not. programs, resume_knobs: as in SelectCheckpoint. environment, sent_t:
-    as in PeerEnvironment.
+    as in PeerEnvironment. markers: those in the directories of its checkpoints. nonce: of this meeting alone.
     """
 
     host: str
@@ -71,6 +87,8 @@ class NodeState:
     environment: str = ""
     sent_t: float = 0.0
     past: PastFailures | None = None
+    markers: tuple[DirectoryMarker, ...] = ()
+    nonce: str = ""
 
     def resume_by(self, programs: Collection[str]) -> str:
         """Return by whose knob it hands a checkpoint over if ranks run these programs; "" for none."""
@@ -79,9 +97,10 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class _Proven:
-    """A candidate that all nodes proved. `number`: its index among the candidates."""
+    """A candidate that all nodes proved. `number`: its index among the candidates; path: on this node."""
 
     number: int
+    path: str
     proofs: tuple[Proof, ...]
 
     @property
@@ -99,12 +118,40 @@ class _Proven:
 class CheckpointsHere:
     """The checkpoints of a node.
 
-    held: those that it offers; found: how many paths may be checkpoints; refused: (path, reason) of the rest.
+    held: those that it offers; found: how many paths may be checkpoints; refused: (path, reason) of the rest. sees: the nodes whose
+    markers it found. saves: those of several nodes of which it has a part, or all.
     """
 
     held: tuple[NodeCheckpoint, ...]
     found: int
     refused: tuple[tuple[str, str], ...] = ()
+    sees: tuple[int, ...] = ()
+    saves: tuple[NodeSave, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeRows:
+    """The first two rows of all nodes, and this node's own selection."""
+
+    states: tuple[NodeState, ...]
+    offers: tuple[CheckpointsHere, ...]
+    selection: Selection
+
+    @property
+    def newest(self) -> NodeState:
+        """The state with the newest agreement; of several the first."""
+        return max(self.states, key=lambda state: state.agreed)
+
+    @property
+    def rejected(self) -> tuple[str, ...]:
+        """The rejected checkpoints of every node with the newest agreement."""
+        agreed = self.newest.agreed
+        return tuple(dict.fromkeys(path for state in self.states if state.agreed == agreed for path in state.rejected))
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes in groups that see the same directories; () if that is not known."""
+        return shared_directories.groups([state.markers for state in self.states], [one.sees for one in self.offers])
 
 
 def agree(  # noqa: PLR0913  the request, and this node's part
@@ -120,10 +167,9 @@ def agree(  # noqa: PLR0913  the request, and this node's part
 ) -> CheckpointSelected:
     """Agree with the other nodes. Raises AgreementCancelled, by way of `all_gather`, if the attempt ends first."""
     problem = node_offer.save_dead_ranks_state(permission)
-    states = _gathered(
-        all_gather,
-        1,
-        NodeState(
+    node_offer.record_parts()
+    with node_offer.markers.placed() as markers:
+        own = NodeState(
             host,
             action.last_agreement,
             action.overrides,
@@ -137,30 +183,56 @@ def agree(  # noqa: PLR0913  the request, and this node's part
             comparison.digest,
             comparison.now(),
             action.past,
-        ),
-    )
-    cannot_work = comparison.compare(all_gather, action.node, [PeerEnvironment(s.host, s.environment, s.sent_t) for s in states])
-    if cannot_work:
-        return CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, cannot_work=cannot_work)
-    ways = [state.resume_by(_programs(states)) for state in states]
-    node_offer.set_resume_way(ways[action.node], own_only=action.own_only)
-    newest = max(states, key=lambda state: state.agreed)  # several may be equally new; take the first
-    rejected = tuple(dict.fromkeys(path for state in states if state.agreed == newest.agreed for path in state.rejected))
+            markers,
+            secrets.token_hex(8),
+        )
+        states = _gathered(all_gather, 1, own)
+        cannot_work = comparison.compare(all_gather, action.node, [PeerEnvironment(s.host, s.environment, s.sent_t) for s in states])
+        if cannot_work:
+            return CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, cannot_work=cannot_work)
+        ways = [state.resume_by(_programs(states)) for state in states]
+        node_offer.set_resume_way(ways[action.node], own_only=action.own_only)
+        rows = _listed(action, node_offer, all_gather, states, problem)
+    meeting = hashlib.sha256("/".join([str(action.attempt), *(state.nonce for state in states)]).encode()).hexdigest()[:16]
+    node_offer.note_meeting(action.attempt, meeting, action.node, rows.groups)
+    notes = node_offer.note_groups(rows.groups, [state.host for state in states], [state.markers for state in states])
+    return replace(_chosen(action, node_offer, all_gather, rows, ways, t), notes=notes)
+
+
+def _listed(
+    action: SelectCheckpoint, node_offer: NodeOffer, all_gather: AllGather, states: list[NodeState], problem: tuple[str, str] | None
+) -> _NodeRows:
+    """Return what each node has, and which of the others' markers it sees."""
+    rows = _NodeRows(tuple(states), (), Selection(None, 0))
     since = min((state.mixed_from_t for state in states if state.mixed_from_t is not None), default=None)
-    here, selection = _checkpoints_here(action, node_offer, rejected, problem, since)
-    offers = _gathered(all_gather, 2, here)
-    candidates = common.candidates([one.held for one in offers])
+    here, selection = _checkpoints_here(action, node_offer, rows.rejected, problem, since)
+    sees = node_offer.sees([state.markers for state in states], action.node, [state.host for state in states])
+    return replace(rows, offers=tuple(_gathered(all_gather, 2, replace(here, sees=sees))), selection=selection)
+
+
+def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
+    action: SelectCheckpoint, node_offer: NodeOffer, all_gather: AllGather, rows: _NodeRows, ways: Sequence[str], t: float
+) -> CheckpointSelected:
+    """Prove one candidate after the other, and return the first that all nodes can load."""
+    states, selection = rows.states, rows.selection
+    candidates = common.order(common.candidates([one.held for one in rows.offers]), [one.saves for one in rows.offers])
+    own = [_own_path(candidate, rows, action.node) for candidate in candidates]
+    numbers, suspect = itertools.count(_FIRST_PROOF), any(state.suspect for state in states)
     refused: list[tuple[str, str]] = []
     newest_whole: _Proven | None = None
     taken: _Proven | None = None
     for number, candidate in enumerate(candidates):
-        proof = node_offer.prove(candidate, action.node, suspect=any(state.suspect for state in states))
-        proofs = _gathered(all_gather, 3 + number, proof)
-        why = common.accepted(candidate, proofs)
+        if isinstance(candidate, str):
+            proofs = _save_proofs(candidate, node_offer, all_gather, numbers, suspect=suspect)
+            why = common.all_same(proofs)
+        else:
+            proof = node_offer.prove(candidate, action.node, suspect=suspect)
+            proofs = _gathered(all_gather, next(numbers), proof)
+            why = common.accepted(candidate, proofs)
         if why:
-            refused.append((candidate[action.node].path, why))
+            refused.append((own[number], why))
             continue
-        found = _Proven(number, tuple(proofs))
+        found = _Proven(number, node_offer.restored_at(candidate) if isinstance(candidate, str) else own[number], tuple(proofs))
         if newest_whole is None:
             newest_whole = found
         # stop here unless the newest has NaN weights, this one has the same ones, and every node prefers finite weights
@@ -169,29 +241,53 @@ def agree(  # noqa: PLR0913  the request, and this node's part
             break
     taken = taken or newest_whole
     if taken is None:
-        return _none(action, states, offers, selection, tuple(refused), newest, rejected, t)
+        return _none(action, rows, tuple(refused), t)
     if "" in ways and set(ways) - {"", DECLARED}:
-        return _resumes_differ(action, states, ways, newest, rejected, t)
-    rows = [candidate[action.node] for candidate in candidates]
-    row, proof = rows[taken.number], taken.proofs[action.node]
-    node_offer.take(row.path)
-    whole = (one for one in rows[newest_whole.number if newest_whole else taken.number : taken.number] if one.path not in dict(refused))
+        return _resumes_differ(action, rows, ways, t)
+    node_offer.take(taken.path)
+    first = newest_whole.number if newest_whole else taken.number
+    whole = (path for path in own[first : taken.number] if path not in dict(refused))
+    older = [(one, path) for one, path in zip(candidates, own, strict=True)][taken.number + 1 :]
     return CheckpointSelected(
         t,
         action.attempt,
-        CheckpointRef(row.path, taken.step, proof.level or "identity"),
-        max(one.found for one in offers),
+        CheckpointRef(taken.path, taken.step, taken.proofs[action.node].level or "identity"),
+        max(one.found for one in rows.offers),
         selection.torn,
-        (*refused, *here.refused),
-        tuple(CheckpointRef(one.path, one.step, "") for one in reversed(rows[taken.number + 1 :])),
-        not_finite=tuple((one.path, "its weights hold NaN; an older one is taken instead") for one in whole),
+        (*refused, *rows.offers[action.node].refused),
+        tuple(CheckpointRef(path, one[action.node].step, "") for one, path in reversed(older) if not isinstance(one, str)),
+        not_finite=tuple((path, "its weights hold NaN; an older one is taken instead") for path in whole),
         agreement=action.attempt,
-        overrides=newest.overrides,
-        rejected=rejected,
+        overrides=rows.newest.overrides,
+        rejected=rows.rejected,
         dangerous=selection.dangerous,
         programs=_programs(states),
-        past=newest.past,
+        past=rows.newest.past,
     )
+
+
+def _own_path(candidate: common.Candidates | str, rows: _NodeRows, node: int) -> str:
+    """Return where a candidate is on this node; of a save of which it has nothing, where another node has its part."""
+    if not isinstance(candidate, str):
+        return candidate[node].path
+    offers = (rows.offers[node], *rows.offers)
+    return next(one.path for here in offers for one in here.saves if one.save == candidate)
+
+
+def _save_proofs(save: str, node_offer: NodeOffer, all_gather: AllGather, numbers: Iterator[int], *, suspect: bool) -> list[Proof]:
+    """Return the nodes' proofs of a save of which each has a part.
+
+    While it is not in the mirror and a node still sends its part, all look again. A node that found it asked after one that did not.
+    """
+    proofs: list[Proof] = []
+    for _ in range(MOST_LOOKS):
+        proofs = _gathered(all_gather, next(numbers), node_offer.prove_save(save, suspect=suspect))
+        missing = [proof.missing for proof in proofs]
+        is_over = not any(missing) or any(proof.reason and not proof.missing for proof in proofs)
+        if is_over or (all(missing) and not any(proof.coming for proof in proofs)):
+            break
+        time.sleep(LOOK_AGAIN_S)
+    return proofs
 
 
 def _programs(states: Sequence[NodeState]) -> tuple[str, ...]:
@@ -199,14 +295,7 @@ def _programs(states: Sequence[NodeState]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for state in states for name in state.programs))
 
 
-def _resumes_differ(  # noqa: PLR0913, PLR0917  as _none
-    action: SelectCheckpoint,
-    states: Sequence[NodeState],
-    ways: Sequence[str],
-    newest: NodeState,
-    rejected: tuple[str, ...],
-    t: float,
-) -> CheckpointSelected:
+def _resumes_differ(action: SelectCheckpoint, rows: _NodeRows, ways: Sequence[str], t: float) -> CheckpointSelected:
     """Return the event where the commands of the nodes differ, so that only some of them add a program's option."""
     texts = ("nothing is added to its command" if not by else "by its command" if by == DECLARED else f"by {by}'s option" for by in ways)
     return CheckpointSelected(
@@ -215,25 +304,17 @@ def _resumes_differ(  # noqa: PLR0913, PLR0917  as _none
         None,
         1,
         agreement=action.attempt,
-        overrides=newest.overrides,
-        rejected=rejected,
-        node_offers=tuple((state.host, text) for state, text in zip(states, texts, strict=True)),
-        programs=_programs(states),
+        overrides=rows.newest.overrides,
+        rejected=rows.rejected,
+        node_offers=tuple((state.host, text) for state, text in zip(rows.states, texts, strict=True)),
+        programs=_programs(rows.states),
         resume_differs=True,
     )
 
 
-def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and their results
-    action: SelectCheckpoint,
-    states: Sequence[NodeState],
-    offers: Sequence[CheckpointsHere],
-    selection: Selection,
-    refused: tuple[tuple[str, str], ...],
-    newest: NodeState,
-    rejected: tuple[str, ...],
-    t: float,
-) -> CheckpointSelected:
+def _none(action: SelectCheckpoint, rows: _NodeRows, refused: tuple[tuple[str, str], ...], t: float) -> CheckpointSelected:
     """Return the event without a checkpoint: a start from scratch if no node has or had one, else each node's checkpoints."""
+    states, offers, newest = rows.states, rows.offers, rows.newest
     found = sum(one.found for one in offers) + sum(state.knows for state in states)
     held = tuple((state.host, _summary(here)) for state, here in zip(states, offers, strict=True)) if found else ()
     # fresh: the nodes of the newest agreement; alone: they can go on without the others
@@ -245,21 +326,57 @@ def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and their results
         action.attempt,
         None,
         found,
-        selection.torn,
+        rows.selection.torn,
         (*refused, *offers[action.node].refused),
         agreement=action.attempt,
         overrides=newest.overrides,
-        rejected=rejected,
+        rejected=rows.rejected,
         node_offers=(*held, *refused[:1]),
         this_node_leaves=alone and action.node not in fresh,
         peer_leaves=alone and action.node in fresh,
-        dangerous=selection.dangerous,
+        dangerous=rows.selection.dangerous,
         programs=_programs(states),
         past=newest.past,
+        remedy=_remedy(rows),
     )
 
 
+def _remedy(rows: _NodeRows) -> str:
+    """Return what brings the newest checkpoint to the nodes that lack it, with the commands; "" if all have it."""
+    firsts = [(here.held[0].step or -1, -node) for node, here in enumerate(rows.offers) if here.held]
+    if firsts:
+        source = -max(firsts)[1]
+        newest = rows.offers[source].held[0]
+        lacking = [node for node, here in enumerate(rows.offers) if not any(common.may_be_one(newest, row) for row in here.held)]
+        commands = [f"on {rows.states[node].host}: {_copy(rows, source, newest.path, node)}" for node in lacking]
+        what = "copy the newest"
+    else:
+        parts = {node: here.saves[0].path for node, here in enumerate(rows.offers) if here.saves}
+        pairs = [(node, source) for node in range(len(rows.offers)) for source in parts if source != node]
+        commands = [f"on {rows.states[node].host}: {_copy(rows, source, parts[source], node)}" for node, source in pairs]
+        what = "give every node the same --mirror before it saves, or bring every node's part to every node"
+    more = f"; and {len(commands) - 2} more like it" if len(commands) > 2 else ""  # noqa: PLR2004 (two fit)
+    why = "the nodes have directories of their own: " if len(rows.groups) > 1 else ""
+    text = f"{why}put the checkpoints on storage that all nodes share, or {what}: {'; '.join(commands[:2])}{more}; then start again"
+    return text if commands else ""
+
+
+def _copy(rows: _NodeRows, source: int, path: str, node: int) -> str:
+    """Return the command that copies a checkpoint of one node to another. Files that are there stay."""
+    markers = rows.states[node].markers
+    directory = markers[0].directory if markers else os.path.dirname(path)  # noqa: PTH120 (strings throughout)
+    return shlex.join(["rsync", "-a", "--ignore-existing", f"{_machine(rows.states[source].host)}:{path}", f"{directory}/"])
+
+
+def _machine(host: str) -> str:
+    """Return the machine's name out of what the other nodes call a node ("node 0 (a)")."""
+    return host.rpartition("(")[2].rstrip(")")
+
+
 def _summary(here: CheckpointsHere) -> str:
+    if not here.held and here.saves:
+        newest = max(here.saves, key=lambda one: (one.attempt, one.step or -1))
+        return f"{'' if newest.step is None else f'step {newest.step}, '}{newest.path}, of which other nodes have the rest"
     if here.held:
         return common.summary(here.held)
     return f"none ({'; '.join(': '.join(row) for row in here.refused[:2])})" if here.refused else "none"
@@ -275,11 +392,14 @@ def _checkpoints_here(
     try:
         if mixed_from_t is not None:
             node_offer.reject_mixed(mixed_from_t)
-        held, selection = node_offer.list_checkpoints((*rejected, *action.rejected), action.agreed_attempts)
+        avoid = (*rejected, *action.rejected)
+        held, selection = node_offer.list_checkpoints(avoid, action.agreed_attempts)
+        saves = node_offer.saves(avoid)
     except (CheckpointingError, OSError) as error:
         return CheckpointsHere((), 1, (("the checkpoints could not be read", str(error)),)), Selection(None, 1)
     against = (*selection.rejected, *selection.unverifiable, *selection.unknown, *((problem,) if problem else ()))
-    return CheckpointsHere(held, selection.found + bool(problem), (*against, *selection.torn, *selection.dangerous)), selection
+    refused = (*against, *selection.torn, *selection.dangerous)
+    return CheckpointsHere(held, selection.found + len(saves) + bool(problem), refused, saves=saves), selection
 
 
 _Row = TypeVar("_Row", NodeState, CheckpointsHere, Proof)

@@ -2,41 +2,75 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.common import NodeCheckpoint, Proof, is_shared, reads
+from checkpointing import step_names
+from checkpointing.common import NodeCheckpoint, NodeSave, Proof, is_shared, reads
 from checkpointing.discover import Listing
 from checkpointing.io.tree import ReadOptions
-from checkpointing.model import CheckpointingError, nan_weights
+from checkpointing.model import Candidate, CheckpointingError, nan_weights
 from checkpointing.select import Spare, held
 from checkpointing.verification import identity_of
+from supervisor.checkpoints.records import NodeMeeting
 from supervisor.checkpoints.selection import FILE_CLOCKS_S
+from supervisor.checkpoints.shared_directories import LOOK_S, DirectoryMarkers
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from checkpointing.model import Candidate
+    from checkpointing.manifest.documents import Manifest
     from checkpointing.select import Selection
+    from supervisor.checkpoints.mirror.feed import MirrorFeed
+    from supervisor.checkpoints.recording.parts import PartRecorder
     from supervisor.checkpoints.recording.recorder import CheckpointRecorder
     from supervisor.checkpoints.records import CheckpointRecords
     from supervisor.checkpoints.repair import RepairPermission
     from supervisor.checkpoints.retention import Retention
     from supervisor.checkpoints.selection import CheckpointSelector
+    from supervisor.checkpoints.shared_directories import DirectoryMarker
 
 #: At most so many checkpoints, the newest, are offered to the other nodes.
 MOST_OFFERED: Final = 64
+#: So many parts that the watcher had no time for are read while all nodes wait.
+MOST_READ: Final = 2
+_INCOMPLETE: Final = "incomplete"
 _MIXED: Final = "saved while nodes trained from different states"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRestored:
+    """A save of several nodes that was brought here from a mirror. path "": it was not. is_missing: not all parts of it are there."""
+
+    path: str
+    reason: str = ""
+    is_missing: bool = False
 
 
 class NodeOffer:
     """This node's checkpoints, as the other nodes see them. Its methods read files: call them in one worker thread."""
 
     def __init__(
-        self, records: CheckpointRecords, selector: CheckpointSelector, recorder: CheckpointRecorder, retention: Retention
+        self,
+        records: CheckpointRecords,
+        selector: CheckpointSelector,
+        recorder: CheckpointRecorder,
+        retention: Retention,
+        parts: PartRecorder,
     ) -> None:
-        self._records, self._selector, self._recorder, self._retention = records, selector, recorder, retention
+        self._records, self._selector, self._recorder, self._retention, self._parts = records, selector, recorder, retention, parts
+        self.feed: MirrorFeed | None = None  # without a mirror
+        #: Restores a save of several nodes from the mirrors; returns its path, "" if it is not there, and the reason.
+        self.restore_save: Callable[[str], SaveRestored] | None = None
+        self.look_s = LOOK_S  # how long this node searches for the markers of others
+        self._restored: dict[str, str] = {}  # save → path at which all of it is here
         self._offered: dict[NodeCheckpoint, Candidate | Spare] = {}  # for the next attempt
+        self._apart: frozenset[str] = frozenset()  # nodes whose markers it did not find the last time
+        self._noted: tuple[tuple[str, ...], ...] = ()  # groups of nodes that were reported
+        self.markers = DirectoryMarkers(self._directories)
 
     @property
     def prefers_finite(self) -> bool:
@@ -61,6 +95,92 @@ class NodeOffer:
         """Set by whose knob the next attempt gets its checkpoint, once all nodes have reported which programs were seen."""
         self._records.set_resume_way(resume_by, own_only=own_only)
 
+    def record_parts(self) -> None:
+        """Record and send the newest parts of the attempt that has ended, before the next meeting. Reads them at full speed."""
+        if self._records.meeting is None:
+            return
+        with contextlib.suppress(CheckpointingError, OSError):  # `list_checkpoints` meets it as well, and reports it
+            listed = self._records.locations.listing(candidates=True).candidates
+            unread = [one for one in listed if one.is_directory and self._parts.get(one.path, one.identity) is None]
+            for candidate in sorted(unread, key=lambda one: -one.mtime_ns)[:MOST_READ]:
+                if self.feed is not None:
+                    self.feed.send_part(self._parts, candidate, ReadOptions())
+                else:  # so that the card says which node has which part
+                    self._parts.record(candidate.path, candidate.identity, ReadOptions())
+
+    def note_meeting(self, attempt: int, name: str, node: int, groups: Sequence[Sequence[int]]) -> None:
+        """Note which nodes this one has met for an attempt, and which of them see the same directories; () if that is not known."""
+        is_first = not groups or any(group[0] == node for group in groups)
+        self._records.meeting = NodeMeeting(attempt, name, node, len(groups) > 1, is_first)
+
+    def saves(self, avoid: Collection[str]) -> tuple[NodeSave, ...]:
+        """Return the saves of several nodes of which this node has a part, or all. Raises CheckpointingError."""
+        records = self._records
+        rows = []
+        for made in (*self._parts.present(), *self._whole_saves()):
+            lineage, rejection = made.about.lineage, records.rejections.get(made.path, made.identity)
+            is_own = made.path == records.restored or made.about.run == records.job.run_id
+            if made.path in avoid or (records.own_only and not is_own) or (rejection is not None and rejection.kind != _INCOMPLETE):
+                continue
+            attempt = 0 if lineage is None or lineage.run != records.job.run_id else lineage.attempt
+            rows.append(NodeSave(made.save, made.path, made.step, attempt))
+        return tuple(rows[:MOST_OFFERED])
+
+    def _whole_saves(self) -> Iterator[Manifest]:
+        return (made for made in self._records.manifests.all() if made.save and identity_of(made.path) == made.identity)
+
+    def prove_save(self, save: str, *, suspect: bool) -> Proof:
+        """Bring all of a save of several nodes here, and prove that this node can load it."""
+        try:
+            path = next((made.path for made in self._whole_saves() if made.save == save), "")
+            if not path and self.restore_save is None:
+                return Proof("each node has a part of it, and no --mirror holds them all")
+            if not path and self.restore_save is not None:
+                sends = any(self.feed is not None and self.feed.is_sending(made) for made in self._parts.present() if made.save == save)
+                brought = self.restore_save(save)
+                if not brought.path:
+                    return Proof(brought.reason, missing=brought.is_missing, coming=sends)
+                path = brought.path
+            identity = identity_of(path)
+            if identity is None:
+                return Proof(f"{path} is gone")
+            here = Candidate(path, identity, step_names.step_in(path), is_directory=True)
+            selection = self._selector.select_from(Listing((here,)), (), suspect=suspect, rejections=self._records.rejections)
+            chosen, manifest = selection.chosen, self._records.manifests.get(path)
+            if chosen is None or manifest is None:
+                whys = (*selection.torn, *selection.dangerous, *selection.unverifiable, *selection.unknown, *selection.foreign)
+                return Proof(": ".join(whys[0]) if whys else f"{path} is not whole")
+        except (CheckpointingError, OSError) as error:
+            return Proof(str(error))
+        self._restored[save] = path
+        return Proof("", chosen.step, manifest.id, chosen.level, tuple(sorted(nan_weights(chosen.non_finite or ()))))
+
+    def restored_at(self, save: str) -> str:
+        """Return where all of a proven save is on this node."""
+        return self._restored[save]
+
+    def _directories(self) -> tuple[str, ...]:
+        return self._records.locations.roots()
+
+    def sees(self, markers: Sequence[Sequence[DirectoryMarker]], node: int, hosts: Sequence[str]) -> tuple[int, ...]:
+        """Return the nodes whose directories this node, number `node`, sees. Search longer for a node that is new here."""
+        others = {host for host, made in zip(hosts, markers, strict=True) if made} - {hosts[node]}
+        found = self.markers.seen(markers, node, self.look_s if others - self._apart else 0.0)
+        self._apart = frozenset(others - {hosts[one] for one in found})
+        return found
+
+    def note_groups(
+        self, groups: Sequence[Sequence[int]], hosts: Sequence[str], markers: Sequence[Sequence[DirectoryMarker]]
+    ) -> tuple[str, ...]:
+        """Return a line for people if nodes have directories of their own, once for the same nodes."""
+        named = tuple(tuple(hosts[node] for node in group) for group in groups)
+        if len(named) < 2 or named == self._noted:  # noqa: PLR2004 (one group: all share)
+            return ()
+        self._noted = named
+        places = [", ".join(marker.directory for marker in markers[group[0]]) or "?" for group in groups]
+        held = "; ".join(f"{', '.join(one)}: {place}" for one, place in zip(named, places, strict=True))
+        return (f"the nodes do not share their checkpoints, and resume only from one that every node has: {held}",)
+
     def reject_mixed(self, since_t: float) -> None:
         """Reject for good every checkpoint written since `since_t` (wall time), and remove our copies of them.
 
@@ -80,8 +200,10 @@ class NodeOffer:
         """
         records = self._records
         records.order.step_back(avoid, records.copies)
+        listing = records.resumable()
+        whole = tuple(one for one in listing.candidates if not one.is_directory or self._parts.get(one.path, one.identity) is None)
         rows, selection = held(
-            records.resumable(),
+            replace(listing, candidates=whole),
             records.rejections,
             records.cache,
             manifests=records.manifests,

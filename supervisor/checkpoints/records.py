@@ -19,6 +19,7 @@ from supervisor.checkpoints.origin.other_jobs import OtherJobs
 from supervisor.checkpoints.origin.provenance import Provenance
 from supervisor.core.model import ResumeKind
 from supervisor.core.planning import DECLARED
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from checkpointing.discover import Listing
@@ -26,6 +27,20 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
 
 DIRECTORY: Final = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMeeting:
+    """This node among those of an attempt. name: the same on all nodes, and of no other meeting. node: its number.
+
+    is_apart: it is known that not all nodes see the same directories. is_first: the first of those that see the directories of this one.
+    """
+
+    attempt: int
+    name: str
+    node: int
+    is_apart: bool
+    is_first: bool
 
 
 class CheckpointRecords:
@@ -66,6 +81,7 @@ class CheckpointRecords:
             run_id=job.run_id,
         )
         self.restored = ""  # the path to which a mirror restored a checkpoint for this run
+        self.meeting: NodeMeeting | None = None  # of the newest agreement of several nodes that this supervisor took part in
         self.set_resume_way(DECLARED)
         self._lock = threading.Lock()
         self._rejections: Rejections | None = None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from checkpointing.io.tree import ReadOptions
     from checkpointing.model import Candidate
     from supervisor.checkpoints.mirror.feed import MirrorFeed
+    from supervisor.checkpoints.recording.parts import PartRecorder
     from supervisor.checkpoints.recording.recorder import CheckpointRecorder
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.checkpoints.recording.shared_manifests import SharedManifests
@@ -36,6 +37,7 @@ class CheckpointWatch:
         recorder: CheckpointRecorder,
         shared: SharedManifests,
         retention: Retention,
+        parts: PartRecorder,
         *,
         feed: MirrorFeed | None,
         has_rank_0: Callable[[], bool | None],
@@ -43,7 +45,7 @@ class CheckpointWatch:
     ) -> None:
         """`feed`: None without a mirror. `has_rank_0`: see MirrorFeed."""
         self._records, self._recorder, self._shared, self._retention = records, recorder, shared, retention
-        self._feed, self._has_rank_0, self._report = feed, has_rank_0, report
+        self._feed, self._has_rank_0, self._report, self._parts = feed, has_rank_0, report, parts
         self._is_first_look = True
         self._listed = ListingCache()
         self.watcher = CheckpointWatcher(
@@ -58,6 +60,7 @@ class CheckpointWatch:
             elsewhere=self._found_elsewhere,
             is_ended=self._is_save_ended,
             has_news=lambda: records.absorb_logs() and bool(self._unread_saves()),
+            on_incomplete=self._incomplete,
         )
 
     def _look(self) -> Listing:
@@ -91,6 +94,15 @@ class CheckpointWatch:
         if is_new and self._records.locations.is_checkpoint(found.path):
             ref = to_ref(found if made is None else replace(found, level=check.LEVEL))
             self._report(CheckpointFound(ref, self._attempt_of(found)))
+
+    def _incomplete(self, candidate: Candidate, reading: ReadOptions) -> bool:
+        """Record and send the part of a checkpoint of several nodes. Return False while its save is under way."""
+        if self._feed is None or not candidate.is_directory:
+            return True
+        if self._parts.is_under_way(candidate.path):
+            return self.watcher.is_finishing
+        self._feed.send_part(self._parts, candidate, reading)
+        return True
 
     def _attempt_of(self, found: Verification) -> int:
         """Return the attempt of this run that saved a checkpoint, 0 where none did."""

@@ -253,8 +253,8 @@ class CheckpointSelected:
     cannot_work: what differs between the nodes' environments so that no attempt can work, the same on all nodes.
     agreement: attempt of the agreement of several nodes on it, else 0; overrides, rejected and past then hold on all. node_offers: what
     each node has if they have none in common, as (node, text), or how each resumes if `resume_differs`: only some nodes add a program's
-    option. programs: what ranks of any node were seen to run. this_node_leaves: only this node is without the one that the others
-    resume from, and ends. peer_leaves: only another node is, and ends.
+    option. remedy: what helps then, with the command. programs: what ranks of any node were seen to run. this_node_leaves: only this node
+    is without the one that the others resume from, and ends. peer_leaves: only another node is, and ends.
     """
 
     t: float
@@ -281,6 +281,7 @@ class CheckpointSelected:
     resume_differs: bool = False
     cannot_work: tuple[str, ...] = ()
     past: PastFailures | None = None
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

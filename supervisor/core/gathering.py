@@ -118,7 +118,8 @@ def _stop_apart(state: JobState, event: CheckpointSelected, stop: _NodesApart) -
     held = tuple(f"{node}: {text}" for node, text in event.node_offers)
     because = tuple(Evidence("checkpoint", "held", row, t=event.t) for row in held)
     verdict = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, stop.summary, stop.fingerprint, because=because)
-    return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{stop.why}: {'; '.join(held)}"[:600], stop.hint, "beginning", 65))
+    hint = event.remedy or stop.hint
+    return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{stop.why}: {'; '.join(held)}"[:600], hint, "beginning", 65))
 
 
 def _stop_unlike(state: JobState, event: CheckpointSelected) -> Step:

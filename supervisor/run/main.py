@@ -169,6 +169,7 @@ class JobRun:
         watcher = checkpoints.watcher(feed, self._has_rank_0)
         if self.mirror is not None:
             self.mirror.start()
+            checkpoints.restore_saves_with(lambda save: restore_process.restore(self.job, self.terminal.message, save))
         if watcher is not None:
             watcher.start()
         policy = self._policy()

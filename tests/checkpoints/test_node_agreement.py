@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from supervisor.checkpoints import node_agreement
+from supervisor.checkpoints import node_agreement, shared_directories
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.repair import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
@@ -37,20 +37,21 @@ def ignore(_report: CheckpointReport) -> None:
 
 
 class Nodes:
-    """So many nodes; `shared`: their checkpoints lie in one directory, else each has one of its own."""
+    """So many nodes; `shared`: their checkpoints lie in one directory, else each has one of its own. pattern: of these below it."""
 
-    def __init__(self, place: Path, count: int, *, shared: bool) -> None:
+    def __init__(self, place: Path, count: int, *, shared: bool, pattern: str = "*.pt", mirror: tuple[str, ...] = ()) -> None:
         self.directories = [place / "ckpt" if shared else place / f"ckpt-{node}" for node in range(count)]
         self.nodes = []
         self.environments: dict[int, str] = {}
         self.warned: list[str] = []
         for node, directory in enumerate(self.directories):
             directory.mkdir(exist_ok=True)
-            settings = Settings(checkpoints=Checkpoints(paths=(f"{directory}/*.pt",)))
-            state = place / f"state-{node}"
-            self.nodes.append(
-                JobCheckpoints(Job("job", "run", f"n{node}", ("torchrun",), place, {}, settings, state, state, "cookie"), ignore)
-            )
+            settings = Settings(checkpoints=Checkpoints(paths=(f"{directory}/{pattern}",), mirror=mirror))
+            state, here = place / f"state-{node}", directory if mirror else place
+            run, environ = f"run-{node}" if mirror else "run", dict(os.environ)
+            job = Job("job", run, f"n{node}", ("torchrun",), here, environ, settings, state, state, "cookie")
+            self.nodes.append(JobCheckpoints(job, ignore, several_nodes=bool(mirror)))
+            self.nodes[-1].node_offer.look_s = 0.0  # of a local disk all is seen at once
 
     def saved(self, step: int, *nodes: int) -> None:
         """Save the same content on some nodes."""
@@ -68,6 +69,7 @@ class Nodes:
         for node, one in enumerate(self.nodes):
             job = replace(one.records.job, knobs=KnobSet(resume=(SWITCH,) if node in nodes else ()))
             self.nodes[node] = JobCheckpoints(job, ignore)
+            self.nodes[node].node_offer.look_s = 0.0
 
     def agree(self, *asked: SelectCheckpoint) -> list[CheckpointSelected]:
         """Let all agree, each in a thread of its own, and return what each came to."""
@@ -290,3 +292,67 @@ def test_a_node_that_compares_nothing_leaves_the_agreement_as_it_is(tmp_path: Pa
     nodes.environments[0] = json.dumps({"env.versions": {"torch": "2"}})
     assert nodes.steps(nodes.agree()) == [40, 40]
     assert not nodes.warned
+
+
+def test_directories_that_are_not_shared_are_named_before_anything_is_saved(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=False)
+    first, other = nodes.agree()
+    assert first.notes == other.notes
+    assert [f"n{node}: {directory}" in first.notes[0] for node, directory in enumerate(nodes.directories)] == [True, True]
+    assert [one.notes for one in nodes.agree()] == [(), ()], "once"
+    assert [list(directory.iterdir()) for directory in nodes.directories] == [[], []], "the markers are gone"
+
+
+def test_of_a_shared_directory_nothing_is_said_nor_left_there(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 3, shared=True)
+    nodes.directories[0].rmdir()  # the script makes it
+    assert [(one.notes, one.chosen) for one in nodes.agree()] == [((), None)] * 3
+    assert not list(tmp_path.glob(".supervise-*"))
+    nodes.directories[0].mkdir()
+    nodes.saved(60, 0)
+    assert [one.notes for one in nodes.agree()] == [()] * 3
+    assert [path.name for path in nodes.directories[0].iterdir()] == ["step-60.pt"]
+
+
+def test_the_same_path_on_two_machines_is_no_shared_directory_and_another_path_to_one_directory_is(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=False)
+    nodes.directories[1].rmdir()
+    nodes.directories[1].symlink_to(nodes.directories[0])  # as a mount has another name on each node
+    assert [one.notes for one in nodes.agree()] == [()] * 2
+
+
+def test_a_client_that_sees_late_what_another_made_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = Nodes(tmp_path, 2, shared=True)
+    real, n_looks = shared_directories.durable.read, 0
+
+    def read(path: str, most: int = -1) -> bytes:
+        nonlocal n_looks
+        n_looks += 1
+        if n_looks <= 6:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return real(path, most)
+
+    for one in nodes.nodes:
+        one.node_offer.look_s = 20.0
+    monkeypatch.setattr(shared_directories.durable, "read", read)
+    assert [one.notes for one in nodes.agree()] == [()] * 2
+    assert n_looks > 6
+
+
+def test_a_node_that_lacks_the_newest_is_told_the_command_that_copies_it(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=False)
+    nodes.saved(60, 0)
+    source, target = f"{nodes.directories[0]}/step-60.pt", f"{nodes.directories[1]}/"
+    for one in nodes.agree():
+        assert "the nodes have directories of their own" in one.remedy
+        assert f"on n1: rsync -a --ignore-existing n0:{source} {target}" in one.remedy
+
+
+def test_a_marker_of_a_killed_supervisor_goes_after_a_day(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=True)
+    old, young = (nodes.directories[0] / f".supervise-shared-{name}" for name in ("old", "young"))
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (1000.0, 1000.0))
+    nodes.agree()
+    assert list(nodes.directories[0].iterdir()) == [young]

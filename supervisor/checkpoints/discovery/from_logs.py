@@ -67,6 +67,8 @@ class Discovery:
         self._open: dict[str, set[tuple[str, int]]] = {}  # path → (file of lines, number) of the saves that have not ended
         self._loaded: dict[tuple[str, str], set[str]] = {}  # (file of lines, pattern) → paths loaded
         self._saved_first: dict[tuple[int, str], float] = {}  # (attempt, path) → when it was first saved before that attempt's first step
+        self._times: dict[str, dict[str, int]] = {}  # path → how many saves of it began in each file of lines
+        self._gaps: set[str] = set()  # files of lines in which a save is missing
         self._counted: set[str] = set()  # paths whose saves were counted by an earlier supervisor
         self.shared_saves = SharedSaves()
         self.problem: str | None = None
@@ -248,6 +250,7 @@ class Discovery:
             if known.attempt != attempt:
                 under_way.clear()  # whose ranks are dead
             if number > self._numbers.get(file, 0):
+                self._count_times(path, file, number)
                 self._numbers[file] = number
                 checkpoint = checkpoint_path(path)
                 is_counted = under_way or path in self._counted or row.get("goes_on")
@@ -260,7 +263,15 @@ class Discovery:
             fresh = was is None or known.fresh  # of the ranks that save it together, the second finds what the first one made
             self._writes.pop(path, None)
             self._writes[path] = replace(
-                known, attempt=attempt, t=float(row["t"]), was=was, now=None, cut=True, fresh=fresh, loose=bool(row.get("file"))
+                known,
+                attempt=attempt,
+                t=float(row["t"]),
+                was=was,
+                now=None,
+                cut=True,
+                fresh=fresh,
+                loose=bool(row.get("file")),
+                times=self._most_times(path, known.times if known.attempt == attempt else 0),
             )
         elif what == "ended":
             under_way = self._open.get(path, set())
@@ -270,6 +281,17 @@ class Discovery:
             self._writes[path] = replace(known, now=now, cut=bool(under_way) or not row["well"], replaced=replaced)
         elif what == "renamed":
             self._add_rename(str(row["was"]), path, row, attempt)
+
+    def _count_times(self, path: str, file: str, number: int) -> None:
+        """Count a save to a path. A rank numbers its saves; where a number is missing, a line was lost, and its counts prove nothing."""
+        if number != self._numbers.get(file, 0) + 1:
+            self._gaps.add(file)
+        counts = self._times.setdefault(path, {})
+        counts[file] = counts.get(file, 0) + 1
+
+    def _most_times(self, path: str, known: int) -> int:
+        counts = self._times.get(path, {})
+        return 0 if self._gaps.intersection(counts) else max(known, *counts.values(), 0)
 
     def _add_rename(self, before: str, path: str, row: dict[str, Any], attempt: int) -> None:
         """Count a save under its final name only."""
@@ -326,6 +348,7 @@ class Discovery:
             gone = next(iter(self._writes))
             del self._writes[gone]
             self._open.pop(gone, None)
+            self._times.pop(gone, None)
         while len(self._made) > MOST_MADE:
             del self._made[next(iter(self._made))]
 

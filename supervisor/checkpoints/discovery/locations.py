@@ -82,3 +82,15 @@ class CheckpointLocations:
         discovered = () if self._discovery is None else self._discovery.patterns()
         above = {os.path.dirname(os.path.join(self._cwd, pattern)) for pattern in (*self._patterns, *discovered)}  # noqa: PTH118, PTH120 (patterns)
         return tuple(sorted(directory for directory in above if not _WILDCARDS & set(directory)))
+
+    def roots(self) -> tuple[str, ...]:
+        """Return the directories below which all checkpoints lie: of each pattern the part before its first wildcard."""
+        discovered = () if self._discovery is None else self._discovery.patterns()
+        whole = [os.path.normpath(os.path.join(self._cwd, os.path.expanduser(one))) for one in (*self._patterns, *discovered)]  # noqa: PTH111, PTH118 (patterns)
+        return tuple(sorted({_before_wildcard(os.path.dirname(one)) for one in whole}))  # noqa: PTH120 (as above)
+
+
+def _before_wildcard(pattern: str) -> str:
+    parts = pattern.split("/")
+    plain = next((at for at, part in enumerate(parts) if _WILDCARDS & set(part)), len(parts))
+    return "/".join(parts[:plain]) or "/"

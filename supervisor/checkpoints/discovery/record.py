@@ -2,7 +2,7 @@
 
     <state>/checkpoints/learned.json
     {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t", "in_training"}],
-     "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose", "replaced"}], "made": {directory: [device, inode]}}
+     "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose", "replaced", "times"}], "made": {directory: [device, inode]}}
 
 A file that cannot be read costs only its content. One supervisor writes it: the one that holds the job's lock.
 """
@@ -59,6 +59,7 @@ class Write:
     was: the file before its last save. now: the file as the save left it; None while the save is under way, size -1 for a directory. cut:
     a save of it began, and no end was logged. fresh: nothing was there before its first save of this run. loose: the save was logged before
     the script closed the file. replaced: its last save made another inode, under a temporary name or after the old file was removed.
+    times: saves of it that one rank began in this attempt, the most of any rank; 0: not known.
     """
 
     path: str
@@ -70,6 +71,7 @@ class Write:
     fresh: bool = False
     loose: bool = False
     replaced: bool = False
+    times: int = 0
 
     @property
     def is_directory(self) -> bool:
@@ -120,6 +122,7 @@ def read(file: Path) -> DiscoveryRecord:
                 bool(row["fresh"]),
                 bool(row["loose"]),
                 bool(row.get("replaced")),
+                int(row.get("times", 0)),
             )
             for row in content["writes"]
         )

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from checkpointing.discover import Listing
+    from checkpointing.io.tree import ReadOptions
     from checkpointing.manifest.documents import Manifest
+    from checkpointing.model import Candidate
+    from supervisor.checkpoints.recording.parts import PartRecorder
     from supervisor.checkpoints.recording.recorder import CheckpointRecorder
     from supervisor.checkpoints.recording.shared_manifests import SharedManifests
     from supervisor.checkpoints.records import CheckpointRecords
@@ -57,6 +60,13 @@ class MirrorFeed:
         if name not in self._sent and self._is_ours_to_send(made):
             self._sent.add(name)
             self._uploads.send(made.path, made.step, self._records.manifests.file_of(made.path))
+
+    def send_part(self, parts: PartRecorder, candidate: Candidate, reading: ReadOptions) -> None:
+        """Record this node's part of a checkpoint of several nodes, if it is one, and send it once."""
+        made = parts.record(candidate.path, candidate.identity, reading)
+        if made is not None and (made.path, made.id) not in self._sent:
+            self._sent.add((made.path, made.id))
+            self._uploads.send(made.path, made.step, parts.manifests.file_of(made.path))
 
     def is_sending(self, made: Manifest) -> bool:
         """Return whether a checkpoint is still to be sent, so that it must stay."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from supervisor.job.job import Job
 
+#: The kind of an answer where a save of several nodes is not whole in the mirror.
+PARTS_MISSING = "parts_missing"
 _REPORT_EVERY_S = 5.0
 _READ_TIMEOUT_S = (
     20.0  # so that a connection that was lost is tried anew before the mirror is given up (checkpointing.mirror.stall.STALL_S)
@@ -38,6 +40,7 @@ _READ_TIMEOUT_S = (
 class RestoreOrder(msgspec.Struct, frozen=True):
     """What to restore: the newest checkpoint of `job`, or of `instead` if it has none ("": of no other), and where it may be written.
 
+    save: if given, the checkpoint of this save of several nodes and no other (Manifest.save).
     s3: fields of checkpointing.mirror.backends.S3Options. cwd, command, declared and discovered: what restore_permission judges by.
     """
 
@@ -50,6 +53,7 @@ class RestoreOrder(msgspec.Struct, frozen=True):
     discovered: tuple[str, ...]
     workers: int
     s3: dict[str, Any]
+    save: str = ""
 
 
 class RestoredBytes(msgspec.Struct, frozen=True, tag_field="ev", tag="progress"):
@@ -68,7 +72,8 @@ class RestoreLine(msgspec.Struct, frozen=True, tag_field="ev", tag="line"):
 class RestoreAnswer(msgspec.Struct, frozen=True, tag_field="ev", tag="answer"):
     """The answer to a restore. kind: restored, nothing, or why it was refused.
 
-    The reasons: other_job, unreachable, in_the_way (another file has the name), elsewhere (the path is not permitted), no_space, failed.
+    The reasons: other_job, unreachable, parts_missing, in_the_way (another file has the name), elsewhere (the path is not
+    permitted), no_space, failed.
     began: when the run began that saved it. manifest: as text; "" if the file is another whole checkpoint that had the name.
     """
 
@@ -87,8 +92,8 @@ class RestoreAnswer(msgspec.Struct, frozen=True, tag_field="ev", tag="answer"):
 RestoreEvent = RestoredBytes | RestoreLine | RestoreAnswer
 
 
-def restore(job: Job, say: Callable[[str], None]) -> RestoreAnswer:
-    """Restore the newest verified checkpoint of this job, or else of the one that --restore-from names.
+def restore(job: Job, say: Callable[[str], None], save: str = "") -> RestoreAnswer:
+    """Restore the newest verified checkpoint of this job, or else of the one that --restore-from names; or the one of a `save`.
 
     `say` gets a line of progress now and then.
     """
@@ -103,6 +108,7 @@ def restore(job: Job, say: Callable[[str], None]) -> RestoreAnswer:
         discovered=tuple(location.pattern for location in record.read_locations(job.state / "checkpoints") if location.saved),
         workers=checkpoints.concurrency,
         s3=s3_options(job.settings),
+        save=save,
     )
     argv = [sys.executable, "-P", "-m", "supervisor.checkpoints.mirror.restore_process"]
     try:
@@ -166,6 +172,7 @@ def main() -> int:
     kinds = {
         restoring.OtherJob: "other_job",
         restoring.Unreachable: "unreachable",
+        restoring.PartsMissing: PARTS_MISSING,
         restoring.PathOccupied: "in_the_way",
         restoring.PathNotPermitted: "elsewhere",
         restoring.NoSpace: "no_space",
@@ -174,14 +181,16 @@ def main() -> int:
     try:
         options = S3Options(**order.s3, connections=order.workers, read_timeout_s=_READ_TIMEOUT_S)
         backends = [open_backend(url, options) for url in order.mirrors]
-        done = restoring.newest_of(
-            backends,
-            order.job,
-            order.instead,
-            workers=order.workers,
-            refusal=lambda path: refusal(path, order.cwd, order.declared, order.discovered, order.command),
-            progress=RestoreProgress(lambda text: send(RestoreLine(text)), lambda done, total: send(RestoredBytes(done, total))),
-        )
+        progress = RestoreProgress(lambda text: send(RestoreLine(text)), lambda done, total: send(RestoredBytes(done, total)))
+
+        def may_not(path: str) -> tuple[str, str] | None:
+            return refusal(path, order.cwd, order.declared, order.discovered, order.command)
+
+        done: restoring.Restored | None
+        if order.save:
+            done = restoring.of_save(backends, order.job, order.save, workers=order.workers, refusal=may_not, progress=progress)
+        else:
+            done = restoring.newest_of(backends, order.job, order.instead, workers=order.workers, refusal=may_not, progress=progress)
     except CheckpointingError as error:
         send(RestoreAnswer(kinds.get(type(error), "failed"), message=error.message, hint=error.hint))
         return 1

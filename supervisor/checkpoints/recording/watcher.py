@@ -86,14 +86,16 @@ class CheckpointWatcher:
         elsewhere: Callable[[Candidate], Verification | None] = lambda _candidate: None,
         is_ended: Callable[[Candidate], bool] = lambda _candidate: False,
         has_news: Callable[[], bool] = lambda: False,
+        on_incomplete: Callable[[Candidate, ReadOptions], bool] = lambda _candidate, _reading: True,
     ) -> None:
         """Nothing runs before `start`. `on_trouble` gets each failure of ours once, as text.
 
         `is_wanted`: whether a file from before the start is read all the same. `own`: see `verify`. `elsewhere`: what another node found,
         if that node is to read the file; WRITING until it has. `is_ended`: whether a rank was seen to end the save that left the file as
-        it is. `has_news`: whether such a file is to be read before the next look is due.
+        it is. `has_news`: whether such a file is to be read before the next look is due. `on_incomplete` is called like `on_verified`
+        for what is incomplete; it returns False if it is to be read again.
         """
-        self._is_ended, self._has_news = is_ended, has_news
+        self._is_ended, self._has_news, self._on_incomplete = is_ended, has_news, on_incomplete
         self._order, self._is_wanted = order, is_wanted
         self._own, self._elsewhere = own, elsewhere
         self._on_trouble = on_trouble
@@ -228,8 +230,11 @@ class CheckpointWatcher:
             delay_s = _RETRY_S if found.verdict is Verdict.UNKNOWN else 0.0
             self._seen[candidate.path] = (found.identity, time.monotonic() + delay_s)
             return
+        reading = ReadOptions(self._throttle, drop_cache=True, interrupted=self._stopped.is_set)
+        if found.verdict is Verdict.INCOMPLETE and not self._on_incomplete(candidate, reading):
+            return
         self._settled[candidate.path] = candidate.identity
         self._cache.put(found)
         if found.verdict is Verdict.VERIFIED:
             self._whole_at_start = self._whole_at_start or at_start
-            self._on_verified(found, ReadOptions(self._throttle, drop_cache=True, interrupted=self._stopped.is_set), found is not known)
+            self._on_verified(found, reading, found is not known)

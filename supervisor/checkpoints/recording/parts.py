@@ -1,0 +1,94 @@
+"""Records what this node holds of checkpoints whose other files lie on the disks of other nodes (checkpointing/manifest/joint.py).
+
+A part is recorded only where the nodes are known to have directories of their own, and once the save logs show that all ranks of this node
+ended the save. The name of a save is made of the meeting, the directory's name, and which save to that directory it is in the attempt:
+ranks save together, so these agree on all nodes, and no other save has them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from checkpointing.io.reader import Interrupted
+from checkpointing.manifest import check
+from checkpointing.manifest.documents import About, Manifests, NodePart
+from checkpointing.verification import identity_of, verify_part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from checkpointing.io.tree import ReadOptions
+    from checkpointing.manifest.documents import Manifest
+    from checkpointing.model import Identity
+    from supervisor.checkpoints.records import CheckpointRecords
+
+DIRECTORY = "parts"
+
+
+class PartRecorder:
+    """The parts of one job on this node, in worker threads. They are no checkpoints: their manifests lie in a directory of their own."""
+
+    def __init__(self, records: CheckpointRecords) -> None:
+        self._records = records
+        self.manifests = Manifests(str(records.directory / DIRECTORY))
+
+    def is_under_way(self, path: str) -> bool:
+        """Return whether ranks of this node still save to a directory that may become a part."""
+        return self._may_be_part(path) and self._save_of(path) is None
+
+    def get(self, path: str, identity: Identity) -> Manifest | None:
+        """Return the part that was recorded of this content."""
+        known = self.manifests.get(path)
+        return known if known is not None and known.identity == identity else None
+
+    def present(self) -> Iterator[Manifest]:
+        """Yield the recorded parts that are there as they were."""
+        for one in self.manifests.all():
+            if identity_of(one.path) == one.identity:
+                yield one
+
+    def record(self, path: str, identity: Identity, reading: ReadOptions) -> Manifest | None:
+        """Verify and record the part at a path. None if it is none, its save has not ended, or it changed meanwhile."""
+        known = self.get(path, identity)
+        save = self._save_of(path)
+        if known is not None or save is None:
+            return known
+        records, meeting = self._records, self._records.meeting
+        try:
+            part = verify_part(path, reading, own=records.provenance.trusts(path))
+            if part is None or meeting is None or part.found.identity != identity:
+                return None
+            part_bytes = records.job.settings.checkpoints.part_mib << 20
+            made = check.build(part.found, About(records.job.name), reading=reading, part_bytes=part_bytes)
+        except (check.CheckpointChanged, Interrupted, OSError):
+            return None
+        # a save is logged before it writes: if none was logged by now, what was read is of the one that ended before
+        records.absorb_logs()
+        if self._save_of(path) != save:
+            return None
+        lineage = records.provenance.of(path, identity, made.saved_ns).lineage
+        about = replace(made.about, run=lineage.run, began=lineage.began, attempt=lineage.attempt)
+        made = replace(made, about=about, save=save, part=NodePart(meeting.node, part.absent, part.leads))
+        records.order.write()
+        return made if self.manifests.put(made) else None
+
+    def _may_be_part(self, path: str) -> bool:
+        """Return whether this node's ranks saved to a directory in this attempt, and this node is the one to record its part."""
+        meeting, discovery = self._records.meeting, self._records.discovery
+        if meeting is None or discovery is None or not meeting.is_apart or not meeting.is_first:
+            return False
+        writes = discovery.writes(path)
+        return bool(writes) and all(write.attempt == meeting.attempt and write.times for write in writes)
+
+    def _save_of(self, path: str) -> str | None:
+        """Return the name of the save that left a directory as it is; None if that is not known, or it has not ended."""
+        meeting, discovery = self._records.meeting, self._records.discovery
+        if meeting is None or discovery is None or not self._may_be_part(path):
+            return None
+        writes = discovery.writes(path)
+        if any(write.cut or write.now is None for write in writes):
+            return None
+        text = f"{meeting.name}/{path.rstrip('/').rpartition('/')[2]}/{max(write.times for write in writes)}"
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -1,0 +1,202 @@
+"""Nodes with directories of their own, each with a shard: they resume from a save that every node ended, once the mirror has all of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from checkpointing.manifest import documents
+from checkpointing.mirror.backends.opening import open_backend
+from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.upload import TransferControl, upload
+from checkpointing.model import Verdict
+from checkpointing.verification import verify
+from supervisor.checkpoints import node_agreement
+from supervisor.checkpoints.mirror import restore_process
+from supervisor.core.actions import SelectCheckpoint
+from tests.checkpoints.test_node_agreement import Nodes
+from tests.support import node_parts
+
+pytestmark = pytest.mark.process
+
+
+class Uploads:
+    """Takes the place of one node's mirror process: it sends at once, or when it is released."""
+
+    def __init__(self, state: Path, mirror: str) -> None:
+        self._state, self._backend = state, open_backend(mirror)
+        self.held, self.waiting, self.n_asked, self.n_sent = False, list[tuple[str, str]](), 0, 0
+
+    def send(self, path: str, step: int | None, manifest: str) -> None:  # noqa: ARG002  the protocol's
+        """Send a part."""
+        self.waiting.append((path, manifest))
+        if not self.held:
+            self.release()
+
+    def is_sending(self, path: str, _content: str) -> bool:
+        """Return whether it waits; at the third question it is sent."""
+        was = any(path == one for one, _ in self.waiting)
+        self.n_asked += was
+        if self.n_asked > 2:
+            self.release()
+        return was
+
+    def release(self) -> None:
+        """Send what waits."""
+        waiting, self.waiting = self.waiting, []
+        self.n_sent += len(waiting)
+        for path, manifest in waiting:
+            with closing(Spool(str(self._state / "spool"))) as spool:
+                raw = Path(manifest).read_bytes()
+                entry = spool.add(path, documents.decode(raw).step, raw)
+                upload(self._backend, entry, spool.log(entry, self._backend.url), TransferControl())
+                spool.mark_done(entry, self._backend.url, [self._backend.url])
+
+
+class PartNodes(Nodes):
+    """Two nodes whose ranks save together with torch.distributed.checkpoint, each to its own disk."""
+
+    def __init__(self, place: Path, *, with_mirror: bool = True) -> None:
+        mirror = place / "mirror"
+        mirror.mkdir()
+        super().__init__(place, 2, shared=False, pattern="step_*", mirror=(str(mirror),))
+        self._place, self._n_saves, self._n_made = place, 0, 0
+        self.uploads = [Uploads(one.records.job.state, str(mirror)) for one in self.nodes]
+        for one, uploads in zip(self.nodes, self.uploads, strict=True):
+            if with_mirror:
+                one.mirror_feed(uploads, lambda: None)
+                one.restore_saves_with(lambda save, job=one.records.job: restore_process.restore(job, lambda _text: None, save))  # type: ignore[misc]
+        self.attempt(1)
+
+    def attempt(self, number: int) -> list[int | None]:
+        """Agree, and begin an attempt. Return the step that each node resumes from."""
+        found = self.agree(*(SelectCheckpoint(number, nodes=2, node=n, last_agreement=number - 1) for n in range(2)))
+        for one in self.nodes:
+            one.began(number)
+        self.number, self.found, self._n_saves = number, found, 0
+        return self.steps(found)
+
+    def save_together(self, step: int, *, cut: int | None = None, seed: int = 1) -> None:
+        """Save a step on both nodes, and log it as the ranks do. The rank of node `cut` is killed in it."""
+        self._n_saves += 1
+        self._n_made += 1
+        whole = node_parts.save_whole(self._place / f"whole-{self._n_made}" / f"step_{step}", step, seed)
+        for node, one in enumerate(self.nodes):
+            path = self.directories[node] / whole.name
+            log = one.records.job.attempt_dir(self.number) / "saves-0.jsonl"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            row = {"path": str(path), "n": self._n_saves, "t": time.time(), "via": "dcp", "steps": step}
+            rows = [{**row, "what": "began", "was": [*stat(path)[:2], -1, 0] if path.exists() else None}]
+            path.mkdir(exist_ok=True)
+            for name in node_parts.FILES[node] if cut is None else node_parts.FILES[node][-1:]:
+                shutil.copyfile(whole / name, path / name)
+            if cut != node:
+                rows.append({**row, "what": "ended", "well": cut is None, "now": [*stat(path)[:2], -1, 0]})
+            with log.open("a") as out:
+                out.writelines(json.dumps(one_row) + "\n" for one_row in rows)
+
+    def send_parts(self, *nodes: int) -> None:
+        """Let nodes record and send their parts, as their watchers do while the ranks run."""
+        for node in nodes:
+            self.nodes[node].records.absorb()
+            self.nodes[node].node_offer.record_parts()
+            assert self.uploads[node].n_sent
+
+    def are_whole(self, step: int) -> bool:
+        """Return whether each node has all of a step."""
+        return all(verify(str(directory / f"step_{step}")).verdict is Verdict.VERIFIED for directory in self.directories)
+
+
+def stat(path: Path) -> tuple[int, int]:
+    st = path.stat()
+    return st.st_dev, st.st_ino
+
+
+def test_each_node_gets_the_rest_of_the_newest_save_and_all_resume_from_it(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path)
+    nodes.save_together(20)
+    nodes.save_together(40)
+    assert nodes.attempt(2) == [40, 40]
+    assert nodes.are_whole(40)
+    assert not nodes.are_whole(20), "only what is resumed from is brought"
+    nodes.save_together(60)
+    assert nodes.attempt(3) == [60, 60]
+    assert nodes.attempt(4) == [60, 60], "it is here now"
+
+
+def test_a_wiped_disk_is_filled_from_the_mirror(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path)
+    nodes.save_together(40)
+    nodes.send_parts(0, 1)
+    shutil.rmtree(nodes.directories[1])
+    nodes.directories[1].mkdir()
+    assert nodes.attempt(2) == [40, 40]
+    assert nodes.are_whole(40)
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_save_in_which_a_node_was_killed_is_no_checkpoint_and_all_take_the_one_before(tmp_path: Path, cut: int) -> None:
+    nodes = PartNodes(tmp_path)
+    nodes.save_together(40)
+    nodes.save_together(60, cut=cut)
+    assert nodes.attempt(2) == [40, 40]
+    assert "step_60" in str(nodes.found[0].refused)
+
+
+def test_a_directory_that_is_saved_to_again_never_gives_a_mix_of_two_saves(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path)
+    nodes.save_together(20)
+    nodes.save_together(40, seed=1)
+    nodes.send_parts(1)  # of the first save; then both save again, and one is killed
+    nodes.save_together(40, cut=1, seed=2)
+    assert nodes.attempt(2) == [20, 20]
+
+
+def test_parts_of_two_saves_to_one_directory_are_never_joined(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path)
+    nodes.save_together(20)
+    nodes.save_together(40, seed=1)
+    nodes.send_parts(1)
+    nodes.save_together(40, seed=2)
+    nodes.send_parts(0)
+    shutil.rmtree(nodes.directories[1] / "step_40")  # this node has sent what it had in the first save, that one what it has of the second
+    assert nodes.attempt(2) == [20, 20]
+
+
+def test_a_part_that_is_still_sent_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_agreement, "LOOK_AGAIN_S", 0.01)
+    nodes = PartNodes(tmp_path)
+    nodes.uploads[1].held = True
+    nodes.save_together(20)
+    assert nodes.attempt(2) == [20, 20]
+    assert nodes.uploads[1].n_asked > 2
+
+
+def test_a_part_that_no_node_sends_any_more_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_agreement, "LOOK_AGAIN_S", 1e9)
+    nodes = PartNodes(tmp_path)
+    nodes.save_together(20)
+    nodes.send_parts(0)
+    shutil.rmtree(nodes.directories[1])  # with the part, and with what knew of it
+    nodes.directories[1].mkdir()
+    assert nodes.attempt(2) == [None, None]
+    assert all("not all nodes have sent their part" in str(one.node_offers) for one in nodes.found)
+
+
+def test_without_a_mirror_all_stop_and_are_told_what_each_lacks(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path, with_mirror=False)
+    nodes.save_together(40)
+    assert nodes.attempt(2) == [None, None]
+    for one in nodes.found:
+        assert "no --mirror holds them all" in str(one.node_offers)
+        assert [text for _, text in one.node_offers[:2]] == [
+            f"step 40, {directory}/step_40, of which other nodes have the rest" for directory in nodes.directories
+        ]
+        for node in (0, 1):
+            source, target = f"n{1 - node}:{nodes.directories[1 - node]}/step_40", f"{nodes.directories[node]}/"
+            assert f"on n{node}: rsync -a --ignore-existing {source} {target}" in one.remedy

@@ -179,7 +179,7 @@ class NodeOffer:
         self._noted = named
         places = [", ".join(marker.directory for marker in markers[group[0]]) or "?" for group in groups]
         held = "; ".join(f"{', '.join(one)}: {place}" for one, place in zip(named, places, strict=True))
-        return (f"the nodes do not share their checkpoints, and resume only from one that every node has: {held}",)
+        return (f"the nodes do not share all directories of their checkpoints, and resume only from one that every node has: {held}",)
 
     def reject_mixed(self, since_t: float) -> None:
         """Reject for good every checkpoint written since `since_t` (wall time), and remove our copies of them.

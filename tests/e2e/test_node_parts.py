@@ -113,7 +113,7 @@ def test_a_kill_in_a_save_and_a_wiped_disk_of_nodes_whose_shards_lie_on_their_ow
         (row,) = selections(run)
         assert (row["chosen"]["step"], row["chosen"]["path"]) == (2 * EVERY, f"{run.place}/ckpt/step_{2 * EVERY}")
         assert verify(row["chosen"]["path"]).verdict is Verdict.VERIFIED, "this node has the shards of both"
-        assert "do not share their checkpoints" in run.stderr, node
+        assert "do not share all directories of their checkpoints" in run.stderr, node
     nodes.reached(4 * EVERY + 5)  # and no step more
     wait_for(lambda: bucket.has_whole(4 * EVERY), "both parts in the mirror", 90, alive=lambda: all(run.alive() for run in nodes.runs))
 

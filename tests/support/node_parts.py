@@ -12,8 +12,10 @@ import torch.distributed.checkpoint as dcp
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: The names of each node's files.
+Files = tuple[tuple[str, ...], ...]
 #: What the nodes have: node 0 also the metadata, which rank 0 writes last.
-FILES = ((".metadata", "__0_0.distcp"), ("__0_1.distcp",))
+FILES: Files = ((".metadata", "__0_0.distcp"), ("__0_1.distcp",))
 
 
 def save_whole(directory: Path, step: int = 40, seed: int = 1) -> Path:
@@ -27,11 +29,11 @@ def save_whole(directory: Path, step: int = 40, seed: int = 1) -> Path:
     return directory
 
 
-def split(whole: Path, *nodes: Path) -> tuple[Path, ...]:
+def split(whole: Path, *nodes: Path, files: Files = FILES) -> tuple[Path, ...]:
     """Copy to each node's directory what that node has; return the checkpoints there."""
     made = tuple(directory / whole.name for directory in nodes)
-    for directory, files in zip(made, FILES, strict=True):
+    for directory, names in zip(made, files, strict=True):
         directory.mkdir(parents=True)
-        for name in files:
+        for name in names:
             shutil.copyfile(whole / name, directory / name)
     return made

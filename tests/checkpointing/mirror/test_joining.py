@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing import examine
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check, documents
 from checkpointing.manifest.documents import About, NodePart
@@ -19,6 +20,7 @@ from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import TransferControl, upload
 from checkpointing.model import Verdict
 from checkpointing.verification import verify, verify_part
+from tests.checkpointing.formats.directories.test_rank_shards import deepspeed
 from tests.support import node_parts
 
 if TYPE_CHECKING:
@@ -38,9 +40,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Nodes:
     """Two nodes, each with its part of a checkpoint in a directory of its own."""
 
-    def __init__(self, home: Path, whole: Path, backend: Backend, save: str = SAVE) -> None:
+    def __init__(self, home: Path, whole: Path, backend: Backend, save: str = SAVE, files: node_parts.Files = node_parts.FILES) -> None:
         self.whole, self.backend, self.save, self._home = whole, backend, save, home
-        self.paths = node_parts.split(whole, home / "node-0", home / "node-1")
+        self.paths = node_parts.split(whole, home / "node-0", home / "node-1", files=files)
 
     def send(self, node: int, *, save: str = "") -> str:
         """Send a node's part, as its mirror process does."""
@@ -103,6 +105,24 @@ def test_the_last_part_makes_the_checkpoint_and_each_node_gets_all_of_it(nodes: 
     again = nodes.restore(0)
     assert again is not None
     assert again.fetched_bytes == 0
+    by_hand = restore.newest([nodes.backend], "job", into=str(place.home / "elsewhere"))  # supervise checkpoints restore --to
+    assert by_hand is not None
+    assert verify(by_hand.path).verdict is Verdict.VERIFIED
+
+
+@pytest.mark.process
+def test_shards_of_deepspeed_are_one_checkpoint_to_which_latest_leads(place: Place, tmp_path: Path) -> None:
+    whole = deepspeed(tmp_path / "whole", dp=4)
+    names = sorted(path.name for path in whole.iterdir())
+    second = tuple(name for name in names if "rank_2_" in name or "rank_3_" in name)
+    nodes = Nodes(place.home, whole, place.backend(), files=(tuple(name for name in names if name not in second), second))
+    assert nodes.send(1) == ""
+    assert nodes.send(0)
+    for node in (0, 1):
+        assert nodes.restore(node) is not None
+        assert nodes.is_whole(node)
+        assert (nodes.paths[node].parent / "latest").read_text() == whole.name
+        assert [found.verdict for found in examine.look(str(nodes.paths[node].parent))] == [Verdict.VERIFIED]
 
 
 @pytest.mark.process

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from supervisor.checkpoints.origin.provenance import CheckpointWriter
 
@@ -13,10 +13,15 @@ if TYPE_CHECKING:
     from checkpointing.io.tree import ReadOptions
     from checkpointing.manifest.documents import Manifest
     from checkpointing.model import Candidate
+    from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.checkpoints.recording.parts import PartRecorder
     from supervisor.checkpoints.recording.recorder import CheckpointRecorder
     from supervisor.checkpoints.recording.shared_manifests import SharedManifests
     from supervisor.checkpoints.records import CheckpointRecords
+
+
+#: Formats of directories in which each rank writes a file.
+_OF_EVERY_RANK: Final = ("dcp", "fsdp", "deepspeed", "megatron", "hf_trainer", "accelerate")
 
 
 class Uploads(Protocol):
@@ -75,14 +80,25 @@ class MirrorFeed:
     def _is_ours_to_send(self, made: Manifest) -> bool:
         """Return whether this node sends a checkpoint: one that its ranks saved; of what no hook saw, the node of rank 0.
 
-        Of a directory that ranks of several nodes saved together, the first of these nodes sends it, if they share a state directory.
-        No hook sees safetensors written by a plain `open`, C++ writers and other processes. What they save must be declared, and new.
+        Of a directory that ranks of several nodes saved together, the first of these nodes sends it. No hook sees
+        safetensors written by a plain `open`, C++ writers and other processes. What they save must be declared, and new.
         """
         records, discovery = self._records, self._records.discovery
         if records.several_nodes and self._shared.is_saved_by_another(made.path, made.identity, discovery):
             return False
         writer = records.provenance.of(made.path, made.identity, made.saved_ns).writer
         if writer is CheckpointWriter.RANKS and discovery is not None:
-            is_first = not (records.several_nodes and made.is_tree) or self._shared.is_first(made.path, discovery)
+            is_first = not (records.several_nodes and made.is_tree) or self._is_first(made, discovery)
             return is_first and records.locations.is_likely(made.path)
         return writer is CheckpointWriter.UNLOGGED and self._has_rank_0() is True and records.locations.is_listed_as_declared(made.path)
+
+    def _is_first(self, made: Manifest, discovery: Discovery) -> bool:
+        """Return whether this node is the first of those whose ranks saved a directory together.
+
+        By the records of the others, if this node sees them. Else by what the nodes found out when they met: of the formats in which every
+        rank writes, the first node that sees the directory sends it.
+        """
+        if self._shared.has_others():
+            return self._shared.is_first(made.path, discovery)
+        meeting = self._records.meeting
+        return meeting is None or meeting.is_first or made.layout not in _OF_EVERY_RANK

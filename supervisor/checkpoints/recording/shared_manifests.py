@@ -73,6 +73,10 @@ class SharedManifests:
             for write in read_last_run(self._nodes / name / self._directory).writes(path)
         )
 
+    def has_others(self) -> bool:
+        """Return whether this node sees the records of other nodes."""
+        return bool(self._others())
+
     def _others(self) -> list[str]:
         try:
             return sorted(name for name in os.listdir(self._nodes) if name != self._me)  # noqa: PTH208

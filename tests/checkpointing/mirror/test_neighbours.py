@@ -16,6 +16,7 @@ from supervisor.checkpoints.recording.reports import CheckpointFound, Checkpoint
 from supervisor.checkpoints.recording.shared_manifests import PATIENCE_S, SharedManifests
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.job.job import Job
+from tests.support import node_parts
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -209,3 +210,14 @@ def test_where_each_node_has_a_state_directory_of_its_own_each_reads_and_sends_w
         assert node.watcher.finish(20.0)
     assert [node.verified for node in nodes] == [[("step_7.pt", 7, "digest")]] * 2
     assert nodes[1].sent == ["step_7.pt"]
+
+
+def test_of_a_directory_that_all_see_one_node_sends_it_also_where_each_has_a_state_directory_of_its_own(tmp_path: Path) -> None:
+    nodes = [Node(tmp_path, name, has_rank_0=name == "a", state=tmp_path / f"state-{name}") for name in ("a", "b")]
+    path = node_parts.save_whole(tmp_path / "here" / "step_7", 7)
+    for number, node in enumerate(nodes):
+        node.checkpoints.node_offer.note_meeting(1, "meeting", number, [(0, 1)])
+        node.saves(path)
+        node.watcher.start()
+        assert node.watcher.finish(20.0)
+    assert [node.sent for node in nodes] == [["step_7"], []]

@@ -166,7 +166,8 @@ class OutgoingAlert:
 
     about: what tells two alerts of one kind and attempt apart (two GPUs that are put out of use). It is never sent. The fields below it
     are not sent to webhooks of version 1. node: this node's name for people. subject: tells two threads of one kind apart (a GPU).
-    exit_code: of the run, None while it goes on. lines, state_dir: text that may hold paths and log lines, sent with detail `lines` only.
+    failed_on: the node that failed, where the job has several. exit_code: of the run, None while it goes on. lines, state_dir:
+    text that may hold paths and log lines, sent with detail `lines` only.
     """
 
     run_id: str
@@ -182,6 +183,7 @@ class OutgoingAlert:
     step: int | None = None
     about: str = ""
     node: str = ""
+    failed_on: str = ""
     confidence: float | None = None
     subject: str = ""
     exit_code: int | None = None

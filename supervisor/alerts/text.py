@@ -76,6 +76,7 @@ def facts(sent: Notification, detail: AlertDetail) -> list[tuple[str, str]]:
     if alert.own_cause is not Cause.NONE:
         rows.append(("cause", alert.cause.value + ("" if alert.confidence is None else f", {100 * alert.confidence:.0f} % sure")))
     rows += [(name, str(value)) for name, value in (("rank", _rank(alert)), ("step", alert.step)) if value is not None]
+    rows += [("failed on", alert.failed_on)] if alert.failed_on and alert.own_cause is not Cause.NONE else []
     rows.append(("attempt", str(alert.attempt)))
     return rows
 
@@ -124,6 +125,7 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
         "cause": alert.own_cause.value,
         "confidence": alert.confidence,
         "rank": _rank(alert),
+        "failed_on": alert.failed_on if alert.own_cause is not Cause.NONE else "",
         "step": alert.step,
         "attempt": alert.attempt,
         "action": alert.action.value,
@@ -167,7 +169,8 @@ def _happened(sent: Notification) -> str:
         return f"The run ended with exit code {alert.exit_code}{goes_on}."
     if not _is_incident(alert):
         return _sentence(alert)
-    where = [f"rank {alert.rank}" if alert.rank is not None else "", f"step {alert.step}" if alert.step is not None else ""]
+    rank, node = f"rank {alert.rank}" if alert.rank is not None else "", f"on {alert.failed_on}" if alert.failed_on else ""
+    where = [f"{rank} {node}".strip(), f"step {alert.step}" if alert.step is not None else ""]
     sure = f"{100 * alert.confidence:.0f} % sure" if alert.confidence is not None else ""
     known = ", ".join(filter(None, (*where, sure)))
     times = f"{sent.failures} failures in {span_text(alert.ts - sent.since_t)}, the last: " if sent.failures > 1 else ""

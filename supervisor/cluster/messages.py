@@ -17,11 +17,12 @@ class NodeHello:
 
 @dataclass(frozen=True, slots=True)
 class NodeBeat:
-    """A node lives. have: the revision up to which it has all rows. sent_t: by its own clock."""
+    """A node lives. have: the revision up to which it has all rows. sent_t: by its own clock. standing: of its attempt, for people."""
 
     node: str
     have: int
     sent_t: float = 0.0
+    standing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,12 @@ class ReadReports:
 
 ToStore = NodeHello | NodeBeat | WriteRow | MeetNodes | ReadReports
 
+
+@dataclass(frozen=True, slots=True)
+class AskNodes:
+    """A reader, who is no node, asks which nodes the store knows. Answered by KnownNodes."""
+
+
 # the store to a node
 
 
@@ -88,6 +95,31 @@ class StoreReports:
 
 ToNode = StoreRows | StoreReports
 
+
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """What the store knows of one node.
+
+    index: among the members of the newest epoch, -1: it waits to join. age_s: since its last message, None: none came. out: why it takes no
+    part in the epoch any more (`lost: …`, `left: …`, `done`), "": it does. standing: of its last beat.
+    """
+
+    node: str
+    index: int
+    age_s: float | None
+    out: str
+    standing: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNodes:
+    """The nodes of the newest epoch, and those that wait to join. number: of the epoch, 0: none yet. host: the node of the store."""
+
+    host: str
+    number: int
+    nodes: tuple[KnownNode, ...]
+
+
 # what a node takes in
 
 
@@ -115,9 +147,10 @@ class FromStore:
 
 @dataclass(frozen=True, slots=True)
 class NodeTick:
-    """Time has passed."""
+    """Time has passed. standing: for the next beat."""
 
     t: float
+    standing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

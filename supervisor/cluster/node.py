@@ -159,7 +159,7 @@ def _taken(state: MemberState, given: NodeInput) -> Step:  # noqa: PLR0911  a ro
         case FromStore(_, message):
             return _with_rows(state, message) if isinstance(message, StoreRows) else _with_reports(state, message), ()
         case NodeTick():
-            return _ticked(state)
+            return _ticked(state, given.standing)
         case NodesTogether():
             return _with_meeting_sent(changed(state, meeting=given))
         case MeetingGivenUp():
@@ -231,7 +231,7 @@ def _with_rows(state: MemberState, message: StoreRows) -> MemberState:
     return changed(state, rows={**state.rows, **new}, unseen=unseen)
 
 
-def _ticked(state: MemberState) -> Step:
+def _ticked(state: MemberState, standing: str) -> Step:
     """Send a beat if it is time for one, and with it all that the store has not shown yet."""
     meeting, rules = state.meeting, state.rules
     if meeting is not None and state.t - meeting.t > rules.meeting_s:
@@ -244,7 +244,7 @@ def _ticked(state: MemberState) -> Step:
     writes = (SendToStore(WriteRow(me, key, value)) for key, value in state.unseen.items())
     state = changed(state, beat_t=state.t, noted=state.noted - {"read"})  # the answer may have been lost
     state, met = _with_meeting_sent(state)
-    return state, (*hello, *writes, SendToStore(NodeBeat(me, state.have, state.t)), *met)
+    return state, (*hello, *writes, SendToStore(NodeBeat(me, state.have, state.t, standing)), *met)
 
 
 def _with_meeting_sent(state: MemberState) -> Step:

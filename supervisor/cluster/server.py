@@ -1,7 +1,7 @@
 """Serves the control store (store.py) over TCP, in a thread of its own: nothing that a peer or a disk does holds up the supervisor's loop.
 
 A connection that sends anything but the job's key and messages is closed, and nobody else notices. A node that opens a second connection
-has lost the first.
+has lost the first. A reader (reader.py) has the key and is no node: the store itself knows nothing of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from supervisor.cluster import store as storage
 from supervisor.cluster import wire
 from supervisor.cluster.lines import LineSocket
-from supervisor.cluster.messages import NodeBeat
+from supervisor.cluster.messages import AskNodes, NodeBeat
 from supervisor.cluster.model import nodes_of
 
 if TYPE_CHECKING:
@@ -155,6 +155,9 @@ class StoreServer:
             connection.is_greeted = True
             return
         message = wire.to_store(line)
+        if isinstance(message, AskNodes):
+            self._send(connection, wire.encode(storage.known_nodes(self._state, time.monotonic())))
+            return
         if connection.node != message.node:
             self._introduce(connection, message)
         if isinstance(message, NodeBeat):

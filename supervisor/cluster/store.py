@@ -13,7 +13,19 @@ import itertools
 from collections.abc import Mapping
 from typing import assert_never
 
-from supervisor.cluster.messages import MeetNodes, NodeBeat, NodeHello, ReadReports, StoreReports, StoreRows, ToNode, ToStore, WriteRow
+from supervisor.cluster.messages import (
+    KnownNode,
+    KnownNodes,
+    MeetNodes,
+    NodeBeat,
+    NodeHello,
+    ReadReports,
+    StoreReports,
+    StoreRows,
+    ToNode,
+    ToStore,
+    WriteRow,
+)
 from supervisor.cluster.model import PLAIN_DECISIONS, VOID, ClusterDecision, ClusterRules, Epoch, newest_epoch, nodes_of
 from supervisor.core.state import changed
 from supervisor.core.values import dataclass
@@ -74,7 +86,7 @@ class StoreState:
     name: of this start of it. rows: in the order of their revision, of which the first is `first`. connected: the revision that was sent to
     each connected node. last_message: when the last message of each node came. closed: when the connection of each ended. began_t: since
     when the newest epoch is known here, or the store is. young: that epoch is older than this start of the store. meetings: by token, the
-    message of each node that takes part; numbered: the tokens of those that got their number.
+    message of each node that takes part; numbered: the tokens of those that got their number. standings: of each node's last beat.
     """
 
     name: str
@@ -85,6 +97,7 @@ class StoreState:
     connected: Mapping[str, int]
     last_message: Mapping[str, float]
     closed: Mapping[str, float]
+    standings: Mapping[str, str]
     first: int = 0
     epoch: Epoch | None = None
     began_t: float = 0.0
@@ -110,7 +123,7 @@ class StoreState:
 
 def new_store(name: str, host: str, rules: ClusterRules, t: float, kept: tuple[tuple[str, str], ...] = ()) -> StoreState:
     """Return the store as it begins, with the rows that an earlier one on this host kept."""
-    state = StoreState(name, host, rules, t, {}, {}, {}, {}, began_t=t)
+    state = StoreState(name, host, rules, t, {}, {}, {}, {}, {}, began_t=t)
     state = _with_epoch(changed(state, rows=dict(kept)), young=True)
     return state if state.epoch is None else _with_row(state, f"kept/{state.epoch.number}", "")
 
@@ -152,9 +165,10 @@ def _taken(state: StoreState, given: StoreInput) -> tuple[StoreState, tuple[Stor
         case NodeHello():
             state = changed(state, connected={**state.connected, node: state.revision})
             return state, (SendToNode(node, _rows_since(state, 0)),)
-        case NodeBeat(_, have, sent_t):
+        case NodeBeat(_, have, sent_t, standing):
             answer = _rows_since(state, min(have, state.revision), beat_t=sent_t, store_t=given.t)
-            return changed(state, connected={**state.connected, node: state.revision}), (SendToNode(node, answer),)
+            state = changed(state, connected={**state.connected, node: state.revision}, standings={**state.standings, node: standing})
+            return state, (SendToNode(node, answer),)
         case WriteRow(_, key, value):
             is_new = key not in state.rows and _epoch_of(key) >= newest_epoch(state.rows) - _KEPT_EPOCHS
             return (_with_row(state, key, value) if is_new else state), ()
@@ -249,6 +263,24 @@ def _with_number(state: StoreState) -> StoreState:
         numbered = (*state.numbered, token)[-_KEPT_MEETINGS:]
         return _with_epoch(changed(state, rows={**rows, key: value}, first=first, meetings=others, numbered=numbered), young=False)
     return state
+
+
+def known_nodes(state: StoreState, t: float) -> KnownNodes:
+    """Return the members of the newest epoch, and the nodes that are connected and wait to join, for people."""
+    members = () if state.epoch is None else state.epoch.members
+    number = 0 if state.epoch is None else state.epoch.number
+
+    def out(node: str) -> str:
+        texts = (f"{why}: {state.rows[key]}" for why in ("lost", "left") if (key := f"{why}/{number}/{node}") in state.rows)
+        return next(texts, "done" if f"done/{number}/{node}" in state.rows else "")
+
+    def known(node: str, index: int) -> KnownNode:
+        message_t = state.last_message.get(node)
+        return KnownNode(node, index, None if message_t is None else max(0.0, t - message_t), out(node), state.standings.get(node, ""))
+
+    waiting = (node for node in state.connected if node not in members)
+    nodes = (*(known(node, index) for index, node in enumerate(members)), *(known(node, -1) for node in waiting))
+    return KnownNodes(state.host, number, nodes)
 
 
 def _epoch_of(key: str) -> int:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from supervisor.cluster.messages import (
+    AskNodes,
+    KnownNodes,
     MeetNodes,
     NodeBeat,
     NodeHello,
@@ -29,15 +31,17 @@ if TYPE_CHECKING:
 #: A longer line is no message: a report has some hundred KiB at most.
 LONGEST_LINE = 16 * 2**20
 _GREETING = "supervise control store 1"
-_TO_STORE: dict[str, type[ToStore]] = {
+_TO_STORE: dict[str, type[ToStore | AskNodes]] = {
     "hello": NodeHello,
     "beat": NodeBeat,
     "write": WriteRow,
     "meet": MeetNodes,
     "read": ReadReports,
+    "ask": AskNodes,
 }
 _TO_NODE: dict[str, type[ToNode]] = {"rows": StoreRows, "reports": StoreReports}
-_NAMES: dict[type[ToStore | ToNode], str] = {kind: name for name, kind in (*_TO_STORE.items(), *_TO_NODE.items())}
+_TO_READER: dict[str, type[KnownNodes]] = {"nodes": KnownNodes}
+_NAMES: dict[type, str] = {kind: name for name, kind in (*_TO_STORE.items(), *_TO_NODE.items(), *_TO_READER.items())}
 _Kind = TypeVar("_Kind")
 
 
@@ -51,20 +55,25 @@ def is_greeting(line: bytes, key: str) -> bool:
     return hmac.compare_digest(line, greeting(key))
 
 
-def encode(message: ToStore | ToNode) -> bytes:
+def encode(message: ToStore | ToNode | AskNodes | KnownNodes) -> bytes:
     """Return the line of a message."""
-    fields = {name: getattr(message, name) for name in message.__dataclass_fields__}
+    fields = msgspec.to_builtins(message)
     return json.dumps([_NAMES[type(message)], fields], separators=(",", ":")).encode() + b"\n"
 
 
-def to_store(line: bytes) -> ToStore:
-    """Return a node's message. Raises msgspec.DecodeError where the line is none, or a field has another type."""
+def to_store(line: bytes) -> ToStore | AskNodes:
+    """Return the message of a node or of a reader. Raises msgspec.DecodeError where the line is none, or a field has another type."""
     return _decoded(line, _TO_STORE)
 
 
 def to_node(line: bytes) -> ToNode:
     """Return a message of the store. Raises msgspec.DecodeError where the line is none, or a field has another type."""
     return _decoded(line, _TO_NODE)
+
+
+def to_reader(line: bytes) -> KnownNodes:
+    """Return the answer to a reader. Raises msgspec.DecodeError where the line is none, or a field has another type."""
+    return _decoded(line, _TO_READER)
 
 
 def _decoded(line: bytes, kinds: Mapping[str, type[_Kind]]) -> _Kind:

@@ -58,19 +58,13 @@ _OF_A_LOSS = frozenset(
 )
 
 
-def shown(node: str, members: tuple[str, ...]) -> str:
-    """Return what people call a node: its host, and its number among those that met."""
-    host = node.partition("/")[0]
-    return f"{host}:{members.index(node)}" if node in members else host
-
-
 # the end
 
 
 def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step:
     """End it here too. What this node's ranks show belongs to the evidence."""
     attempt = state.attempt
-    node = shown(event.node, attempt.members)
+    node = sharing.shown(event.node, attempt.members)
     ended = changed(state, attempt=changed(attempt, ended_by=node, ended_as=event.kind))
     if state.stage is Stage.TEARDOWN:  # it had ended here by itself, a moment later
         return changed(state, attempt=changed(attempt, ended_as=event.kind)), ()
@@ -136,13 +130,15 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     if wanted is not None:
         return wanted
     members = state.attempt.members
-    facts = tuple(fact for report in event.reports for fact in failure.facts_of(report.attempt, event.t, shown(report.node, members)))
+    facts = tuple(
+        fact for report in event.reports for fact in failure.facts_of(report.attempt, event.t, sharing.shown(report.node, members))
+    )
     verdict = classify(facts)
     gone = _gone(event, members)
     if gone is not None and verdict.cause in _OF_A_LOSS:
         verdict = _lost(*gone, verdict, event.t)
     culprit = _culprit(event, verdict, members)
-    verdict = verdict if verdict.node or culprit is None else replace(verdict, node=shown(culprit.node, members))
+    verdict = verdict if verdict.node or culprit is None else replace(verdict, node=sharing.shown(culprit.node, members))
     view = state if culprit is None else changed(state, gpus=culprit.gpus, attempt=culprit.attempt)
     view = changed(view, attempt=changed(view.attempt, number=state.attempt.number, evidence=facts))
     return failure.judged(view, event.t, verdict)
@@ -153,7 +149,7 @@ def _gone(event: ReportsGathered, members: tuple[str, ...]) -> tuple[str, str] |
     gone = list(event.missing)
     gone += [(r.node, f.text) for r in event.reports for f in r.attempt.evidence or () if f.name == sharing.SUPERVISE_DIED]
     first = next((row for row in gone if row[0] == event.node), gone[0] if gone else None)
-    return None if first is None else (shown(first[0], members), first[1])
+    return None if first is None else (sharing.shown(first[0], members), first[1])
 
 
 def _lost(node: str, how: str, seen: Verdict, t: float) -> Verdict:
@@ -182,7 +178,7 @@ def _culprit(event: ReportsGathered, verdict: Verdict, members: tuple[str, ...])
     """Return the report of the node that failed, as far as it is known: of the rank, of the named node, of who ended the attempt."""
     for fits in (
         lambda r: verdict.rank is not None and any(rank.rank == verdict.rank for rank in r.attempt.ranks),
-        lambda r: bool(verdict.node) and shown(r.node, members) == verdict.node,
+        lambda r: bool(verdict.node) and sharing.shown(r.node, members) == verdict.node,
         lambda r: r.node == event.node,
     ):
         for found in event.reports:
@@ -244,6 +240,7 @@ def _ended_elsewhere(state: JobState, event: DecisionMade) -> Step:
     if event.kind == SUCCESS or event.decision is None:
         return lifecycle.done(state)
     decision = event.decision
+    state = changed(state, attempt=changed(state.attempt, decision=decision))
     state, opening = start.with_incident(state, event.t, decision.verdict.summary, decision.verdict.rank, (decision.verdict, decision.plan))
     state, actions = start.give_up(changed(state, attempt=changed(state.attempt, awaits_agreement=False)), decision.verdict, decision.plan)
     return state, (*opening, *actions)

@@ -19,6 +19,12 @@ SUPERVISE_DIED = "supervise_died"
 TEARDOWN_MARGIN_S = 3.0
 
 
+def shown(node: str, members: tuple[str, ...]) -> str:
+    """Return what people call a node: its host, and its number among those that met."""
+    host = node.partition("/")[0]
+    return f"{host}:{members.index(node)}" if node in members else host
+
+
 def teardown_timer(state: JobState, token: int) -> SetTimer:
     """The timer after which ranks that were to be stopped are ended from outside."""
     return SetTimer("teardown", token, state.run.policy.grace_s + TEARDOWN_MARGIN_S)

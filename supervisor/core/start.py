@@ -361,9 +361,7 @@ def stop_for_gpus(state: JobState, t: float, left: int, wanted: str) -> Step:
 def restart(state: JobState, t: float, verdict: Verdict, plan: Plan, *beside: Action) -> Step:
     """Report the plan and begin the next attempt when its wait is over."""
     assert state.run.incident is not None  # noqa: S101 (callers opened one)
-    decision, step = state.attempt.decision, state.attempt.progress.step
-    alerts = decision is None or planning.alerts_here(state, decision)
-    report = ReportDecision(state.run.incident.number, state.attempt.number, verdict, plan, step, alerts=alerts)
+    report = _decision_report(state, state.run.incident, verdict, plan)
     state = changed(state, run=changed(state.run, reason="failure"))
     if plan.delay_s > 0:
         token = state.token + 1
@@ -381,7 +379,9 @@ def with_incident(state: JobState, t: float, summary: str, rank: int | None = No
         opening = (OpenIncident(incident.number, state.attempt.number, rank, summary),)
         state = changed(state, run=changed(state.run, losses=losses.with_incident(state.run.losses, t)))
     verdict, plan = decision or (None, None)
-    incident = replace(incident, attempt=state.attempt.number, verdict=verdict, plan=plan)
+    made = None if verdict is None else _made_by_nodes(state, verdict)
+    alerts = made is None or planning.alerts_here(state, made)
+    incident = replace(incident, attempt=state.attempt.number, verdict=verdict, plan=plan, alerts=alerts)
     return changed(state, incidents=incident.number, run=changed(state.run, incident=incident)), opening
 
 
@@ -402,13 +402,24 @@ def give_up(state: JobState, verdict: Verdict, plan: Plan) -> Step:
 def leave(state: JobState, verdict: Verdict, plan: Plan) -> Step:
     """End the run of this node, whatever the others do."""
     assert state.run.incident is not None  # noqa: S101 (callers opened one)
-    number = state.run.incident.number
-    decision = state.attempt.decision
-    alerts = decision is None or planning.alerts_here(state, decision)
+    report = _decision_report(state, state.run.incident, verdict, plan)
     actions: tuple[Action, ...] = (
-        ReportDecision(number, state.attempt.number, verdict, plan, state.attempt.progress.step, alerts=alerts),
-        CloseIncident(number, state.attempt.number, "given_up", state.attempt.progress.step),
-        Finish(plan.exit_code, plan.reason, for_all=decision is not None),
+        report,
+        CloseIncident(report.incident, report.attempt, "given_up", report.step),
+        Finish(plan.exit_code, plan.reason, for_all=_made_by_nodes(state, verdict) is not None),
     )
     run = changed(state.run, incident=None, exit_code=plan.exit_code)
     return changed(state, run=run, attempt=changed(state.attempt, awaits_agreement=False), stage=Stage.ENDED), actions
+
+
+def _made_by_nodes(state: JobState, verdict: Verdict) -> JobDecision | None:
+    """Return the decision of the nodes about the last attempt, if the verdict is theirs: this node may stop by itself after it."""
+    made = state.attempt.decision
+    return made if made is not None and made.verdict == verdict else None
+
+
+def _decision_report(state: JobState, incident: Incident, verdict: Verdict, plan: Plan) -> ReportDecision:
+    """Return the report of a decision. Where the nodes made it, its step is the one of the node that failed, and one of them alerts."""
+    decision = _made_by_nodes(state, verdict)
+    step = state.attempt.progress.step if decision is None else decision.step
+    return ReportDecision(incident.number, state.attempt.number, verdict, plan, step, alerts=incident.alerts)

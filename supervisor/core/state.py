@@ -81,13 +81,17 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """The open incident. It opens at the first bad event and closes at the first progress after it, or with the run."""
+    """The open incident. It opens at the first bad event and closes at the first progress after it, or with the run.
+
+    alerts: False where another node alerts to the decision.
+    """
 
     number: int
     opened_t: float
     attempt: int
     verdict: Verdict | None = None
     plan: Plan | None = None
+    alerts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

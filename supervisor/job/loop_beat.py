@@ -26,12 +26,16 @@ BELIEVED_S: Final = 30.0
 #: Before the loop turns, a start may wait for imports and for the state directory.
 START_S: Final = 600.0
 #: So that one line replaces the other as a whole.
-_WIDTH: Final = 320
+_WIDTH: Final = 1024
+_LONGEST_ROOT: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
 class SeenLoop:
-    """What the file of a loop says. until_s: monotonic seconds. ready: its ranks train, or run and cannot be seen to."""
+    """What the file of a loop says. until_s: monotonic seconds. ready: its ranks train, or run and cannot be seen to.
+
+    root: the state directory of the job, "": not known.
+    """
 
     job: str
     pid: int
@@ -39,6 +43,7 @@ class SeenLoop:
     pid_namespace: int
     until_s: float
     ready: bool
+    root: str = ""
 
     def fault(self, now_s: float) -> str:
         """Return why it is not alive, "" if it is. now_s: monotonic seconds."""
@@ -52,10 +57,16 @@ class SeenLoop:
 class LoopBeat:
     """Writes the file of one run's loop. What cannot be written is left out: the job goes on."""
 
-    def __init__(self, scratch: Path, job: str) -> None:
+    def __init__(self, scratch: Path, job: str, root: str = "") -> None:
         me = this_process()
         self.is_in_memory = scratch.is_relative_to(SHM)
-        self._row = {"job": job, "pid": me.pid, "start_ticks": me.start_ticks, "pid_namespace": me.pid_namespace}
+        self._row = {
+            "job": job,
+            "root": root[:_LONGEST_ROOT],
+            "pid": me.pid,
+            "start_ticks": me.start_ticks,
+            "pid_namespace": me.pid_namespace,
+        }
         self._fd: int | None = None
         with contextlib.suppress(OSError):
             self._fd = os.open(scratch / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -69,13 +80,16 @@ class LoopBeat:
             os.pwrite(self._fd, line.encode(), 0)
 
 
-def newest(job: str | None, directories: Iterable[Path], now_s: float) -> SeenLoop | None:
+def newest(job: str | None, directories: Iterable[Path], now_s: float, root: str = "") -> SeenLoop | None:
     """Return the loop of `job` (None: of any) that is alive and believed longest; None where these directories have none.
 
+    root: a state directory. Two jobs may have one name: that of this directory is meant, if there is one.
     One that is gone, or was in another container of this pod, may be believed longer than the one that took its place. now_s: monotonic.
     """
     here = this_process().pid_namespace
     found = [seen for seen in _read(directories) if job is None or seen.job == job]
+    own = [seen for seen in found if root and seen.root == root[:_LONGEST_ROOT]]
+    found = own or found
     return max(found, key=lambda seen: (not seen.fault(now_s), seen.pid_namespace == here, seen.until_s), default=None)
 
 
@@ -95,4 +109,5 @@ def _read(directories: Iterable[Path]) -> Iterator[SeenLoop]:
                 int(row["pid_namespace"]),
                 float(row["until_s"]),
                 bool(row["ready"]),
+                str(row.get("root", "")),
             )

@@ -19,7 +19,8 @@ class Round:
     """One failure within an incident, and what was done about it. Times are those of the events; None is: not recorded.
 
     failed_t: when this node's ranks were ended: one of them died then, or supervise ended the attempt. began, began_t: the attempt that was
-    ordered, and when. warnings: what was strange about the attempt's loss and pace when it failed.
+    ordered, and when. warnings: what was strange about the attempt's loss and pace when it failed. members: the nodes of the attempt, in
+    the order of their group rank; none: it was of this node alone.
     """
 
     attempt: int
@@ -33,6 +34,7 @@ class Round:
     began: int | None = None
     began_t: float | None = None
     warnings: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -93,6 +95,13 @@ class History:
     findings: dict[tuple[str, str, str], Finding] = field(default_factory=dict)  # the newest of each kind
     examined_t: float | None = None  # when this node was last examined
     hang: tuple[float, Hang] | None = None  # that holds: when it was confirmed, and what two looks showed
+    meetings: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of the last run: attempt to the nodes that met for it
+    me: str = ""  # this node among those that met last
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The nodes that met last in this run."""
+        return next(reversed(self.meetings.values()), ())
 
     @property
     def open_incident(self) -> RecordedIncident | None:

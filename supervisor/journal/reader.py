@@ -138,6 +138,7 @@ class HistoryReading:
             incidents=incidents,
             first_deaths={**found.first_deaths},
             findings={**found.findings},
+            meetings={**found.meetings},
             problems=[*found.problems],
         )
 
@@ -248,7 +249,7 @@ class HistoryReading:
         if not run.continues:
             _abandon(history, t)
             history.attempt, history.ranks, history.progress, self.resume = 0, (), Progress(), None
-            history.first_deaths = {}
+            history.first_deaths, history.meetings = {}, {}
             history.failures, history.verified, history.mirrored, history.attempt_t, history.start = (), None, None, None, None
 
     def settle_progress(self) -> None:
@@ -290,6 +291,8 @@ class HistoryReading:
         if warnings is not None:
             with suppress(msgspec.ValidationError):
                 history.warnings = tuple(text for _, text in msgspec.convert(warnings, tuple[tuple[str, str], ...]))
+        if isinstance(attempt, dict) and (members := attempt.get("members")):
+            history.meetings[taken.attempt], history.me = tuple(map(str, members)), str(attempt.get("me", history.me))
         run = taken.state.get("run")
         failures = (run if isinstance(run, dict) else {}).get("failures", [] if taken.whole else None)
         if failures is not None:
@@ -317,7 +320,7 @@ class HistoryReading:
     def open(self, action: act.OpenIncident, t: float) -> None:
         """Open an incident."""
         run_id = self.history.run.run_id if self.history.run else ""
-        first = Round(action.attempt, warnings=self.history.warnings)
+        first = self.new_round(action.attempt)
         self.history.incidents.append(
             RecordedIncident(action.incident, run_id, t, action.rank, action.summary, self.history.progress, [first]),
         )
@@ -328,8 +331,12 @@ class HistoryReading:
         if incident is None:
             return Round(attempt)
         if incident.rounds[-1].attempt != attempt:
-            incident.rounds.append(Round(attempt, warnings=self.history.warnings))
+            incident.rounds.append(self.new_round(attempt))
         return incident.rounds[-1]
+
+    def new_round(self, attempt: int) -> Round:
+        """Return a failure of this attempt."""
+        return Round(attempt, warnings=self.history.warnings, members=self.history.meetings.get(attempt, ()))
 
     def on_event(self, event: events.Event) -> None:
         """Take what the event says of the attempt."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from supervisor.classify import exits
 from supervisor.core.model import Phase, PlanKind
+from supervisor.journal.joint import host_of, round_of
 from supervisor.observe.processes import core_dumps
 from supervisor.report import wording
 from supervisor.report.layout import Fact, FactPage, Tone
@@ -16,7 +18,7 @@ from supervisor.report.text import clean
 from supervisor.report.wording import step_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from supervisor.core.actions import ReportDecision, ReportResume
     from supervisor.core.model import Evidence, Verdict
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Lines of evidence of the failure itself; one more names its consequences.
 MOST_EVIDENCE = 3
+#: Nodes of a failure that are named one by one.
+MOST_NODES = 8
 _TONES = {"resolved": Tone.GOOD, "given_up": Tone.BAD, "supervise died": Tone.BAD}
 
 
@@ -41,11 +45,12 @@ def card(  # noqa: PLR0913 (all that the card names)
 ) -> FactPage:
     """Return the card of an incident: the cause, where, the evidence, what is done, what is next, where to look.
 
-    `address`: the options by which our other commands find the job (Settings.address). `dumped`: what is known of the ranks' cores.
-    `repaired`: what was done to the job's checkpoints before the next attempt (path, what). `stacks`: the file of the look at ranks that
-    stood still.
+    `node`: this one; of several nodes the card names the one that failed. `address`: the options by which our other commands find the job
+    (Settings.address). `dumped`: what is known of the ranks' cores. `repaired`: what was done to the job's checkpoints before the next
+    attempt (path, what). `stacks`: the file of the look at ranks that stood still.
     """
     verdict, plan = decision.verdict, decision.plan
+    node = verdict.node or node
     at, step = f" on {node}" if node else "", step_text(decision.step, at_least=decision.at_least)
     whose = f"{wording.ranks_text(verdict, verdict.rank)}{at}".strip()
     phase = wording.phase_of(verdict.because)
@@ -70,11 +75,20 @@ def card(  # noqa: PLR0913 (all that the card names)
 
 
 def why_page(  # noqa: PLR0913  as the card
-    job: str, node: str, incident: RecordedIncident, address: str, *, last_run: str = "", stacks: str = ""
+    job: str,
+    node: str,
+    incident: RecordedIncident,
+    address: str,
+    *,
+    last_run: str = "",
+    stacks: str = "",
+    by_node: Mapping[str, RecordedIncident] | None = None,
+    is_of_another: bool = False,
 ) -> FactPage:
     """Return the page of a recorded incident, from the failure to the resume.
 
-    `last_run`: of the job. It is named if the incident belongs to another run. `stacks`: as in `card`.
+    `last_run`: of the job. It is named if the incident belongs to another run. `stacks`: as in `card`. `by_node`: what the nodes that share
+    the state directory have of it, by host. `is_of_another`: `node`, whose record it is, is not the one that is asked.
     """
     last = incident.rounds[-1]
     decision = last.decision
@@ -100,9 +114,11 @@ def why_page(  # noqa: PLR0913  as the card
     core = wording.core_text([f for f in last.evidence if f.name == core_dumps.NAME], decision.verdict if decision else None)
     facts += [Fact("core", core, copied=True)] if core else []
     facts += [Fact("stacks", stacks, copied=True)] if stacks else []
+    facts += _nodes(incident, last, by_node or {})
     facts += [Fact(wording.DECISION, "none is recorded")] if decision is None else wording.plan_facts(decision, at=_clock(last.decided_t))
     facts += [*_checkpoint(last), *_ending(incident, last), Fact("look", _look(address, incident, last), copied=True)]
-    title = f"incident {incident.number} of job {job}: {outcome_text(incident)}"
+    whose = f" on {node}" if is_of_another else ""
+    title = f"incident {incident.number} of job {job}{whose}: {outcome_text(incident)}"
     return FactPage(title, tuple(facts), _TONES.get(incident.outcome, Tone.WARNING))
 
 
@@ -158,9 +174,41 @@ def _where(incident: RecordedIncident, last: Round, node: str) -> str:
     first = incident.rank if last is incident.rounds[0] else None  # the one that died first need not be the one whose fault it is
     ended = f"; rank {first} ended first" if first is not None and rank is not None and first != rank else ""
     at_least = decision is not None and decision.at_least
-    if decision is not None and decision.plan.strategy == "peer":  # what failed is another node's, which decided
-        node = decision.verdict.node or node
+    node = (decision.verdict.node if decision is not None else "") or node
     return f"{whose}on {node}, attempt {last.attempt}, {step_text(step, relative=relative, at_least=at_least)}, phase {phase}{ended}"
+
+
+def _nodes(incident: RecordedIncident, last: Round, by_node: Mapping[str, RecordedIncident]) -> list[Fact]:
+    """Return what each node of the attempt has of the failure."""
+    if len(last.members) < 2:  # noqa: PLR2004  several
+        return []
+    gone = last.decision.verdict if last.decision is not None and last.decision.verdict.fingerprint.startswith("node:") else None
+    texts = []
+    for index, member in enumerate(last.members):
+        host = host_of(member)
+        name, record = f"{host}:{index}", by_node.get(host)
+        part = None if record is None else round_of(record, last)
+        number = f" (its incident {record.number})" if part is not None and record is not None and record.number != incident.number else ""
+        if part is not None:
+            texts.append(f"{name}: {_ends(part)}{number}")
+        elif gone is not None and gone.node == name:
+            texts.append(f"{name}: {gone.fingerprint.partition(':')[2]}")
+    unknown = len(last.members) - len(texts)
+    rest = [f"{len(texts) - MOST_NODES} more"] if len(texts) > MOST_NODES else []
+    rest += [f"of {unknown} there is no record here"] if unknown else []
+    return [Fact("nodes", "; ".join((*texts[:MOST_NODES], *rest)))]
+
+
+def _ends(part: Round) -> str:
+    """Return how the ranks of a node ended."""
+    stopped = {fact.rank for fact in part.evidence if fact.name == "ended_by_us"}
+    own = [row for row in part.deaths if row[1].rank not in stopped]
+    if not own:
+        return "its ranks were stopped" if part.ended_t is not None else "how its ranks ended is not recorded"
+    _, first = min(own, key=lambda row: row[0])
+    how = f"was killed by {exits.signal_name(str(first.signal))}" if first.signal is not None else f"exited with code {first.code}"
+    others = len({death.rank for _, death in own}) - 1
+    return f"rank {first.rank} {how}" + (f", and {others} more" if others else "")
 
 
 def _checkpoint(last: Round) -> list[Fact]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core.events import AttemptEnded
+from supervisor.core.events import AttemptEnded, NodesGathered
 from supervisor.core.model import Cause, PlanKind
 from supervisor.core.training_events import LossChanged, PaceChanged
 from supervisor.job import identity
@@ -48,22 +48,30 @@ WITHOUT_DECISION = frozenset(
         "resume_suspect",
     }
 )
+#: The alerts that every node of a job would send alike: the first node of the attempt sends them.
+OF_ALL_NODES = frozenset({"run_started", "run_finished", FROM_SCRATCH, "resume_suspect", "no_checkpoint", "hang", *OF_TRAINING.values()})
 #: Lines of evidence that an alert may carry, if its sink asks for them.
 MOST_LINES = 5
 
 
 class OutgoingAlerts:
-    """The alerts of one run. `router` is None where no sink is configured: then nothing is made."""
+    """The alerts of one run. `router` is None where no sink is configured: then nothing is made.
+
+    node: number of this node among those of the attempt.
+    """
 
     def __init__(self, job: Job, clock: Clock) -> None:
         self.router: AlertRouter | None = None
+        self.node = 0
         self._job = job
         self._clock = clock
         self._strange: dict[str, set[str]] = {kind: set() for kind in OF_TRAINING.values()}  # what is strange about the training now
 
     def took(self, event: Event) -> None:
         """Note what is strange about the training: its alert is over with the last of these things, or with the attempt."""
-        if isinstance(event, AttemptEnded):
+        if isinstance(event, NodesGathered):
+            self.node = event.node
+        elif isinstance(event, AttemptEnded):
             for kind, strange in self._strange.items():
                 strange.clear()
                 self.clear(kind)
@@ -91,7 +99,7 @@ class OutgoingAlerts:
         exit_code: int | None = None,
     ) -> None:
         """Send one event. `decision`: the newest of the run. `began`: how its last restart began, in the alerts' words."""
-        if self.router is None:
+        if self.router is None or (self.node and event_name in OF_ALL_NODES):
             return
         from supervisor.alerts.model import AlertAction, AlertEvent, OutgoingAlert  # noqa: PLC0415 (only where a sink is configured)
 
@@ -114,6 +122,7 @@ class OutgoingAlerts:
                 step=step,
                 about=about,
                 node=self._job.settings.alerts.alias_of(self._job.node),
+                failed_on="" if decision is None else self._name_of(decision.verdict.node),
                 confidence=None if decision is None or not decision.verdict.confidence else decision.verdict.confidence,
                 subject=subject,
                 exit_code=exit_code,
@@ -121,6 +130,13 @@ class OutgoingAlerts:
                 state_dir=str(identity.state_root(self._job.state)),
             )
         )
+
+    def _name_of(self, node: str) -> str:
+        """Return what alerts call the node that failed (`HOST:NUMBER`), "" where the job has one node. An alias hides all host names."""
+        host, _, number = node.rpartition(":")
+        if not host:
+            return ""
+        return f"node {number}" if self._job.settings.alerts.node else f"{host.partition('.')[0]}:{number}"
 
     def clear(self, event_name: str, subject: str = "") -> None:
         """Note that what alerts of this event were raised for is over (alerts/threads.py). subject: of which GPU, if it is of one."""

@@ -114,6 +114,7 @@ class Reporter:
         self._opened: set[int] = set()
         self._began_t: float | None = None
         self._began = "restart"  # how the last restart began, in the alerts' words, where it was seen
+        self._awaits_nodes = False  # to alert that the run began
         self._closed_streams: set[int] = set()
         self._incident_files = IncidentFiles(self._files_lost)
 
@@ -161,7 +162,9 @@ class Reporter:
     def _clear_alerts(self, event: Event) -> None:
         """Note for the alerts what an event ends: a new run that trains ends what an earlier one gave up."""
         self.alerts.took(event)
-        if isinstance(event, events.CheckpointVerified):
+        if isinstance(event, events.NodesGathered) and self._awaits_nodes:
+            self.run_started(continues=False)
+        elif isinstance(event, events.CheckpointVerified):
             self.alerts.clear("no_checkpoint")
         elif isinstance(event, events.HealthChanged) and all(finding.result == "ok" for finding in event.findings):
             self.alerts.clear("node_health")
@@ -200,11 +203,13 @@ class Reporter:
             nproc=action.nproc,
         )
 
-    def goes_on(self, incident: Incident | None) -> None:
-        """Take over the incident that a predecessor left open, so that its end is reported too."""
+    def goes_on(self, incident: Incident | None, node: int = 0) -> None:
+        """Take over the incident that a predecessor left open, so that its end is reported too. node: as in OutgoingAlerts."""
+        self.alerts.node = node
         if incident is None or incident.verdict is None or incident.plan is None:
             return
-        self._opened.add(incident.number)
+        if incident.alerts:
+            self._opened.add(incident.number)
         self._opened_t[incident.number] = incident.opened_t
         self._decision = self._last = ReportDecision(incident.number, incident.attempt, incident.verdict, incident.plan, None)
 
@@ -230,7 +235,8 @@ class Reporter:
         self._decision = self._last = action
         verdict, plan = action.verdict, action.plan
         named = action.step is None or f"step {action.step}" in verdict.summary
-        where = "" if named else f" at step {action.step}" + (" or later" if action.at_least else "")
+        where = "" if not verdict.node or verdict.node in verdict.summary else f" on {verdict.node}"
+        where += "" if named else f" at step {action.step}" + (" or later" if action.at_least else "")
         self._log.write(
             LogEvent.PLAN_DECIDED,
             incident=action.incident,
@@ -427,9 +433,10 @@ class Reporter:
         """Return the unit's last status line."""
         return unit_status.end_line(self._job.name, exit_code, self._decision)
 
-    def run_started(self, *, continues: bool) -> None:
-        """Alert that the run began, where a sink asks for that."""
-        if not continues:
+    def run_started(self, *, continues: bool, meets: bool = False) -> None:
+        """Alert that the run began, where a sink asks for that. meets: once its nodes have met, because one of them alerts."""
+        self._awaits_nodes = meets and not continues
+        if not continues and not meets:
             self._alert("run_started", 0, 1, None)
 
     def run_finished(self, exit_code: int, attempt: int) -> None:

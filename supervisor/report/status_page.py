@@ -149,7 +149,7 @@ def status_page(status: Status, address: str) -> FactPage:
         *([Fact("standby", status.standbys.text)] if status.standbys is not None and status.runs else []),
         *_node(status),
         *([Fact("alerts", f"{status.alerts}; supervise alerts list {address}", Tone.WARNING)] if status.alerts else []),
-        *_incidents(status),
+        *incident_facts(status),
         Fact("supervise", f"pid {status.supervisor_pid}, {_alive(status)}", Tone.BAD if status.died else Tone.PLAIN),
         Fact("files", status.state_dir, copied=True),
         *([Fact("look", f"supervise why {address}", copied=True)] if status.incidents else []),
@@ -274,7 +274,7 @@ def _numbers(found: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _incidents(status: Status) -> list[Fact]:
+def incident_facts(status: Status) -> list[Fact]:
     """Return how many incidents there were, and of the last one the cause, the decision and what is next."""
     last = status.last_incident
     if last is None:

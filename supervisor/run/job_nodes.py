@@ -20,6 +20,7 @@ from supervisor.cluster import messages as protocol
 from supervisor.cluster.client import NodeClient, StoreAddress
 from supervisor.cluster.kept import KeptFile, KeptNode, KeptStore, remembered, rows_of_the_last
 from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, EpochEnd
+from supervisor.cluster.reader import NodeStanding
 from supervisor.cluster.server import StoreServer, listen
 from supervisor.cluster.store import new_store
 from supervisor.core import actions as act
@@ -165,12 +166,19 @@ class JobNodes:
         if self._client is not None and self._is_current(attempt):
             self._client.give(protocol.RanksDone(self._now()))
 
+    @property
+    def store_host(self) -> str | None:
+        """Where the control store is served, as this node reaches it; "" on the node that serves it, None where that is not known."""
+        if self._server is not None:
+            return ""
+        return None if self._address is None else self._address.host
+
     # from the core and the executor
 
     def tick(self) -> None:
         """Let time pass."""
         if self._client is not None:
-            self._client.give(protocol.NodeTick(self._now()))
+            self._client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state).text()))
 
     def no_meeting(self) -> None:
         """The attempt has ended here before its nodes had a number for it, or with it."""

@@ -107,13 +107,13 @@ class JobRun:
         log = event_log.open_log(job.state, shown, log_format=settings.terminal.log_format)
         self.log = log.bind(job=job.name, run_id=job.run_id, node=job.node)
         self.notifier = Notifier(job.environ)
-        self.loop_beat = LoopBeat(job.scratch, job.name)
+        self.loop_beat = LoopBeat(job.scratch, job.name, str(identity.state_root(job.state)))
         self.loop_beat.beat(loop_beat.START_S)
         self.loop.state = self.past.state
         self.reporter = Reporter(job, self.clock, terminal, self.log, self.notifier)
         self.reporter.record_note = self._note
         if self.continues:
-            self.reporter.goes_on(self.past.state.run.incident)
+            self.reporter.goes_on(self.past.state.run.incident, self.past.state.attempt.node)
         news = CheckpointNews(self.loop, self.reporter, terminal, self.log, keep=settings.checkpoints.keep)
         self.factory = JobFactory(job, ignored, lambda text: terminal.message(text, "warning"), news.took, early)
         self.executor = Executor(job, self.loop, self.reporter, self.factory)
@@ -174,7 +174,7 @@ class JobRun:
             watcher.start()
         policy = self._policy()
         self.reporter.started(self._opening_lines(policy))
-        self.reporter.run_started(continues=self.continues)
+        self.reporter.run_started(continues=self.continues, meets=policy.launcher is Launcher.ELASTIC and policy.nodes > 1)
         declared = self.job.knobs.resume_way(DECLARED)
         if declared is not None and not self.job.settings.checkpoints.paths:
             self.terminal.message(_UNDECLARED.format(declared.knob.how), "warning")

@@ -292,14 +292,15 @@ def test_the_reading_commands_get_what_they_were_asked(read: list[tuple[Any, ...
     ):  # fmt: skip
         assert main.main(arguments) == 0
     assert read == [
-        ("status", None, False, False), ("status", "j", True, False), ("why", None, None, False, False), ("why", "j", 2, False, False),
+        ("status", None, False, False, False), ("status", "j", True, False, False),
+        ("why", None, None, False, False), ("why", "j", 2, False, False),
         ("logs", None, None, LogSelection(), False, None),
         ("logs", None, 2, LogSelection(rank=3, lines=5, times=True, follow=True), False, None),
         ("logs", None, None, LogSelection(), True, "r"),
     ]  # fmt: skip
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     main.main(["status"])
-    assert read[-1] == ("status", "slurm-4711", False, False)
+    assert read[-1] == ("status", "slurm-4711", False, False, False)
 
 
 def test_a_bug_of_ours_is_70_in_one_line_that_names_the_traceback(

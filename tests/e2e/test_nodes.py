@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.job import identity
 from tests.e2e.conftest import Supervised, clean_environment
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
@@ -94,6 +96,12 @@ class Cluster:
         return [next((line for line in reversed(run.stderr.splitlines()) if "resumed at" in line), "") for run in self.runs]
 
 
+def all_nodes(run: Supervised) -> dict[str, Any]:
+    """Return what `status --all-nodes` shows on a node."""
+    found: dict[str, Any] = json.loads(run.ask("status", "--all-nodes", "--json").stdout)
+    return found
+
+
 def answers(port: int) -> bool:
     """Return whether somebody listens there."""
     with socket.socket() as s:
@@ -140,6 +148,39 @@ def test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume
     if script == DDP:  # the others load it without torch, which nobody sees
         assert all(f"resumed at step {2 * EVERY} from {tmp_path}/ckpt" in line for line in nodes.resumed()), nodes.resumed()
     assert (tmp_path / "digest").read_bytes() == digest_of(STEPS, script)
+
+
+@pytest.mark.slow  # tests/cli/jobs/test_all_nodes.py, test_several_nodes.py and tests/report/test_reporter.py show the parts
+def test_three_nodes_are_one_job_to_a_person_one_status_one_alert_and_one_story(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    go_on, sent, config = tmp_path / "go-on", tmp_path / "sent", tmp_path / "alerts.toml"
+    sent.mkdir()
+    sink = f'kind = "exec"\nseverity = "info"\nruns = true\ncommand = ["/bin/sh", "-c", "cat > {sent}/$SUPERVISE_ALERT_ID"]\n'
+    config.write_text(f"[[alerts.sink]]\n{sink}")
+    job = ["--step-ms=20", f"--hold-at={EVERY + 1}", f"--held-until={go_on}"]
+    nodes = Cluster(supervise, tmp_path, *job, options=["--config", str(config)], script=ALONE)
+    pids = nodes.pids()
+    nodes.reached(0, EVERY)
+    asked = wait_for(lambda: (found := all_nodes(nodes.runs[2]))["store"] and found, "the control store", 30)
+    assert [(row["number"], row["state"], row["attempt"], row["ranks"]) for row in asked["nodes"]] == [
+        (number, "running", 1, f"rank {number}") for number in range(NODES)
+    ]
+    assert sorted(row["source"] for row in asked["nodes"]) == ["here", "store", "store"]
+    os.kill(pids[1], signal.SIGKILL)
+    wait_for(lambda: all(run.attempts() >= 2 for run in nodes.runs), "the second attempt", 60)
+    go_on.touch()
+    assert [run.exit_code(120) for run in nodes.runs] == [0] * NODES
+    alerts = [json.loads(path.read_text()) for path in sent.iterdir()]
+    assert sorted((one["event"], one["state"]) for one in alerts) == [
+        ("opened", "firing"), ("resolved", "resolved"), ("resume_suspect", "firing"), ("resume_suspect", "resolved"),
+        ("run_finished", "message"), ("run_started", "message"),
+    ], "each once, and not once for each node"  # fmt: skip
+    (opened,) = [one for one in alerts if one["event"] == "opened"]
+    assert (opened["rank"], opened["failed_on"]) == (1, f"{identity.node_name()}:1")
+    where = [re.search(r"where +(rank 1 on \S+:1, attempt 1, step \w+)", " ".join(run.ask("why").stdout.split())) for run in nodes.runs]
+    assert len({found and found[1] for found in where}) == 1, "the same on every card"
+    assert where[0] is not None
 
 
 @pytest.mark.slow  # tests/agent/test_nodes.py shows the rounds in seconds

@@ -79,3 +79,14 @@ def test_one_that_is_gone_hides_no_other_of_the_job_however_long_it_was_believed
 def test_a_directory_that_takes_nothing_costs_nothing(tmp_path: Path) -> None:
     LoopBeat(tmp_path / "gone", "bert").beat()
     assert newest(None, [tmp_path / "gone"], time.monotonic()) is None
+
+
+def test_of_two_jobs_of_one_name_that_of_the_state_directory_is_meant(tmp_path: Path) -> None:
+    now = time.monotonic()
+    places = [tmp_path / "a", tmp_path / "b"]
+    for place, root, believed_s in zip(places, ("/data/a", "/data/b"), (10, 1000), strict=True):
+        place.mkdir()
+        LoopBeat(place, "bert", root).beat(believed_s)
+    pick = lambda root: newest("bert", places, now, root)  # noqa: E731
+    meant = {root: (one := pick(root)) and one.root for root in ("/data/a", "/data/b", "", "/data/c")}
+    assert meant == {"/data/a": "/data/a", "/data/b": "/data/b", "": "/data/b", "/data/c": "/data/b"}

@@ -13,7 +13,7 @@ import pytest
 from supervisor.config.settings import Instrument, Settings, Systemd
 from supervisor.core import actions as act
 from supervisor.core.actions import BeginAttempt, CloseIncident, ReportDecision, ReportResume
-from supervisor.core.events import AttemptEnded, AttemptStarted, CheckpointSelected, ProgressObserved, StartCeilingPassed
+from supervisor.core.events import AttemptEnded, AttemptStarted, CheckpointSelected, NodesGathered, ProgressObserved, StartCeilingPassed
 from supervisor.core.model import Cause, Change, Claim, Evidence, Gpu, Phase, Plan, PlanKind, Verdict
 from supervisor.core.state import Attempt, Incident
 from supervisor.core.training_events import LossChanged, PaceChanged
@@ -53,8 +53,13 @@ def sent(reporter: Reporter) -> list[OutgoingAlert]:
 
 @pytest.mark.parametrize(
     ("incident", "told"),
-    [(Incident(7, 1.0, 2, VERDICT, PLAN), ["resolved"]), (Incident(7, 1.0, 2), []), (None, [])],
-    ids=["decided by the predecessor", "opened, and not told", "none open"],
+    [
+        (Incident(7, 1.0, 2, VERDICT, PLAN), ["resolved"]),
+        (Incident(7, 1.0, 2), []),
+        (Incident(7, 1.0, 2, VERDICT, PLAN, alerts=False), []),
+        (None, []),
+    ],
+    ids=["decided by the predecessor", "opened, and not told", "told by another node", "none open"],
 )
 def test_who_was_alerted_of_an_incident_by_a_predecessor_is_alerted_of_its_end(
     reporter: Reporter, incident: Incident | None, told: list[str]
@@ -64,6 +69,31 @@ def test_who_was_alerted_of_an_incident_by_a_predecessor_is_alerted_of_its_end(
     assert [(alert.event.value, alert.incident, alert.cause, alert.rank) for alert in sent(reporter)] == [
         (event, 7, Cause.SEGFAULT, 3) for event in told
     ]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_what_all_nodes_see_alike_is_alerted_by_the_first_and_what_is_of_one_node_by_that(reporter: Reporter, node: int) -> None:
+    reporter.run_started(continues=False, meets=True)
+    assert not sent(reporter), "it is not known yet which node this is"
+    reporter.took(NodesGathered(1.0, 1, node, 2, 1, ("a/1", "b/1")))
+    for kind in ("hang", "no_checkpoint", "node_health"):
+        reporter.alerted(act.Alert(kind, 1, "text"))
+    reporter.took(NodesGathered(2.0, 2, node, 2, 2, ("a/1", "b/1")))
+    reporter.run_finished(0, 2)
+    of_all = ["run_started", "hang", "no_checkpoint", "node_health", "run_finished"]
+    assert [alert.event.value for alert in sent(reporter)] == (["node_health"] if node else of_all)
+    assert said(reporter) == ["text"] * 3, "every terminal has it"
+
+
+@pytest.mark.parametrize(("alias", "name"), [("", "b:1"), ("trainer", "node 1")])
+def test_the_line_the_card_and_the_alert_name_the_node_that_failed(reporter: Reporter, alias: str, name: str) -> None:
+    job: Any = reporter.alerts._job  # noqa: SLF001  the one that was given
+    job.settings = replace(job.settings, alerts=replace(job.settings.alerts, node=alias))
+    reporter.decided(ReportDecision(1, 1, replace(VERDICT, node="b.cluster:1"), PLAN, 65))
+    assert said(reporter)[0].startswith("incident 1: rank 3 was killed by SIGSEGV on b.cluster:1 at step 65; restarting")
+    assert "where rank 3 on b.cluster:1, attempt 1, step 65" in " ".join(shown(reporter).split())
+    (alert,) = sent(reporter)
+    assert (alert.failed_on, alert.node) == (name, alias or "n")
 
 
 def test_what_outlives_the_job_is_listed_without_its_secrets(reporter: Reporter) -> None:

@@ -17,7 +17,7 @@ from checkpointing.io import durable
 from health.model import KERNEL
 from supervisor.cli.bundle import archive
 from supervisor.cli.bundle.archive import AbsentError, BundleContents
-from supervisor.cli.jobs import log_files, status
+from supervisor.cli.jobs import job_status, log_files
 from supervisor.cli.jobs.job_files import MOST_LISTED, JobFiles
 from supervisor.config.loading import show
 from supervisor.core.values import dataclass
@@ -99,7 +99,9 @@ def fill(
         contents.add(
             "evidence.json", str(kept / "evidence.json"), lambda: json.loads((kept / "evidence.json").read_bytes()), archive.document
         )
-    contents.add("status.json", "supervise status --json", lambda: status.as_dict(status.status_of(subject.place)), archive.document)
+    contents.add(
+        "status.json", "supervise status --json", lambda: job_status.as_dict(job_status.status_of(subject.place)), archive.document
+    )
     contents.add("settings.txt", "supervise config show", lambda: show(settings, as_json=False))
     contents.add("versions.json", "this Python", _versions, archive.document)
     found = diagnose()

@@ -148,6 +148,22 @@ def _alive(place: JobFiles, history: History) -> bool | None:
     return bool(run.start_ticks) and identity.start_ticks(run.pid) == run.start_ticks
 
 
+def histories_of(root: Path, place: JobFiles, own: History) -> dict[str, History]:
+    """Return the histories of the job's nodes that share the state directory, by host, that of `place` first; `own` is that one."""
+    from supervisor.journal.joint import of_one_job  # noqa: PLC0415  loads msgspec: not for --help
+
+    found = {place.node: own}
+    if own.meetings or any(one.members for incident in own.incidents for one in incident.rounds):
+        for other in places_in(root):
+            if other.job == place.job and other.node != place.node:
+                try:
+                    found[other.node], _ = history_of(other)
+                except SuperviseError as error:
+                    stdio.say(f"{other.node}: {error.message}")
+    hosts = of_one_job(place.node, found)
+    return {host: history for host, history in found.items() if host in hosts}
+
+
 def goes_on(place: JobFiles) -> bool:
     """Whether the job may still write."""
     history, alive = standing_of(place)

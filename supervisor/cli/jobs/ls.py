@@ -11,7 +11,7 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.invocation import STATE_DIR, Invocation, json_option, setting_options
-from supervisor.cli.jobs import status
+from supervisor.cli.jobs import job_status
 from supervisor.cli.jobs.job_files import JobFiles, changed_at, places_in, state_root
 from supervisor.core.time_text import span_text
 from supervisor.core.values import dataclass
@@ -51,11 +51,11 @@ def ls(settings: Settings, *, as_json: bool) -> int:
     listed: list[ListedJob] = []
     for place in places_in(root):
         try:
-            listed.append(ListedJob(place, status.status_of(place), changed_at(place)))
+            listed.append(ListedJob(place, job_status.status_of(place), changed_at(place)))
         except SuperviseError as error:
             stdio.say(f"{place.job}: {error.message}")
     if as_json:
-        stdio.write(sys.stdout, json.dumps([status.as_dict(one.status) for one in listed], indent=1))
+        stdio.write(sys.stdout, json.dumps([job_status.as_dict(one.status) for one in listed], indent=1))
     elif listed:
         _print_table(listed, time.time())
     else:

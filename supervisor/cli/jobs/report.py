@@ -14,7 +14,7 @@ import click
 from checkpointing.io import staging
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
-from supervisor.cli.jobs.job_files import JobFiles, find_job, history_by, show_problems, state_root
+from supervisor.cli.jobs.job_files import JobFiles, find_job, histories_of, history_by, show_problems, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.file import earlier
 from supervisor.report.layout import render, surface_of
@@ -43,9 +43,11 @@ def command(invocation: Invocation, *, all_runs: bool, html_file: str | None, as
 
 def report(settings: Settings, job: str | None, *, all_runs: bool = False, html_file: str | None = None, as_json: bool = False) -> int:
     """Print the report on a job's last run, or on all that are kept, and write it to `html_file`. Returns 0."""
-    place = find_job(state_root(settings), job)
+    root = state_root(settings)
+    place = find_job(root, job)
     read = read_journals(place)
     found, address = job_report(place, read, all_runs=all_runs), settings.address(place.job)
+    _add_nodes(found, root, place, read[-1][0])
     if html_file is not None:
         _write(Path(html_file), found, [one for history, _ in read for one in history.incidents], address)
     if as_json:
@@ -57,6 +59,13 @@ def report(settings: Settings, job: str | None, *, all_runs: bool = False, html_
 
         stdio.write(sys.stdout, render(report_page(found, address, all_runs=all_runs), surface_of(sys.stdout)))
     return 0
+
+
+def _add_nodes(found: JobReport, root: Path, place: JobFiles, history: History) -> None:
+    """Add what each node of the job took part in, as far as the journals show it that are here."""
+    from supervisor.report.ledger.figures import node_shares  # noqa: PLC0415  not for --help
+
+    found.nodes = node_shares(place.node, histories_of(root, place, history))
 
 
 def read_journals(place: JobFiles) -> list[tuple[History, list[RunLedger]]]:

@@ -15,6 +15,7 @@ from supervisor.cli.jobs.job_files import (
     JobFiles,
     earlier_histories,
     find_job,
+    histories_of,
     history_of,
     show_problems,
     state_root,
@@ -27,9 +28,11 @@ from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from supervisor.config.settings import Settings
     from supervisor.journal.history import History, RecordedIncident
+    from supervisor.journal.joint import JointIncident
 
 
 @click.command()
@@ -47,21 +50,13 @@ def why(settings: Settings, job: str | None, incident: int | None, *, show_all: 
     """Explain an incident, by default the last one, or all. Returns 0."""
     if show_all and incident is not None:
         raise SuperviseError(f"--all explains every incident: {incident}", hint="Leave out --all, or the number.", exit_code=ExitCode.USAGE)
-    place = find_job(state_root(settings), job)
+    root = state_root(settings)
+    place = find_job(root, job)
     history, _ = history_of(place)
     show_problems(history)
-    chosen: list[RecordedIncident] = []
-    numbers: list[int] = []
-    for found in _incidents(place, history):
-        if show_all or incident in {None, found.number}:
-            chosen.insert(0, found)
-            if not show_all:
-                break
-        numbers.append(found.number)
-    if not chosen and incident is not None:
-        raise _no_incident(place, incident, numbers)
+    chosen = _chosen(root, place, history, incident, show_all=show_all)
     if as_json:
-        rows = [incident_json(one) for one in chosen]
+        rows = [incident_json(one.incident) | {"node": one.node, "nodes": _numbers(one)} for one in chosen]
         document = {"job": place.job, "node": place.node, "incidents": rows, "restored": history.restored or None}
         stdio.write(sys.stdout, json.dumps(document, indent=1))
         return 0
@@ -69,12 +64,43 @@ def why(settings: Settings, job: str | None, incident: int | None, *, show_all: 
     surface, last_run = surface_of(sys.stdout), history.run.run_id if history.run else ""
     if not chosen:
         stdio.write(sys.stdout, f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
-    pages = [card.why_page(place.job, place.node, one, address, last_run=last_run, stacks=_stacks(place, one)) for one in chosen]
+    pages = [_page(place, one, address, last_run) for one in chosen]
     if pages := [*pages, *_standing_still(place, history)]:
         stdio.write(sys.stdout, "\n\n".join(render(page, surface) for page in pages))
     if history.restored:
         stdio.write(sys.stdout, f"from the mirror, before the first attempt: {clean(history.restored)}")
     return 0
+
+
+def _chosen(root: Path, place: JobFiles, history: History, number: int | None, *, show_all: bool) -> list[JointIncident]:
+    """Return the last incident, that of this number on this node, or all. Raises SuperviseError (64) where there is none of the number."""
+    found: list[JointIncident] = []
+    numbers: list[int] = []
+    for one in _incidents(root, place, history):
+        if show_all or number is None or (one.node, one.incident.number) == (place.node, number):
+            found.insert(0, one)
+            if not show_all:
+                break
+        if one.node == place.node:
+            numbers.append(one.incident.number)
+    if not found and number is not None:
+        raise _no_incident(place, number, numbers)
+    return found
+
+
+def _page(place: JobFiles, found: JointIncident, address: str, last_run: str) -> FactPage:
+    own = found.node == place.node
+    stacks = _stacks(place if own else JobFiles(place.job, found.node, place.directory.parent / found.node), found.incident)
+    return card.why_page(
+        place.job,
+        found.node,
+        found.incident,
+        address,
+        last_run=last_run if own else "",
+        stacks=stacks,
+        by_node=found.by_node,
+        is_of_another=not own,
+    )
 
 
 def incident_json(found: RecordedIncident) -> dict[str, Any]:
@@ -93,11 +119,19 @@ def incident_json(found: RecordedIncident) -> dict[str, Any]:
     return row | {"words": {name: None if text is None else clean(text) for name, text in words.items()}}
 
 
-def _incidents(place: JobFiles, history: History) -> Iterator[RecordedIncident]:
-    """Yield the job's incidents, the last one first, those of earlier runs whose journals are kept included."""
-    yield from reversed(history.incidents)
+def _incidents(root: Path, place: JobFiles, history: History) -> Iterator[JointIncident]:
+    """Yield the job's incidents, the last one first: of all nodes that share the directory, then of this node's earlier runs."""
+    from supervisor.journal.joint import JointIncident, joint_incidents  # noqa: PLC0415  loads msgspec: not for --help
+
+    histories = histories_of(root, place, history)
+    yield from reversed(joint_incidents(place.node, {host: one.incidents for host, one in histories.items()}))
     for before in earlier_histories(place):
-        yield from reversed(before.incidents)
+        yield from (JointIncident(place.node, {place.node: one}) for one in reversed(before.incidents))
+
+
+def _numbers(found: JointIncident) -> dict[str, int]:
+    """Return the number that each node gave an incident."""
+    return {host: one.number for host, one in found.by_node.items()}
 
 
 def _standing_still(place: JobFiles, history: History) -> list[FactPage]:

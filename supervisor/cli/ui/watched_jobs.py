@@ -12,10 +12,10 @@ import time
 from typing import TYPE_CHECKING
 
 from supervisor.cli.jobs.job_files import JobFiles, changed_at, places_in
+from supervisor.cli.jobs.job_status import status_from
 from supervisor.cli.jobs.journal_reading import JournalReading
 from supervisor.cli.jobs.ls import state_word
 from supervisor.cli.jobs.report import cards_of, earlier_journal, job_report, newest_journal
-from supervisor.cli.jobs.status import status_from
 from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.file import earlier

@@ -24,6 +24,7 @@ def document(report: JobReport) -> dict[str, Any]:
         "runs": [_run(run) for run in report.runs],
         "incidents": [asdict(one) for one in report.incidents],
         "problems": report.problems,
+        "nodes": [asdict(one) for one in report.nodes],
     }
 
 

@@ -13,13 +13,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import FROM_OUTSIDE, Beginning
+from supervisor.journal.joint import attempts_of, joint_incidents
 from supervisor.report import wording
 from supervisor.report.ledger.reliability import LEAST_FAILURES, mtbf_interval_s, save_interval_s
 from supervisor.report.ledger.spans import NEW_STEPS, RANKS_RAN, RunLedger, TimeSpan, TimeState
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from supervisor.core.model import Verdict
     from supervisor.journal.history import History, RecordedIncident
@@ -92,9 +93,24 @@ class Figures:
     advice: SavingAdvice | None
 
 
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """One node of a job of several: the attempts of the last run in which it took part.
+
+    alone: numbers of its incidents in which the node of the report had no part; None: its journal is not here.
+    """
+
+    node: str
+    attempts: list[int]
+    alone: list[int] | None = None
+
+
 @dataclass(slots=True)
 class JobReport:
-    """A report: the runs that it is about, the oldest first, their incidents and figures. kept_runs: how many the journals hold."""
+    """A report: the runs that it is about, the oldest first, their incidents and figures. kept_runs: how many the journals hold.
+
+    nodes: those that took part in the last run, none for a job of one node.
+    """
 
     job: str
     node: str
@@ -103,6 +119,14 @@ class JobReport:
     figures: Figures
     kept_runs: int
     problems: list[str] = field(default_factory=list)
+    nodes: list[NodeShare] = field(default_factory=list)
+
+
+def node_shares(own: str, histories: Mapping[str, History]) -> list[NodeShare]:
+    """Return what each node took part in. histories: of the nodes that share the state directory, by host; own: the report's."""
+    joint = joint_incidents(own, {host: one.incidents for host, one in histories.items()})
+    alone = {host: [one.incident.number for one in joint if one.node == host != own] for host in histories}
+    return [NodeShare(host, attempts, alone.get(host)) for host, attempts in attempts_of(histories).items()]
 
 
 def report_of(job: str, node: str, read: Sequence[tuple[History, Sequence[RunLedger]]], *, all_runs: bool = False) -> JobReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from supervisor.core.numeric import rank_list
 from supervisor.core.time_text import span_text
 from supervisor.report import wording
 from supervisor.report.layout import Fact, FactPage, Tone
@@ -12,11 +13,13 @@ from supervisor.report.ledger.reliability import CONFIDENCE, LEAST_FAILURES
 from supervisor.report.ledger.spans import NEW_STEPS, TimeState
 
 if TYPE_CHECKING:
-    from supervisor.report.ledger.figures import Figures, IncidentCost, JobReport
+    from supervisor.report.ledger.figures import Figures, IncidentCost, JobReport, NodeShare
     from supervisor.report.ledger.spans import RunLedger
 
 #: Incidents that the page lists: those that cost most.
 MOST_INCIDENTS = 5
+#: Nodes that the page lists.
+MOST_NODES = 16
 NOT_RECORDED = "not recorded"
 #: What each state is called for people, and how it reads.
 STATE_TEXTS: Final = {
@@ -63,6 +66,7 @@ def report_facts(report: JobReport, address: str, *, all_runs: bool = False, has
     found = report.figures
     return [
         *_run_facts(report, address, all_runs=all_runs),
+        *_node_facts(report),
         *_share_facts(report),
         *(_state_facts(found) if has_states else []),
         *_failure_facts(found),
@@ -91,6 +95,21 @@ def _run_facts(report: JobReport, address: str, *, all_runs: bool) -> list[Fact]
         facts.append(Fact("", f"{report.kept_runs} runs are kept; this adds them up:"))
         facts.append(Fact("", f"supervise report --all {address}".rstrip(), copied=True))
     return facts
+
+
+def _node_facts(report: JobReport) -> list[Fact]:
+    """Return the attempts of each node; of many nodes, of those that took no part in all."""
+    every = max((len(one.attempts) for one in report.nodes), default=0)
+    listed = [one for one in report.nodes if len(report.nodes) <= MOST_NODES or len(one.attempts) < every or one.alone]
+    texts = [_node_text(one) for one in listed[:MOST_NODES]]
+    texts += [f"and {len(report.nodes) - len(texts)} more: --json has all of them"] if len(texts) < len(report.nodes) else []
+    return [Fact("" if at else "nodes", text) for at, text in enumerate(texts)]
+
+
+def _node_text(one: NodeShare) -> str:
+    attempts = rank_list(one.attempts).replace("rank", "attempt")
+    alone = f"; {len(one.alone)} of its own: incident {', '.join(map(str, one.alone))}" if one.alone else ""
+    return f"{one.node}: {attempts}{alone}" + ("; its journal is not here" if one.alone is None else "")
 
 
 def _share_facts(report: JobReport) -> list[Fact]:

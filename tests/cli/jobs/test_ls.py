@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.cli.jobs.job_status import as_dict, status_of
 from supervisor.cli.jobs.ls import ls
-from supervisor.cli.jobs.status import as_dict, status_of
 from supervisor.config.settings import JobSection, Settings
 from supervisor.job import identity
 

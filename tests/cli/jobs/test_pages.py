@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.cli.jobs.job_files import JobFiles, history_of
+from supervisor.cli.jobs.job_status import status_of
 from supervisor.cli.jobs.report import job_report, read_journals
-from supervisor.cli.jobs.status import status_of
 from supervisor.core.model import Finding, Gpu
 from supervisor.report.card import card, why_page
 from supervisor.report.layout import FactPage, Surface, render

@@ -166,7 +166,7 @@ def test_an_ended_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_failure_without_progress_is_charged_to_the_budget(
     written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.cli.jobs.status.time.time", lambda: written.T0 + 60)
+    monkeypatch.setattr("supervisor.cli.jobs.job_status.time.time", lambda: written.T0 + 60)
     alive(written)
     written.start(1)
     written.progress(5, 9, step=9)
@@ -181,7 +181,7 @@ def test_a_failure_without_progress_is_charged_to_the_budget(
 def test_progress_beyond_the_failure_refills_the_budget(
     written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.cli.jobs.status.time.time", lambda: written.T0 + 60)
+    monkeypatch.setattr("supervisor.cli.jobs.job_status.time.time", lambda: written.T0 + 60)
     alive(written)
     written.start(1)
     written.progress(5, 9, step=9)

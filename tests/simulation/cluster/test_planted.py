@@ -95,7 +95,7 @@ def lost_member_not_noticed(patch: pytest.MonkeyPatch) -> None:
 
 def writes_not_repeated(patch: pytest.MonkeyPatch) -> None:
     real = node._ticked  # noqa: SLF001
-    patch.setattr(node, "_ticked", lambda state: real(replace(state, unseen={})))
+    patch.setattr(node, "_ticked", lambda state, standing: real(replace(state, unseen={}), standing))
 
 
 def store_without_memory_decides_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,69 @@
+"""Asks a control store which nodes it knows, from a process that is no node: `supervise status --all-nodes`."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from supervisor.cluster import wire
+from supervisor.cluster.messages import AskNodes
+from supervisor.core.numeric import rank_list
+from supervisor.core.values import dataclass
+
+if TYPE_CHECKING:
+    from supervisor.cluster.client import StoreAddress
+    from supervisor.cluster.messages import KnownNodes
+    from supervisor.core.state import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStanding:
+    """Where a node's attempt stands, as each of its beats has it.
+
+    ranks: those of the node that live, such as `ranks 0-7`. step: of the rank that is furthest behind, None: not known. relative: as in
+    Progress. gpus_out: how many of its GPUs are out of use.
+    """
+
+    stage: str
+    attempt: int
+    step: int | None = None
+    relative: bool = False
+    phase: str = "unknown"
+    ranks: str = ""
+    gpus_out: int = 0
+
+    @classmethod
+    def of(cls, state: JobState) -> NodeStanding:
+        """Return the standing of a node by its state."""
+        attempt, progress = state.attempt, state.attempt.progress
+        ranks = rank_list(rank.rank for rank in attempt.live_ranks) if attempt.live_ranks else ""
+        out = sum(bool(gpu.quarantined) for gpu in state.gpus)
+        return cls(state.stage.value, attempt.number, progress.step, progress.relative, progress.phase.value, ranks, out)
+
+    def text(self) -> str:
+        """Return it for a beat."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def read(cls, text: str) -> NodeStanding | None:
+        """Return what a beat brought, None where it brought none, or that of a later version."""
+        try:
+            return msgspec.convert(json.loads(text), cls)
+        except (ValueError, msgspec.ValidationError):
+            return None
+
+
+def known_nodes(address: StoreAddress, within_s: float) -> KnownNodes:
+    """Return what the store there knows. Raises OSError where none answers in time that takes the key."""
+    with socket.create_connection((address.host, address.port), timeout=within_s) as sock:
+        sock.sendall(wire.greeting(address.key) + wire.encode(AskNodes()))
+        with sock.makefile("rb") as file:
+            line = file.readline(wire.LONGEST_LINE)
+    try:
+        return wire.to_reader(line)
+    except msgspec.DecodeError as error:
+        raise OSError(str(error) if line else "it closed the connection") from error

@@ -1,0 +1,99 @@
+"""Brings together what the journals of several nodes have of one job: each incident once, and the attempts of each node. Pure.
+
+Nodes that met for an attempt failed in it together: their records of it are one incident, whatever number each of them gave it. A failure
+before a meeting is of one node alone. A journal that was copied to another node (run/moved_job.py) has the same records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+    from supervisor.journal.history import History, RecordedIncident, Round  # noqa: TC004  loads msgspec: a card needs none
+
+
+@dataclass(frozen=True, slots=True)
+class JointIncident:
+    """One incident of a job. by_node: what each node has of it, by host; node: whose record is shown."""
+
+    node: str
+    by_node: dict[str, RecordedIncident]
+
+    @property
+    def incident(self) -> RecordedIncident:
+        """The record that is shown."""
+        return self.by_node[self.node]
+
+
+def host_of(member: str) -> str:
+    """Return the host of a node that met others (`HOST/ID`)."""
+    return member.partition("/")[0]
+
+
+def of_one_job(own: str, histories: Mapping[str, History]) -> list[str]:
+    """Return the hosts of those histories that are of the same job as that of `own`: they met it, or others that did."""
+    partners = {host: {host_of(name) for members in _meetings(one) for name in members} | {host} for host, one in histories.items()}
+    found = {own}
+    while more := {
+        host for host, met in partners.items() if host not in found and (met & found or any(host in partners[o] for o in found))
+    }:
+        found |= more
+    return [host for host in histories if host in found]
+
+
+def _meetings(history: History) -> Iterator[tuple[str, ...]]:
+    yield from history.meetings.values()
+    for incident in history.incidents:
+        yield from (one.members for one in incident.rounds)
+
+
+def joint_incidents(own: str, incidents: Mapping[str, Sequence[RecordedIncident]]) -> list[JointIncident]:
+    """Return each incident of a job once, the oldest first. incidents: by host. The record of `own` is shown, else the deciding node's."""
+    if len(incidents) == 1:  # in the order of the journal: clocks are set
+        return [JointIncident(host, {host: one}) for host, found in incidents.items() for one in found]
+    groups: list[dict[str, RecordedIncident]] = []
+    group_of: dict[Hashable, int] = {}
+    for host in sorted(incidents, key=lambda name: name != own):
+        for one in incidents[host]:
+            keys = list(_keys(one))
+            at = next((group_of[key] for key in keys if key in group_of and host not in groups[group_of[key]]), None)
+            if at is None:
+                at = len(groups)
+                groups.append({})
+            groups[at][host] = one
+            for key in keys:
+                group_of.setdefault(key, at)
+    joint = [JointIncident(_shown(own, group), group) for group in groups]
+    return sorted(joint, key=lambda one: one.incident.opened_t)
+
+
+def _keys(incident: RecordedIncident) -> Iterator[Hashable]:
+    """Yield what two records of one incident have in common."""
+    yield incident.run_id, incident.number, incident.opened_t
+    yield from ((one.attempt, one.members) for one in incident.rounds if one.members)
+
+
+def _shown(own: str, group: Mapping[str, RecordedIncident]) -> str:
+    if own in group:
+        return own
+    return next(
+        (host for host, one in group.items() if any(r.decision is not None and r.decision.alerts for r in one.rounds)), next(iter(group))
+    )
+
+
+def attempts_of(histories: Mapping[str, History]) -> dict[str, list[int]]:
+    """Return the attempts of the last run in which each node took part, by host; those of nodes without a journal here too."""
+    found: dict[str, set[int]] = {}
+    for history in histories.values():
+        for attempt, members in history.meetings.items():
+            for member in members:
+                found.setdefault(host_of(member), set()).add(attempt)
+    return {host: sorted(attempts) for host, attempts in found.items()}
+
+
+def round_of(incident: RecordedIncident, last: Round) -> Round | None:
+    """Return a node's part in a failure that the record of another node has as `last`; None where it took none."""
+    return next((one for one in incident.rounds if (one.attempt, one.members) == (last.attempt, last.members)), None)

@@ -1,0 +1,120 @@
+"""What `supervise status --all-nodes` shows: where each node of a job stands, and how old that is. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core.time_text import span_text
+from supervisor.core.values import dataclass
+from supervisor.report import wording
+from supervisor.report.layout import Fact, FactPage, Tone
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+UNKNOWN = "unknown"
+#: How a node stands that takes no part any more, or of which nothing is known.
+_TONES = {"lost": Tone.BAD, "supervise died": Tone.BAD, UNKNOWN: Tone.WARNING, "left": Tone.WARNING}
+#: Where a node's line comes from.
+SOURCES = {"here": "this node", "store": "by the control store", "journal": "by its journal", "": "nothing is known of it"}
+#: Nodes that are listed one by one; of more, those that are not as the others.
+MOST_LISTED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node. number: among the nodes of the newest attempt, None: it takes no part in it. None and "" elsewhere: not known.
+
+    state: a stage, `lost`, `left`, `done`, `waits to join`, `ended with 0`, `supervise died`, or UNKNOWN. step: of its rank that is
+    furthest behind. age_s: how old this is. source: a key of SOURCES. why: it is lost, or has left.
+    """
+
+    node: str
+    number: int | None
+    state: str = UNKNOWN
+    attempt: int | None = None
+    step: int | None = None
+    relative: bool = False
+    phase: str = ""
+    ranks: str = ""
+    gpus_out: int = 0
+    age_s: float | None = None
+    source: str = ""
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people call it: its host, and its number among the others."""
+        return self.node if self.number is None else f"{self.node}:{self.number}"
+
+    @property
+    def tone(self) -> Tone:
+        """How its line reads."""
+        return _TONES.get(self.state, Tone.PLAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class JobNodesStatus:
+    """All nodes of a job. attempt: the newest. store: the node that serves the control store, "": none answered, for `no_store`."""
+
+    job: str
+    attempt: int
+    nodes: tuple[NodeStatus, ...]
+    store: str = ""
+    no_store: str = ""
+
+
+def nodes_page(found: JobNodesStatus, address: str, incidents: Sequence[Fact] = ()) -> FactPage:
+    """Return the page. address: the options by which our other commands find the job. incidents: facts on the last one."""
+    members = [one for one in found.nodes if one.number is not None]
+    others = [one for one in found.nodes if one.number is None]
+    bad = [one for one in members if one.tone is not Tone.PLAIN]
+    count = f"{len(members)} {'node' if len(members) == 1 else 'nodes'}"
+    title = f"job {found.job} on {count}: attempt {found.attempt}" + (f", {len(bad)} not there" if bad else "")
+    facts = [
+        *_listed("nodes", members),
+        *_listed("others", others),
+        Fact("store", f"the control store on {found.store} answered" if found.store else found.no_store),
+        *incidents,
+        Fact("look", f"supervise status {address}", copied=True),
+    ]
+    tone = max((one.tone for one in members), key=list(_ORDER).index, default=Tone.GOOD)
+    return FactPage(title, tuple(facts), Tone.GOOD if tone is Tone.PLAIN else tone)
+
+
+_ORDER = (Tone.PLAIN, Tone.WARNING, Tone.BAD)
+
+
+def _listed(label: str, nodes: Sequence[NodeStatus]) -> list[Fact]:
+    """Return a line for each node; of very many, for those that are not as most are, and one for the rest."""
+    rest: list[NodeStatus] = []
+    if len(nodes) > MOST_LISTED:
+        states = [one.state for one in nodes]
+        usual = max(set(states), key=states.count)
+        rest = [one for one in nodes if one.state == usual]
+        nodes = [one for one in nodes if one.state != usual]
+    texts = [(_text(one), one.tone) for one in nodes]
+    if rest:
+        texts.append((_together(rest), rest[0].tone))
+    return [Fact("" if at else label, text, tone) for at, (text, tone) in enumerate(texts)]
+
+
+def _text(one: NodeStatus) -> str:
+    known = [
+        f"{one.state}{f': {one.why}' if one.why else ''}",
+        *([] if one.attempt is None else [f"attempt {one.attempt}"]),
+        *([wording.step_text(one.step, relative=one.relative)] if one.step is not None else []),
+        *([f"phase {one.phase}"] if one.phase not in {"", "unknown"} else []),
+        *([one.ranks] if one.ranks else []),
+        *([f"{one.gpus_out} GPUs out of use"] if one.gpus_out else []),
+    ]
+    age = "" if one.age_s is None or one.source == "here" else f", {span_text(one.age_s)} ago"
+    return f"{one.name}: {', '.join(known)} ({SOURCES[one.source]}{age})"
+
+
+def _together(nodes: Sequence[NodeStatus]) -> str:
+    steps = sorted(one.step for one in nodes if one.step is not None)
+    ages = [one.age_s for one in nodes if one.age_s is not None]
+    text = f"{len(nodes)} more: {nodes[0].state}"
+    text += f", step {steps[0]}" + (f" to {steps[-1]}" if steps[-1] != steps[0] else "") if steps else ""
+    return text + (f"; the oldest news is {span_text(max(ages))} old" if ages else "")

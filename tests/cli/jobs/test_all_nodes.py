@@ -1,0 +1,191 @@
+# ruff: noqa: ANN401  `Written` is a class of conftest.py
+"""`supervise status --all-nodes`: by the control store, by the journals of a shared directory, and what is not known."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from supervisor.cli.jobs.status import status
+from supervisor.cluster.client import NodeClient, StoreAddress
+from supervisor.cluster.kept import KeptFile, KeptNode
+from supervisor.cluster.messages import NodeTick, WriteRow
+from supervisor.cluster.model import ClusterRules, Epoch
+from supervisor.cluster.node import NodeMemory
+from supervisor.cluster.reader import NodeStanding, known_nodes
+from supervisor.cluster.server import StoreServer, listen
+from supervisor.cluster.store import FromNode, new_store, step
+from supervisor.job import identity
+from tests.cli.jobs.several import JobOfNodes
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from supervisor.cluster.messages import KnownNodes
+
+HERE = identity.node_name()
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "status-why-logs.md"
+
+
+def shown(job: JobOfNodes, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Return what it prints with --json."""
+    capsys.readouterr()
+    assert status(next(iter(job.nodes.values())).settings, "train", as_json=True, all_nodes=True) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def page(job: JobOfNodes, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the page, in one line."""
+    assert status(next(iter(job.nodes.values())).settings, "train", as_json=False, all_nodes=True) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], StoreAddress]]:
+    """Return what serves the store of a job's nodes, of which one has been lost; this node's files name it."""
+    servers: list[StoreServer] = []
+    monkeypatch.setattr("supervisor.cluster.server.TICK_S", 0.05)
+
+    def start(job: JobOfNodes) -> StoreAddress:
+        rules = ClusterRules(nodes=1, beat_s=0.1, lease_s=600.0, gone_s=600.0, return_s=600.0)
+        state = new_store("store", f"{HERE}/id", rules, time.monotonic())
+        epoch = Epoch(1, tuple(f"{host}/id" for host in job.hosts), f"{HERE}/id", "t")
+        for key, value in (epoch.row(), (f"lost/1/{job.hosts[1]}/id", "silent for 6 s")):
+            state, _ = step(state, FromNode(time.monotonic(), WriteRow(f"{HERE}/id", key, value)))
+        servers.append(StoreServer(listen(), "key", state, lambda _rows: None))
+        servers[-1].start()
+        address = StoreAddress("127.0.0.1", servers[-1].port, "key")
+        place = job.nodes[HERE].directory / "cluster" / "node.json"
+        KeptFile(place, pytest.fail).write(KeptNode(f"run of {HERE}", NodeMemory(f"{HERE}/id", epoch), address))
+        return address
+
+    yield start
+    for server in servers:
+        server.close(0.0)
+
+
+def beats(address: StoreAddress, name: str, standing: str) -> NodeClient:
+    """Start a node that beats, with what it reports."""
+    client = NodeClient(NodeMemory(name), ClusterRules(beat_s=0.1), time.monotonic, lambda _memory: None, lambda _output: None)
+    client.find_at(address)
+    client.start()
+
+    def seen() -> bool:
+        client.give(NodeTick(time.monotonic(), standing))
+        return any(one.node == name and one.standing for one in known_nodes(address, 5.0).nodes)
+
+    wait_for(seen, "a beat", 20)
+    return client
+
+
+def test_the_store_has_each_node_as_of_its_last_beat_and_this_node_is_shown_as_it_is_now(
+    make_job: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[[JobOfNodes], StoreAddress]
+) -> None:
+    job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3", "gpu-4")
+    job.meet(1, 1)
+    job.train(5, 7)
+    job.close()
+    for host in ("gpu-2", "gpu-3", "gpu-4"):
+        (root / "train" / "nodes" / host).rename(tmp_path / host)  # they share nothing
+    address = serve(job)
+    client = beats(address, "gpu-3/id", NodeStanding.of(job.nodes["gpu-3"].state).text())
+    waiting = beats(address, "gpu-9/id", NodeStanding("starting", 1).text())
+    found = shown(job, capsys)
+    text = page(job, capsys)
+    for one in (client, waiting):
+        one.close(5.0)
+    rows = {one.pop("node"): one for one in found["nodes"]}
+    assert list(rows) == [HERE, "gpu-2", "gpu-3", "gpu-4", "gpu-9"]
+    assert (found["attempt"], found["store"], found["no_store"]) == (1, HERE, None)
+    assert [row["state"] for row in rows.values()] == ["running", "lost", "running", "unknown", "waits to join"]
+    assert [row["number"] for row in rows.values()] == [0, 1, 2, 3, None]
+    assert (rows[HERE]["source"], rows[HERE]["age_s"], rows[HERE]["step"]) == ("here", 0.0, 7)
+    assert (rows["gpu-2"]["why"], rows["gpu-2"]["source"]) == ("silent for 6 s", "store")
+    assert (rows["gpu-3"]["step"], rows["gpu-3"]["phase"], rows["gpu-3"]["ranks"]) == (7, "train", "rank 2")
+    assert 0 <= rows["gpu-3"]["age_s"] < 30
+    assert rows["gpu-4"] | {"number": None} == {
+        "number": None, "state": "unknown", "why": None, "attempt": None, "step": None, "step_relative": False, "phase": "unknown",
+        "ranks": None, "gpus_out_of_use": 0, "age_s": None, "source": "store",
+    }  # fmt: skip
+    assert "on 4 nodes: attempt 1, 2 not there" in text
+    assert "gpu-2:1: lost: silent for 6 s" in text
+    assert f"{HERE}:0: running, attempt 1, step 7, phase train, rank 0 (this node)" in text
+
+
+def test_without_a_store_the_journals_of_a_shared_directory_show_each_node_with_the_age_of_its_last_record(
+    make_job: Any, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
+    job.meet(1, 1)
+    job.train(5, 7)
+    job.fail(10, "gpu-3", lost=True)
+    job.meet(20, 2, HERE, "gpu-2")
+    job.train(25, 8)
+    job.close()
+    monkeypatch.setattr("supervisor.cli.jobs.all_nodes.time.time", lambda: job.nodes[HERE].T0 + 85)
+    found = shown(job, capsys)
+    rows = {one["node"]: one for one in found["nodes"]}
+    assert (found["attempt"], found["store"]) == (2, None)
+    assert [(row["number"], row["state"], row["step"], row["source"], row["age_s"]) for row in rows.values()] == [
+        (0, "running", 8, "here", 0.0),
+        (1, "running", 8, "journal", 60.0),
+        (None, "running", 7, "journal", 80.0),
+    ]
+    assert "others gpu-3: running, attempt 1, step 7, phase train, rank 2 (by its journal, 80 s ago)" in page(job, capsys)
+
+
+def test_a_node_whose_journal_is_not_here_is_not_known(
+    make_job: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = JobOfNodes(make_job, root, HERE, "gpu-2")
+    job.meet(1, 1)
+    job.close()
+    (root / "train" / "nodes" / "gpu-2").rename(tmp_path / "on another disk")
+    (own, other) = shown(job, capsys)["nodes"]
+    assert (own["node"], own["state"]) == (HERE, "running")
+    assert (other["node"], other["number"], other["state"], other["source"], other["age_s"]) == ("gpu-2", 1, "unknown", None, None)
+    assert "gpu-2:1: unknown (nothing is known of it)" in page(job, capsys)
+
+
+def test_after_the_end_no_store_is_asked(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = JobOfNodes(make_job, root, HERE, "gpu-2")
+    job.meet(1, 1)
+    job.train(5, 7)
+    job.end(9)
+    found = shown(job, capsys)
+    assert [row["state"] for row in found["nodes"]] == ["ended with 0", "ended with 0"]
+    assert "no control store is asked" in found["no_store"]
+
+
+def test_a_job_of_one_node_is_one_line(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    me = identity.this_process()
+    written.begin(pid=me.pid, start_ticks=me.start_ticks)
+    written.start(1)
+    written.close()
+    assert status(written.settings, "train", as_json=False, all_nodes=True) == 0
+    assert f"nodes {HERE}:0: running, attempt 1, ranks 0, 1 (this node)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_who_asks_needs_the_key_and_is_no_node(make_job: Any, root: Path, serve: Callable[[JobOfNodes], StoreAddress]) -> None:
+    job = JobOfNodes(make_job, root, HERE, "gpu-2")
+    job.close()
+    address = serve(job)
+    before: KnownNodes = known_nodes(address, 5.0)
+    with pytest.raises(OSError, match=r"closed the connection|reset"):
+        known_nodes(StoreAddress(address.host, address.port, "another"), 5.0)
+    assert [one.node for one in known_nodes(address, 5.0).nodes] == [one.node for one in before.nodes] == [f"{HERE}/id", "gpu-2/id"]
+
+
+def test_each_key_is_on_the_page(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = JobOfNodes(make_job, root, HERE)
+    job.close()
+    found = shown(job, capsys)
+    text = PAGE.read_text(encoding="utf-8").partition("--all-nodes [")[2]
+    for key in (*found, *found["nodes"][0]):
+        assert f"`{key}`" in text

@@ -1,0 +1,118 @@
+# ruff: noqa: ANN401  `Written` is a class of conftest.py
+"""`supervise why` and `report` of a job whose nodes share the state directory: each incident once, with what every node has of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from supervisor.cli.jobs.report import report
+from supervisor.cli.jobs.why import why
+from supervisor.core.events import AttemptEnded, EvidenceCollected, LauncherExited
+from supervisor.core.model import Cause, Claim, Evidence
+from supervisor.errors import SuperviseError
+from supervisor.job import identity
+from tests.cli.jobs.several import JobOfNodes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HERE = identity.node_name()
+
+
+@pytest.fixture
+def job(make_job: Any, root: Path) -> JobOfNodes:
+    """Return a job of three nodes in which the rank of gpu-2 was killed, then gpu-3 was lost, and came back with a number of its own."""
+    made = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
+    made.meet(1, 1)
+    made.train(5, 61)
+    made.fail(10, "gpu-2")
+    made.meet(20, 2)
+    made.train(25, 62)
+    made.fail(30, "gpu-3", lost=True)
+    made.nodes["gpu-3"].close()
+    made.meet(40, 3, HERE, "gpu-2")
+    made.train(45, 63)
+    made.end(60)
+    return made
+
+
+def settings(job: JobOfNodes) -> Any:
+    return job.nodes[HERE].settings
+
+
+def explained(job: JobOfNodes, capsys: pytest.CaptureFixture[str], incident: int | None = None, *, show_all: bool = False) -> str:
+    capsys.readouterr()
+    assert why(settings(job), "train", incident, show_all=show_all) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_each_incident_is_shown_once_and_names_the_node_that_failed_and_how_it_ended_on_the_others(
+    job: JobOfNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = explained(job, capsys, show_all=True)
+    assert text.count("-- incident") == 2
+    first = explained(job, capsys, 1)
+    assert "where rank 1 on gpu-2:1, attempt 1, step 61" in first, "the step of the node that failed"
+    assert f"nodes {HERE}:0: its ranks were stopped; gpu-2:1: rank 1 was killed by SIGKILL; gpu-3:2: its ranks were stopped" in first
+    second = explained(job, capsys)
+    assert "node gpu-3:2 is lost: silent for 6 s" in second
+    assert "gpu-3:2: lost" in second
+    found = []
+    for host in job.hosts:
+        assert why(job.nodes[host].settings, "train", None, show_all=True, as_json=True) == 0
+        found.append(json.loads(capsys.readouterr().out)["incidents"])
+    assert [one["nodes"] for one in found[0]] == [{HERE: 1, "gpu-2": 1, "gpu-3": 1}, {HERE: 2, "gpu-2": 2}]
+
+
+def test_an_incident_of_another_node_alone_is_shown_too_and_its_number_is_not_taken_for_one_of_this_node(
+    make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = JobOfNodes(make_job, root, HERE, "gpu-2")
+    other = job.nodes["gpu-2"]
+    unmet = Evidence("launcher", "rendezvous", "no meeting", t=other.T0, claim=Claim(Cause.RENDEZVOUS, 0.9, transient=True))
+    other.feed(LauncherExited(other.T0 + 1, 1, "agent", signal=9), AttemptEnded(other.T0 + 1, 1, "failed"))
+    other.feed(EvidenceCollected(other.T0 + 2, 1, 1, (unmet,)))
+    job.meet(10, 2)
+    job.train(15, 61)
+    job.end(60)
+    text = explained(job, capsys)
+    assert "incident 1 of job train on gpu-2: resolved" in text
+    assert "where on gpu-2, attempt 1" in text
+    assert " nodes " not in text
+    with pytest.raises(SuperviseError, match="no such incident: job train: 1"):
+        why(settings(job), "train", 1)
+    assert report(settings(job), "train", as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["nodes"][1] == {"node": "gpu-2", "attempts": [2], "alone": [1]}
+
+
+def test_jobs_that_never_met_are_not_brought_together(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for host in (HERE, "gpu-2"):
+        one = make_job(root, node=host)
+        one.begin()
+        one.start(1)
+        one.progress(5, 9)
+        one.fail(10 if host == HERE else 12)
+        one.restart(20)
+        one.succeed(60)
+    capsys.readouterr()
+    assert why(one.settings, "train", None, show_all=True, as_json=True) == 0
+    (found,) = json.loads(capsys.readouterr().out)["incidents"]
+    assert (found["node"], found["nodes"]) == (HERE, {HERE: 1})
+
+
+def test_the_report_shows_the_attempts_of_each_node_together(job: JobOfNodes, capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    (root / "train" / "nodes" / "gpu-3").rename(root / "elsewhere")
+    assert report(settings(job), "train", as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["nodes"] == [
+        {"node": HERE, "attempts": [1, 2, 3], "alone": []},
+        {"node": "gpu-2", "attempts": [1, 2, 3], "alone": []},
+        {"node": "gpu-3", "attempts": [1, 2], "alone": None},
+    ]
+    assert [one["number"] for one in found["incidents"]] == [1, 2]
+    assert report(settings(job), "train") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"nodes {HERE}: attempts 1-3 gpu-2: attempts 1-3 gpu-3: attempts 1, 2; its journal is not here" in text

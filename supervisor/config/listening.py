@@ -12,6 +12,8 @@ from supervisor.errors import ExitCode, SuperviseError
 
 LOOPBACK = "127.0.0.1"
 _HINT = "Write an address of this machine."
+#: Ports that examples name.
+_PORTS = {"ui.listen": 9410, "metrics.listen": 9409}
 _FORM = re.compile(r"(?:(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:\[\]\s]+)):)?(?P<port>[0-9]{1,5})")
 
 
@@ -42,7 +44,7 @@ def listen_address(text: str, key: str, exit_code: int = ExitCode.CONFIG) -> Lis
     if found is None or int(found["port"]) > 65535:  # noqa: PLR2004  the highest port
         raise SuperviseError(
             f"no address to listen at: {key} = {text!r}",
-            hint="Write a port such as 9410 (loopback), or ADDRESS:PORT such as 0.0.0.0:9410 or [::1]:9410.",
+            hint="Write a port such as {0} (loopback), or ADDRESS:PORT such as 0.0.0.0:{0} or [::1]:{0}.".format(_PORTS.get(key, 9410)),
             exit_code=exit_code,
         )
     host = found["six"] or found["host"] or LOOPBACK

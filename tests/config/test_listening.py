@@ -37,6 +37,9 @@ def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(SuperviseError, match=r"no address to listen at: ui.listen") as caught:
         listen_address(text, "ui.listen")
     assert "0.0.0.0:9410" in caught.value.hint
+    with pytest.raises(SuperviseError, match=r"no address to listen at: metrics.listen") as caught:
+        listen_address(text, "metrics.listen")
+    assert "0.0.0.0:9409" in caught.value.hint
 
 
 def test_an_address_is_written_as_a_url_has_it() -> None:

@@ -58,7 +58,9 @@ MORE = {
     "stacks": "hangs.md#what-a-look-is",
     "bundle": "bundle.md",
     "gpus ls": "#gpus-out-of-use",
+    "nodes ls": "nodes.md",
     "slurm print": "slurm.md",
+    "slurm requeue": "nodes.md#on-slurm",
     "kubernetes print": "kubernetes.md",
 }
 

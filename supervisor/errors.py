@@ -50,8 +50,9 @@ class ExitCode(IntEnum):
     BAD_NODE = (
         69,
         (
-            "this node is not fit for the job: a GPU failed and nothing may replace it, other processes hold its memory, its driver does "
-            "not fit, or no room is left for a checkpoint at the first start of a run (later a start waits for room). "
+            "this node is not fit for the job: it is excluded (`supervise nodes`), a GPU failed and nothing may replace it, other "
+            "processes hold its memory, its driver does not fit, or no room is left for a checkpoint at the first start of a run (later a "
+            "start waits for room). "
             "`supervise doctor`: something must be repaired first"
         ),
         "run it elsewhere, or do what the card says",

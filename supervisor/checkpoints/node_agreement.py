@@ -6,8 +6,8 @@ the same rows.
 1. The state that each node continues from. The node with the newest agreement gives the knobs and the failures that the budgets count; the
    rejected checkpoints are those of every node with that agreement. What one node's ranks were seen to run, all nodes know from then on,
    so that all add the program's resume option. Before this step each node has written to disk the state that its dead ranks left in shared
-   memory. Their environments are compared with this row and the all-gather 0 (node/node_environment.py). The markers in the directories
-   of its checkpoints (shared_directories.py).
+   memory. Their environments are compared with this row and the all-gather 0 (node/node_environment.py). Where one of them asks for it,
+   they are tried against each other then (node/node_check.py). The markers in the directories of its checkpoints (shared_directories.py).
 2. The checkpoints that each node has: names, sizes and steps, without reading their data. Whose markers it found.
 3. For each candidate that all nodes have, newest first: each node's proof that it can load it. One node reads the bytes of a shared file,
    the others compare its identity. Of a save of which each node has a part, each brings the rest here from the mirror, and then reads all
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.node_offer import NodeOffer
     from supervisor.checkpoints.repair import RepairPermission
     from supervisor.core.actions import SelectCheckpoint
+    from supervisor.node.node_check import NodeCheck
     from supervisor.node.node_environment import EnvironmentComparison
 
     #: (number, text): sends the text to the all-gather of this number; returns the texts of all nodes, in their order.
@@ -71,7 +72,8 @@ class NodeState:
     suspect: a checkpoint may have caused the last failure. knows: the node had a good checkpoint before. finite: if weights of the newest
     checkpoint turned to NaN, the node prefers an older one. mixed_from_t: wall time from which the nodes trained from different states, so
     that checkpoints written since are rejected; None if they did not. programs, resume_knobs: as in SelectCheckpoint. environment, sent_t:
-    as in PeerEnvironment. markers: those in the directories of its checkpoints. nonce: of this meeting alone.
+    as in PeerEnvironment. markers: those in the directories of its checkpoints. nonce: of this meeting alone. check: as in
+    SelectCheckpoint.
     """
 
     host: str
@@ -89,6 +91,7 @@ class NodeState:
     past: PastFailures | None = None
     markers: tuple[DirectoryMarker, ...] = ()
     nonce: str = ""
+    check: str = ""
 
     def resume_by(self, programs: Collection[str]) -> str:
         """Return by whose knob it hands a checkpoint over if ranks run these programs; "" for none."""
@@ -164,6 +167,7 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     host: str,
     suspect: bool,
     t: float,
+    check: NodeCheck | None = None,
 ) -> CheckpointSelected:
     """Agree with the other nodes. Raises AgreementCancelled, by way of `all_gather`, if the attempt ends first."""
     problem = node_offer.save_dead_ranks_state(permission)
@@ -185,11 +189,15 @@ def agree(  # noqa: PLR0913  the request, and this node's part
             action.past,
             markers,
             secrets.token_hex(8),
+            action.check,
         )
         states = _gathered(all_gather, 1, own)
         cannot_work = comparison.compare(all_gather, action.node, [PeerEnvironment(s.host, s.environment, s.sent_t) for s in states])
         if cannot_work:
             return CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, cannot_work=cannot_work)
+        unfit = _tried(all_gather, action.node, [state.check for state in states], check)
+        if unfit:
+            return CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, unfit=unfit)
         ways = [state.resume_by(_programs(states)) for state in states]
         node_offer.set_resume_way(ways[action.node], own_only=action.own_only)
         rows = _listed(action, node_offer, all_gather, states, problem)
@@ -197,6 +205,12 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     node_offer.note_meeting(action.attempt, meeting, action.node, rows.groups)
     notes = node_offer.note_groups(rows.groups, [state.host for state in states], [state.markers for state in states])
     return replace(_chosen(action, node_offer, all_gather, rows, ways, t), notes=notes)
+
+
+def _tried(all_gather: AllGather, node: int, wanted: Sequence[str], check: NodeCheck | None) -> tuple[tuple[int, str], ...]:
+    """Return the nodes that fail the node check, where one of them asks for it."""
+    why = "doubt" if "doubt" in wanted else next(filter(None, wanted), "")
+    return check.run(all_gather, node, why) if why and check is not None else ()
 
 
 def _listed(

@@ -305,6 +305,12 @@ class Health:
         more="What differs and matters is a warning; what cannot work ends every node with 78. [What](health.md#between-nodes).",
         flag="--compare-nodes/--no-compare-nodes",
     )
+    check_nodes: Literal["never", "doubt", "start"] = setting(
+        "never",
+        "Try the nodes of a job against each other before an attempt: in doubt, or before the first attempt too (start).",
+        "In doubt: a failure between nodes came twice without progress. It takes up to a minute. [What](node-check.md#before-an-attempt).",
+        flag="--check-nodes",
+    )
     sample_s: float = setting(30.0, "How often to examine the GPUs while the job runs; 0: never.", minimum=0)
     evict_on: tuple[str, ...] = setting(
         (),
@@ -471,6 +477,10 @@ class Settings:
     def clear_gpu_command(self, gpu: str = "") -> str:
         """Return the command that puts a GPU (its UUID, or all) back into use. It works in the directories in which `address` works."""
         return f"supervise gpus clear{self._state_dir_option()} {gpu}".rstrip()
+
+    def allow_node_command(self, node: str) -> str:
+        """Return the command that allows an excluded node again. It works in the directories in which `address` works."""
+        return f"supervise nodes allow{self._state_dir_option()} {node}"
 
     def value(self, key: str) -> Value:
         """Return the value of the dotted `key`."""

@@ -102,7 +102,8 @@ class SelectCheckpoint:
     what failed before (past). agreed_attempts: of earlier ones. mixed_from_t: what was written since
     is never used, because the nodes trained from different states; None: no such time. resume_by: as in BeginAttempt. own_only: what
     earlier runs saved does not count. programs: those that a rank was seen to run, or that the user names. resume_knobs: whose knobs could
-    hand a checkpoint over here (Knob.by), the preferred one first.
+    hand a checkpoint over here (Knob.by), the preferred one first. check: why this node wants the nodes tried against each other first:
+    start, doubt, or "" for no reason. gpus: UUIDs of those that its ranks may use.
     """
 
     attempt: int
@@ -120,6 +121,8 @@ class SelectCheckpoint:
     programs: tuple[str, ...] = ()
     resume_knobs: tuple[str, ...] = ()
     past: PastFailures | None = None
+    check: str = ""
+    gpus: tuple[str, ...] = ()
     waits_for_journal: ClassVar[bool] = False
 
 

@@ -250,7 +250,8 @@ class CheckpointSelected:
     change), by the rule of ownership (docs/explanation/checkpoints.md). `kept_copies`: of torn ones that stay, as (path, newest copy).
     `notes`: for people.
 
-    cannot_work: what differs between the nodes' environments so that no attempt can work, the same on all nodes.
+    cannot_work: what differs between the nodes' environments so that no attempt can work, the same on all nodes. unfit: nodes that failed
+    the node check, by their number, each with the finding.
     agreement: attempt of the agreement of several nodes on it, else 0; overrides, rejected and past then hold on all. node_offers: what
     each node has if they have none in common, as (node, text), or how each resumes if `resume_differs`: only some nodes add a program's
     option. remedy: what helps then, with the command. programs: what ranks of any node were seen to run. this_node_leaves: only this node
@@ -282,6 +283,7 @@ class CheckpointSelected:
     cannot_work: tuple[str, ...] = ()
     past: PastFailures | None = None
     remedy: str = ""
+    unfit: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

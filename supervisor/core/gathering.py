@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core import failure, lifecycle, planning, resumption, start
+from supervisor.core import failure, lifecycle, node_health, planning, resumption, sharing, start
 from supervisor.core.actions import BroadcastStart, PrintMessage, SelectCheckpoint, SetTimer
 from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
 from supervisor.core.state import JobState, Stage, changed
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 #: Agreements whose attempts are remembered: older checkpoints are compared by their digests alone.
 KEPT_AGREEMENTS = 20
+#: What the ranks show when they cannot reach each other.
+BETWEEN_NODES = frozenset({Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK, Cause.GLOO_ERROR, Cause.HANG_NO_ERROR})
+#: Failures between nodes after which these are tried against each other, and again after as many more.
+CHECKED_EVERY = 2
 #: A script may count a step before or after it is made, and a sample may fall between.
 STEPS_APART = 1
 
@@ -77,8 +81,25 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         programs=planning.known_programs(state),
         resume_knobs=planning.resume_knobs(state),
         past=planning.past_failures(state),
+        check=_wanted_check(state),
+        gpus=tuple(gpu.uuid for gpu in state.gpus if not gpu.quarantined),
     )
     return state, (select, SetTimer("select", token, state.run.policy.select_deadline_s))
+
+
+def _wanted_check(state: JobState) -> str:
+    """Return why the nodes are to be tried against each other before this attempt, "" for no reason.
+
+    A failure between nodes rarely shows which of them is bad. One such failure may be chance.
+    """
+    when, reason = state.run.policy.check_nodes, state.run.reason
+    if when == "never" or reason not in {"start", "failure"}:
+        return ""
+    if reason == "start":
+        return "start" if when == "start" else ""
+    recent = [one for one in state.run.failures if not one.progressed_since]
+    between = [one for one in recent if one.cause in BETWEEN_NODES]
+    return "doubt" if between and recent[-1] is between[-1] and not len(between) % CHECKED_EVERY else ""
 
 
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
@@ -94,8 +115,9 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
                 "warning", f"another node cannot load the checkpoint that this node resumes from, and leaves the job: {held}"[:600]
             ),
         )
-    if event.this_node_leaves or event.cannot_work:
-        return _leave_the_others(state, event) if event.this_node_leaves else _stop_unlike(state, event)
+    ends = _leave_the_others if event.this_node_leaves else _stop_unlike if event.cannot_work else _stop_unfit if event.unfit else None
+    if ends is not None:
+        return ends(state, event)
     state = planning.with_rejected(state, event.rejected, None)
     if event.past is not None:
         past = event.past
@@ -129,6 +151,20 @@ def _stop_unlike(state: JobState, event: CheckpointSelected) -> Step:
     hint = "make it the same on all nodes, then start again; --no-compare-nodes starts in spite of it"
     why = f"the nodes cannot work together: {'; '.join(event.cannot_work)}"[:600]
     return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, why, hint, "beginning", 78))
+
+
+def _stop_unfit(state: JobState, event: CheckpointSelected) -> Step:
+    """Stop on every node before a rank starts: one of them failed the node check, and its supervisor has excluded it."""
+    members = state.attempt.members
+    named = [(sharing.shown(members[index], members) if index < len(members) else str(index), text) for index, text in event.unfit]
+    because = tuple(Evidence("health", "node_check", f"{node}: {text}", node=node, t=event.t) for node, text in named)
+    node, text = named[0]
+    summary = f"node {node} fails the node check: {text}"[:300]
+    verdict = Verdict(Cause.NONE, node_health.SURE, summary, "node:unfit", because=because, node=node)
+    hint = (
+        f"the scheduler's requeue continues this run on other nodes; once it is repaired: `supervise nodes allow {node.partition(':')[0]}`"
+    )
+    return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{summary}; the node is excluded", hint, "beginning", 75))
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:

@@ -459,6 +459,7 @@ class Policy:
     select_deadline_s: float = 1200.0  # beyond what reading the largest checkpoints may take (checkpointing.select.LIMIT_S)
     peer_deadline_s: float = 120.0  # how long a node waits for the decision of the nodes
     lease_s: float = 6.0  # a node from which nothing comes for so long is lost
+    check_nodes: str = "never"  # --check-nodes: never, doubt or start
     nodes: int = 1
     least_nodes: int = 0  # an attempt begins with so many; 0: with all of them
     backoff_base_s: float = 1.0

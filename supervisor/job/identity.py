@@ -146,6 +146,11 @@ def working_directory() -> Path:
         ) from error
 
 
+def node_ledger(root: Path, node: str) -> Path:
+    """Return where the ledger of a node is, of a state directory: its GPUs that are out of use, and whether it is excluded."""
+    return root / ".gpus" / f"{node}.jsonl"
+
+
 def node_name() -> str:
     """Return this node's host name, fit for a directory's name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", os.uname().nodename).strip("-.") or "localhost"

@@ -1,4 +1,4 @@
-"""The quarantine of a node's GPUs: which are out of use, why, and since when.
+"""The ledger of a node: which of its GPUs are out of use, or that it is excluded as a whole, why, and since when.
 
 It outlives runs, restarts of the supervisor, and requeues. Each state directory has one ledger for each host, which all jobs of that
 directory share. The file is the only state:
@@ -6,9 +6,12 @@ directory share. The file is the only state:
     <state_dir>/.gpus/<hostname>.jsonl         (a job's name never begins with a dot)
     {"v": 1, "uuid", "pci", "reason", "evidence", "t", "job", "run", "boot", "errors"}    a GPU is out of use from t (wall seconds) on
     {"v": 1, "cleared": UUID | "all", "t", "by"}                                          and is not any more (by: person, health)
+    {"v": 1, "excluded": REASON, "t", "by"}         no job of this directory begins on the node from t on
+    {"v": 1, "allowed": true, "t", "by"}            and they may again
 
 `boot` (the node's boot id) and `errors` (uncorrectable memory errors since the GPU's last reset, -1: unknown) show whether the GPU was
 reset since: either differs then. A row without them ends when it expires (`gpus.quarantine_days`), or when a person clears it.
+An exclusion ends when a person allows the node.
 
 Lines are only appended, each in one write, and are durable before `quarantine` and `clear` return: several supervisors of one host may
 write at once. Readers skip a torn line and one of another form. A ledger that cannot be read quarantines no GPU.
@@ -25,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from checkpointing.io import durable
 from supervisor.classify import redact
 from supervisor.core.values import dataclass
+from supervisor.job import identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,7 +36,6 @@ if TYPE_CHECKING:
 
     from health.model import Readings
 
-DIRECTORY: Final = ".gpus"
 ALL: Final = "all"
 _VERSION: Final = 1
 _DAY_S: Final = 86_400.0
@@ -61,11 +64,22 @@ class QuarantinedGpu:
         return self.uuid or self.pci
 
 
+@dataclass(frozen=True, slots=True)
+class NodeExclusion:
+    """No job of the state directory begins on this node. t: since when, wall seconds. by: person."""
+
+    node: str
+    reason: str
+    t: float
+    by: str
+
+
 class GpuQuarantine:
     """The GPUs of `node` that are out of use, by the ledger below the state directory `root`. quarantine_days: how long a row holds."""
 
     def __init__(self, root: Path, node: str, quarantine_days: float) -> None:
-        self.path = root / DIRECTORY / f"{node}.jsonl"
+        self.node = node
+        self.path = identity.node_ledger(root, node)
         self.quarantine_s = quarantine_days * _DAY_S
 
     def held(self, now: float) -> tuple[QuarantinedGpu, ...]:
@@ -92,6 +106,28 @@ class GpuQuarantine:
             self._append({"v": _VERSION, "cleared": which, "t": now, "by": by})
         return freed
 
+    def exclusion(self) -> NodeExclusion | None:
+        """Return why no job begins on this node, None where it may. Raises OSError but for no file."""
+        found: NodeExclusion | None = None
+        for row in self._rows():
+            if "excluded" in row:
+                t = row.get("t")
+                found = NodeExclusion(self.node, str(row["excluded"]), t if isinstance(t, int | float) else 0.0, str(row.get("by", "")))
+            elif "allowed" in row:
+                found = None
+        return found
+
+    def exclude(self, reason: str, now: float, by: str = "person") -> None:
+        """Exclude the node, durably. Raises OSError."""
+        self._append({"v": _VERSION, "excluded": redact.text(reason)[:_MOST_CHARACTERS], "t": now, "by": by})
+
+    def allow(self, now: float, by: str = "person") -> NodeExclusion | None:
+        """Allow the node again; return its exclusion, None where there was none. Raises OSError."""
+        found = self.exclusion()
+        if found is not None:
+            self._append({"v": _VERSION, "allowed": True, "t": now, "by": by})
+        return found
+
     def _rows(self) -> Iterator[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError), os.fdopen(durable.open_regular(str(self.path)), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
@@ -104,6 +140,11 @@ class GpuQuarantine:
     def _append(self, row: dict[str, Any]) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         durable.append(str(self.path), json.dumps(row).encode("ascii"))
+
+
+def ledgers(root: Path, quarantine_days: float) -> list[GpuQuarantine]:
+    """Return the ledgers of all nodes that have one below a state directory, by name."""
+    return [GpuQuarantine(root, path.stem, quarantine_days) for path in sorted(identity.node_ledger(root, "").parent.glob("*.jsonl"))]
 
 
 def why(entries: Iterable[QuarantinedGpu], uuid: str, pci: str) -> str:

@@ -34,6 +34,7 @@ from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import is_gone
 from supervisor.launch.session import SessionContext
+from supervisor.node.node_check import NodeCheck, NodeCheckPlace
 from supervisor.node.node_environment import EnvironmentComparison
 from supervisor.observe import collect
 from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFacts
@@ -485,11 +486,36 @@ class Executor:
         comparison = EnvironmentComparison(self.node.environment.table(versions), self._warn_once)
         try:
             event = node_agreement.agree(
-                action, self._factory.checkpoints.node_offer, all_gather, permission, comparison, host=host, suspect=suspect, t=t
+                action,
+                self._factory.checkpoints.node_offer,
+                all_gather,
+                permission,
+                comparison,
+                host=host,
+                suspect=suspect,
+                t=t,
+                check=self._node_check(action),
             )
         except node_agreement.AgreementCancelled:
             return
         self._loop.post(replace(event, t=self._loop.clock.now()))
+
+    def _node_check(self, action: act.SelectCheckpoint) -> NodeCheck:
+        """Return this node's part in a check of the nodes."""
+        host, command = self.nodes.store_host, self._factory.torchrun
+        interpreter = command.interpreter if command is not None and command.interpreter is not None else ""
+        place = NodeCheckPlace(interpreter, self._job.environ, action.gpus, host)
+
+        def warn(text: str) -> None:
+            self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", text)))
+
+        def exclude(reason: str) -> None:
+            try:
+                self._factory.ledger.exclude(reason, time.time(), "node check")
+            except OSError as error:
+                warn(f"this node is not excluded: {self._factory.ledger.path}: {error}")
+
+        return NodeCheck(place, warn, exclude, lambda: self._loop.state.awaits_ranks(action.attempt))
 
     def _set_timer(self, action: act.SetTimer) -> None:
         def fire() -> None:

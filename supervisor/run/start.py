@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import time
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.job.job import Job
 from supervisor.knobs import job_knobs, programs
@@ -23,6 +25,7 @@ from supervisor.run.threads import attempted, reported_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from supervisor.classify.logs.rows import Problem
     from supervisor.config.settings import Settings
@@ -59,6 +62,8 @@ def run(settings: Settings, command: Sequence[str]) -> int:
         for problem in problems:
             terminal.message(str(problem), "warning")
 
+        _require_allowed(settings, identity.state_root(state), node)
+
         def watches(text: str) -> None:  # from here on it waits for another supervisor, and not for the disk
             over()
             terminal.message(text)
@@ -89,6 +94,22 @@ def run(settings: Settings, command: Sequence[str]) -> int:
         if early is not None:
             early.close()
         attempted(held.release, CLOSE_DEADLINE_S)  # else the next start finds that its holder is gone
+
+
+def _require_allowed(settings: Settings, root: Path, node: str) -> None:
+    """Raise SuperviseError (69) where a person has excluded this node."""
+    if not identity.node_ledger(root, node).exists():
+        return
+    from supervisor.node.gpu_quarantine import GpuQuarantine  # noqa: PLC0415  the agent waits for each import here
+
+    try:
+        found = GpuQuarantine(root, node, settings.gpus.quarantine_days).exclusion()
+    except OSError:  # a ledger that cannot be read takes nothing out of use
+        return
+    if found is not None:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.t))
+        hint = f"`{settings.allow_node_command(node)}` allows it again; `sbatch --exclude={node.partition('.')[0]}` begins elsewhere."
+        raise SuperviseError(f"this node is excluded since {since}: {node}: {found.reason}", hint=hint, exit_code=ExitCode.BAD_NODE)
 
 
 def _the_rest() -> type[JobRun]:

@@ -7,7 +7,8 @@ import os
 import shutil
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -43,6 +44,7 @@ class Nodes:
         self.directories = [place / "ckpt" if shared else place / f"ckpt-{node}" for node in range(count)]
         self.nodes = []
         self.environments: dict[int, str] = {}
+        self.check: Any = None
         self.warned: list[str] = []
         for node, directory in enumerate(self.directories):
             directory.mkdir(exist_ok=True)
@@ -87,7 +89,15 @@ class Nodes:
             action = asked[node] if asked else SelectCheckpoint(1, nodes=count, node=node)
             comparison = EnvironmentComparison(self.environments.get(node, ""), self.warned.append)
             found[node] = node_agreement.agree(
-                action, self.nodes[node].node_offer, say, RepairPermission(), comparison, host=f"n{node}", suspect=False, t=5.0
+                action,
+                self.nodes[node].node_offer,
+                say,
+                RepairPermission(),
+                comparison,
+                host=f"n{node}",
+                suspect=False,
+                t=5.0,
+                check=self.check,
             )
 
         threads = [threading.Thread(target=run, args=(node,)) for node in range(count)]
@@ -356,3 +366,21 @@ def test_a_marker_of_a_killed_supervisor_goes_after_a_day(tmp_path: Path) -> Non
     os.utime(old, (1000.0, 1000.0))
     nodes.agree()
     assert list(nodes.directories[0].iterdir()) == [young]
+
+
+@pytest.mark.parametrize("unfit", [(), ((1, "rank 1 fails"),)], ids=["all are well", "one fails"])
+def test_where_one_node_asks_for_the_node_check_all_take_part_and_none_begins_with_one_that_fails(
+    tmp_path: Path, unfit: tuple[tuple[int, str], ...]
+) -> None:
+    nodes = Nodes(tmp_path, 3, shared=True)
+    nodes.saved(40, 0)
+    asked = [SelectCheckpoint(1, nodes=3, node=node, check=why) for node, why in enumerate(("start", "", "doubt"))]
+    nodes.check = MagicMock()
+    nodes.check.run.return_value = unfit
+    found = nodes.agree(*asked)
+    assert sorted(call.args[1:] for call in nodes.check.run.call_args_list) == [(node, "doubt") for node in range(3)]
+    assert [one.unfit for one in found] == [unfit] * 3
+    assert nodes.steps(found) == ([None] * 3 if unfit else [40] * 3)
+    nodes.check.reset_mock()
+    nodes.agree()
+    assert not nodes.check.run.called

@@ -88,6 +88,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "refused": lambda rows: tuple((path, why) for path, why in rows),
     "unused": lambda rows: tuple(UnusedCheckpoints(**row) for row in rows),
     "repaired": lambda rows: tuple((path, what) for path, what in rows),
+    "unfit": lambda rows: tuple((node, text) for node, text in rows),
 }
 #: What a row leaves out.
 LEFT_OUT: dict[str, dict[str, Any]] = {

@@ -108,3 +108,16 @@ def test_a_notice_before_the_time_limit_saves_and_requeues(slurm: SlurmCluster, 
     assert "the requested checkpoint is saved" in text
     assert "Exited with exit code 75" in text
     assert len({step for _, step in words_of(tmp_path / "told")}) == 1
+
+
+def test_an_excluded_node_is_handed_to_slurm_once_the_job_is_taken_back(slurm: SlurmCluster, tmp_path: Path) -> None:
+    number = slurm.submit(printed(tmp_path, *WHOLE, *OPTIONS, "--", *TRAIN, "--steps", "4000"), tmp_path)
+    wait_for(lambda: steps(tmp_path) > 5, "steps", 120)
+    host = slurm.job(number)["NodeList"]
+    exclude = ["supervise", "nodes", "exclude", host, "--why", "its disk fails", "--state-dir", "state"]
+    subprocess.run(exclude, cwd=tmp_path, env=clean_environment(), check=True, timeout=60)  # noqa: S603  as a person does
+    other = slurm.submit("#!/bin/bash\nsleep 2\n", tmp_path, "--partition=high", "--exclusive")
+    slurm.wait_for_state(other, "COMPLETED")
+    waiting = wait_for(lambda: (found := slurm.job(number)).get("ExcNodeList") == host and found, "the node to be excluded", 60)
+    assert (waiting["JobState"], waiting["Restarts"]) == ("PENDING", "1")
+    assert f"job {number} is requeued without {host} (supervise nodes)" in output(tmp_path, number)

@@ -19,11 +19,13 @@ TRAIN = ["torchrun", "--nproc-per-node=8", "train.py", "--name", "it's $HOME"]
 #: Slurm's two programs as the script sees them: srun keeps its words and ends as it is told to.
 SRUN = '#!/bin/bash\nprintf "%s\\n" "$@" > words\nexit "$CODE"\n'
 SCONTROL = '#!/bin/bash\necho "$@" >> scontrol.calls\n'
+#: `supervise slurm requeue`, which tests/cli/test_nodes.py runs; BROKEN: as one that is not to be found.
+SUPERVISE = '#!/bin/bash\n[ -z "$BROKEN" ] && echo "supervise $@" >> scontrol.calls\n'
 
 
 def run_script(place: Path, text: str, code: int = 0, **environ: str) -> tuple[int, list[str], str]:
     """Run a script between stand-ins for Slurm; return its exit code, the words of srun, and what it asked of scontrol."""
-    for name, program in (("srun", SRUN), ("scontrol", SCONTROL)):
+    for name, program in (("srun", SRUN), ("scontrol", SCONTROL), ("supervise", SUPERVISE)):
         (place / name).write_text(program)
         (place / name).chmod(0o755)
     job = {"SLURM_JOB_ID": "4711", "CODE": str(code), **environ}
@@ -54,7 +56,14 @@ def test_on_one_node_and_for_another_command_nothing_is_added(tmp_path: Path) ->
 )
 def test_the_job_comes_back_only_where_it_is_to_go_on(tmp_path: Path, code: int, comes_back: bool) -> None:  # noqa: FBT001  a parameter
     ended, _, asked = run_script(tmp_path, batch.script([], TRAIN, nodes=1, notice_s=60), code)
-    assert (ended, asked) == (code, "requeue 4711\n" if comes_back else "")
+    assert (ended, asked) == (code, "supervise slurm requeue\n" if comes_back else "")
+
+
+def test_without_our_command_slurm_itself_is_asked_and_a_state_directory_of_its_own_is_named(tmp_path: Path) -> None:
+    text = batch.script(["--state-dir", "/shared/a b"], TRAIN, nodes=1, notice_s=60)
+    assert run_script(tmp_path, text, 75)[2] == "supervise slurm requeue --state-dir /shared/a b\n"
+    (tmp_path / "scontrol.calls").unlink()
+    assert run_script(tmp_path, text, 75, BROKEN="yes")[2] == "requeue 4711\n"
 
 
 @pytest.mark.parametrize(

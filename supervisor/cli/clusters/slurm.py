@@ -1,8 +1,11 @@
-"""`supervise slurm print`: a batch script that runs CMD under supervision on each node (docs/guides/slurm.md)."""
+"""`supervise slurm`: prints a batch script that runs CMD under supervision on each node, and brings its job back (docs/guides/slurm.md)."""
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -10,12 +13,18 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.clusters.job_words import option_words, refuse_standalone
-from supervisor.cli.invocation import BEFORE_CMD, EVERY, Invocation, setting_options
+from supervisor.cli.invocation import BEFORE_CMD, EVERY, STATE_DIR, Invocation, setting_options
+from supervisor.cli.jobs.job_files import state_root
+from supervisor.cli.nodes import excluded
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.launch.system_command import run_system_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+#: For an answer of Slurm's controller.
+_SCONTROL_S: Final = 10.0
 #: What each line of the script is for.
 _DIRECTIVES: Final = (
     ("nodes", "{nodes}", ""),
@@ -38,7 +47,7 @@ code=$?
 # 75: the job is to go on later. 143, 129: it was ended from outside before it could save, and goes on from its newest checkpoint.
 # Every other code is final: 0 is done, and what supervise gave up fails again.
 case $code in
-    75 | 143 | 129) scontrol requeue "$SLURM_JOB_ID" ;;
+    75 | 143 | 129) {requeue} || scontrol requeue "$SLURM_JOB_ID" ;;
 esac
 exit $code"""
 
@@ -68,7 +77,61 @@ def script(options: Sequence[str], command: Sequence[str], *, nodes: int, notice
         directives="\n".join(_directives(nodes, notice_s, sbatch)),
         supervise=" ".join(["supervise", *map(shlex.quote, options)]),
         command=shlex.join(command),
+        requeue=shlex.join(["supervise", "slurm", "requeue", *_state_dir(options)]),
     )
+
+
+def _state_dir(options: Sequence[str]) -> tuple[str, ...]:
+    """Return the option that names the state directory, where the job has one of its own."""
+    return next((tuple(options[at : at + 2]) for at, word in enumerate(options) if word == "--state-dir"), ())
+
+
+@click.command()
+@setting_options(*STATE_DIR)
+def requeue_command(invocation: Invocation) -> int:
+    """The script of `slurm print` calls it. Nodes that `supervise nodes exclude` took out are added to those that the job excludes already.
+
+    The exit code is 1 if Slurm did not take the job back; if it does not take the nodes, a line warns of that.
+    """
+    return requeue(state_root(invocation.settings_to_read_with()), os.environ)
+
+
+def requeue(root: Path, environ: Mapping[str, str]) -> int:
+    """Requeue the job that this runs in, and exclude nodes from it. Returns 0, 1 if it is not requeued."""
+    job = environ.get("SLURM_JOB_ID", "")
+    if not job.isdecimal():
+        hint = "It is for a batch script: `supervise slurm print` prints one."
+        raise SuperviseError("not in a job of Slurm: SLURM_JOB_ID is not set", hint=hint, exit_code=ExitCode.USAGE)
+    names, problem = [], ""
+    try:
+        names = [one.node.partition(".")[0] for one in excluded(root, 0.0)]
+    except SuperviseError as error:
+        problem = error.message
+    before = _excluded_before(job) if names else ()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what takes the job back ends its batch script, and its nodes can be changed only then
+    if not _scontrol("requeue", job):
+        stdio.say(f"Slurm does not requeue job {job}: scontrol requeue failed")
+        return 1
+    wanted = ",".join(dict.fromkeys((*before, *names)))
+    if names and not _scontrol("update", f"JobId={job}", f"ExcNodeList={wanted}"):
+        problem = f"scontrol update ExcNodeList={wanted} failed"
+    if problem:
+        stdio.say(f"job {job} is requeued, and may begin on an excluded node again: {problem}")
+    elif names:
+        stdio.say(f"job {job} is requeued without {', '.join(names)} (supervise nodes)")
+    return 0
+
+
+def _scontrol(*words: str) -> bool:
+    found = run_system_command(("scontrol", *words), _SCONTROL_S)
+    return found is not None and found.code == 0
+
+
+def _excluded_before(job: str) -> tuple[str, ...]:
+    """Return the nodes that the job excludes, by its own options."""
+    found = run_system_command(("scontrol", "-o", "show", "job", job), _SCONTROL_S)
+    match = re.search(r" ExcNodeList=(\S+)", found.text) if found is not None else None
+    return () if match is None or match[1] == "(null)" else (match[1],)
 
 
 def _directives(nodes: int, notice_s: int, sbatch: Sequence[str]) -> list[str]:

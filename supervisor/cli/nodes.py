@@ -1,0 +1,204 @@
+"""`supervise nodes`: lists the nodes of a job and of the ledgers beside it; excludes a node, or allows it again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from supervisor.cli import stdio
+from supervisor.cli.commands import CommandGroup
+from supervisor.cli.invocation import JOB, STATE_DIR, Invocation, json_option, setting_options
+from supervisor.cli.jobs.all_nodes import all_nodes
+from supervisor.cli.jobs.job_files import find_job, places_in, state_root
+from supervisor.core.time_text import span_text
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity
+from supervisor.node.gpu_quarantine import GpuQuarantine, ledgers
+from supervisor.report.nodes_page import SOURCES, NodeStatus
+from supervisor.report.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from supervisor.config.settings import Settings
+    from supervisor.node.gpu_quarantine import NodeExclusion
+
+#: As identity.node_name makes it of a host name: it is the name of a file.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@click.group(cls=CommandGroup, path="nodes", invoke_without_command=True)
+@setting_options(*JOB)
+@json_option
+def group(invocation: Invocation, *, as_json: bool) -> int | None:
+    """`supervise nodes` alone is `supervise nodes ls`."""
+    context = click.get_current_context()
+    context.obj = invocation
+    return None if context.invoked_subcommand is not None else _ls(invocation, as_json=as_json)
+
+
+@click.command()
+@setting_options(*JOB)
+@json_option
+def ls_command(invocation: Invocation, *, as_json: bool) -> int:
+    """The nodes of the most recent job here, or of --job, and every node that has a ledger in the state directory."""
+    return _ls(invocation, as_json=as_json)
+
+
+def _ls(invocation: Invocation, *, as_json: bool) -> int:
+    settings = invocation.settings_to_read_with()
+    return ls(settings, invocation.job(settings), as_json=as_json)
+
+
+@click.command()
+@setting_options(*STATE_DIR)
+@click.argument("node", metavar="NODE")
+@click.option("--why", default="", metavar="TEXT", help="Shown wherever the node is refused.")
+def exclude_command(invocation: Invocation, *, node: str, why: str) -> int:
+    """What runs there goes on. It counts from the next start of a job on. A requeue by `supervise slurm requeue` asks for other nodes."""
+    return exclude(invocation.settings_to_read_with(), node, why)
+
+
+@click.command()
+@setting_options(*STATE_DIR)
+@click.argument("node", metavar="NODE")
+def allow_command(invocation: Invocation, *, node: str) -> int:
+    """Its GPUs that are out of use stay so: `supervise gpus clear`."""
+    return allow(invocation.settings_to_read_with(), node)
+
+
+def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
+    """Print the nodes of a job, by default the most recent, and those that have a ledger. Returns 0, also where there is none."""
+    root, days = state_root(settings), settings.gpus.quarantine_days
+    place = find_job(root, job) if job is not None or places_in(root) else None
+    known = {} if place is None else {one.node: one for one in all_nodes(root, place).nodes}
+    kept = {ledger.node: ledger for ledger in ledgers(root, days)}
+    rows = [_row(name, known.get(name), kept.get(name)) for name in dict.fromkeys((*known, *kept))]
+    if as_json:
+        document = {"job": place and place.job, "ledgers": str(identity.node_ledger(root, "").parent), "nodes": rows}
+        stdio.write(sys.stdout, json.dumps(document, indent=1))
+    elif rows:
+        stdio.write(sys.stdout, "\n".join(_lines(rows)))
+    else:
+        stdio.say(f"no job and no ledger in {root}; --state-dir names another place")
+    return 0
+
+
+def exclude(settings: Settings, node: str, why: str) -> int:
+    """Exclude a node. Returns 0."""
+    root = state_root(settings)
+    name = _known_as(root, node)
+    ledger = GpuQuarantine(root, name, settings.gpus.quarantine_days)
+    with _usable(ledger):
+        ledger.exclude(why or "no reason was given", time.time())
+    lines = [
+        f"excluded from the next start of a job on: {name}",
+        f"kept in {ledger.path}; `{settings.allow_node_command(name)}` allows it again",
+    ]
+    stdio.write(sys.stdout, "\n".join(lines))
+    return 0
+
+
+def allow(settings: Settings, node: str) -> int:
+    """Allow a node again. Returns 0. Raises SuperviseError (64) where it is not excluded."""
+    root, days = state_root(settings), settings.gpus.quarantine_days
+    ledger = GpuQuarantine(root, _known_as(root, node), days)
+    with _usable(ledger):
+        found = ledger.allow(time.time())
+    if found is None:
+        names = ", ".join(one.node for one in excluded(root, days)) or "none"
+        hint = "Write a node as `supervise nodes` shows it; the ledgers belong to a state directory (--state-dir)."
+        raise SuperviseError(f"no such node is excluded: {node}: {names} is, by {ledger.path.parent}", hint=hint, exit_code=ExitCode.USAGE)
+    stdio.write(sys.stdout, f"jobs may begin again on {found.node} (was: {clean(found.reason)})")
+    return 0
+
+
+def excluded(root: Path, days: float) -> list[NodeExclusion]:
+    """Return the nodes of a state directory that are excluded. Raises SuperviseError where a ledger cannot be read."""
+    found = []
+    for ledger in ledgers(root, days):
+        with _usable(ledger):
+            one = ledger.exclusion()
+        found += [one] if one is not None else []
+    return found
+
+
+@contextlib.contextmanager
+def _usable(ledger: GpuQuarantine) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SuperviseError(
+            f"cannot use the ledger of the node: {ledger.path}: {error.strerror or error}",
+            hint="Make it readable and writable for you, or name another state directory with --state-dir.",
+        ) from error
+
+
+def _known_as(root: Path, node: str) -> str:
+    """Return the name of a node in this state directory, by its whole or its short name. Raises SuperviseError (64) for what is no name."""
+    if not _NAME.fullmatch(node):
+        raise SuperviseError(f"not the name of a node: {node!r}", hint="Write it as `supervise nodes` shows it.", exit_code=ExitCode.USAGE)
+    names = dict.fromkeys((*(place.node for place in places_in(root)), *(one.node for one in ledgers(root, 0.0)), identity.node_name()))
+    return next((name for name in names if name == node), next((name for name in names if name.partition(".")[0] == node), node))
+
+
+def _row(name: str, known: NodeStatus | None, ledger: GpuQuarantine | None) -> dict[str, Any]:
+    seen = NodeStatus(name, None, "not in use") if known is None else known
+    row: dict[str, Any] = {"node": name, "number": seen.number, "state": seen.state, "why": seen.why or None}
+    row |= {"age_s": None if seen.age_s is None else round(seen.age_s, 3), "source": seen.source or None}
+    return row | ({"excluded": None, "gpus": []} if ledger is None else _out_of_use(ledger))
+
+
+def _out_of_use(ledger: GpuQuarantine) -> dict[str, Any]:
+    with _usable(ledger):
+        excluded, held = ledger.exclusion(), ledger.held(time.time())
+    gpus = [{"uuid": one.uuid, "pci": one.pci, "reason": one.reason, "since": one.t, "until": one.t + ledger.quarantine_s} for one in held]
+    return {"excluded": None if excluded is None else {"reason": excluded.reason, "since": excluded.t, "by": excluded.by}, "gpus": gpus}
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield a head, and for each node a line, why it is so, and its GPUs that are out of use."""
+    rows = list(rows)
+    table = [("NODE", "NUMBER", "STATE", "GPUS OUT OF USE", "KNOWN")]
+    table += [
+        (row["node"], "-" if row["number"] is None else str(row["number"]), _word(row), str(len(row["gpus"])), _known(row)) for row in rows
+    ]
+    widths = [max(len(cells[column]) for cells in table) for column in range(len(table[0]))]
+    for cells, row in zip(table, [None, *rows], strict=True):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        if row is None:
+            continue
+        if row["why"]:
+            yield f"     {row['state']}: {clean(row['why'])}"
+        if row["excluded"]:
+            yield f"     excluded since {_day(row['excluded']['since'])}: {clean(row['excluded']['reason'])}"
+        for gpu in row["gpus"]:
+            name = gpu["uuid"] or gpu["pci"]
+            yield f"     {name} out of use since {_day(gpu['since'])}, until {_day(gpu['until'])}: {clean(gpu['reason'])}"
+
+
+def _word(row: dict[str, Any]) -> str:
+    if row["excluded"]:
+        return "EXCLUDED" if row["number"] is None else f"{row['state']}, EXCLUDED from the next start on"
+    return str(row["state"]).upper() if row["state"] in {"lost", "left"} else str(row["state"])
+
+
+def _known(row: dict[str, Any]) -> str:
+    if row["source"] is None:
+        return ""
+    return (
+        SOURCES[row["source"]]
+        if row["source"] == "here" or row["age_s"] is None
+        else f"{SOURCES[row['source']]}, {span_text(row['age_s'])} ago"
+    )
+
+
+def _day(t: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(t))

@@ -1,0 +1,184 @@
+"""Tries the nodes of a job against each other before an attempt: the node check (health/nodecheck), in the nodes' agreement.
+
+A failure between nodes rarely shows which of them is bad. Every rank of the check meets others, two at a time, and one of them reports who
+fails with several partners, is gone, or is slow. The node that serves the control store is rank 0 of the check: the others know how to
+reach it. A check without a verdict holds back no attempt.
+
+Two all-gathers of the agreement belong to it: where the check meets, and what came of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from health.probing.process_groups import kill_group
+from supervisor.core.values import dataclass
+from supervisor.launch import orphans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+#: Their numbers among the all-gathers of an attempt, above those of the checkpoints.
+MEET, RESULT = 100_000, 100_001
+#: By why it is wanted: seconds until the verdict, and rounds.
+EXTENT: Final = {"start": (30.0, 3), "doubt": (60.0, 21)}
+#: For torch to be imported, beside the deadline.
+START_S: Final = 45.0
+_POLL_S: Final = 0.5
+_MOST_CHARACTERS: Final = 300
+_FAILED, _UNFIT = "failed", 69
+#: Checks whose finding is about a rank of its own.
+_OF_RANKS: Final = frozenset({"node_presence", "node_failures", "node_compute", "node_links"})
+#: What a rank of another job would be taken for.
+_NOT_INHERITED: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCheckPlace:
+    """How the check runs on this node.
+
+    interpreter: the ranks'. environ: theirs. gpus: UUIDs of those that they may use. store_host: where the control store is served, ""
+    here, None: not known. program: the check's, with its first options.
+    """
+
+    interpreter: str
+    environ: Mapping[str, str]
+    gpus: tuple[str, ...]
+    store_host: str | None
+    program: tuple[str, ...] = ()
+
+
+class NodeCheck:
+    """This node's part. warn: prints a line. exclude: takes this node out of use. goes_on: whether the attempt is still to begin."""
+
+    def __init__(
+        self, place: NodeCheckPlace, warn: Callable[[str], None], exclude: Callable[[str], None], goes_on: Callable[[], bool]
+    ) -> None:
+        self._place, self._warn, self._exclude, self._goes_on = place, warn, exclude, goes_on
+
+    def run(self, all_gather: Callable[[int, str], list[str]], node: int, why: str) -> tuple[tuple[int, str], ...]:
+        """Run it, and return the nodes that failed, each with the finding; the same on all nodes. This one is excluded if it is among them.
+
+        Raises what all_gather raises where the attempt ends first.
+        """
+        host = self._place.store_host
+        own = {"port": _free_port() if host == "" else 0, "reaches": host is not None, "ranks": max(1, len(self._place.gpus))}
+        rows = [json.loads(text) for text in all_gather(MEET, json.dumps(own))]
+        first = next((index for index, row in enumerate(rows) if row["port"]), None)
+        if first is None or not all(row["reaches"] for row in rows):
+            self._warn("the nodes are not tried against each other: not all of them know where the control store is")
+            return ()
+        ranks, began = min(int(row["ranks"]) for row in rows), time.monotonic()
+        self._warn_of_start(node, len(rows), why)
+        code, report = self._tried((node - first) % len(rows), len(rows), ranks, int(rows[first]["port"]), why)
+        found = [json.loads(text) for text in all_gather(RESULT, json.dumps({"code": code, "report": report}))]
+        verdict = next((row["report"] for row in found if row["report"]), None)
+        if verdict is None:
+            codes = ", ".join(str(row["code"]) for row in found)
+            self._warn(f"the node check gave no verdict (it ended with {codes}): the attempt begins without it")
+            return ()
+        unfit = {(rank // ranks + first) % len(rows): text for rank, text in _failed(verdict).items()}
+        for text in _others(verdict):
+            self._warn(f"node check: {text}")
+        if node in unfit:
+            self._exclude(f"node check: {unfit[node]}")
+        elif not unfit and node == first:
+            self._warn(f"the node check of {len(rows)} nodes found none that fails ({time.monotonic() - began:.0f} s)")
+        return tuple(sorted(unfit.items()))
+
+    def _warn_of_start(self, node: int, nodes: int, why: str) -> None:
+        if node == 0:
+            because = "the last failures were between nodes" if why == "doubt" else "--check-nodes start"
+            self._warn(f"{nodes} nodes are tried against each other, for {EXTENT[why][0]:.0f} s at most: {because}")
+
+    def _tried(self, rank: int, nodes: int, ranks: int, port: int, why: str) -> tuple[int, dict[str, Any] | None]:
+        """Return the exit code of this node's part, and the report where it was printed here."""
+        place, (deadline_s, rounds) = self._place, EXTENT[why]
+        host = place.store_host or "127.0.0.1"
+        options = {
+            "nnodes": nodes,
+            "node-rank": rank,
+            "nproc-per-node": ranks,
+            "master": f"{host}:{port}",
+            "deadline": deadline_s,
+            "rounds": rounds,
+        }
+        argv = [
+            *(place.program or _program(place.interpreter)),
+            "--json",
+            *(word for name, value in options.items() for word in (f"--{name}", str(value))),
+        ]
+        environ = {name: value for name, value in place.environ.items() if name not in _NOT_INHERITED}
+        if place.gpus:
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
+        try:
+            process = orphans.started(
+                lambda: subprocess.Popen(  # noqa: S603  our own program, by the ranks' interpreter
+                    argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+                )
+            )
+        except OSError as error:
+            self._warn(f"the node check cannot be started: {argv[0]}: {error}")
+            return 127, None
+        out, until = b"", time.monotonic() + deadline_s + START_S
+        try:
+            while self._goes_on() and time.monotonic() < until:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    out, _ = process.communicate(timeout=_POLL_S)
+                    break
+        finally:
+            kill_group(process)
+            code = process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        return code, _report(out)
+
+
+def _program(interpreter: str) -> tuple[str, ...]:
+    """Return the words that run the check by path: the ranks' interpreter need not have this package."""
+    spec = find_spec("health.nodecheck.__main__")
+    path = spec.origin if spec is not None and spec.origin is not None else ""
+    return interpreter or sys.executable, "-P", path
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _report(out: bytes) -> dict[str, Any] | None:
+    """Return what the rank that leads printed; None where it printed nothing whole."""
+    with contextlib.suppress(ValueError, IndexError):
+        found = json.loads(out.splitlines()[-1])
+        if isinstance(found, dict) and isinstance(found.get("results"), list):
+            return {"results": [row for row in found["results"] if isinstance(row, dict) and row.get("result") != "ok"]}
+    return None
+
+
+def _failed(report: Mapping[str, Any]) -> dict[int, str]:
+    """Return the ranks that failed, each with its first finding."""
+    found: dict[int, str] = {}
+    for row in _rows(report):
+        kind, _, number = str(row.get("subject")).partition(":")
+        if row.get("result") == _FAILED and kind == "rank" and number.isdecimal() and row.get("check") in _OF_RANKS:
+            found.setdefault(int(number), str(row.get("reason"))[:_MOST_CHARACTERS])
+    return found
+
+
+def _others(report: Mapping[str, Any]) -> list[str]:
+    """Return what else is wrong: links of which neither end is to blame."""
+    rows = (row for row in _rows(report) if str(row.get("subject")).startswith("link:") and row.get("result") in {_FAILED, "degraded"})
+    return [str(row.get("reason"))[:_MOST_CHARACTERS] for row in rows]
+
+
+def _rows(report: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    rows: Sequence[dict[str, Any]] = report["results"]
+    return rows

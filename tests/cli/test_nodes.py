@@ -1,0 +1,180 @@
+"""`supervise nodes`: who is in use, lost or excluded; an excluded node begins no job, and Slurm is asked for others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.cli import nodes
+from supervisor.cli.clusters import slurm as batch
+from supervisor.config.settings import JobSection, Settings
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity
+from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
+from tests.cli.jobs.conftest import Written
+from tests.cli.jobs.several import JobOfNodes
+from tests.e2e.conftest import clean_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HERE = identity.node_name()
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "nodes.md"
+#: Slurm's scontrol: keeps what it is asked, and does as UPDATE and REQUEUE say.
+SCONTROL = """#!/bin/bash
+echo "$@" >> "$CALLS"
+case $1 in
+    -o) echo "JobId=4711 ExcNodeList=$BEFORE MinCPUsNode=1" ;;
+    requeue) exit "$REQUEUE" ;;
+    update) exit "$UPDATE" ;;
+esac
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return replace(Settings(), job=JobSection(state_dir=str(tmp_path / "state")))
+
+
+def ledger(settings: Settings, node: str) -> GpuQuarantine:
+    return GpuQuarantine(Path(settings.job.state_dir), node, 7.0)
+
+
+def listed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
+    capsys.readouterr()
+    assert nodes.ls(settings, None, as_json=True) == 0
+    return {one["node"]: one for one in json.loads(capsys.readouterr().out)["nodes"]}
+
+
+def test_an_exclusion_holds_until_the_node_is_allowed_and_leaves_its_gpus_as_they_are(settings: Settings) -> None:
+    one = ledger(settings, "gpu-2")
+    gpu = QuarantinedGpu("GPU-a", "0000:3b:00.0", "xid 79", "line", 1000.0, "bert", "run-1")
+    one.quarantine(gpu)
+    one.exclude("hf_token=SECRETVALUE123 and its fan is loud", 1000.0)
+    (found,) = nodes.excluded(Path(settings.job.state_dir), 7.0)
+    assert (found.node, found.t, found.by) == ("gpu-2", 1000.0, "person")
+    assert found.reason.endswith("its fan is loud")
+    assert "SECRETVALUE123" not in one.path.read_text()
+    one.clear("all", 1001.0)
+    assert one.exclusion() == found, "that is for GPUs"
+    one.quarantine(replace(gpu, t=1002.0))
+    assert one.allow(1003.0) == found
+    assert (one.exclusion(), one.allow(1004.0), [held.uuid for held in one.held(1004.0)]) == (None, None, ["GPU-a"])
+    assert not ledger(settings, "gpu-3").exclusion()
+
+
+def test_each_node_is_listed_with_its_state_what_it_has_out_of_use_why_and_since_when(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(settings.job.state_dir)
+    job = JobOfNodes(Written, root, HERE, "gpu-2", "gpu-3.cluster")
+    job.meet(1, 1)
+    job.train(5, 7)
+    job.fail(10, "gpu-3.cluster", lost=True)
+    job.meet(20, 2, HERE, "gpu-2")
+    job.close()
+    ledger(settings, "gpu-2").quarantine(QuarantinedGpu("GPU-a", "", "xid 79", "line", 2e9, "bert", "run-1"))
+    assert nodes.exclude(settings, "gpu-3", "its disk fails") == 0
+    assert nodes.exclude(settings, "gpu-9", "") == 0
+    rows = listed(settings, capsys)
+    assert list(rows) == [HERE, "gpu-2", "gpu-3.cluster", "gpu-9"]
+    assert [(row["state"], row["number"], bool(row["excluded"]), len(row["gpus"])) for row in rows.values()] == [  # type: ignore[arg-type]
+        ("running", 0, False, 0),
+        ("running", 1, False, 1),
+        ("running", None, True, 0),
+        ("not in use", None, True, 0),
+    ]
+    assert nodes.ls(settings, None, as_json=False) == 0
+    text = capsys.readouterr().out
+    assert "GPU-a out of use since 2033-05-18" in text
+    assert "its disk fails" in text
+    assert "no reason was given" in text
+    assert text.count("EXCLUDED") == 2
+    for key in (*rows[HERE], *rows["gpu-9"]["excluded"], *rows["gpu-2"]["gpus"][0]):  # type: ignore[misc, index]
+        assert f"`{key}`" in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a b", ".hidden"])
+def test_what_is_no_name_of_a_node_is_refused(settings: Settings, name: str) -> None:
+    with pytest.raises(SuperviseError, match="not the name of a node") as caught:
+        nodes.exclude(settings, name, "why")
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_who_is_not_excluded_cannot_be_allowed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes.exclude(settings, "gpu-9", "why")
+    with pytest.raises(SuperviseError, match="no such node is excluded: gpu-8: gpu-9 is"):
+        nodes.allow(settings, "gpu-8")
+    assert nodes.allow(settings, "gpu-9") == 0
+    assert "jobs may begin again on gpu-9 (was: why)" in capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_no_job_begins_on_an_excluded_node_and_the_line_says_why_and_what_allows_it(tmp_path: Path) -> None:
+    def supervise(*words: str) -> subprocess.CompletedProcess[str]:
+        command = ["supervise", *words]
+        return subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+
+    assert supervise("nodes", "exclude", HERE, "--why", "its disk fails").returncode == 0
+    refused = supervise("--", "true")
+    assert refused.returncode == ExitCode.BAD_NODE
+    assert f"{HERE}: its disk fails" in refused.stderr
+    assert f"supervise nodes allow {HERE}" in refused.stderr
+    assert not list((tmp_path / ".supervise").glob("*/nodes/*/journal.jsonl")), "nothing began"
+    assert supervise("nodes", "allow", HERE).returncode == 0
+    assert supervise("--", "true").returncode == 0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("excluded", "before", "requeue", "update", "calls", "code", "line"),
+    [
+        ((), "(null)", 0, 0, ["requeue 4711"], 0, ""),
+        (("a.x", "b"), "(null)", 0, 0, ["-o show job 4711", "requeue 4711", "update JobId=4711 ExcNodeList=a,b"], 0, "without a, b"),
+        (("b",), "n[1-3]", 0, 0, ["-o show job 4711", "requeue 4711", "update JobId=4711 ExcNodeList=n[1-3],b"], 0, "without b"),
+        (
+            ("b",),
+            "(null)",
+            0,
+            1,
+            ["-o show job 4711", "requeue 4711", "update JobId=4711 ExcNodeList=b"],
+            0,
+            "may begin on an excluded node",
+        ),
+        (("b",), "(null)", 1, 0, ["-o show job 4711", "requeue 4711"], 1, "does not requeue job 4711"),
+    ],
+    ids=["none", "some", "beside the job's own", "not permitted", "not requeued"],
+)
+def test_slurm_is_asked_for_other_nodes_once_it_has_taken_the_job_back(  # noqa: PLR0913, PLR0917  a case
+    settings: Settings,
+    tmp_path: Path,
+    excluded: Sequence[str],
+    before: str,
+    requeue: int,
+    update: int,
+    calls: list[str],
+    code: int,
+    line: str,
+) -> None:
+    for node in excluded:
+        nodes.exclude(settings, node, "why")
+    program = tmp_path / "scontrol"
+    program.write_text(SCONTROL)
+    program.chmod(0o755)
+    environ = clean_environment(SLURM_JOB_ID="4711", CALLS=str(tmp_path / "calls"), BEFORE=before, REQUEUE=str(requeue), UPDATE=str(update))
+    environ["PATH"] = f"{tmp_path}:{environ['PATH']}"
+    command = ["supervise", "slurm", "requeue", "--state-dir", settings.job.state_dir]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    assert (done.returncode, (tmp_path / "calls").read_text().splitlines()) == (code, calls)
+    assert line in done.stderr
+    assert bool(done.stderr) == bool(line)
+
+
+def test_outside_of_slurm_nothing_is_requeued(tmp_path: Path) -> None:
+    with pytest.raises(SuperviseError, match="SLURM_JOB_ID is not set"):
+        batch.requeue(tmp_path, {})

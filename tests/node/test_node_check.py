@@ -1,0 +1,137 @@
+# ruff: noqa: ANN401  what a test varies
+"""The node check before an attempt: three nodes in threads, each with a real process, and one verdict for all."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from supervisor.node.node_check import NodeCheck, NodeCheckPlace, _program
+from tests.e2e.conftest import clean_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+NODES = 3
+DEADLINE_S = 120.0
+#: Prints what rank 0 of the check would, and how it was called to a file.
+PROGRAM = """
+import json, os, sys, time
+given = dict(zip(sys.argv[4::2], sys.argv[5::2]))
+with open(sys.argv[2] + given["--node-rank"], "w") as file:
+    json.dump([given, os.environ.get("CUDA_VISIBLE_DEVICES"), "RANK" in os.environ], file)
+if sys.argv[1] == "hangs":
+    time.sleep(600)
+if given["--node-rank"] == "0" and sys.argv[1] != "silent":
+    print(json.dumps({"v": 1, "results": json.loads(sys.argv[1])}))
+sys.exit(69)
+"""
+
+
+class Nodes:
+    """Three nodes; that of the number `serves` has the control store."""
+
+    def __init__(self, *program: str, serves: int = 1, gpus: Sequence[int] = (0, 0, 0), unknown: int = -1) -> None:
+        self.lines: list[list[str]] = [[] for _ in range(NODES)]
+        self.excluded: dict[int, str] = {}
+        self.goes_on = True
+        environ = clean_environment(RANK="7")
+        self.checks = []
+        for node in range(NODES):
+            host = None if node == unknown else "" if node == serves else "127.0.0.1"
+            place = NodeCheckPlace("", environ, tuple(f"GPU-{n}" for n in range(gpus[node])), host, program)
+            exclude = lambda text, node=node: self.excluded.__setitem__(node, text)  # noqa: E731
+            self.checks.append(NodeCheck(place, self.lines[node].append, exclude, lambda: self.goes_on))
+
+    def run(self, why: str = "doubt") -> list[tuple[tuple[int, str], ...]]:
+        """Let all take part, and return what each came to."""
+        said: dict[int, list[str]] = {}
+        barrier = threading.Barrier(NODES, timeout=DEADLINE_S)
+        found: dict[int, tuple[tuple[int, str], ...]] = {}
+
+        def one(node: int) -> None:
+            def all_gather(number: int, text: str) -> list[str]:
+                said.setdefault(number, [""] * NODES)[node] = text
+                barrier.wait()
+                return said[number]
+
+            found[node] = self.checks[node].run(all_gather, node, why)
+
+        threads = [threading.Thread(target=one, args=(node,)) for node in range(NODES)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        return [found[node] for node in range(NODES)]
+
+
+def finding(subject: str, reason: str, result: str = "failed", check: str = "node_failures") -> dict[str, Any]:
+    return {"check": check, "subject": subject, "result": result, "reason": reason}
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[..., Nodes]:
+    def make(results: list[dict[str, Any]] | str, **more: Any) -> Nodes:
+        text = results if isinstance(results, str) else json.dumps(results)
+        return Nodes(sys.executable, "-c", PROGRAM, text, f"{tmp_path}/", **more)
+
+    return make
+
+
+def calls(place: Path) -> list[list[Any]]:
+    return [json.loads((place / str(rank)).read_text()) for rank in range(NODES)]
+
+
+def test_the_node_of_a_rank_that_failed_is_named_by_all_and_excludes_itself(made: Callable[..., Nodes], tmp_path: Path) -> None:
+    more = finding("rank:2", "rank 2 is slow", "degraded"), finding("host", "differs", check="env_nodes")
+    nodes = made([finding("rank:3", "rank 3 fails"), *more], gpus=(2, 3, 2))
+    assert nodes.run() == [((2, "rank 3 fails"),)] * NODES, "the check counts from node 1: its ranks 2 and 3 are on node 2"
+    assert nodes.excluded == {2: "node check: rank 3 fails"}
+    assert sum(line.startswith("3 nodes are tried against each other") for lines in nodes.lines for line in lines) == 1
+    (given, gpus, has_rank), *others = calls(tmp_path)
+    wanted = {"nnodes": "3", "node-rank": "0", "nproc-per-node": "2", "master": given["--master"], "deadline": "60.0", "rounds": "21"}
+    assert given == {f"--{name}": value for name, value in wanted.items()}
+    assert (gpus, has_rank) == ("GPU-0,GPU-1,GPU-2", False)
+    assert {row[0]["--master"] for row in others} == {given["--master"]}
+
+
+def test_a_link_of_which_neither_end_is_to_blame_is_a_warning(made: Callable[..., Nodes]) -> None:
+    nodes = made([finding("link:0-2", "their link is slow", "degraded", "node_links")])
+    assert nodes.run("start") == [()] * NODES
+    assert not nodes.excluded
+    assert all("node check: their link is slow" in lines for lines in nodes.lines)
+    assert sum("found none that fails" in line for lines in nodes.lines for line in lines) == 1
+
+
+@pytest.mark.parametrize(("results", "more", "line"), [("silent", {}, "gave no verdict"), ([], {"unknown": 2}, "not all of them know")])
+def test_a_check_without_a_verdict_holds_nothing_back(made: Callable[..., Nodes], results: Any, more: dict[str, Any], line: str) -> None:
+    nodes = made(results, **more)
+    assert nodes.run() == [()] * NODES
+    assert all(any(line in text for text in lines) for lines in nodes.lines)
+
+
+def test_it_ends_with_the_attempt_that_it_was_to_precede(made: Callable[..., Nodes], tmp_path: Path) -> None:
+    nodes = made("hangs")
+
+    def stop() -> None:
+        while not all((tmp_path / str(rank)).exists() for rank in range(NODES)):
+            time.sleep(0.05)
+        nodes.goes_on = False
+
+    threading.Thread(target=stop, daemon=True).start()
+    assert nodes.run() == [()] * NODES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_real_check_finds_the_node_whose_rank_fails() -> None:
+    nodes = Nodes(*_program(""), "--rehearse", "fail:1:1", serves=0)
+    (unfit,) = set(nodes.run())
+    assert [node for node, _ in unfit] == [1]
+    assert "rehearsal: rank 1" in unfit[0][1]

@@ -126,6 +126,13 @@ class MemberState:
         """The epoch that this node takes part in, and that is not over for it."""
         return self.memory.epoch if self.memory.acted is None and not self.memory.aside else None
 
+    @property
+    def is_renumbered(self) -> bool:
+        """Whether a store that knew nothing gave the number of the epoch to another meeting: its rows of that number are not ours."""
+        epoch = self.memory.epoch
+        row = None if epoch is None else self.rows.get(f"epoch/{epoch.number}")
+        return epoch is not None and row is not None and Epoch.read(epoch.number, row).token != epoch.token
+
 
 Step = tuple[MemberState, tuple[NodeOutput, ...]]
 
@@ -264,17 +271,28 @@ def _returning(state: MemberState) -> Step | None:
     epoch, memory = state.memory.epoch, state.memory
     if epoch is None or not state.store or not state.is_young or "returned" in state.noted or newest_epoch(state.rows) > epoch.number:
         return None
+    if state.is_renumbered:
+        return None
     number = epoch.number
     again = dict([epoch.row()]) | dict(state.own)
     if state.end is not None:
         again[f"end/{number}"] = state.end.value()
-    if memory.aside:
-        again[f"left/{number}/{memory.node}"] = "it stepped aside"
     if memory.acted is not None:
         again[f"decision/{number}"] = memory.acted.value()
     unseen = {key: value for key, value in again.items() if key not in state.rows}
     sent = tuple(SendToStore(WriteRow(memory.node, key, value)) for key, value in unseen.items()) if state.connected else ()
     return changed(state, unseen=unseen, noted=state.noted | {"returned"}), sent
+
+
+def _standing_aside(state: MemberState) -> Step | None:
+    """Have it in the store that this node left: the row may be lost with the supervisor that wrote it, or with the store."""
+    epoch, memory = state.memory.epoch, state.memory
+    if epoch is None or not memory.aside or memory.acted is not None or not state.store or newest_epoch(state.rows) > epoch.number:
+        return None
+    if state.is_renumbered:
+        return None
+    key = f"left/{epoch.number}/{memory.node}"
+    return None if key in state.rows or key in state.unseen else _written(state, key, "it stepped aside")
 
 
 def _standing_here(state: MemberState) -> Step | None:
@@ -362,7 +380,7 @@ def _acting(state: MemberState) -> Step | None:
     """Act on the decision that stands. Who stands aside only takes note of it."""
     epoch, memory = state.memory.epoch, state.memory
     value = None if epoch is None or memory.acted is not None else state.rows.get(f"decision/{epoch.number}")
-    if epoch is None or value is None:
+    if epoch is None or value is None or state.is_renumbered:
         return None
     decision = ClusterDecision.read(value)
     state = changed(state, memory=changed(memory, acted=decision))
@@ -372,11 +390,10 @@ def _acting(state: MemberState) -> Step | None:
 def _passed(state: MemberState) -> Step | None:
     """Step aside where the job went on without this node, and the store does not hold any more what was decided about its epoch."""
     epoch = state.open_epoch
-    if epoch is None or state.have < state.revision:
+    if epoch is None:
         return None
-    number = newest_epoch(state.rows)
-    other = number == epoch.number and Epoch.read(number, state.rows[f"epoch/{number}"]).token != epoch.token
-    if number <= epoch.number and not other:
+    is_newer = state.have >= state.revision and newest_epoch(state.rows) > epoch.number
+    if not (is_newer or state.is_renumbered):
         return None
     return changed(state, memory=changed(state.memory, aside=True)), (StepAside(epoch),)
 
@@ -436,12 +453,13 @@ def _falling_silent(state: MemberState) -> Step | None:
 
 _RULES = (
     _returning,
+    _standing_aside,
     _standing_here,
+    _acting,
+    _passed,
     _ended,
     _ending,
     _judging,
-    _acting,
-    _passed,
     _beginning,
     _waiting,
     _texting,

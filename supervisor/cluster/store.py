@@ -170,7 +170,7 @@ def _taken(state: StoreState, given: StoreInput) -> tuple[StoreState, tuple[Stor
             state = changed(state, connected={**state.connected, node: state.revision}, standings={**state.standings, node: standing})
             return state, (SendToNode(node, answer),)
         case WriteRow(_, key, value):
-            is_new = key not in state.rows and _epoch_of(key) >= newest_epoch(state.rows) - _KEPT_EPOCHS
+            is_new = key not in state.rows and _epoch_of(key) >= newest_epoch(state.rows) - _KEPT_EPOCHS and _may_write(state, node, key)
             return (_with_row(state, key, value) if is_new else state), ()
         case MeetNodes():
             return _with_meeting(state, message), ()
@@ -180,6 +180,13 @@ def _taken(state: StoreState, given: StoreInput) -> tuple[StoreState, tuple[Stor
             return state, (SendToNode(node, StoreReports(state.name, number, found)),)
         case _:
             assert_never(message)
+
+
+def _may_write(state: StoreState, node: str, key: str) -> bool:
+    """Whether a node takes part in the epoch of a row, as far as this store knows it: another store may have given its number before."""
+    number = _epoch_of(key)
+    row = state.rows.get(f"epoch/{number}")
+    return row is None or node in Epoch.read(number, row).members
 
 
 def _without_pause(state: StoreState, pause_s: float) -> StoreState:

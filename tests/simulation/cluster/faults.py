@@ -72,7 +72,7 @@ def _calm(world: World) -> None:
     """No more faults: all links are whole, and every supervisor runs that has not ended."""
     world.cut.clear()
     for machine in world.machines:
-        machine.paused_until = 0.0
+        machine.paused_until = min(machine.paused_until, world.t)
         if machine.core is None:
             machine.start()
 

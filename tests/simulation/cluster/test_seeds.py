@@ -49,6 +49,16 @@ def test_no_law_is_broken(first: int) -> None:
     assert not broken(first, A_CHUNK)
 
 
+#: Histories that once broke a law. 1459: a node stepped aside and was started again before the store had heard of it. 4135: the host of the
+#: store lost its disk, and the next store gave a number again, to other members, that a node cut off took part in.
+ONCE_BROKEN = (1459, 4135)
+
+
+@pytest.mark.parametrize("seed", ONCE_BROKEN)
+def test_what_once_broke_a_law_does_not_again(seed: int) -> None:
+    assert not broken(seed, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("first", range(SEEDS, ALL_SEEDS, ALL_CHUNK))

@@ -120,4 +120,5 @@ def test_an_excluded_node_is_handed_to_slurm_once_the_job_is_taken_back(slurm: S
     slurm.wait_for_state(other, "COMPLETED")
     waiting = wait_for(lambda: (found := slurm.job(number)).get("ExcNodeList") == host and found, "the node to be excluded", 60)
     assert (waiting["JobState"], waiting["Restarts"]) == ("PENDING", "1")
-    assert f"job {number} is requeued without {host} (supervise nodes)" in output(tmp_path, number)
+    line = f"job {number} is requeued without {host} (supervise nodes)"
+    wait_for(lambda: line in output(tmp_path, number), "the line that says so", 30)

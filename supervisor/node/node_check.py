@@ -57,12 +57,15 @@ class NodeCheckPlace:
 
 
 class NodeCheck:
-    """This node's part. warn: prints a line. exclude: takes this node out of use. goes_on: whether the attempt is still to begin."""
+    """This node's part.
+
+    show: prints a line of a level. exclude: takes this node out of use. goes_on: whether the attempt is still to begin.
+    """
 
     def __init__(
-        self, place: NodeCheckPlace, warn: Callable[[str], None], exclude: Callable[[str], None], goes_on: Callable[[], bool]
+        self, place: NodeCheckPlace, show: Callable[[str, str], None], exclude: Callable[[str], None], goes_on: Callable[[], bool]
     ) -> None:
-        self._place, self._warn, self._exclude, self._goes_on = place, warn, exclude, goes_on
+        self._place, self._print, self._exclude, self._goes_on = place, show, exclude, goes_on
 
     def run(self, all_gather: Callable[[int, str], list[str]], node: int, why: str) -> tuple[tuple[int, str], ...]:
         """Run it, and return the nodes that failed, each with the finding; the same on all nodes. This one is excluded if it is among them.
@@ -74,30 +77,30 @@ class NodeCheck:
         rows = [json.loads(text) for text in all_gather(MEET, json.dumps(own))]
         first = next((index for index, row in enumerate(rows) if row["port"]), None)
         if first is None or not all(row["reaches"] for row in rows):
-            self._warn("the nodes are not tried against each other: not all of them know where the control store is")
+            self._print("warning", "the nodes are not tried against each other: not all of them know where the control store is")
             return ()
         ranks, began = min(int(row["ranks"]) for row in rows), time.monotonic()
-        self._warn_of_start(node, len(rows), why)
+        self._print_start(node, len(rows), why)
         code, report = self._tried((node - first) % len(rows), len(rows), ranks, int(rows[first]["port"]), why)
         found = [json.loads(text) for text in all_gather(RESULT, json.dumps({"code": code, "report": report}))]
         verdict = next((row["report"] for row in found if row["report"]), None)
         if verdict is None:
             codes = ", ".join(str(row["code"]) for row in found)
-            self._warn(f"the node check gave no verdict (it ended with {codes}): the attempt begins without it")
+            self._print("warning", f"the node check gave no verdict (it ended with {codes}): the attempt begins without it")
             return ()
         unfit = {(rank // ranks + first) % len(rows): text for rank, text in _failed(verdict).items()}
         for text in _others(verdict):
-            self._warn(f"node check: {text}")
+            self._print("warning", f"node check: {text}")
         if node in unfit:
             self._exclude(f"node check: {unfit[node]}")
         elif not unfit and node == first:
-            self._warn(f"the node check of {len(rows)} nodes found none that fails ({time.monotonic() - began:.0f} s)")
+            self._print("info", f"the node check of {len(rows)} nodes found none that fails ({time.monotonic() - began:.0f} s)")
         return tuple(sorted(unfit.items()))
 
-    def _warn_of_start(self, node: int, nodes: int, why: str) -> None:
+    def _print_start(self, node: int, nodes: int, why: str) -> None:
         if node == 0:
             because = "the last failures were between nodes" if why == "doubt" else "--check-nodes start"
-            self._warn(f"{nodes} nodes are tried against each other, for {EXTENT[why][0]:.0f} s at most: {because}")
+            self._print("info", f"{nodes} nodes are tried against each other, for {EXTENT[why][0]:.0f} s at most: {because}")
 
     def _tried(self, rank: int, nodes: int, ranks: int, port: int, why: str) -> tuple[int, dict[str, Any] | None]:
         """Return the exit code of this node's part, and the report where it was printed here."""
@@ -126,7 +129,7 @@ class NodeCheck:
                 )
             )
         except OSError as error:
-            self._warn(f"the node check cannot be started: {argv[0]}: {error}")
+            self._print("warning", f"the node check cannot be started: {argv[0]}: {error}")
             return 127, None
         out, until = b"", time.monotonic() + deadline_s + START_S
         try:

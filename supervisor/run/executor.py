@@ -506,16 +506,16 @@ class Executor:
         interpreter = command.interpreter if command is not None and command.interpreter is not None else ""
         place = NodeCheckPlace(interpreter, self._job.environ, action.gpus, host)
 
-        def warn(text: str) -> None:
-            self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", text)))
+        def show(level: str, text: str) -> None:
+            self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage(level, text)))
 
         def exclude(reason: str) -> None:
             try:
                 self._factory.ledger.exclude(reason, time.time(), "node check")
             except OSError as error:
-                warn(f"this node is not excluded: {self._factory.ledger.path}: {error}")
+                show("warning", f"this node is not excluded: {self._factory.ledger.path}: {error}")
 
-        return NodeCheck(place, warn, exclude, lambda: self._loop.state.awaits_ranks(action.attempt))
+        return NodeCheck(place, show, exclude, lambda: self._loop.state.awaits_ranks(action.attempt))
 
     def _set_timer(self, action: act.SetTimer) -> None:
         def fire() -> None:

@@ -47,7 +47,8 @@ class Nodes:
             host = None if node == unknown else "" if node == serves else "127.0.0.1"
             place = NodeCheckPlace("", environ, tuple(f"GPU-{n}" for n in range(gpus[node])), host, program)
             exclude = lambda text, node=node: self.excluded.__setitem__(node, text)  # noqa: E731
-            self.checks.append(NodeCheck(place, self.lines[node].append, exclude, lambda: self.goes_on))
+            show = lambda level, text, node=node: self.lines[node].append(f"{level}: {text}")  # noqa: E731
+            self.checks.append(NodeCheck(place, show, exclude, lambda: self.goes_on))
 
     def run(self, why: str = "doubt") -> list[tuple[tuple[int, str], ...]]:
         """Let all take part, and return what each came to."""
@@ -93,7 +94,7 @@ def test_the_node_of_a_rank_that_failed_is_named_by_all_and_excludes_itself(made
     nodes = made([finding("rank:3", "rank 3 fails"), *more], gpus=(2, 3, 2))
     assert nodes.run() == [((2, "rank 3 fails"),)] * NODES, "the check counts from node 1: its ranks 2 and 3 are on node 2"
     assert nodes.excluded == {2: "node check: rank 3 fails"}
-    assert sum(line.startswith("3 nodes are tried against each other") for lines in nodes.lines for line in lines) == 1
+    assert sum(line.startswith("info: 3 nodes are tried against each other") for lines in nodes.lines for line in lines) == 1
     (given, gpus, has_rank), *others = calls(tmp_path)
     wanted = {"nnodes": "3", "node-rank": "0", "nproc-per-node": "2", "master": given["--master"], "deadline": "60.0", "rounds": "21"}
     assert given == {f"--{name}": value for name, value in wanted.items()}
@@ -105,8 +106,8 @@ def test_a_link_of_which_neither_end_is_to_blame_is_a_warning(made: Callable[...
     nodes = made([finding("link:0-2", "their link is slow", "degraded", "node_links")])
     assert nodes.run("start") == [()] * NODES
     assert not nodes.excluded
-    assert all("node check: their link is slow" in lines for lines in nodes.lines)
-    assert sum("found none that fails" in line for lines in nodes.lines for line in lines) == 1
+    assert all("warning: node check: their link is slow" in lines for lines in nodes.lines)
+    assert sum(line.startswith("info: the node check of 3 nodes found none that fails") for lines in nodes.lines for line in lines) == 1
 
 
 @pytest.mark.parametrize(("results", "more", "line"), [("silent", {}, "gave no verdict"), ([], {"unknown": 2}, "not all of them know")])

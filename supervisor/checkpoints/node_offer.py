@@ -14,7 +14,7 @@ from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Candidate, CheckpointingError, nan_weights
 from checkpointing.select import Spare, held
 from checkpointing.verification import identity_of
-from supervisor.checkpoints.records import NodeMeeting
+from supervisor.checkpoints.recording.meeting import NodeMeeting
 from supervisor.checkpoints.selection import FILE_CLOCKS_S
 from supervisor.checkpoints.shared_directories import LOOK_S, DirectoryMarkers
 from supervisor.core.values import dataclass
@@ -97,7 +97,7 @@ class NodeOffer:
 
     def record_parts(self) -> None:
         """Record and send the newest parts of the attempt that has ended, before the next meeting. Reads them at full speed."""
-        if self._records.meeting is None:
+        if self._records.meetings.newest is None:
             return
         with contextlib.suppress(CheckpointingError, OSError):  # `list_checkpoints` meets it as well, and reports it
             listed = self._records.locations.listing(candidates=True).candidates
@@ -111,7 +111,7 @@ class NodeOffer:
     def note_meeting(self, attempt: int, name: str, node: int, groups: Sequence[Sequence[int]]) -> None:
         """Note which nodes this one has met for an attempt, and which of them see the same directories; () if that is not known."""
         is_first = not groups or any(group[0] == node for group in groups)
-        self._records.meeting = NodeMeeting(attempt, name, node, len(groups) > 1, is_first)
+        self._records.meetings.put(NodeMeeting(attempt, name, node, len(groups) > 1, is_first))
 
     def saves(self, avoid: Collection[str]) -> tuple[NodeSave, ...]:
         """Return the saves of several nodes of which this node has a part, or all. Raises CheckpointingError."""

@@ -17,9 +17,9 @@ from supervisor.checkpoints.origin.baseline import Baseline
 from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.checkpoints.origin.other_jobs import OtherJobs
 from supervisor.checkpoints.origin.provenance import Provenance
+from supervisor.checkpoints.recording.meeting import MeetingRecord
 from supervisor.core.model import ResumeKind
 from supervisor.core.planning import DECLARED
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from checkpointing.discover import Listing
@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
 
 DIRECTORY: Final = "checkpoints"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeMeeting:
-    """This node among those of an attempt. name: the same on all nodes, and of no other meeting. node: its number.
-
-    is_apart: it is known that not all nodes see the same directories. is_first: the first of those that see the directories of this one.
-    """
-
-    attempt: int
-    name: str
-    node: int
-    is_apart: bool
-    is_first: bool
 
 
 class CheckpointRecords:
@@ -81,7 +67,7 @@ class CheckpointRecords:
             run_id=job.run_id,
         )
         self.restored = ""  # the path to which a mirror restored a checkpoint for this run
-        self.meeting: NodeMeeting | None = None  # of the newest agreement of several nodes that this supervisor took part in
+        self.meetings = MeetingRecord(self.directory, job.run_id)
         self.set_resume_way(DECLARED)
         self._lock = threading.Lock()
         self._rejections: Rejections | None = None
@@ -123,7 +109,7 @@ class CheckpointRecords:
         """What could not be read or recorded, last, each in one line."""
         optional = (self._rejections, self.discovery)
         found = [holder.problem for holder in optional if holder is not None]
-        found += [self.manifests.problem, self.copies.problem, self.order.problem, self.baseline.problem]
+        found += [self.manifests.problem, self.copies.problem, self.order.problem, self.baseline.problem, self.meetings.problem]
         return tuple(problem for problem in found if problem)
 
     @property

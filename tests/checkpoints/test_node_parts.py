@@ -17,9 +17,10 @@ from checkpointing.mirror.upload import TransferControl, upload
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
 from supervisor.checkpoints import node_agreement
+from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.core.actions import SelectCheckpoint
-from tests.checkpoints.test_node_agreement import Nodes
+from tests.checkpoints.test_node_agreement import Nodes, ignore
 from tests.support import node_parts
 
 pytestmark = pytest.mark.process
@@ -67,11 +68,21 @@ class PartNodes(Nodes):
         super().__init__(place, 2, shared=False, pattern="step_*", mirror=(str(mirror),))
         self._place, self._n_saves, self._n_made = place, 0, 0
         self.uploads = [Uploads(one.records.job.state, str(mirror)) for one in self.nodes]
-        for one, uploads in zip(self.nodes, self.uploads, strict=True):
-            if with_mirror:
-                one.mirror_feed(uploads, lambda: None)
-                one.restore_saves_with(lambda save, job=one.records.job: restore_process.restore(job, lambda _text: None, save))  # type: ignore[misc]
+        for node in (0, 1) if with_mirror else ():
+            self.connect(node)
         self.attempt(1)
+
+    def connect(self, node: int) -> None:
+        """Give a node its mirror."""
+        one = self.nodes[node]
+        one.mirror_feed(self.uploads[node], lambda: None)
+        one.restore_saves_with(lambda save, job=one.records.job: restore_process.restore(job, lambda _text: None, save))  # type: ignore[misc]
+
+    def take_over(self, node: int) -> None:
+        """Have a new supervisor go on with the run of one that was killed."""
+        self.nodes[node] = JobCheckpoints(self.nodes[node].records.job, ignore, several_nodes=True)
+        self.nodes[node].node_offer.look_s = 0.0
+        self.connect(node)
 
     def attempt(self, number: int) -> list[int | None]:
         """Agree, and begin an attempt. Return the step that each node resumes from."""
@@ -155,6 +166,14 @@ def test_a_directory_that_is_saved_to_again_never_gives_a_mix_of_two_saves(tmp_p
     nodes.send_parts(1)  # of the first save; then both save again, and one is killed
     nodes.save_together(40, cut=1, seed=2)
     assert nodes.attempt(2) == [20, 20]
+
+
+def test_a_supervisor_that_takes_over_records_the_part_of_the_last_save(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path)
+    nodes.save_together(20)
+    nodes.save_together(40)
+    nodes.take_over(1)
+    assert nodes.attempt(2) == [40, 40]
 
 
 def test_parts_of_two_saves_to_one_directory_are_never_joined(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.retention.prune import Pruner
 from supervisor.checkpoints.discovery import record
 from supervisor.checkpoints.origin.baseline import Baseline
+from supervisor.checkpoints.recording.meeting import MeetingRecord
 from supervisor.errors import SuperviseError
 from supervisor.launch import previous_processes
 from supervisor.node.gpu_quarantine import GpuQuarantine
@@ -45,6 +46,7 @@ def _baseline(path: Path) -> str | None:
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "fences": ("fences.json", lambda path: Rejections(path.parent).problem),
     "lineage": ("lineage.json", lambda path: Lineages(path.parent).problem),
+    "the meeting of the nodes": ("meeting.json", lambda path: MeetingRecord(path.parent, "run").problem),
     "a manifest": (str(Path(Manifests("").file_of("/ckpt/a.pt")).relative_to("/")), _manifest),
     "what was set aside": ("setaside.jsonl", lambda path: MoveJournal(str(path.parent)).changes()),
     "the mirror's log": ("log", lambda path: TransferLog.read(str(path))),

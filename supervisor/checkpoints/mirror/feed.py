@@ -100,5 +100,5 @@ class MirrorFeed:
         """
         if self._shared.has_others():
             return self._shared.is_first(made.path, discovery)
-        meeting = self._records.meeting
+        meeting = self._records.meetings.newest
         return meeting is None or meeting.is_first or made.layout not in _OF_EVERY_RANK

@@ -55,7 +55,7 @@ class PartRecorder:
         save = self._save_of(path)
         if known is not None or save is None:
             return known
-        records, meeting = self._records, self._records.meeting
+        records, meeting = self._records, self._records.meetings.newest
         try:
             part = verify_part(path, reading, own=records.provenance.trusts(path))
             if part is None or meeting is None or part.found.identity != identity:
@@ -76,7 +76,7 @@ class PartRecorder:
 
     def _may_be_part(self, path: str) -> bool:
         """Return whether this node's ranks saved to a directory in this attempt, and this node is the one to record its part."""
-        meeting, discovery = self._records.meeting, self._records.discovery
+        meeting, discovery = self._records.meetings.newest, self._records.discovery
         if meeting is None or discovery is None or not meeting.is_apart or not meeting.is_first:
             return False
         writes = discovery.writes(path)
@@ -84,7 +84,7 @@ class PartRecorder:
 
     def _save_of(self, path: str) -> str | None:
         """Return the name of the save that left a directory as it is; None if that is not known, or it has not ended."""
-        meeting, discovery = self._records.meeting, self._records.discovery
+        meeting, discovery = self._records.meetings.newest, self._records.discovery
         if meeting is None or discovery is None or not self._may_be_part(path):
             return None
         writes = discovery.writes(path)

@@ -77,6 +77,7 @@ class Browser:
         self._session = self.ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.ask(f"{domain}.enable")
+        self.ask("Page.setLifecycleEventsEnabled", enabled=True)
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -147,9 +148,11 @@ class Browser:
 
     def open(self, address: str) -> None:
         """Open an address and wait until it is loaded."""
-        before = len(self.happened("Page.loadEventFired"))
-        self.ask("Page.navigate", url=address)
-        self.wait(lambda: len(self.happened("Page.loadEventFired")) > before, f"{address} to be loaded")
+        document = self.ask("Page.navigate", url=address)["loaderId"]  # the load of the page before may still be on its way
+        self.wait(lambda: (document, "load") in self._reached(), f"{address} to be loaded")
+
+    def _reached(self) -> set[tuple[str, str]]:
+        return {(event["loaderId"], event["name"]) for event in self.happened("Page.lifecycleEvent")}
 
     def forget(self) -> None:
         """Leave the page, and forget all that happened."""

@@ -296,10 +296,17 @@ def _unconvinced(facts: Sequence[Evidence], allowed: Sequence[CauseCandidate], c
             Cause.UNKNOWN, first.name, _how(first) if first.source in ENDS else first.text, (), _phase(facts, first.rank)
         ),
         rank=first.rank,
-        because=(first, *_beside(first.rank, facts, first)),
+        because=(first, *_last_output(first, facts), *_beside(first.rank, facts, first)),
         runner_up=rival.claim.cause if rival else None,
         runner_up_confidence=rival.claim.weight if rival else 0.0,
     )
+
+
+def _last_output(first: Evidence, facts: Sequence[Evidence]) -> list[Evidence]:
+    """Return the last output of a rank that ended without an exception: `sys.exit("text")` leaves no other trace of its text."""
+    names = ("err", "both", "out")
+    own = [f for f in facts if f.source == "tail" and f.name in names and f.rank == first.rank and f.text.strip()]
+    return sorted(own, key=lambda f: names.index(f.name))[:1] if first.source in ENDS else []
 
 
 def _no_failure(facts: Sequence[Evidence], good_end: float) -> Verdict:

@@ -99,3 +99,12 @@ def test_every_consequence_gives_way_to_a_cause(phrase: str) -> None:
 def test_a_kernel_log_that_could_not_be_read_stands_beside_a_signal_that_it_may_explain(*, ended: Evidence, shown: bool) -> None:
     unread = Evidence("kernel", "not_observed", "no log to read")
     assert (unread in classify((ended, unread)).because) is shown
+
+
+def test_the_last_output_of_a_rank_that_ended_without_an_exception_stands_beside_its_exit_code() -> None:
+    last = "no such file: a.yaml"
+    tails = [Evidence("tail", name, text, rank=rank) for rank, name, text in ((0, "err", "other"), (1, "out", "step 3"), (1, "err", last))]
+    verdict = classify((code(1, "1", 5.0), *tails))
+    assert (verdict.cause, [fact.text for fact in verdict.because]) == (Cause.UNKNOWN, ["1", last])
+    by_exception = classify((raised(1, "ValueError: bad", 4.9), code(1, "1", 5.0), *tails))
+    assert last not in [fact.text for fact in by_exception.because]

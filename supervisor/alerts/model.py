@@ -114,7 +114,8 @@ EVENTS: Final = {
     AlertEvent.CHANGE_IGNORED: AlertEventRow(_WARNING, "change", _OPEN, "A rank trains with another value than the recovery gave it."),
     AlertEvent.UNKILLED: AlertEventRow(
         _WARNING, "unkilled", _OPEN,
-        "Process {subject} of the job survives KILL, as if a disk or a driver did not answer it: no attempt is started beside it.",
+        "Process {subject} of the job survives KILL, as if a disk or a driver did not answer it, or it had much memory to free: "
+        "no attempt is started beside it.",
     ),
     AlertEvent.STARTED_FROM_SCRATCH: AlertEventRow(
         _CRITICAL, "scratch", _OPEN,

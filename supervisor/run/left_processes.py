@@ -66,7 +66,10 @@ class LeftProcesses:
 
     def _alert(self, attempt: int, left: Sequence[LeftProcess]) -> None:
         for one in self._unkilled.add(left):
-            text = f"{description(one.pid)} survives KILL: no attempt is started beside it"
+            named = description(one.pid)
+            # a process that waits for nothing is on its way out: its memory is being freed, which takes seconds where it is much
+            how = "has not ended yet after KILL, and waits for no disk and no driver" if ", state R" in named else "survives KILL"
+            text = f"{named} {how}: no attempt is started beside it"
             self._reporter.alerted(act.Alert("unkilled", attempt, text, str(one.pid)))
 
     def _ended(self, pids: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -99,3 +100,21 @@ def test_the_refusal_is_evidence_for_a_wait_with_the_pid(sleeper: subprocess.Pop
     assert verdict.cause is Cause.IO_ERROR
     assert dict(verdict.facts)["pid"] == str(sleeper.pid)
     assert str(sleeper.pid) in verdict.summary
+
+
+@pytest.mark.parametrize(
+    ("words", "state", "text"),
+    [
+        ([sys.executable, "-c", "while True: pass"], "R", "has not ended yet after KILL, and waits for no disk and no driver"),
+        (["sleep", "600"], "S", "survives KILL"),
+    ],
+    ids=["computes", "waits"],
+)
+def test_the_alert_blames_no_disk_where_a_process_waits_for_nothing(words: list[str], state: str, text: str) -> None:
+    reporter = MagicMock()
+    with subprocess.Popen(words) as process:  # noqa: S603 - the test's own, which was not killed: it stands for one that was
+        wait_for(lambda: (found := process_tree.read(process.pid)) and found.state == state, f"state {state}")
+        left_processes.LeftProcesses(MagicMock(), reporter).report_from_us(3, [left(process)], "others")
+        process.kill()
+    (alert,) = (call.args[0] for call in reporter.alerted.call_args_list)
+    assert f"{text}: no attempt is started beside it" in alert.text

@@ -33,10 +33,11 @@ _COMMAND = re.compile(r"(.*?:) ((?:cp -p|mv) .+)")
 _TELLING = ("exception", "traceback", "last_exception", "signal", "exit_code", "err", "both", "out")
 _EXCEPTIONS = frozenset({"exception", "last_exception"})
 _ENDS = frozenset({"exit", "launcher"})
+_LAST_OUTPUT = "last output"
 #: What an observer is called. Of an exception and of an end the sentence itself says it.
 _OBSERVERS = {
     "error_file": "traceback",
-    "tail": "last output",
+    "tail": _LAST_OUTPUT,
     "log": "output",
     "kernel": "kernel log",
     "nvml": "NVML",
@@ -97,7 +98,7 @@ def evidence_facts(verdict: Verdict, facts: Sequence[Evidence], most: int) -> li
     if verdict.cause is not Cause.NONE:
         lines = [_in_full(verdict.summary, lines[:1]), *lines]
     lines = _distinct(lines) or [_NO_EVIDENCE for _ in own[:1]]
-    if len(lines) > 1:
+    if any(not line.endswith(_PLAIN_EXIT) and not line.startswith(_LAST_OUTPUT) for line in lines):
         lines = [line for line in lines if not line.endswith(_PLAIN_EXIT)]  # an exception says more
     found = [Fact("" if number else EVIDENCE, cut(line, _LONGEST_EVIDENCE) if number else line) for number, line in enumerate(lines[:most])]
     if consequences:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from supervisor.classify.engine import classify
 from supervisor.core.model import Evidence
-from supervisor.report.wording import evidence_lines
+from supervisor.report.wording import evidence_facts, evidence_lines
 
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 WORKER = "RuntimeError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File"
@@ -22,3 +23,14 @@ WORKER = "RuntimeError: Caught KeyError in DataLoader worker process 0.\nOrigina
 )
 def test_the_line_that_tells_most(name: str, text: str, told: str) -> None:
     assert evidence_lines([Evidence("error_file", name, text, rank=0)], 1) == [told]
+
+
+def test_an_exit_code_stays_beside_the_last_output_and_gives_way_to_an_exception() -> None:
+    code, last = Evidence("exit", "exit_code", "1", rank=0), Evidence("tail", "err", "no such file: a.yaml", rank=0)
+    found = classify((code, last))
+    assert [fact.text for fact in evidence_facts(found, found.because, 3)] == [
+        "rank 0 exited with code 1",
+        "last output of rank 0: no such file: a.yaml",
+    ]
+    raised = classify((Evidence("error_file", "exception", "KeyError: 'a'", rank=0), code, last))
+    assert [fact.text for fact in evidence_facts(raised, raised.because, 3)] == ["rank 0 raised KeyError: 'a'"]

@@ -69,6 +69,7 @@ class CheckpointWatch:
             self._is_first_look = False
             records.begin_run()
             records.manifests.sweep()
+            self._parts.manifests.sweep()
         records.absorb()
         if records.discovery is not None and (shared := records.discovery.shared_saves.take()) is not None:
             self._report(SavesShared(shared.path, shared.ranks))

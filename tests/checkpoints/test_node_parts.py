@@ -176,6 +176,24 @@ def test_a_supervisor_that_takes_over_records_the_part_of_the_last_save(tmp_path
     assert nodes.attempt(2) == [40, 40]
 
 
+def test_a_record_of_parts_that_cannot_be_written_is_reported_and_one_of_a_part_that_is_gone_is_removed(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path)
+    nodes.save_together(20)
+    nodes.save_together(40)
+    nodes.send_parts(0, 1)
+    one, parts = nodes.nodes[0], nodes.nodes[0].records.directory / "parts" / "manifests"
+    assert len(list(parts.iterdir())) == 2
+    shutil.rmtree(nodes.directories[0] / "step_20")
+    watcher = one.watcher(one.node_offer.feed)
+    assert watcher is not None
+    watcher.start()
+    assert watcher.finish(20.0)
+    (left,) = parts.iterdir()
+    left.write_bytes(b"{")
+    assert not list(one.node_offer.saves(()))
+    assert str(left) in str(one.problems)
+
+
 def test_parts_of_two_saves_to_one_directory_are_never_joined(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path)
     nodes.save_together(20)

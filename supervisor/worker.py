@@ -5,7 +5,7 @@
     worker.heartbeat(step)              report the absolute step, if the optimizer does not hold it
     worker.heartbeat(step, total=N)     and the step with which the training ends: `supervise status` then estimates the time left
     worker.report(loss=x, step=n)       report the loss: NaN and jumps are reported at once, whatever the log prints
-    if worker.should_save(): ...        once per step: the job will be stopped; save now, on every rank at this same step
+    if worker.should_save(): ...        once per step: the attempt will be stopped; save now, on every rank at this same step
     if worker.save_requested(): ...     the job will be stopped; this node's ranks may save, without an agreement on the step
     with worker.phase("eval"): ...      report what the script does, so that a long one is not called a hang; at_most_s=900 sets its limit
     worker.saved()                      report that the checkpoint is complete, if torch did not write it
@@ -70,7 +70,9 @@ def phase(name: Literal["init", "load", "train", "checkpoint", "eval", "data"], 
 
 
 def should_save() -> bool:
-    """Return whether to save a checkpoint now, because the job will be stopped: True once, at the same call number on every rank.
+    """Return whether to save a checkpoint now, because the attempt will be stopped: True once, at the same call number on every rank.
+
+    It is stopped with the job, or for nodes that ask to join.
 
     Every rank must call it once per optimizer step, at the same place of the loop, because the ranks count the calls
     (docs/guides/preemption.md). The first call tells supervise that the script can save on request. A later stop then asks here before any

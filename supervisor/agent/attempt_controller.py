@@ -34,7 +34,7 @@ from supervisor.agent.messages import (
     WaitingNodesCounted,
 )
 from supervisor.agent.ranks import RankMonitor
-from supervisor.agent.rendezvous import AttemptCancelled, find_control_store, name_control_store
+from supervisor.agent.rendezvous import AttemptCancelled, MetNode, find_control_store, name_control_store
 from supervisor.agent.standbys import AgentStandbys
 
 if TYPE_CHECKING:
@@ -101,13 +101,13 @@ class AttemptController:
         """The rendezvous is complete."""
         self._link.send(rendezvous)
 
-    def agree(self, store: Store, token: str, node: int, nodes: int) -> Go:
+    def agree(self, store: Store, token: str, node: MetNode) -> Go:
         """Let the supervisors of the nodes that have met find each other, and agree; return how the ranks start.
 
         Raises AttemptCancelled where the attempt is stopped meanwhile.
         """
-        found = find_control_store(store, self.cancelled)
-        met = NodesMet(self._taken, node, nodes, token)
+        found = find_control_store(store, node, self.cancelled)
+        met = NodesMet(self._taken, node.index, node.count, token)
         self._link.send(met if found is None else replace(met, host=found.host, port=found.port, key=found.key))
         while True:
             with self._changed:
@@ -118,7 +118,7 @@ class AttemptController:
             if isinstance(order, Start):
                 return order.go
             if isinstance(order, ServeStore):
-                name_control_store(store, order.port, order.key)
+                name_control_store(store, node.address, order.port, order.key)
 
     def await_success(self, attempt: int) -> str:
         """All ranks of this node exited 0: wait until those of all nodes have, or the attempt ends in another way; return its outcome."""

@@ -8,6 +8,7 @@ supervisor starts another. Overrides take whatever torch passes (`*args, **kwarg
 from __future__ import annotations
 
 import functools
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from torch.distributed.elastic.multiprocessing import api as processes
 from supervisor.agent import ranks as outcomes
 from supervisor.agent.messages import RendezvousCompleted
 from supervisor.agent.placeholders import filled_command
-from supervisor.agent.rendezvous import AttemptCancelled, RoundRendezvous, meet_at_once
+from supervisor.agent.rendezvous import AttemptCancelled, MetNode, RoundRendezvous, meet_at_once
 from supervisor.agent.signals import nothing
 from supervisor.agent.spawn import AttemptEnvironment, RankHandler
 
@@ -56,12 +57,14 @@ class GatedAgent(LocalElasticAgent):
         while True:
             go = self._controller.wait_for_go()
             self._prepare(worker_group, go)
+            self._rounds.expected = go.nodes
             try:
                 super()._rendezvous(worker_group, *args, **kwargs)
                 self._met(worker_group, go.attempt)
                 if self._nodes > 1 and self._rounds.store is not None:
-                    where = worker_group.group_rank, worker_group.group_world_size
-                    self._prepare(worker_group, self._controller.agree(self._rounds.store, self._rounds.handover.token, *where))
+                    address = getattr(worker_group.spec, "local_addr", None) or socket.getfqdn()
+                    node = MetNode(worker_group.group_rank, worker_group.group_world_size, address, go.served_epoch)
+                    self._prepare(worker_group, self._controller.agree(self._rounds.store, self._rounds.handover.token, node))
             except AttemptCancelled:  # stopped while the nodes gathered, or agreed
                 continue
             break

@@ -196,7 +196,8 @@ class Go:
 
     `env` and `unset` edit the ranks' environment. First `script_args` replaces the script's arguments (None: they stay), then `replace`
     fills placeholders in them (placeholder → value), then `args` are appended. The agent outlives many attempts, so it fills the
-    placeholders. `nproc`: ranks of this node, None: as in torchrun's arguments.
+    placeholders. `nproc`: ranks of this node, None: as in torchrun's arguments. `nodes`: how many of the last attempt's come, 0: not known.
+    `served_epoch`: of the control store that the supervisor serves, 0: none.
     """
 
     attempt: int
@@ -206,6 +207,8 @@ class Go:
     replace: Mapping[str, str] = field(default_factory=dict)
     script_args: ScriptArgs | None = None
     nproc: int | None = None
+    nodes: int = 0
+    served_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

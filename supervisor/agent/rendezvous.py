@@ -12,6 +12,7 @@ errors if the store is lost.
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import random
@@ -21,7 +22,7 @@ import time
 import uuid
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
@@ -31,6 +32,7 @@ from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
     from supervisor.agent.attempt_controller import AttemptController
 
@@ -42,8 +44,10 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 CLIENT_TIMEOUT_S = 30.0
 CLAIM_S = 10.0
 CONTROL_STORE = "supervise/control_store"
+SERVES = "supervise/serves"
 HANDOVER = "supervise/handover"
 LEFT = "supervise/left"
+YEARS = timedelta(days=36_500)  # more than any clock is wrong
 LOWEST_PORT = 10_000
 PORT_TRIES = 200
 
@@ -62,12 +66,88 @@ class ControlStore:
 
 
 @dataclass(frozen=True, slots=True)
+class MetNode:
+    """This node among those that met: `index` of `count`, at `address`.
+
+    served_epoch: the newest in the control store that its supervisor serves, 0: none.
+    """
+
+    index: int
+    count: int
+    address: str
+    served_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Handover:
     """The message of rank 0's node to the others of a round. `token` makes its keys unlike those of any other round."""
 
     round: int
     port: int
     token: str
+
+
+class RoundOps:
+    """Runs the steps of torch's dynamic rendezvous, with what the supervisors know and torch does not.
+
+    torch drops a dead node 15 s after its last sign of life, and lets fewer nodes than the greatest number begin 30 s after the least
+    number has come. But an attempt ends on all of its nodes together. So who leaves a complete round empties it: nobody waits for a node
+    or an agent that is dead. And a round is complete when all are there that are `expected` (0: not known). A node that waits while the
+    others train waits without end: torch's `join_timeout` counts from the end of that. And a sign of life is one whatever the clock of
+    its sender shows: two clocks that differ by more than 15 s would let torch's nodes drop each other.
+    """
+
+    def __init__(self, executor: Any) -> None:  # noqa: ANN401  torch's _RendezvousOpExecutor
+        """Take what runs the steps so far."""
+        self._executor = executor
+        self._waited_t = 0.0
+        self._seen: dict[Any, tuple[datetime, float]] = {}  # the newest sign of life of each node, and when it was new here
+        self.expected = 0
+
+    @classmethod
+    def of(cls, handler: RendezvousHandler) -> RoundOps | None:
+        """Put itself in between; None where torch's handler is another, or has another form: then torch's rules hold."""
+        executor, holder = getattr(handler, "_op_executor", None), getattr(handler, "_state_holder", None)
+        if executor is None or holder is None or not hasattr(holder, "_sanitize") or not hasattr(dynamic_rendezvous, "_Action"):
+            return None
+        vars(handler)["_op_executor"] = ops = cls(executor)
+        vars(holder)["_sanitize"] = functools.partial(ops._drop_dead, holder, holder._sanitize)  # noqa: SLF001
+        return ops
+
+    def _drop_dead(self, holder: Any, drop: Callable[[], None]) -> None:  # noqa: ANN401  torch's _BackendRendezvousStateHolder
+        """Have torch drop the nodes whose sign of life has not changed for long, by this node's clock alone."""
+        beats, now = holder.state.last_heartbeats, time.monotonic()
+        known = self._seen
+        self._seen = {node: known[node] if node in known and known[node][0] == beat else (beat, now) for node, beat in beats.items()}
+        settings = holder._settings  # noqa: SLF001
+        lasts = settings.keep_alive_interval * settings.keep_alive_max_attempt
+        for node, (beat, t) in self._seen.items():
+            beats[node] = beat + YEARS if timedelta(seconds=now - t) <= lasts else beat - YEARS
+        drop()
+        beats.update({node: self._seen[node][0] for node in beats})
+
+    def run(self, state_handler: Callable[..., Any], deadline: float, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """See torch."""
+        wrapper = {"_RendezvousExitOp": self._leaving, "_RendezvousJoinOp": self._joining}.get(type(state_handler).__name__)
+        self._executor.run(state_handler if wrapper is None else functools.partial(wrapper, state_handler), deadline, *args, **kwargs)
+
+    @staticmethod
+    def _leaving(step: Callable[..., Any], context: Any, deadline: float) -> Any:  # noqa: ANN401  torch's _RendezvousContext and _Action
+        state = context.state
+        if state.complete and context.node in state.participants:
+            for other in set(state.participants) - {context.node}:
+                del state.participants[other]
+                state.last_heartbeats.pop(other, None)
+        return step(context, deadline)
+
+    def _joining(self, step: Callable[..., Any], context: Any, deadline: float) -> Any:  # noqa: ANN401  as above
+        state, settings = context.state, context.settings
+        is_in = context.node in state.participants
+        if state.complete and not is_in:
+            self._waited_t = time.monotonic()
+        elif is_in and self.expected and not state.closed and len(state.participants) >= max(self.expected, settings.min_nodes):
+            return step(context, deadline) if state.complete else dynamic_rendezvous._Action.MARK_RENDEZVOUS_COMPLETE  # noqa: SLF001
+        return step(context, max(deadline, self._waited_t + settings.timeout.join.total_seconds()))
 
 
 class RoundRendezvous(RendezvousHandler):
@@ -80,11 +160,14 @@ class RoundRendezvous(RendezvousHandler):
         self._attempt_store: TCPStore | None = None
         self._met: RendezvousInfo | None = None
         self._controller = controller
+        self._most = nodes
         self._several = nodes > 1
+        self._ops = RoundOps.of(inner) if nodes > 1 else None
         self._me = uuid.uuid4().hex
         self._last = 0
         self._waiting = 0
         self._others = 0
+        self.expected = 0  # nodes of the last attempt that come to the next round, 0: not known
         self.handover = Handover(0, 0, "")
         self.store: Store | None = None
 
@@ -124,6 +207,8 @@ class RoundRendezvous(RendezvousHandler):
         return met
 
     def _meet(self) -> RendezvousInfo:
+        if self._ops is not None:
+            self._ops.expected = min(self.expected + self._waiting, self._most) if self.expected else 0
         info = self._inner.next_rendezvous()
         store = info.store
         if self._inner.get_backend() == "static":  # the one that gives every attempt the same keys
@@ -252,17 +337,19 @@ def unprefixed(store: Store) -> Store:
     return store
 
 
-def find_control_store(store: Store, cancelled: Callable[[], bool]) -> ControlStore | None:
+def find_control_store(store: Store, node: MetNode, cancelled: Callable[[], bool]) -> ControlStore | None:
     """Return where the control store is served, once that is known; None where this node's supervisor is to serve it.
 
-    It is served beside torch's rendezvous store: a job depends on one host, and not on two. An external store (etcd), or one that does not
-    show who serves it, is claimed by the first node. Raises AttemptCancelled, TimeoutError, and torch's errors if the store is lost.
+    It is served beside torch's rendezvous store: a job depends on one host, and not on two. Where that does not show who serves it, the
+    first node does. Raises AttemptCancelled, TimeoutError, and torch's errors if the store is lost.
     """
     base = unprefixed(store)
+    if not isinstance(base, TCPStore):
+        return _find_beside_external(store, node, cancelled)
     if not base.check([CONTROL_STORE]):
         if served_here(base):
             return None
-        until = time.monotonic() + (CLAIM_S if isinstance(base, TCPStore) else 0.0)
+        until = time.monotonic() + CLAIM_S
         while not base.check([CONTROL_STORE]) and time.monotonic() < until:
             if cancelled():
                 raise AttemptCancelled
@@ -270,17 +357,35 @@ def find_control_store(store: Store, cancelled: Callable[[], bool]) -> ControlSt
         if not base.check([CONTROL_STORE]) and base.add(f"{CONTROL_STORE}/claims", 1) == 1:
             return None
         wait_keys(base, [CONTROL_STORE], cancelled, "the node that serves the control store")
-    row = json.loads(base.get(CONTROL_STORE))
-    # who serves it beside torch's store is reached as that is
-    host = str(row["host"]) or (str(base.host) if isinstance(base, TCPStore) else "")
-    return ControlStore(host, int(row["port"]), str(row["key"]))
+    return _load_control_store(base, str(base.host))
 
 
-def name_control_store(store: Store, port: int, key: str) -> None:
-    """Show the other nodes where the control store is served."""
+def _find_beside_external(store: Store, node: MetNode, cancelled: Callable[[], bool]) -> ControlStore | None:
+    """Find it where torch's store (etcd) is served by none of the agents, holds other jobs too, and outlives them.
+
+    So nothing in it is taken for true but what the nodes that have met write for this round: who serves a control store already, and
+    of which epoch. The newest is used; where there is none, the first node serves one.
+    """
+    store.set(f"{SERVES}/{node.index}", str(node.served_epoch))
+    keys = [f"{SERVES}/{index}" for index in range(node.count)]
+    wait_keys(store, keys, cancelled, "what the other nodes know of the control store")
+    epochs = [int(store.get(key)) for key in keys]
+    if epochs.index(max(epochs)) == node.index:
+        return None
+    wait_keys(store, [CONTROL_STORE], cancelled, "the node that serves the control store")
+    return _load_control_store(store, "")
+
+
+def _load_control_store(store: Store, host: str) -> ControlStore:
+    row = json.loads(store.get(CONTROL_STORE))
+    return ControlStore(str(row["host"]) or host, int(row["port"]), str(row["key"]))
+
+
+def name_control_store(store: Store, address: str, port: int, key: str) -> None:
+    """Show the other nodes where the control store is served. Beside torch's store it is reached as that is, else at `address`."""
     base = unprefixed(store)
-    host = "" if served_here(base) else socket.getfqdn()
-    base.set(CONTROL_STORE, json.dumps({"host": host, "port": port, "key": key}))
+    shared = base if isinstance(base, TCPStore) else store
+    shared.set(CONTROL_STORE, json.dumps({"host": "" if served_here(base) else address, "port": port, "key": key}))
 
 
 def free_port(ephemeral: Path = EPHEMERAL) -> int:

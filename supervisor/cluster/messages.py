@@ -196,6 +196,13 @@ class RanksDone:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksSaved:
+    """All ranks of this node have saved, so that waiting nodes can be admitted."""
+
+    t: float
+
+
+@dataclass(frozen=True, slots=True)
 class EpochReport:
     """This node's ranks are gone, and this is what it saw."""
 
@@ -231,6 +238,7 @@ NodeInput = (
     | GiveUp
     | EndEpoch
     | RanksDone
+    | RanksSaved
     | EpochReport
     | DecisionProposed
     | NodeText
@@ -272,10 +280,11 @@ class JudgeReports:
 
 @dataclass(frozen=True, slots=True)
 class ActOn:
-    """Act on the decision about an epoch."""
+    """Act on the decision about an epoch. live: how many of its members are neither lost nor left, and so come to the next meeting."""
 
     epoch: Epoch
     decision: ClusterDecision
+    live: int
 
 
 @dataclass(frozen=True, slots=True)

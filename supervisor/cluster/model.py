@@ -6,6 +6,7 @@ A row is written once: the first value stays. So a row may come late, twice, or 
     lost/E/N         why                        written by the store
     left/E/N         why
     done/E/N
+    saved/E/N                                   its ranks saved, so that nodes that ask to join can be admitted
     end/E            kind, node, text
     report/E/N       what the node saw          sent to those only that read it
     decision/E       what the leader decided

@@ -7,7 +7,7 @@ forget: its supervisor has it in the journal before it carries out what comes wi
 The rules, each from rows alone:
 
 1. *The end.* The first row `end/E` stands. A member that is lost or left, and not done, has ended the epoch; so have members that are all
-   done, and a member that had given up the meeting (VOID).
+   done, or have all saved for nodes that ask to join (MEMBERSHIP), and a member that had given up the meeting (VOID).
 2. *The leader* is the first member that is neither lost nor left. It has the reports of the others judged, and writes the decision.
 3. *The decision* is the row `decision/E`, whoever wrote it. Every node acts on it.
 4. *A store without memory*, whose host lost its disk, decides nothing about an epoch that is older than itself before all members but that
@@ -43,6 +43,7 @@ from supervisor.cluster.messages import (
     NodeTick,
     PeerText,
     RanksDone,
+    RanksSaved,
     ReadReports,
     SendToStore,
     StepAside,
@@ -58,6 +59,7 @@ from supervisor.cluster.model import (
     DONE,
     FAILURE,
     LEFT,
+    MEMBERSHIP,
     PLAIN_DECISIONS,
     VOID,
     ClusterDecision,
@@ -175,7 +177,9 @@ def _taken(state: MemberState, given: NodeInput) -> Step:  # noqa: PLR0911  a ro
             return _of_core(state, given)
 
 
-def _of_core(state: MemberState, given: DecisionProposed | EndEpoch | RanksDone | EpochReport | NodeText | GiveUp) -> Step:
+def _of_core(  # noqa: PLR0911  as above
+    state: MemberState, given: DecisionProposed | EndEpoch | RanksDone | RanksSaved | EpochReport | NodeText | GiveUp
+) -> Step:
     """Write what the core reports of the epoch in which this node takes part."""
     epoch, me = state.open_epoch, state.memory.node
     number = 0 if epoch is None else epoch.number
@@ -188,6 +192,8 @@ def _of_core(state: MemberState, given: DecisionProposed | EndEpoch | RanksDone 
             return _written(state, f"end/{number}", EpochEnd(kind, me, text).value())
         case RanksDone():
             return _written(state, f"done/{number}/{me}", "")
+        case RanksSaved():
+            return _written(state, f"saved/{number}/{me}", "")
         case EpochReport(_, text):
             return _written(state, f"report/{number}/{me}", text)
         case NodeText(_, gather, text):
@@ -315,7 +321,7 @@ def _ended(state: MemberState) -> Step | None:
 
 
 def _ending(state: MemberState) -> Step | None:
-    """End an epoch of which a member is lost or has left before it was done, or whose members are all done."""
+    """End an epoch of which a member is lost or has left before it was done, or whose members are all done, or have saved."""
     epoch = state.open_epoch
     if epoch is None or f"end/{epoch.number}" in state.rows or f"end/{epoch.number}" in state.unseen or not state.connected:
         return None
@@ -323,6 +329,8 @@ def _ending(state: MemberState) -> Step | None:
     done = nodes_of(rows, "done", number)
     if done.issuperset(epoch.members):
         return _written(state, f"end/{number}", EpochEnd(DONE, state.memory.node, "all ranks exited 0").value())
+    if (done | nodes_of(rows, "saved", number)).issuperset(epoch.members):
+        return _written(state, f"end/{number}", EpochEnd(MEMBERSHIP, state.memory.node, "all have saved, and nodes are admitted").value())
     for kind, why in ((LEFT, "left"), (FAILURE, "lost")):
         for node in epoch.members:
             if node not in done and f"{why}/{number}/{node}" in rows:
@@ -384,7 +392,7 @@ def _acting(state: MemberState) -> Step | None:
         return None
     decision = ClusterDecision.read(value)
     state = changed(state, memory=changed(memory, acted=decision))
-    return state, () if memory.aside else (ActOn(epoch, decision),)
+    return state, () if memory.aside else (ActOn(epoch, decision, len(_live(state, epoch))),)
 
 
 def _passed(state: MemberState) -> Step | None:

@@ -121,9 +121,14 @@ class StoreState:
         return self.epoch is not None and not self.is_open and ClusterDecision.read(self.rows[f"decision/{self.epoch.number}"]).is_final
 
 
-def new_store(name: str, host: str, rules: ClusterRules, t: float, kept: tuple[tuple[str, str], ...] = ()) -> StoreState:
-    """Return the store as it begins, with the rows that an earlier one on this host kept."""
-    state = StoreState(name, host, rules, t, {}, {}, {}, {}, {}, began_t=t)
+def new_store(  # noqa: PLR0913  who serves it, since when, with what
+    name: str, host: str, rules: ClusterRules, t: float, kept: tuple[tuple[str, str], ...] = (), *, since_t: float | None = None
+) -> StoreState:
+    """Return the store as it begins, with the rows that an earlier one on this host kept.
+
+    since_t: no earlier store on this host, and so no rank that it let start, lives since then; by default since now.
+    """
+    state = StoreState(name, host, rules, t, {}, {}, {}, {}, {}, began_t=t if since_t is None else since_t)
     state = _with_epoch(changed(state, rows=dict(kept)), young=True)
     return state if state.epoch is None else _with_row(state, f"kept/{state.epoch.number}", "")
 

@@ -205,10 +205,21 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class RequestSave:
-    """Have the ranks that poll worker.should_save save now; answered by Saved, or by their end. `left_s`: until they are stopped."""
+    """Have the ranks that poll worker.should_save save now; answered by Saved, or by their end.
+
+    left_s: until they are stopped; None: they train on, until all nodes have saved.
+    """
 
     attempt: int
-    left_s: float
+    left_s: float | None
+    waits_for_journal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSaved:
+    """The ranks of this node have saved as requested. When those of all nodes have, AttemptEndedByPeer (membership) ends the attempt."""
+
+    attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
@@ -361,6 +372,7 @@ Action = (
     | CompleteAttempt
     | Quarantine
     | RequestSave
+    | ReportSaved
     | FindSave
     | KeepCopies
     | KeepLook

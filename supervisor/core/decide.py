@@ -138,13 +138,13 @@ EVENTS: dict[type, EventRow] = {
     ProgressObserved: EventRow(
         LIVES | {Stage.TEARDOWN, Stage.STOPPING}, gathering.on_progress_observed, _leads([Stage.RUNNING], Stage.TEARDOWN)
     ),
-    CheckpointVerified: EventRow(BEFORE_THE_END, lifecycle.on_checkpoint_verified),
+    CheckpointVerified: EventRow(BEFORE_THE_END, epoch.on_checkpoint_verified, _leads([Stage.RUNNING], Stage.ADMITTING)),
     StartCeilingPassed: EventRow(BEFORE_THE_END, lifecycle.on_start_ceiling_passed),
     ProgramSeen: EventRow(BEFORE_THE_END, lifecycle.on_program_seen),
     GpusListed: EventRow(ANY, lifecycle.on_gpus_listed),
     HealthChecked: EventRow(frozenset({Stage.SELECTING, Stage.CHECKING}), start.on_health_checked, _leads([Stage.CHECKING], *CHOSEN)),
     HealthChanged: EventRow(BEFORE_THE_END, ailing.on_health_changed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
-    NodesWaiting: EventRow(frozenset({Stage.RUNNING}), epoch.on_nodes_waiting, _leads([Stage.RUNNING], Stage.ADMITTING)),
+    NodesWaiting: EventRow(frozenset({Stage.RUNNING}), epoch.on_nodes_waiting),
     AttemptEnded: EventRow(
         BEFORE_THE_END,
         epoch.on_attempt_ended,
@@ -193,7 +193,7 @@ EVENTS: dict[type, EventRow] = {
         | _leads(NOTHING_RUNS, Stage.ENDED),
     ),
     SaveOnRequestSeen: EventRow(BEFORE_THE_END, shutdown.on_save_on_request_seen),
-    Saved: EventRow(frozenset({Stage.STOPPING}), shutdown.on_saved),
+    Saved: EventRow(frozenset({Stage.RUNNING, Stage.STOPPING}), shutdown.on_saved),
     SaveSearched: EventRow(frozenset({Stage.STOPPING}), shutdown.on_save_searched, _leads([Stage.STOPPING], Stage.ENDED)),
     TimeLeft: EventRow(frozenset({Stage.STOPPING}), shutdown.on_time_left),
     HangSuspected: EventRow(frozenset({Stage.RUNNING}), hangs.on_hang_suspected),

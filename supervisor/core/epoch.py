@@ -20,16 +20,19 @@ from supervisor.core.actions import (
     CompleteAttempt,
     PrintMessage,
     ProposeDecision,
+    ReportSaved,
+    RequestSave,
     StopRanks,
 )
 from supervisor.core.model import Cause, Claim, Evidence, JobDecision, Plan, PlanKind, Verdict
-from supervisor.core.state import JobState, NodeReport, Stage, changed
+from supervisor.core.state import Admission, JobState, NodeReport, Stage, changed
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.events import (
         AttemptEnded,
         AttemptEndedByPeer,
+        CheckpointVerified,
         DecisionMade,
         LeftBehind,
         NodesWaiting,
@@ -93,12 +96,61 @@ def on_store_silent(state: JobState, event: StoreFellSilent) -> Step:
     return failure.stop_attempt(changed(state, attempt=changed(state.attempt, ended_for=(seen,))), event.t, text)
 
 
+# nodes that ask to join
+
+
 def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:
-    """Let waiting nodes in: the attempt ends on all nodes, and they meet anew."""
+    """Note how many nodes ask to join, and have the ranks save for it. Nobody is stopped for them before a save.
+
+    With as many nodes as the job may have, the others are spares: they wait for a failure.
+    """
+    attempt = state.attempt
+    before = attempt.admission
+    if not attempt.is_shared or len(attempt.members) >= state.run.policy.nodes:
+        return state, ()
+    if before is not None and before.count:
+        return changed(state, attempt=changed(attempt, admission=replace(before, count=event.count))), ()
+    step = None if attempt.progress.relative else attempt.progress.step
+    state = changed(state, attempt=changed(attempt, admission=Admission(event.count, step, before is not None and before.save_requested)))
+    if not event.count:
+        return state, ()
+    state, actions = request_save(state)
+    when = "once the ranks have saved, which they are asked to" if actions else "after the next checkpoint that is verified, or a failure"
+    text = f"{event.count} node(s) ask to join: attempt {attempt.number} goes on, and they are taken in {when}"
+    return state, (PrintMessage("info", text), *actions)
+
+
+def request_save(state: JobState) -> Step:
+    """Have the ranks save if nodes ask to join, and the script can; once in an attempt."""
+    attempt = state.attempt
+    admission = attempt.admission
+    if not attempt.save_on_request or not attempt.is_shared or admission is None or admission.save_requested or not admission.count:
+        return state, ()
+    attempt = changed(attempt, admission=replace(admission, save_requested=True))
+    return changed(state, attempt=attempt), (RequestSave(attempt.number, None),)
+
+
+def on_saved(state: JobState) -> Step:
+    """The ranks of this node have saved for nodes that ask to join: when those of all nodes have, the attempt ends."""
+    attempt = state.attempt
+    if state.stage is not Stage.RUNNING or not attempt.is_shared or attempt.admission is None or attempt.saved:
+        return state, ()
+    return changed(state, attempt=changed(attempt, saved=True)), (ReportSaved(attempt.number),)
+
+
+def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
+    """Take over a verified checkpoint. One that this attempt saved since nodes asked to join ends it, and they meet anew."""
+    state, actions = lifecycle.on_checkpoint_verified(state, event)
+    attempt, step = state.attempt, event.checkpoint.step
+    admission = attempt.admission
+    if state.stage is not Stage.RUNNING or not attempt.is_shared or admission is None or not admission.count:
+        return state, actions
+    if event.made_in != attempt.number or (step is not None and admission.step is not None and step < admission.step):
+        return state, actions
     ending = sharing.end(state, MEMBERSHIP, "nodes are admitted")
-    text = f"{event.count} node(s) ask to join: attempt {state.attempt.number} is stopped and the next one starts with them"
-    state, actions = admit(state, PrintMessage("info", text))
-    return state, (*ending, *actions)
+    text = f"attempt {attempt.number} has saved, and is stopped: the next one begins with {admission.count} more node(s)"
+    state, more = admit(state, PrintMessage("info", text))
+    return state, (*actions, *ending, *more)
 
 
 def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:

@@ -316,7 +316,7 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
     if stop is not None and stop.count == 1 and unanswered:
         return state, ()  # awaited: why a rank failed, and whether one saved
     signum = stop.signum if stop else SIGTERM
-    saved = state.attempt.saved or (stop is not None and stop.save_requested and outcome == "succeeded")
+    saved = signum != SIGINT and (state.attempt.saved or (stop is not None and stop.save_requested and outcome == "succeeded"))
     code = planning.REQUEUE if saved or signum in NOTICES else 128 + signum
     reason = (
         "stopped by a signal" + (", to go on later" if code == planning.REQUEUE else "") + ("; the checkpoint is made" if saved else "")

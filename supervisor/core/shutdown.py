@@ -87,7 +87,9 @@ def _first(state: JobState, event: StopRequested) -> Step:
     nothing_runs = state.stage in NOTHING_RUNS or (ending and state.attempt.ended)
     starts = state.stage is Stage.STARTING
     trains = state.stage is Stage.RUNNING or (starts and state.attempt.save_on_request)
-    state = _with_stop(state, StopRequest(event.signum, 1, event.t, first_t=event.t))
+    admission = state.attempt.admission
+    asked = event.signum != lifecycle.SIGINT and admission is not None and admission.save_requested
+    state = _with_stop(state, StopRequest(event.signum, 1, event.t, first_t=event.t, save_requested=asked))
     state = changed(state, stage=Stage.STOPPING, token=state.token + 1)
     if nothing_runs:
         return lifecycle.finish_stopped(state)
@@ -140,7 +142,7 @@ def _save(state: JobState, t: float) -> Step:
     assert stop is not None  # noqa: S101 (as above)
     left_s = (state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (t - stop.left_from_t)
     for_it_s = left_s - _our_end(left_s) - min(state.run.policy.grace_s, RESERVED_SHARE * left_s)
-    if for_it_s < LEAST_SAVE_S:
+    if for_it_s < LEAST_SAVE_S or state.attempt.saved:  # they saved for nodes that ask to join: they answer once
         return _stop(state, _sent(stop.signum), _grace(state, left_s))
     request = () if stop.save_requested else (RequestSave(state.attempt.number, for_it_s),)
     state = _with_stop(state, replace(stop, save_requested=True, spares_ranks=True))
@@ -180,7 +182,9 @@ def on_save_on_request_seen(state: JobState, event: SaveOnRequestSeen) -> Step:
     """The script saves on request. If this is first seen while a notice runs, it is asked at once."""
     state = changed(state, attempt=changed(state.attempt, save_on_request=True))
     stop = state.run.stop
-    if stop is None or not stop.spares_ranks or stop.save_requested or stop.signum == lifecycle.SIGINT:
+    if stop is None:
+        return epoch.request_save(state)
+    if not stop.spares_ranks or stop.save_requested or stop.signum == lifecycle.SIGINT:
         return state, ()
     return _save(changed(state, token=state.token + 1), event.t)
 
@@ -188,7 +192,9 @@ def on_save_on_request_seen(state: JobState, event: SaveOnRequestSeen) -> Step:
 def on_saved(state: JobState, event: Saved) -> Step:
     """The requested checkpoint is saved: stop the ranks."""
     stop = state.run.stop
-    if stop is None or not stop.save_requested:
+    if stop is None:
+        return epoch.on_saved(state)
+    if not stop.save_requested:
         return state, ()
     state = changed(state, attempt=changed(state.attempt, saved=True))
     if not stop.spares_ranks or state.attempt.ended:

@@ -122,6 +122,18 @@ class Losses:
     seen_step: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Nodes that ask to join: how many (0: they have gone again), and the step that the attempt had reached when they came.
+
+    save_requested: the ranks of this node were asked to save for it, which they can be once in an attempt.
+    """
+
+    count: int
+    step: int | None = None
+    save_requested: bool = False
+
+
 @dataclass(frozen=True)
 class Run:
     """What a run keeps over its attempts: its rules, its budgets, and what its plans changed."""
@@ -193,6 +205,7 @@ class Attempt:
     world_size: int = 0
     save_on_request: bool = False  # a rank asks whether to save (worker.should_save)
     saved: bool = False  # the save that was requested is made
+    admission: Admission | None = None  # nodes that ask to join, None: none did
     # how it began, and how far it came
     loaded: str | None = None
     first_step: int | None = None  # absolute, at which its training began
@@ -294,4 +307,17 @@ else:
         return made
 
 
-__all__ = ["NOTICES", "Attempt", "Incident", "JobState", "Losses", "NodeReport", "Run", "SavedSteps", "Stage", "StopRequest", "changed"]
+__all__ = [
+    "NOTICES",
+    "Admission",
+    "Attempt",
+    "Incident",
+    "JobState",
+    "Losses",
+    "NodeReport",
+    "Run",
+    "SavedSteps",
+    "Stage",
+    "StopRequest",
+    "changed",
+]

@@ -116,7 +116,8 @@ class ElasticSession:
 
     def gather(self, action: GatherNodes) -> None:
         """See Session. The agent meets the other nodes, and starts its ranks with the order that `begin` sends."""
-        self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc))
+        nodes = self._context.nodes
+        self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc, nodes=nodes.expected, served_epoch=nodes.served_epoch))
 
     def serve_store(self, attempt: int, port: int, key: str) -> None:
         """See Session."""

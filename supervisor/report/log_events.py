@@ -245,7 +245,12 @@ class LogEvent(StrEnum):
         "all is well",
     )
     STOP_REQUESTED = "stop.requested", "info", "signum left_s time_left_follows", "a person, systemd or Slurm asked us to stop"
-    SAVE_REQUESTED = "save.requested", "info", "attempt left_s", "the ranks were asked to save now"
+    SAVE_REQUESTED = (
+        "save.requested",
+        "info",
+        "attempt left_s",
+        "the ranks were asked to save now; `left_s`: until they are stopped, null where nodes are to join after it",
+    )
     SAVE_FINISHED = "save.finished", "info", "attempt", "every rank that can save on request has saved after the request"
     PROGRAM_RECOGNISED = (
         "program.recognised",

@@ -353,8 +353,10 @@ class Reporter:
         self._terminal.message(f"GPU {entry.name} is back in use: it was reset since ({clean(entry.reason)}), and NVML finds it well")
 
     def saving(self, action: act.RequestSave) -> None:
-        """Log that a save was requested of the ranks; systemd is asked for the time, which may be longer than the stop deadline."""
+        """Log that a save was requested. Before a stop ask systemd for the time, which may be longer than the stop deadline."""
         self._log.write(LogEvent.SAVE_REQUESTED, attempt=action.attempt, left_s=action.left_s)
+        if action.left_s is None:
+            return
         stop = self._job.settings.stop
         self._notifier.extend_timeout(max(stop.deadline_s, action.left_s + stop.grace_s) + STOP_MARGIN_S)
 

@@ -87,10 +87,12 @@ class StartClock:
         """Note what an event adds."""
         if isinstance(event, events.RankExited) and event.exit.failed:
             self._begin(event.attempt, self._clock.at_monotonic_ns(event.exit.at_ns), event.t)
-        elif isinstance(event, events.AttemptEndedByPeer | events.LauncherExited | events.AttemptEnded):
+        elif isinstance(event, events.AttemptEndedByPeer):
+            self._begin(event.attempt, event.t, None, "membership" if event.kind == "membership" else "failure")
+        elif isinstance(event, events.AttemptEnded):
+            self._begin(event.attempt, event.t, None, "membership" if event.outcome == "membership" else "failure")
+        elif isinstance(event, events.LauncherExited):
             self._begin(event.attempt, event.t, None)
-        elif isinstance(event, events.NodesWaiting):
-            self._begin(event.attempt, event.t, None, "membership")
         elif isinstance(event, events.HangConfirmed):
             self._still_since_t = event.t - event.hang.still_s
         elif isinstance(event, events.HangCleared):

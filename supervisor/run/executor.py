@@ -136,6 +136,7 @@ class Executor:
             act.CompleteAttempt: self.nodes.complete,
             act.Quarantine: self.node.quarantine,
             act.RequestSave: self._rank_requests.request_save,
+            act.ReportSaved: self.nodes.saved,
             act.FindSave: self._rank_requests.find_save,
             act.KeepCopies: self._keep_copies,
             act.KeepLook: self._rank_requests.keep_look,
@@ -205,6 +206,7 @@ class Executor:
         directory = self._job.attempt_dir(action.attempt)
         unmade, refused, applied = "", None, None
         try:
+            (self._job.scratch / "save-now").unlink(missing_ok=True)  # it was for the attempt before
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever empties /dev/shm may have taken all of it
             heartbeats.create(directory / "heartbeat", SLOTS)
         except OSError as error:

@@ -74,6 +74,9 @@ class JobNodes:
         self._key = ""
         self._address: StoreAddress | None = None
         self._met_for = 0  # the number that the attempt had here when its nodes met
+        self._epoch = 0  # the newest in which this node took part
+        self.expected = 0  # nodes of the last attempt that come to the next meeting, 0: not known
+        self._began_t = time.monotonic()
         self._end = EpochEnd("", "", "")  # of the newest epoch
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._is_closing = False
@@ -92,6 +95,7 @@ class JobNodes:
         if self._address is not None:
             client.find_at(self._address)
         epoch, state = kept.memory.epoch, self._loop.state
+        self._epoch = 0 if epoch is None else epoch.number
         is_known = epoch is not None and state.attempt.is_shared and state.attempt.number == epoch.number and state.stage is not Stage.ENDED
         if epoch is not None and not is_known:  # it has ended for this node, before this was recorded
             client.give(protocol.GiveUp(self._now(), "its supervise ended"))
@@ -117,7 +121,7 @@ class JobNodes:
         except OSError:  # somebody took the port: the nodes learn the new one when they meet
             listener = listen()
         rows = rows_of_the_last(kept, self._job.run_id)
-        state = new_store(secrets.token_hex(8), client.name, self._rules(), time.monotonic(), rows)
+        state = new_store(secrets.token_hex(8), client.name, self._rules(), time.monotonic(), rows, since_t=self._began_t)
         self._server = StoreServer(listener, self._key, state, self._keep_rows)
         self._server.start()
         self._address = StoreAddress("127.0.0.1", self._server.port, self._key)
@@ -154,6 +158,9 @@ class JobNodes:
             if self._server is not None and self._address is not None:
                 self._orders.serve(message.attempt, self._server.port, self._key)
         else:
+            if self._server is not None and message.key != self._key:  # another node of this meeting serves a newer one
+                threading.Thread(target=self._server.close, args=(0.0,), name="close-store", daemon=True).start()
+                self._server = None
             self._address = StoreAddress(message.host, message.port, message.key)
         client = self._connected(None)
         if self._address is not None:
@@ -161,10 +168,17 @@ class JobNodes:
         self._met_for, self._awaited = message.attempt, {}
         client.give(protocol.NodesTogether(self._now(), message.token, message.node, message.nodes, message.attempt))
 
+    @property
+    def served_epoch(self) -> int:
+        """The newest epoch that the control store here knows, 0 where none is served here."""
+        return self._epoch if self._server is not None else 0
+
     def done(self, attempt: int) -> None:
-        """All ranks of this node exited 0."""
-        if self._client is not None and self._is_current(attempt):
-            self._client.give(protocol.RanksDone(self._now()))
+        """All ranks of this node exited 0: they are done, or they left after the save that was requested of them for nodes that join."""
+        admission = self._loop.state.attempt.admission
+        if self._is_current(attempt):
+            is_for_others = admission is not None and admission.save_requested
+            self._give(protocol.RanksSaved(self._now()) if is_for_others else protocol.RanksDone(self._now()))
 
     @property
     def store_host(self) -> str | None:
@@ -197,6 +211,11 @@ class JobNodes:
             return
         row = {"offset_s": client.offset_s, "report": msgspec.to_builtins(NodeReport(client.name, state.attempt, state.gpus))}
         client.give(protocol.EpochReport(self._now(), json.dumps(row)))
+
+    def saved(self, action: act.ReportSaved) -> None:
+        """All ranks of this node have saved as requested."""
+        if self._is_current(action.attempt):
+            self._give(protocol.RanksSaved(self._now()))
 
     def propose(self, action: act.ProposeDecision) -> None:
         """Have all nodes act on this."""
@@ -261,9 +280,11 @@ class JobNodes:
             case protocol.JudgeReports(number, reports, missing):
                 end, read = self._end, tuple(self._read_report(text) for _, text in reports)
                 self._loop.feed(events.ReportsGathered(now, number, read, missing, end.kind, end.node, end.text))
-            case protocol.ActOn(epoch, decision):
+            case protocol.ActOn(epoch, decision, live):
+                self.expected = live
                 self._loop.feed(events.DecisionMade(now, epoch.number, decision.kind, _decision(decision)))
             case protocol.StepAside(epoch):
+                self.expected = 0
                 self._loop.feed(events.LeftBehind(now, epoch.number))
             case protocol.ClosedWithoutUs(_, decision):
                 self._loop.feed(events.DecisionMade(now, attempt, decision.kind, _decision(decision), elsewhere=True))
@@ -287,7 +308,7 @@ class JobNodes:
     def _began(self, number: int, members: tuple[str, ...]) -> None:
         """The attempt has its number. Where it has ended here meanwhile, no rank of it starts anywhere."""
         client, met_for = self._client, self._met_for
-        self._met_for, self._end = 0, EpochEnd("", "", "")
+        self._met_for, self._end, self.expected, self._epoch = 0, EpochEnd("", "", ""), 0, number
         if client is None:
             return
         if not met_for or not self._loop.state.awaits_ranks(met_for):

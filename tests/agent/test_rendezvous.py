@@ -6,13 +6,15 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from datetime import datetime, timedelta, tzinfo
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
+from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from supervisor.agent import rendezvous
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 DEADLINE_S = 30.0
+FIRST, SECOND = (rendezvous.MetNode(index, 2, f"10.0.0.{index}") for index in (0, 1))
 
 
 @pytest.fixture
@@ -122,6 +125,86 @@ def test_a_node_alone_meets_nobody_again_and_has_a_new_store_each_time(store: St
     assert theirs.met == meetings
 
 
+SET = threading.local()
+
+
+class SetClock(datetime):
+    """A clock that is set differently in each thread."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        """See datetime."""
+        return datetime.now(tz) - getattr(SET, "behind", timedelta())
+
+
+@pytest.fixture
+def as_the_agent_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+class DynamicNode:
+    """A node in torch's own dynamic rendezvous, of 2 to 3 nodes, that would wait ten minutes for a third, and for one that is dead."""
+
+    def __init__(self, store: Store, *, join_s: float = 600.0) -> None:
+        client = another_client(store)
+        timeout = dynamic_rendezvous.RendezvousTimeout(join=timedelta(seconds=join_s), last_call=timedelta(seconds=600))
+        backend = C10dRendezvousBackend(client, "run")
+        self.handler = dynamic_rendezvous.DynamicRendezvousHandler.from_backend(
+            "run", client, backend, 2, 3, timeout=timeout, keep_alive_max_attempt=120
+        )
+        ops = rendezvous.RoundOps.of(self.handler)
+        assert ops is not None
+        self.ops = ops
+        self.found: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
+
+    def meets(self, expected: int = 0, *, behind: timedelta = timedelta()) -> None:
+        """Go to the next round, with a clock that is behind; its number of nodes is in `found`."""
+        self.ops.expected = expected
+        threading.Thread(target=self._meet, args=(behind,), daemon=True).start()
+
+    def _meet(self, behind: timedelta) -> None:
+        SET.behind = behind
+        try:
+            self.found.put(self.handler.next_rendezvous().world_size)
+        except Exception as error:  # noqa: BLE001  for the test
+            self.found.put(error)
+
+
+@pytest.mark.usefixtures("as_the_agent_sets_it")
+def test_nobody_waits_for_a_node_that_is_lost_or_for_more_than_are_expected(store: Store) -> None:
+    nodes = [DynamicNode(store) for _ in range(3)]
+    for node in nodes:
+        node.meets()
+    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
+    for node in nodes[:2]:  # the third is gone, and torch does not know it
+        node.meets(expected=2)
+    assert [node.found.get(timeout=DEADLINE_S) for node in nodes[:2]] == [2, 2]
+
+
+@pytest.mark.usefixtures("as_the_agent_sets_it")
+def test_a_node_waits_for_the_end_of_a_round_longer_than_it_waits_for_others_to_join(store: Store) -> None:
+    nodes = [DynamicNode(store) for _ in range(2)]
+    for node in nodes:
+        node.meets(expected=2)
+    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [2, 2]
+    late = DynamicNode(store, join_s=2.5)
+    late.meets()
+    with pytest.raises(queue.Empty):
+        late.found.get(timeout=4.0)
+    for node in nodes:
+        node.meets(expected=3)
+    assert [node.found.get(timeout=DEADLINE_S) for node in (*nodes, late)] == [3, 3, 3]
+
+
+@pytest.mark.usefixtures("as_the_agent_sets_it")
+def test_nodes_whose_clocks_differ_by_an_hour_meet(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamic_rendezvous, "datetime", SetClock)
+    nodes = [DynamicNode(store) for _ in range(3)]
+    for node, hours in zip(nodes, (0, 1, -1), strict=True):
+        node.meets(behind=timedelta(hours=hours))
+    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
+
+
 def test_a_node_alone_does_not_wait_before_its_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(dynamic_rendezvous, "_delay", slept.append)
@@ -174,22 +257,45 @@ def test_the_node_that_serves_torchs_store_serves_the_control_store_and_the_othe
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, found = another_client(store), queue.Queue[rendezvous.ControlStore | None]()
-    looks = threading.Thread(target=lambda: found.put(rendezvous.find_control_store(other, never)))
+    looks = threading.Thread(target=lambda: found.put(rendezvous.find_control_store(other, SECOND, never)))
     looks.start()
-    assert rendezvous.find_control_store(store, never) is None, "this node's supervisor is to serve it"
+    assert rendezvous.find_control_store(store, FIRST, never) is None, "this node's supervisor is to serve it"
     with pytest.raises(queue.Empty):
         found.get(timeout=0.2)
-    rendezvous.name_control_store(store, 4711, "key")
+    rendezvous.name_control_store(store, "a", 4711, "key")
     assert found.get(timeout=DEADLINE_S) == rendezvous.ControlStore("127.0.0.1", 4711, "key")
     looks.join()
-    assert rendezvous.find_control_store(store, never) == rendezvous.ControlStore("127.0.0.1", 4711, "key"), "and stays there"
+    assert rendezvous.find_control_store(store, FIRST, never) == rendezvous.ControlStore("127.0.0.1", 4711, "key"), "and stays there"
     monkeypatch.setattr(rendezvous, "served_here", lambda _store: False)  # a torch whose text of a store does not show it
     server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  as above
     unseen = PrefixStore("run", server)
     with pytest.raises(rendezvous.AttemptCancelled):
-        rendezvous.find_control_store(unseen, lambda: True)
+        rendezvous.find_control_store(unseen, FIRST, lambda: True)
     monkeypatch.setattr(rendezvous, "CLAIM_S", 0.1)
     monkeypatch.setattr(rendezvous, "PEER_TIMEOUT_S", 0.2)
-    assert rendezvous.find_control_store(unseen, never) is None, "where nobody shows that it serves, the first serves"
+    assert rendezvous.find_control_store(unseen, FIRST, never) is None, "where nobody shows that it serves, the first serves"
     with pytest.raises(TimeoutError, match="the node that serves the control store"):
-        rendezvous.find_control_store(unseen, never)
+        rendezvous.find_control_store(unseen, FIRST, never)
+
+
+@pytest.mark.parametrize(("epochs", "serves"), [((0, 0), 0), ((0, 3), 1), ((4, 3), 0)])
+def test_beside_an_external_store_the_newest_control_store_of_those_that_met_is_used(
+    tmp_path: Path, epochs: tuple[int, int], serves: int
+) -> None:
+    external = FileStore(str(tmp_path / "store"), -1)  # as etcd: no agent serves it
+    external.set(rendezvous.CONTROL_STORE, '{"host": "gone", "port": 1, "key": "of another job"}')
+    round_store = PrefixStore("round 7", external)
+    found: queue.Queue[tuple[int, rendezvous.ControlStore | None]] = queue.Queue()
+
+    def find(index: int) -> None:
+        node = rendezvous.MetNode(index, 2, f"10.0.0.{index}", epochs[index])
+        found.put((index, rendezvous.find_control_store(round_store, node, never)))
+
+    threads = [threading.Thread(target=find, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    assert found.get(timeout=DEADLINE_S) == (serves, None)
+    rendezvous.name_control_store(round_store, f"10.0.0.{serves}", 4711, "key")
+    assert found.get(timeout=DEADLINE_S) == (1 - serves, rendezvous.ControlStore(f"10.0.0.{serves}", 4711, "key"))
+    for thread in threads:
+        thread.join()

@@ -93,15 +93,18 @@ def network() -> Iterator[Network]:
 class Machines:
     """The nodes of one job. `place` is the storage that they share."""
 
-    def __init__(self, start: Callable[..., Supervised], place: Path, network: Network, *job: str, nnodes: str = str(NODES)) -> None:
+    def __init__(
+        self, start: Callable[..., Supervised], place: Path, network: Network, *job: str, nnodes: str = str(NODES), lease_s: float = LEASE_S
+    ) -> None:
         self._start, self._job, self._nnodes, self.place, self.network = start, job, nnodes, place, network
+        self._lease_s = lease_s
         self.runs = [self.start(node) for node in range(NODES)]
 
     def start(self, node: int) -> Supervised:
         """Start the supervisor of a node, or start it again."""
         address = self.network.address(node)
         torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.network.address(0)}:{PORT}", "--rdzv-id=e2e"]
-        torchrun += [f"--rdzv-conf=is_host={int(node == 0)},last_call_timeout=2", f"--local-addr={address}"]
+        torchrun += [f"--rdzv-conf=is_host={int(node == 0)}", f"--local-addr={address}"]
         torchrun += [f"--nnodes={self._nnodes}", "--nproc-per-node=1"]
         files = [f"--progress={self.place}/progress", f"--ckpt-dir={self.place}/ckpt", f"--digest={self.place}/digest"]
         script = [*DDP, f"--steps={STEPS}", f"--save-every={EVERY}", "--step-ms=20", *files, *self._job]
@@ -111,7 +114,7 @@ class Machines:
             options=["--checkpoints", f"{self.place}/ckpt/*.pt", "--resume-args", "--resume {resume}"],
             place=self.place / f"node-{node}",
             around=Surroundings(prefix=("ip", "netns", "exec", self.network.names[node])),
-            SUPERVISE_NODES_LEASE_S=str(LEASE_S),
+            SUPERVISE_NODES_LEASE_S=str(self._lease_s),
             GLOO_SOCKET_IFNAME="eth0",
         )
 
@@ -138,12 +141,13 @@ class Machines:
         time.sleep(0.5)
         self.network.mend(node)
 
-    def end_well(self) -> None:
-        """Demand what must hold after any fault."""
+    def end_well(self, *, same_world: bool = True) -> None:
+        """Demand what must hold after any fault; the same model only where as many ranks as before trained all the time."""
         assert [run.exit_code(400) for run in self.runs] == [0] * NODES
         for run in self.runs:
             run.wait_for_nothing_left()
-        assert (self.place / "digest").read_bytes() == digest_of(STEPS)
+        if same_world:
+            assert (self.place / "digest").read_bytes() == digest_of(STEPS)
         decisions: dict[int, set[str]] = {}
         chosen: dict[int, set[Any]] = {}
         for node in range(NODES):
@@ -224,3 +228,22 @@ def test_a_process_of_a_node_is_killed(
         os.kill(agent, signal.SIGKILL)
     nodes.end_well()
     assert len(nodes.cards()) == 1, nodes.cards()
+
+
+def test_the_others_of_an_elastic_job_train_on_without_a_lost_machine_which_is_taken_in_at_a_save_when_it_is_back(
+    supervise: Callable[..., Supervised], tmp_path: Path, network: Network
+) -> None:
+    nodes = Machines(supervise, tmp_path, network, "--ask", f"--steps={4 * STEPS}", nnodes="2:3", lease_s=6.0)
+    nodes.reached(2 * EVERY + 5)
+    lost_t = time.time()
+    nodes.lose(2)
+    others = nodes.runs[:2]
+    for run in others:
+        wait_for(lambda run=run: run.attempts() >= 2, "the others to go on", 60, alive=run.alive)
+    print(f"ranks started again {time.time() - lost_t:.1f} s after the loss")  # noqa: T201  beside the times in the journal
+    nodes.runs[2] = nodes.start(2)
+    nodes.end_well(same_world=False)
+    assert [run.attempts() for run in others] == [3, 3]
+    for run in others:
+        assert "all have saved" in run.journal()
+        assert run.status()["incidents"] == 1

@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 class Cluster:
-    """The nodes of one job. `place` is what they share; node 0 serves the rendezvous.
+    """The nodes of one job. `place` is what they share; node 0 serves the rendezvous, or the etcd at a port of loopback does.
 
     `checkpoints` may hold {node}; `resume`: how each node's script is told what to resume from.
     """
@@ -53,11 +53,15 @@ class Cluster:
         checkpoints: str = "{place}/ckpt",
         resume: Sequence[str] = ("--resume {resume}",) * NODES,
         script: Sequence[str] = DDP,
+        etcd: int = 0,
+        job_id: str = "e2e",
+        **environment: str,
     ) -> None:
         self._start, self._job, self._options, self.place = start, job, options, place
-        self._checkpoints, self._resume, self._script = checkpoints, resume, script
-        port = free_port()
-        self._torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=e2e", f"--nnodes={nnodes}"]
+        self._checkpoints, self._resume, self._script, self._environment = checkpoints, resume, script, environment
+        port = etcd or free_port()
+        self._torchrun = ["torchrun", f"--rdzv-backend={'etcd-v2' if etcd else 'c10d'}", f"--rdzv-endpoint=127.0.0.1:{port}"]
+        self._torchrun += [f"--rdzv-id={job_id}", f"--nnodes={nnodes}"]
         self.runs = [self.start(0)]
         wait_for(lambda: answers(port), "node 0 to serve the rendezvous", 60, alive=self.runs[0].alive)
         self.runs += [self.start(node) for node in range(1, NODES)]
@@ -69,7 +73,7 @@ class Cluster:
         declared = ["--checkpoints", f"{directory}/*.pt", "--resume-args", self._resume[node], *self._options]
         command = [*self._torchrun, "--nproc-per-node=1", "--rdzv-conf=last_call_timeout=2", *self._script, f"--save-every={EVERY}"]
         place = self.place / f"node-{node}"
-        return self._start(*command, f"--steps={STEPS}", *files, *self._job, options=declared, place=place)
+        return self._start(*command, f"--steps={STEPS}", *files, *self._job, options=declared, place=place, **self._environment)
 
     def pids(self, attempt: int = 1) -> dict[int, int]:
         """Return rank → pid over all nodes."""
@@ -254,7 +258,8 @@ def test_nodes_go_on_without_one_whose_supervise_was_killed_and_it_returns_thoug
     lost.process.kill()
     wait_for(lambda: all(run.attempts() >= 2 for run in others), "the others to go on, long before they would wait no more", 60)
     known = nodes.steps()
-    nodes.reached(0, known[-1] + 2 * EVERY + 5, of=others)
+    reached = known[-1] + 2 * EVERY + 5
+    nodes.reached(0, reached, of=others)
     for step in known:  # as a script does that keeps its newest
         (tmp_path / "ckpt" / f"step-{step:06d}.pt").unlink()
     again = nodes.start(2)
@@ -263,8 +268,32 @@ def test_nodes_go_on_without_one_whose_supervise_was_killed_and_it_returns_thoug
     assert [row["agreement"] for row in chosen] == [chosen[0]["agreement"]] * NODES
     assert chosen[0]["agreement"] >= 3, "it was admitted"
     assert len({row["chosen"]["step"] for row in chosen}) == 1
-    assert chosen[0]["chosen"]["step"] > known[-1]
+    assert chosen[0]["chosen"]["step"] >= reached, "it was admitted before a save"
     assert "is lost: its supervise is gone" in others[0].ask("why", "1").stdout
+
+
+@pytest.mark.slow
+def test_a_node_that_returns_is_admitted_at_a_save_that_the_ranks_are_asked_for_and_no_step_is_made_twice(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    nodes = Cluster(supervise, tmp_path, "--ask", "--step-ms=50", "--steps=600", "--save-every=100000", nnodes="2:3")
+    nodes.pids()
+    nodes.reached(0, EVERY)
+    *others, lost = nodes.runs
+    lost.process.kill()
+    wait_for(lambda: all(run.attempts() >= 2 for run in others), "the others to go on", 60)
+    assert nodes.steps() == []
+    again = nodes.start(2)
+    runs = (*others, again)
+    wait_for(
+        lambda: all(selections(run) and selections(run)[-1]["chosen"] for run in runs), "all to resume together", 120, alive=others[0].alive
+    )
+    (saved,) = nodes.steps()
+    assert {selections(run)[-1]["chosen"]["step"] for run in runs} == {saved}
+    assert [run.exit_code(200) for run in runs] == [0] * NODES
+    assert all(run.status()["incidents"] == 1 for run in others)
+    assert '"event":"Saved"' in others[0].journal()
+    assert "all have saved" in others[0].journal()
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from job_parts import Job, add_arguments
 from light import light_sgd
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -40,12 +41,19 @@ def save(torch: Any, path: Path, content: dict[str, Any], args: argparse.Namespa
         target.replace(path)
 
 
+def _should_save() -> Callable[[], bool]:
+    from supervisor.worker import should_save  # noqa: PLC0415  as a script that has it
+
+    return should_save
+
+
 def main() -> None:  # noqa: PLR0915  # a training loop reads best in one piece
     """Run the job."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     parser.add_argument("--light", action="store_true", help="gradients exchanged by hand, torch._dynamo not imported")
     parser.add_argument("--loader", type=int, default=0, help="DataLoader worker processes")
+    parser.add_argument("--ask", action="store_true", help="save when supervise asks for it")
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--batch", type=int, default=8)
     args = parser.parse_args()
@@ -66,6 +74,7 @@ def main() -> None:  # noqa: PLR0915  # a training loop reads best in one piece
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
         step = content["step"]
+    should_save = _should_save() if args.ask else lambda: False
     parallel = model if args.light else torch.nn.parallel.DistributedDataParallel(model)
     batches = None
     if args.loader:
@@ -92,7 +101,8 @@ def main() -> None:  # noqa: PLR0915  # a training loop reads best in one piece
             agreed = torch.tensor(float(job.term_seen))
             dist.all_reduce(agreed)
             stopping = bool(agreed > 0)
-        if job.rank == 0 and (stopping or (args.save_every and step % args.save_every == 0)):
+        asked = should_save()
+        if job.rank == 0 and (stopping or asked or (args.save_every and step % args.save_every == 0)):
             content = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             save(torch, args.ckpt_dir / f"step-{step:06d}.pt", content, args)
         if stopping:

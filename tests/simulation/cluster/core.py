@@ -56,10 +56,12 @@ class SimulatedCore:
         world, machine = self.world, self.machine
         match output:
             case protocol.EpochEnded(number, end):
+                if end.text.startswith("all have saved"):
+                    world.books.all_saved(self.epoch())
                 self._ended(number, end.kind)
             case protocol.JudgeReports():
                 self._judges(output)
-            case protocol.ActOn(epoch, decision):
+            case protocol.ActOn(epoch, decision, _):
                 self._acts(epoch, decision)
             case protocol.StepAside(epoch):
                 world.books.aside.add((machine.name, epoch.token))
@@ -181,9 +183,15 @@ class SimulatedCore:
             self.world.happened("done", self.machine)
 
     def admits(self) -> None:
-        """Nodes wait, and this one lets them in."""
+        """Nodes wait, and a checkpoint was verified here that is newer: this one lets them in."""
         if self.stage == "training":
             self.give(protocol.EndEpoch(self.world.t, MEMBERSHIP, "nodes are admitted"))
+
+    def saves(self, number: int) -> None:
+        """Nodes wait, and the ranks of this one have saved for them."""
+        if self.alive() and self.stage == "training" and self.ranks_of == number:
+            self.world.books.saved.add((self.machine.name, self.epoch().token))
+            self.give(protocol.RanksSaved(self.world.t))
 
     def alive(self) -> bool:
         """Whether this supervisor still runs."""

@@ -40,6 +40,7 @@ class Books:
     ended: set[tuple[str, int]] = field(default_factory=set)
     aside: set[tuple[str, str]] = field(default_factory=set)
     success: set[tuple[str, str]] = field(default_factory=set)
+    saved: set[tuple[str, str]] = field(default_factory=set)
     forgotten: int = 0
 
     def began(self, node: str, epoch: Epoch) -> None:
@@ -67,6 +68,11 @@ class Books:
             demand(not missing, f"the decision about epoch {number} was made without the reports of {missing}")
         if decision.kind == SUCCESS:
             demand(all((one, epoch.token) in self.success for one in epoch.members), f"epoch {number} is no success of {epoch.members}")
+
+    def all_saved(self, epoch: Epoch) -> None:
+        """An epoch is ended to admit nodes, because the ranks of all members have saved."""
+        late = [one for one in epoch.members if not {(one, epoch.token)} & (self.saved | self.success)]
+        demand(not late, f"epoch {epoch.number} is ended while ranks of {late} save")
 
     def forgets(self, node: str, *, host: bool) -> None:
         """A machine is gone for good, and what its node did with it."""

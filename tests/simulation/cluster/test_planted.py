@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.cluster import node, store
 from supervisor.cluster.messages import DecisionProposed, WriteRow
-from supervisor.cluster.model import DONE, ClusterDecision, EpochEnd, nodes_of
+from supervisor.cluster.model import DONE, MEMBERSHIP, ClusterDecision, EpochEnd, nodes_of
 from tests.simulation.cluster.faults import cuts_it_off_and_kills_host, stops_it, world_of
 from tests.simulation.cluster.laws import LawBroken
 
@@ -74,12 +74,21 @@ def reports_not_awaited(patch: pytest.MonkeyPatch) -> None:
 
 
 def success_of_one_node(patch: pytest.MonkeyPatch) -> None:
+    ended_by_one(patch, "done", EpochEnd(DONE, "", ""))
+
+
+def admitted_when_one_node_has_saved(patch: pytest.MonkeyPatch) -> None:
+    ended_by_one(patch, "saved", EpochEnd(MEMBERSHIP, "", "all have saved"))
+
+
+def ended_by_one(patch: pytest.MonkeyPatch, row: str, end: EpochEnd) -> None:
+    """Let the row of one node end the epoch."""
     real = node._ending  # noqa: SLF001
 
     def _ending(state: Any) -> Any:  # noqa: ANN401
         epoch = state.open_epoch
-        if epoch is not None and nodes_of(state.rows, "done", epoch.number) and f"end/{epoch.number}" not in state.rows | state.unseen:
-            return node._written(state, f"end/{epoch.number}", EpochEnd(DONE, "", "").value())  # noqa: SLF001
+        if epoch is not None and nodes_of(state.rows, row, epoch.number) and f"end/{epoch.number}" not in state.rows | state.unseen:
+            return node._written(state, f"end/{epoch.number}", end.value())  # noqa: SLF001
         return real(state)
 
     patch.setattr(node, "_RULES", tuple(_ending if rule is real else rule for rule in node._RULES))  # noqa: SLF001
@@ -128,7 +137,7 @@ def who_stands_aside_acts(patch: pytest.MonkeyPatch) -> None:
     def bug(state: Any, message: Any) -> Any:  # noqa: ANN401
         after, outputs = real(state, message)
         if state.memory.aside and state.memory.acted is None and after.memory.acted is not None:
-            outputs = (*outputs, node.ActOn(after.memory.epoch, after.memory.acted))
+            outputs = (*outputs, node.ActOn(after.memory.epoch, after.memory.acted, 1))
         return after, outputs
 
     patch.setattr(node, "step", bug)
@@ -155,6 +164,7 @@ PLANTED: tuple[Plant, ...] = (
     meeting_numbered_again,
     reports_not_awaited,
     success_of_one_node,
+    admitted_when_one_node_has_saved,
     silent_store_ignored,
     lost_member_not_noticed,
     writes_not_repeated,

@@ -315,7 +315,12 @@ class World:
         if len(ready) < self.least or self.round:
             self.meeting_since = None
             if ready and self.round and self.rng.random() < (0.02 if self.t < self.calm_t else 0.1):
-                self.rng.choice(list(self.round.values())).admits()
+                cores = list(self.round.values())
+                if self.rng.choice((True, False)):
+                    self.rng.choice(cores).admits()
+                else:
+                    for core in cores:
+                        self.later(self.rng.uniform(0.0, 3.0), core.saves, core.ranks_of)
             return
         since = self.meeting_since = self.t if self.meeting_since is None else self.meeting_since
         if len(ready) == len(self.machines) or self.t - since >= LAST_CALL_S:

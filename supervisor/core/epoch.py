@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 MEMBERSHIP, VOID, RESTART, STOP, SUCCESS, ASIDE = "membership", "void", "restart", "stop", "success", "aside"
 #: Ends of an attempt in which nothing failed.
 _WITHOUT_FAILURE = frozenset({MEMBERSHIP, VOID})
+#: That a rank was stopped since another had failed (observe/collect.py): no evidence of anything.
+STOPPED_BY_US = "ended_by_us"
 #: What the ranks of the others show when a node goes: they lose their connections, or wait for it.
 _OF_A_LOSS = frozenset(
     {
@@ -219,7 +221,7 @@ def _lost(node: str, how: str, seen: Verdict, t: float) -> Verdict:
         summary,
         "node:left" if left else "node:lost",
         transient=True,
-        because=(fact, *seen.because)[:10],
+        because=(fact, *(other for other in seen.because if other.name != STOPPED_BY_US))[:10],
         node=node,
         runner_up=seen.cause if seen.cause not in {Cause.UNKNOWN, Cause.NONE} else None,
         runner_up_confidence=seen.confidence,

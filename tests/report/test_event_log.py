@@ -18,9 +18,10 @@ import pytest
 
 from supervisor.core import events
 from supervisor.core.actions import BeginAttempt, CloseIncident, OpenIncident, ReportDecision
-from supervisor.core.model import Cause, CheckpointRef, Phase, Plan, PlanKind, RankExit, RankInfo, Verdict
+from supervisor.core.model import Cause, CheckpointRef, JobDecision, Phase, Plan, PlanKind, RankExit, RankInfo, Verdict
 from supervisor.job.clock import Clock
 from supervisor.report import reporter as reporter_module
+from supervisor.report.attempt_summary import logged_fields
 from supervisor.report.event_log import FILE_NAME, EventLog, open_log
 from supervisor.report.log_events import LogEvent
 from supervisor.report.reporter import LOGGED, NOTED, Reporter
@@ -288,5 +289,10 @@ def test_an_incidents_last_line_sums_it_up(reporter: Reporter, written: Written,
 
 
 def test_an_event_of_the_core_is_documented_with_its_own_fields() -> None:
-    of_events = {event: {part.name for part in dataclasses.fields(kind)} - {"t"} for kind, event in LOGGED.items()}
+    """`past` belongs to the budgets, and has no line; a decision of the nodes is logged as the few fields that people look for."""
+    decision = JobDecision(
+        Verdict(Cause.SEGFAULT, 0.9, "rank 5", "f", rank=5), Plan(PlanKind.RESTART, "from the newest", "stop", "same_place")
+    )
+    of_events = {event: {part.name for part in dataclasses.fields(kind)} - {"t", "past"} for kind, event in LOGGED.items()}
+    of_events[LogEvent.NODES_DECIDED] = set(logged_fields(events.DecisionMade(1.0, 1, "restart", decision)))
     assert {event: set(event.fields) for event in of_events} == of_events

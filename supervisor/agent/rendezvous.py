@@ -22,7 +22,7 @@ import time
 import uuid
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
@@ -33,8 +33,6 @@ from supervisor.core.values import dataclass
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
-
-    from supervisor.agent.attempt_controller import AttemptController
 
 PEER_TIMEOUT_S = 600.0  # torch's own join timeout
 POLL_S = 0.05
@@ -85,6 +83,23 @@ class Handover:
     round: int
     port: int
     token: str
+
+
+class RoundListener(Protocol):
+    """Who has this node meet the others, as a rendezvous sees it (attempt_controller.py).
+
+    over_for_all: no node of the job goes on.
+    """
+
+    over_for_all: bool
+
+    def cancelled(self) -> bool:
+        """Whether the attempt is not wanted any more."""
+        ...
+
+    def nodes_waiting(self, count: int) -> None:
+        """So many nodes ask to join."""
+        ...
 
 
 class RoundOps:
@@ -153,7 +168,7 @@ class RoundOps:
 class RoundRendezvous(RendezvousHandler):
     """The user's rendezvous, whatever its backend, with rounds for the static one and nodes admitted only when that was decided."""
 
-    def __init__(self, inner: RendezvousHandler, controller: AttemptController, *, nodes: int, master_addr: str = "") -> None:
+    def __init__(self, inner: RendezvousHandler, controller: RoundListener, *, nodes: int, master_addr: str = "") -> None:
         """Wrap `inner`; `nodes` is the greatest number of nodes, `master_addr` the address of rank 0's node where the user gave one."""
         self._inner = inner
         self._master_addr = master_addr

@@ -46,8 +46,8 @@ class MeetingRecord:
             row: dict[str, Any] = json.loads(durable.read(str(self._file)))
             if row.pop("version") == _VERSION and row.pop("run") == run_id:
                 self.newest = NodeMeeting(**row)
-        except FileNotFoundError:
-            pass
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # what is in the way there is reported when something is to be written
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.problem = f"the meeting of the nodes could not be read: {self._file}: {error}"
 

@@ -33,7 +33,8 @@ at = pathlib.Path("at")
 step = int(at.read_text()) if at.exists() else 0
 while not pathlib.Path("end").exists():
     step += 1
-    at.write_text(str(step))
+    at.with_name("half").write_text(str(step))
+    at.with_name("half").rename(at)
     worker.report(loss=1 / step, step=step)
     time.sleep(0.05)
 """

@@ -63,7 +63,8 @@ class GatedAgent(LocalElasticAgent):
                 self._met(worker_group, go.attempt)
                 if self._nodes > 1 and self._rounds.store is not None:
                     address = getattr(worker_group.spec, "local_addr", None) or socket.getfqdn()
-                    node = MetNode(worker_group.group_rank, worker_group.group_world_size, address, go.served_epoch)
+                    ranks = worker_group.workers[0].world_size
+                    node = MetNode(worker_group.group_rank, worker_group.group_world_size, address, go.served_epoch, ranks)
                     self._prepare(worker_group, self._controller.agree(self._rounds.store, self._rounds.handover.token, node))
             except AttemptCancelled:  # stopped while the nodes gathered, or agreed
                 continue

@@ -72,7 +72,7 @@ class RendezvousCompleted:
 
 @dataclass(frozen=True)
 class NodesMet:
-    """The nodes wait for the supervisors to agree. This is node `node` of `nodes`, in the meeting `token`.
+    """The nodes wait for the supervisors to agree. This is node `node` of `nodes`, in the meeting `token`, with `world_size` ranks in all.
 
     host, port, key: of the control store; empty where this agent serves torch's rendezvous store, so that its supervisor serves the control
     store too, and answers with ServeStore.
@@ -85,6 +85,7 @@ class NodesMet:
     host: str = ""
     port: int = 0
     key: str = ""
+    world_size: int = 0
 
 
 @dataclass(frozen=True)

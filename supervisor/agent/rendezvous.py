@@ -65,7 +65,7 @@ class ControlStore:
 
 @dataclass(frozen=True, slots=True)
 class MetNode:
-    """This node among those that met: `index` of `count`, at `address`.
+    """This node among those that met: `index` of `count`, at `address`, with `world_size` ranks in all.
 
     served_epoch: the newest in the control store that its supervisor serves, 0: none.
     """
@@ -74,6 +74,7 @@ class MetNode:
     count: int
     address: str
     served_epoch: int = 0
+    world_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

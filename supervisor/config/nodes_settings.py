@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from supervisor.config.setting_columns import setting
 from supervisor.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class NodesSection:
-    """[nodes]: when a node of the job counts as lost, and how long its decisions are waited for."""
+    """[nodes]: when a node of the job counts as lost, how long the others are waited for, and what becomes of the global batch."""
 
     lease_s: float = setting(
         6.0,
@@ -21,4 +23,9 @@ class NodesSection:
         "A node that can reach neither the others nor their decision ends with 75 after so long.",
         "A node that waits to join while the others train waits without end.",
         minimum=5.0,
+    )
+    batch: Literal["hold", "let"] = setting(
+        "hold",
+        "The global batch with fewer or more nodes: held where the knobs are known, or let go.",
+        "`hold` reports where it cannot be held, and goes on. [More](many-nodes.md#the-global-batch).",
     )

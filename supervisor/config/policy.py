@@ -67,6 +67,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         health=health,
         nodes=nodes or 1,
         lease_s=settings.nodes.lease_s,
+        nodes_batch=settings.nodes.batch,
         check_nodes=settings.health.check_nodes,
         peer_deadline_s=settings.nodes.wait_s,
         evict_on=evict_on(settings),

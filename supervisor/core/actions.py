@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from supervisor.core.model import Beginning, CheckpointRef, Gpu, JobDecision, PastFailures, Plan, Verdict
+from supervisor.core.model import Beginning, CheckpointRef, Gpu, HeldBatch, JobDecision, PastFailures, Plan, Verdict
 from supervisor.core.values import dataclass
 
 #: signal(7); core imports nothing that touches the system.
@@ -103,7 +103,7 @@ class SelectCheckpoint:
     is never used, because the nodes trained from different states; None: no such time. resume_by: as in BeginAttempt. own_only: what
     earlier runs saved does not count. programs: those that a rank was seen to run, or that the user names. resume_knobs: whose knobs could
     hand a checkpoint over here (Knob.by), the preferred one first. check: why this node wants the nodes tried against each other first:
-    start, doubt, or "" for no reason. gpus: UUIDs of those that its ranks may use.
+    start, doubt, or "" for no reason. gpus: UUIDs of those that its ranks may use. batch: how this node would hold the global batch.
     """
 
     attempt: int
@@ -123,6 +123,7 @@ class SelectCheckpoint:
     past: PastFailures | None = None
     check: str = ""
     gpus: tuple[str, ...] = ()
+    batch: HeldBatch = HeldBatch()
     waits_for_journal: ClassVar[bool] = False
 
 

@@ -17,6 +17,7 @@ from supervisor.core.model import (
     Finding,
     Gpu,
     Hang,
+    HeldBatch,
     JobDecision,
     Launcher,
     PastFailures,
@@ -80,6 +81,7 @@ class NodesGathered:
     """The nodes of the attempt have met, so that no rank of an earlier one lives on any of them. `node` of `nodes` is this one.
 
     number: of the attempt from now on, the same on all nodes; 0: it stays. members: the nodes in their order; empty: no control store.
+    world_size: the ranks that they have together, 0: unknown.
     """
 
     t: float
@@ -88,6 +90,7 @@ class NodesGathered:
     nodes: int
     number: int = 0
     members: tuple[str, ...] = ()
+    world_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +255,10 @@ class CheckpointSelected:
 
     cannot_work: what differs between the nodes' environments so that no attempt can work, the same on all nodes. unfit: nodes that failed
     the node check, by their number, each with the finding.
-    agreement: attempt of the agreement of several nodes on it, else 0; overrides, rejected and past then hold on all. node_offers: what
-    each node has if they have none in common, as (node, text), or how each resumes if `resume_differs`: only some nodes add a program's
-    option. remedy: what helps then, with the command. programs: what ranks of any node were seen to run. this_node_leaves: only this node
-    is without the one that the others resume from, and ends. peer_leaves: only another node is, and ends.
+    agreement: attempt of the agreement of several nodes on it, else 0; overrides, batch, rejected and past then hold on all. node_offers:
+    what each node has if they have none in common, as (node, text), or how each resumes if `resume_differs`: only some nodes add the
+    option of a program. remedy: what helps then, with the command. programs: what ranks of any node were seen to run.
+    this_node_leaves: only this node is without the one that the others resume from, and ends. peer_leaves: only another node is, and ends.
     """
 
     t: float
@@ -284,6 +287,7 @@ class CheckpointSelected:
     past: PastFailures | None = None
     remedy: str = ""
     unfit: tuple[tuple[int, str], ...] = ()
+    batch: HeldBatch = HeldBatch()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core import failure, lifecycle, node_health, planning, resumption, sharing, start
-from supervisor.core.actions import BroadcastStart, PrintMessage, SelectCheckpoint, SetTimer
+from supervisor.core import failure, global_batch, lifecycle, node_health, planning, resumption, sharing, start
+from supervisor.core.actions import Alert, BroadcastStart, PrintMessage, SelectCheckpoint, SetTimer
 from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
 from supervisor.core.state import JobState, Stage, changed
 from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
+    from supervisor.core.actions import Action
     from supervisor.core.events import CheckpointSelected, NodeBegan, NodesGathered, ProgressObserved
+    from supervisor.core.model import HeldBatch
     from supervisor.core.state import Step
 
 #: Agreements whose attempts are remembered: older checkpoints are compared by their digests alone.
@@ -63,7 +65,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
     token = state.token + 1
     me = event.members[event.node] if event.members else ""
     number = event.number or state.attempt.number
-    attempt = changed(state.attempt, number=number, node=event.node, members=event.members, me=me)
+    attempt = changed(state.attempt, number=number, node=event.node, members=event.members, me=me, met_ranks=event.world_size)
     state = changed(state, token=token, attempt=attempt)
     select = SelectCheckpoint(
         state.attempt.number,
@@ -83,6 +85,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         past=planning.past_failures(state),
         check=_wanted_check(state),
         gpus=tuple(gpu.uuid for gpu in state.gpus if not gpu.quarantined),
+        batch=global_batch.held(state, planning.current_knobs(state, state.run.overrides)),
     )
     return state, (select, SetTimer("select", token, state.run.policy.select_deadline_s))
 
@@ -123,11 +126,23 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
         past = event.past
         state = changed(state, run=changed(state.run, failures=past.failures, failed=past.failed, recurrences=past.recurrences))
     agreed = (*state.run.agreed_attempts, event.agreement)[-KEPT_AGREEMENTS:]
-    state = changed(state, run=changed(state.run, last_agreement=event.agreement, agreed_attempts=agreed, overrides=event.overrides))
+    run = changed(state.run, last_agreement=event.agreement, agreed_attempts=agreed, overrides=event.overrides)
+    run = changed(run, batch_ranks=event.batch.ranks, last_ranks=state.attempt.met_ranks)
+    ran_with = tuple((dict(event.overrides) | dict(event.batch.values)).items())
+    state = changed(state, run=run, attempt=changed(state.attempt, overrides=ran_with))
     state = planning.with_programs(state, event.programs)
     if event.resume_differs or (event.chosen is None and event.node_offers and state.run.policy.checkpoints_declared):
         return _stop_apart(state, event, _RESUME_DIFFERS if event.resume_differs else _NOTHING_IN_COMMON)
-    return start.on_checkpoint_selected(state, event)
+    state, actions = start.on_checkpoint_selected(state, event)
+    return state, (*_batch_reported(state, event.batch), *actions)
+
+
+def _batch_reported(state: JobState, held: HeldBatch) -> tuple[Action, ...]:
+    """Report how the global batch is held with another number of ranks, or that it is not; one node alerts to it."""
+    if not held.text:
+        return ()
+    alert = (Alert("batch_changed", state.attempt.number, held.text),) if state.attempt.node == 0 else ()
+    return (PrintMessage("info" if held.kept else "warning", held.text), *alert)
 
 
 def _leave_the_others(state: JobState, event: CheckpointSelected) -> Step:

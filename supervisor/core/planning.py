@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.classify.exits import END_SIGNALS
+from supervisor.core import global_batch
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
 from supervisor.core.model import FROM_OUTSIDE, RESUME, Cause, Launcher, PastFailures, Phase, ResumeKind, Verdict
 from supervisor.core.state import changed
@@ -14,7 +15,7 @@ from supervisor.core.values import dataclass
 from supervisor.strategies import consent
 from supervisor.strategies.gpu import fewer_ranks, usable_again
 from supervisor.strategies.repetition import HANGS
-from supervisor.strategies.situation import Situation, changes, overridden, with_excluded
+from supervisor.strategies.situation import Situation, changes, with_excluded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -60,7 +61,8 @@ def _culprits_end(deaths: tuple[RankExit, ...], rank: int | None) -> RankExit | 
 def situation(
     state: JobState, t: float, verdict: Verdict, place: Place, failed_gpus: Mapping[str, str] = MappingProxyType({})
 ) -> Situation:
-    """Return what the strategies may look at."""
+    """Return what the strategies may look at. A failed attempt of several nodes ran with values that hold its global batch."""
+    overrides = state.attempt.overrides if state.attempt.is_shared else state.run.overrides
     return Situation(
         t=t,
         verdict=verdict,
@@ -72,8 +74,8 @@ def situation(
         attempts=state.attempt.number,
         failed=state.run.failed,
         jitter=state.run.jitter,
-        knobs=current_knobs(state),
-        overrides=state.run.overrides,
+        knobs=current_knobs(state, overrides),
+        overrides=overrides,
         world_size=state.attempt.world_size,
         ranks=len(state.attempt.ranks),
         pids=tuple(rank.pid for rank in state.attempt.ranks),
@@ -107,13 +109,13 @@ def fewer(state: JobState, t: float, ranks: int, left: int) -> FewerRanks | str:
     return fewer_ranks(replace(given, ranks=ranks, world_size=ranks), left)
 
 
-def current_knobs(state: JobState) -> tuple[Knob, ...]:
-    """Return the knobs as they stand now: what a plan set, else what the command has, else what a rank's framework reported.
+def current_knobs(state: JobState, overrides: tuple[tuple[str, str], ...]) -> tuple[Knob, ...]:
+    """Return the knobs as they stand: by `overrides`, else as the command has them, else as a rank's framework reported them.
 
     If a rank reports another number than the command has, the program's knob does not govern it, and is not enabled.
     """
     disputed = {name for name, _, _ in state.run.disputes}
-    set_now, seen_now = dict(state.run.overrides), dict(state.run.knob_values)
+    set_now, seen_now = dict(overrides), dict(state.run.knob_values)
     return tuple(
         replace(
             knob,
@@ -298,8 +300,7 @@ def folded(state: JobState, decision: JobDecision, t: float) -> tuple[JobState, 
             state,
             gpus=with_excluded(state.gpus, plan, verdict.summary or "failed"),
             run=changed(
-                state.run,
-                overrides=overridden(state.run.overrides, plan.changes),
+                global_batch.with_changes(state, plan),
                 nproc=state.run.nproc if plan.nproc is None or not is_here else plan.nproc,
             ),
         )

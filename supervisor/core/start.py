@@ -321,7 +321,7 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
 
 def begin_ranks(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
     """Have the ranks start whose nodes have met and agreed."""
-    attempt = changed(state.attempt, awaits_agreement=False, resume=resume, overrides=state.run.overrides, began_t=t)
+    attempt = changed(state.attempt, awaits_agreement=False, resume=resume, began_t=t)
     state = changed(state, run=changed(state.run, mixed_from_t=None), attempt=attempt, token=state.token + 1)
     return state, (_order(state),)
 
@@ -330,7 +330,7 @@ def _order(state: JobState) -> BeginAttempt:
     run, attempt = state.run, state.attempt
     by = planning.resume_by(state) if attempt.resume is not None else ""
     return BeginAttempt(
-        attempt.number, run.reason, attempt.resume, run.overrides, attempt.visible_gpus, run.nproc, run.traced, resume_by=by
+        attempt.number, run.reason, attempt.resume, attempt.overrides, attempt.visible_gpus, run.nproc, run.traced, resume_by=by
     )
 
 

@@ -181,6 +181,8 @@ class Run:
     # what the nodes of the job agreed on
     last_agreement: int = 0  # attempt of the last one that this node took part in
     agreed_attempts: tuple[int, ...] = ()  # attempts of the newest
+    batch_ranks: int = 0  # ranks with which the values of the command, and of its plans, make the run's global batch; 0: not known
+    last_ranks: int = 0  # of all nodes, in the newest attempt on which they agreed
     mixed_from_t: float | None = None  # no attempt resumes from what was written since: the nodes trained from different states
 
 
@@ -197,6 +199,7 @@ class Attempt:
     awaits_agreement: bool = False  # its nodes meet, and agree on what to resume from, before a rank starts
     members: tuple[str, ...] = ()  # the nodes that met, in the order of their group rank; empty: one node, or they have not met
     me: str = ""  # this node among them
+    met_ranks: int = 0  # those of all members, 0: unknown
     scratch_refusal: Plan | None = None  # what stands in for its beginning from scratch, where its nodes meet
     node: int = 0  # number of this node among those that met
     # its ranks

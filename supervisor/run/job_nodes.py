@@ -74,6 +74,7 @@ class JobNodes:
         self._key = ""
         self._address: StoreAddress | None = None
         self._met_for = 0  # the number that the attempt had here when its nodes met
+        self._met_ranks = 0  # of all nodes that met
         self._epoch = 0  # the newest in which this node took part
         self.expected = 0  # nodes of the last attempt that come to the next meeting, 0: not known
         self._began_t = time.monotonic()
@@ -165,7 +166,7 @@ class JobNodes:
         client = self._connected(None)
         if self._address is not None:
             client.find_at(self._address)
-        self._met_for, self._awaited = message.attempt, {}
+        self._met_for, self._met_ranks, self._awaited = message.attempt, message.world_size, {}
         client.give(protocol.NodesTogether(self._now(), message.token, message.node, message.nodes, message.attempt))
 
     @property
@@ -317,7 +318,7 @@ class JobNodes:
         if number != met_for:
             self._orders.renumber(met_for, number)
         index = members.index(client.name)
-        self._loop.feed(events.NodesGathered(self._now(), met_for, index, len(members), number, members))
+        self._loop.feed(events.NodesGathered(self._now(), met_for, index, len(members), number, members, self._met_ranks))
 
     def _read_report(self, text: str) -> NodeReport:
         """Return a report with its times by this node's clock."""

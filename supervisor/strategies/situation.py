@@ -86,11 +86,8 @@ class Situation:
     evidence: tuple[Evidence, ...] = ()
 
     def enabled(self, name: str) -> Knob | None:
-        """Return the knob if a plan may set it: the user's declaration first, then a row of a program that a rank was seen to run."""
-        if name in BATCH_KNOBS and not self.policy.batch_change:
-            return None
-        found = [knob for knob in self.knobs if knob.name == name and knob.seen]
-        return next((knob for knob in found if knob.by == "declared"), found[0] if found else None)
+        """Return the knob if a plan may set it."""
+        return enabled_knob(self.knobs, name, self.policy)
 
     def variable(self, name: str) -> str:
         """Return the value of a variable that the next attempt gets, of a plan or else the user's own; "" where it is not set."""
@@ -160,6 +157,14 @@ class Situation:
             traced=self.traced or plan.trace,
             resume=(good[-1] if good else None) if plan.rejected else self.resume,
         )
+
+
+def enabled_knob(knobs: Iterable[Knob], name: str, policy: Policy) -> Knob | None:
+    """Return the knob that may be set: the user's declaration first, then a row of a program that a rank was seen to run."""
+    if name in BATCH_KNOBS and not policy.batch_change:
+        return None
+    found = [knob for knob in knobs if knob.name == name and knob.seen]
+    return next((knob for knob in found if knob.by == "declared"), found[0] if found else None)
 
 
 def option(name: str, likely: Iterable[tuple[str, str]]) -> str:

@@ -1,0 +1,65 @@
+"""The global batch of a real job whose nodes are lost and come back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.conftest import Supervised, clean_environment
+from tests.e2e.test_nodes import EVERY, JOBS, Cluster
+from tests.support.ports import free_port
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+
+STEPS = 400
+SCRIPT = str(JOBS / "same_batch.py")
+KNOBS = ("--knob", "batch_size=--batch-size", "--knob", "grad_accum=--accum")
+
+
+def rows(log: Path) -> list[tuple[int, ...]]:
+    """Return step, ranks, micro-batch, accumulation and global batch of each step, in the order in which they were made."""
+    return [tuple(map(int, line.split()[:5])) for line in log.read_text().splitlines()]
+
+
+def losses(log: Path) -> dict[int, float]:
+    """Return the loss of each step; of one that was made twice, that of the last time."""
+    return {int(words[0]): float(words[5]) for words in map(str.split, log.read_text().splitlines())}
+
+
+def uninterrupted(place: Path) -> Path:
+    """Train alone with the same global batch; returns the log."""
+    log = place / "alone"
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, SCRIPT, f"--steps={STEPS}", "--batch-size=24", "--accum=1", f"--made={log}"]
+    subprocess.run(command, env={**clean_environment(), **alone}, cwd=place, check=True, timeout=100)  # noqa: S603 (our own)
+    return log
+
+
+def test_two_of_three_nodes_go_on_with_the_same_global_batch_and_the_values_come_back_with_the_third(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    job = ("--batch-size=8", "--accum=1", f"--made={log}", "--step-ms=50", f"--steps={STEPS}")
+    nodes = Cluster(supervise, tmp_path, *job, nnodes="2:3", script=(SCRIPT,), options=KNOBS)
+    nodes.reached(0, EVERY + 5)
+    *others, lost = nodes.runs
+    lost.process.kill()
+    wait_for(lambda: rows(log)[-1][1] == 2, "the others to train on", 60, alive=others[0].alive)
+    again = nodes.start(2)
+    runs = (*others, again)
+    assert [run.exit_code(200) for run in runs] == [0] * 3
+    seen = {row[1:] for row in rows(log)}
+    assert seen == {(3, 8, 1, 24), (2, 6, 2, 24)}
+    assert rows(log)[-1][1:] == (3, 8, 1, 24), "it was taken in"
+    assert losses(log) == pytest.approx(losses(uninterrupted(tmp_path)), rel=1e-6)
+    for run in others:
+        assert "the global batch stays: 3 × 8 × 1 = 24, now 2 × 6 × 2 = 24 (--batch-size 8 → 6; --accum 1 → 2)" in run.stderr  # noqa: RUF001
+        assert "3 ranks again, with the global batch and the values that they had" in run.stderr

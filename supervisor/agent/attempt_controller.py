@@ -24,6 +24,7 @@ from supervisor.agent.messages import (
     Complete,
     DropStandbys,
     Go,
+    MissingNodesCounted,
     NodesMet,
     PrepareStandbys,
     RendezvousCompleted,
@@ -137,6 +138,10 @@ class AttemptController:
     def nodes_waiting(self, count: int) -> None:
         """The number of nodes that want to join has changed."""
         self._link.send(WaitingNodesCounted(self._attempt, count))
+
+    def nodes_missing(self, count: int, within_s: float) -> None:
+        """The number of nodes that are missing to begin has changed."""
+        self._link.send(MissingNodesCounted(self._taken, count, within_s))
 
     def end_ranks(self, attempt: int) -> None:
         """End what lives of the attempt, if anything does, within the grace and a little."""

@@ -104,6 +104,15 @@ class WaitingNodesCounted:
 
 
 @dataclass(frozen=True)
+class MissingNodesCounted:
+    """This node waits for so many more nodes: fewer are there than --nnodes needs. within_s: torch's join_timeout, which is suspended."""
+
+    attempt: int
+    count: int
+    within_s: float
+
+
+@dataclass(frozen=True)
 class SpawnedRank:
     """One rank, as it was spawned. start_ticks: field 22 of /proc/PID/stat."""
 
@@ -293,7 +302,7 @@ class DropStandbys:
 
 
 #: About the nodes of one attempt.
-NodesMessage = RendezvousCompleted | NodesMet | AllRanksDone | WaitingNodesCounted
+NodesMessage = RendezvousCompleted | NodesMet | AllRanksDone | WaitingNodesCounted | MissingNodesCounted
 StandbysMessage = StandbysReported | StandbysUsed
 #: About one attempt, and void where that is not the current one.
 AttemptMessage = RanksStarted | RankReaped | RanksStopped | AgentFinished | NodesMessage | StandbysMessage
@@ -311,6 +320,7 @@ MESSAGES: dict[str, type[AgentMessage]] = {
     "gathered": NodesMet,
     "ranks_done": AllRanksDone,
     "nodes_waiting": WaitingNodesCounted,
+    "nodes_missing": MissingNodesCounted,
     "started": RanksStarted,
     "rank_exited": RankReaped,
     "stopped": RanksStopped,

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 PEER_TIMEOUT_S = 600.0  # torch's own join timeout
 POLL_S = 0.05
+MISSING_S = 5.0  # nodes that are missing for so long are reported
+COUNT_S = 1.0  # how often they are counted
 SHUTDOWN_S = 2.0
 LAST_S = 1.5
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -102,6 +104,28 @@ class RoundListener(Protocol):
         """So many nodes ask to join."""
         ...
 
+    def nodes_missing(self, count: int, within_s: float) -> None:
+        """This node waits in the round, and so many others are missing; torch alone would end the wait after `within_s`."""
+        ...
+
+
+class MissingNodes:
+    """Reports how many nodes are missing at a rendezvous, once that has lasted: those of a job never come at one moment."""
+
+    def __init__(self, listener: RoundListener) -> None:
+        """Report to `listener`."""
+        self._listener = listener
+        self._since_t: float | None = None
+        self._reported = 0
+
+    def counted(self, count: int, within_s: float) -> None:
+        """So many are missing now, 0 or less: none. torch alone would wait `within_s` for them."""
+        now, count = time.monotonic(), max(count, 0)
+        self._since_t = (self._since_t or now) if count else None
+        if count != self._reported and (self._since_t is None or now - self._since_t >= MISSING_S):
+            self._reported = count
+            self._listener.nodes_missing(count, within_s)
+
 
 class RoundOps:
     """Runs the steps of torch's dynamic rendezvous, with what the supervisors know and torch does not.
@@ -109,24 +133,26 @@ class RoundOps:
     torch drops a dead node 15 s after its last sign of life, and lets fewer nodes than the greatest number begin 30 s after the least
     number has come. But an attempt ends on all of its nodes together. So who leaves a complete round empties it: nobody waits for a node
     or an agent that is dead. And a round is complete when all are there that are `expected` (0: not known). A node that waits while the
-    others train waits without end: torch's `join_timeout` counts from the end of that. And a sign of life is one whatever the clock of
+    others train waits without end, and so does one that waits for the least number of nodes, until the supervisor ends it: torch's
+    `join_timeout` counts from the end of that. And a sign of life is one whatever the clock of
     its sender shows: two clocks that differ by more than 15 s would let torch's nodes drop each other.
     """
 
-    def __init__(self, executor: Any) -> None:  # noqa: ANN401  torch's _RendezvousOpExecutor
+    def __init__(self, executor: Any, missing: MissingNodes) -> None:  # noqa: ANN401  torch's _RendezvousOpExecutor
         """Take what runs the steps so far."""
         self._executor = executor
+        self._missing = missing
         self._waited_t = 0.0
         self._seen: dict[Any, tuple[datetime, float]] = {}  # the newest sign of life of each node, and when it was new here
         self.expected = 0
 
     @classmethod
-    def of(cls, handler: RendezvousHandler) -> RoundOps | None:
+    def of(cls, handler: RendezvousHandler, missing: MissingNodes) -> RoundOps | None:
         """Put itself in between; None where torch's handler is another, or has another form: then torch's rules hold."""
         executor, holder = getattr(handler, "_op_executor", None), getattr(handler, "_state_holder", None)
         if executor is None or holder is None or not hasattr(holder, "_sanitize") or not hasattr(dynamic_rendezvous, "_Action"):
             return None
-        vars(handler)["_op_executor"] = ops = cls(executor)
+        vars(handler)["_op_executor"] = ops = cls(executor, missing)
         vars(holder)["_sanitize"] = functools.partial(ops._drop_dead, holder, holder._sanitize)  # noqa: SLF001
         return ops
 
@@ -159,7 +185,9 @@ class RoundOps:
     def _joining(self, step: Callable[..., Any], context: Any, deadline: float) -> Any:  # noqa: ANN401  as above
         state, settings = context.state, context.settings
         is_in = context.node in state.participants
-        if state.complete and not is_in:
+        missing = settings.min_nodes - len(state.participants) if is_in and not state.complete and not state.closed else 0
+        self._missing.counted(missing, settings.timeout.join.total_seconds())
+        if (state.complete and not is_in) or missing > 0:
             self._waited_t = time.monotonic()
         elif is_in and self.expected and not state.closed and len(state.participants) >= max(self.expected, settings.min_nodes):
             return step(context, deadline) if state.complete else dynamic_rendezvous._Action.MARK_RENDEZVOUS_COMPLETE  # noqa: SLF001
@@ -178,7 +206,8 @@ class RoundRendezvous(RendezvousHandler):
         self._controller = controller
         self._most = nodes
         self._several = nodes > 1
-        self._ops = RoundOps.of(inner) if nodes > 1 else None
+        self._missing = MissingNodes(controller)
+        self._ops = RoundOps.of(inner, self._missing) if nodes > 1 else None
         self._me = uuid.uuid4().hex
         self._last = 0
         self._waiting = 0
@@ -228,8 +257,8 @@ class RoundRendezvous(RendezvousHandler):
         info = self._inner.next_rendezvous()
         store = info.store
         if self._inner.get_backend() == "static":  # the one that gives every attempt the same keys
-            cancelled = self._controller.cancelled
-            self._last = enter_round(store, info.rank, info.world_size, last=self._last, me=self._me, cancelled=cancelled)
+            waits = functools.partial(wait_nodes, missing=self._missing, cancelled=self._controller.cancelled)
+            self._last = enter_round(store, info.rank, info.world_size, last=self._last, me=self._me, waits=waits)
             store = static_store(store, self._last)
         return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)  # type: ignore[arg-type]
 
@@ -279,14 +308,15 @@ def meet_at_once() -> None:
         vars(dynamic_rendezvous)["_delay"] = lambda seconds: None if isinstance(seconds, tuple) else delay(seconds)
 
 
-def wait_keys(store: Store, keys: list[str], cancelled: Callable[[], bool], what: str) -> None:
+def wait_keys(store: Store, keys: list[str], cancelled: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
     """Poll for keys, so that a stop ends the wait and torch prints no timeout. Raises AttemptCancelled or TimeoutError."""
-    until = time.monotonic() + PEER_TIMEOUT_S
+    limit_s = PEER_TIMEOUT_S if timeout_s is None else timeout_s
+    until = time.monotonic() + limit_s
     while not store.check(keys):
         if cancelled():
             raise AttemptCancelled
         if time.monotonic() > until:
-            msg = f"waiting for {what}: nothing came within {PEER_TIMEOUT_S:.0f} s"
+            msg = f"waiting for {what}: nothing came within {limit_s:.0f} s"
             raise TimeoutError(msg)
         time.sleep(POLL_S)
 
@@ -316,10 +346,20 @@ def _load_handover(store: Store) -> Handover:
     return Handover(int(raw["round"]), int(raw["port"]), str(raw["token"]))
 
 
+def wait_nodes(store: Store, keys: list[str], what: str, *, missing: MissingNodes, cancelled: Callable[[], bool]) -> None:
+    """Poll for the key of each node, for as long as the supervisor lets it. Raises AttemptCancelled."""
+    while not store.check(keys):
+        try:
+            wait_keys(store, keys, cancelled, what, COUNT_S)
+        except TimeoutError:
+            missing.counted(sum(not store.check([key]) for key in keys), PEER_TIMEOUT_S)
+    missing.counted(0, PEER_TIMEOUT_S)
+
+
 def enter_round(  # noqa: PLR0913  who we are among whom
-    store: Store, rank: int, world_size: int, *, last: int, me: str, cancelled: Callable[[], bool]
+    store: Store, rank: int, world_size: int, *, last: int, me: str, waits: Callable[[Store, list[str], str], None]
 ) -> int:
-    """Return the number of the next static round in which every node takes part. Blocks until all are in it.
+    """Return the number of the next static round in which every node takes part. Blocks until all are in it, by `waits`.
 
     Node 0 opens a round; the others wait for one that is newer than their `last` and in which the nodes have not met yet. If another agent
     already joined as this node (its `me` differs), that agent died and we take its place. Where its round has met, its end is a matter of
@@ -332,12 +372,12 @@ def enter_round(  # noqa: PLR0913  who we are among whom
         number = max(last + 1, number)
     while True:
         here = static_store(store, number)
-        wait_keys(here, ["open"], cancelled, "node 0 to begin a round")
+        waits(here, ["open"], "node 0 to begin a round")
         if rank == 0 or not here.check([HANDOVER]):
             here.set(f"joined/{rank}", me)
             break
         number += 1
-    wait_keys(here, [f"joined/{r}" for r in range(world_size)], cancelled, "the other nodes to join the round")
+    waits(here, [f"joined/{r}" for r in range(world_size)], "the other nodes to join the round")
     return number
 
 

@@ -24,6 +24,12 @@ class NodesSection:
         "A node that waits to join while the others train waits without end.",
         minimum=5.0,
     )
+    gather_s: float = setting(
+        0.0,
+        "Where fewer nodes are there than --nnodes needs, they wait for others for so long, then stop with 75.",
+        "0: for torch's `join_timeout`, 600 unless `--rdzv-conf` has another. [More](many-nodes.md#nodes-that-come-and-go).",
+        minimum=0,
+    )
     batch: Literal["hold", "let"] = setting(
         "hold",
         "The global batch with fewer or more nodes: held where the knobs are known, or let go.",

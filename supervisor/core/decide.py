@@ -58,6 +58,7 @@ from supervisor.core.events import (
     LeftBehind,
     NodeBegan,
     NodesGathered,
+    NodesMissing,
     NodesWaiting,
     ProgramSeen,
     ProgressObserved,
@@ -144,6 +145,7 @@ EVENTS: dict[type, EventRow] = {
     GpusListed: EventRow(ANY, lifecycle.on_gpus_listed),
     HealthChecked: EventRow(frozenset({Stage.SELECTING, Stage.CHECKING}), start.on_health_checked, _leads([Stage.CHECKING], *CHOSEN)),
     HealthChanged: EventRow(BEFORE_THE_END, ailing.on_health_changed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
+    NodesMissing: EventRow(frozenset({Stage.STARTING}), gathering.on_nodes_missing),
     NodesWaiting: EventRow(frozenset({Stage.RUNNING}), epoch.on_nodes_waiting),
     AttemptEnded: EventRow(
         BEFORE_THE_END,

@@ -187,6 +187,19 @@ class NodesWaiting:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesMissing:
+    """This node waits at the rendezvous, where `count` nodes are missing to begin; 0: as many are there as are needed.
+
+    within_s: how long it waits for them.
+    """
+
+    t: float
+    attempt: int
+    count: int
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReportsGathered:
     """This node decides for all: what the nodes of the attempt saw, and which of them report nothing, each with the reason.
 
@@ -500,6 +513,7 @@ Event = (
     | AttemptEnded
     | LauncherExited
     | NodesWaiting
+    | NodesMissing
     | ReportsGathered
     | DecisionMade
     | LeftBehind

@@ -17,11 +17,12 @@ from supervisor.core import failure, global_batch, lifecycle, node_health, plann
 from supervisor.core.actions import Alert, BroadcastStart, PrintMessage, SelectCheckpoint, SetTimer
 from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
 from supervisor.core.state import JobState, Stage, changed
+from supervisor.core.time_text import span_text
 from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
-    from supervisor.core.events import CheckpointSelected, NodeBegan, NodesGathered, ProgressObserved
+    from supervisor.core.events import CheckpointSelected, NodeBegan, NodesGathered, NodesMissing, ProgressObserved
     from supervisor.core.model import HeldBatch
     from supervisor.core.state import Step
 
@@ -56,6 +57,35 @@ _RESUME_DIFFERS = _NodesApart(
     "checkpoint_mismatch:resume-option",
     "give every node the same command, or the same --resume-args or --resume-switch, and start again",
 )
+
+
+def on_nodes_missing(state: JobState, event: NodesMissing) -> Step:
+    """Wait for as many nodes as the attempt needs, for so long and not for ever; a node that comes meanwhile is taken."""
+    attempt = state.attempt
+    if not attempt.awaits_agreement or attempt.members:
+        return state, ()
+    until = attempt.missing_until_t
+    is_new = event.count > 0 and (until is None or event.t >= until)
+    until = event.t + event.within_s if is_new else until
+    state = changed(state, attempt=changed(attempt, missing=event.count, missing_until_t=until))
+    if not event.count:
+        return state, (PrintMessage("info", "as many nodes are there as the attempt needs"),)
+    left_s = max((until or event.t) - event.t, 0.0)
+    rest = f"for at most {span_text(left_s)}; then the run stops (75)" if is_new else f"for {span_text(left_s)} more"
+    message = PrintMessage("info", f"waits for {event.count} more node(s), {rest}")
+    return state, (message, *((SetTimer("nodes", state.token, event.within_s),) if is_new else ()))
+
+
+def on_nodes_overdue(state: JobState, t: float) -> Step:
+    """The nodes that are missing do not come."""
+    attempt = state.attempt
+    if not attempt.awaits_agreement or attempt.members or not attempt.missing or t < (attempt.missing_until_t or 0.0):
+        return state, ()
+    least = state.run.policy.least_nodes or state.run.policy.nodes
+    text = f"{least - attempt.missing} of the {least} nodes that the job needs are there, and no other came in time"
+    verdict = Verdict(Cause.RENDEZVOUS, 0.9, text, "nodes:missing", transient=True)
+    hint = "the scheduler's requeue continues this run; nodes.gather_s sets how long nodes are waited for"
+    return start.stop_for(state, t, verdict, Plan(PlanKind.STOP, "too few nodes to go on", hint, "beginning", 75))
 
 
 def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:

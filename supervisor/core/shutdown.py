@@ -312,6 +312,7 @@ def _own_signal_over(state: JobState, t: float) -> Step:
 TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("select", Stage.SELECTING): start.on_select_overdue,
     ("select", Stage.STARTING): gathering.on_select_overdue,
+    ("nodes", Stage.STARTING): gathering.on_nodes_overdue,
     ("health", Stage.CHECKING): start.on_health_overdue,
     ("backoff", Stage.WAITING): start.select,
     ("own_signal", Stage.TEARDOWN): _own_signal_over,

@@ -199,6 +199,8 @@ class Attempt:
     awaits_agreement: bool = False  # its nodes meet, and agree on what to resume from, before a rank starts
     members: tuple[str, ...] = ()  # the nodes that met, in the order of their group rank; empty: one node, or they have not met
     me: str = ""  # this node among them
+    missing: int = 0  # nodes that it waits for at the rendezvous, where fewer are there than it may begin with
+    missing_until_t: float | None = None  # how long it waits for them; None: it never did
     met_ranks: int = 0  # those of all members, 0: unknown
     scratch_refusal: Plan | None = None  # what stands in for its beginning from scratch, where its nodes meet
     node: int = 0  # number of this node among those that met

@@ -97,6 +97,8 @@ class History:
     hang: tuple[float, Hang] | None = None  # that holds: when it was confirmed, and what two looks showed
     meetings: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of the last run: attempt to the nodes that met for it
     me: str = ""  # this node among those that met last
+    missing: int = 0  # nodes that the attempt waits for
+    missing_until_t: float = 0.0
 
     @property
     def members(self) -> tuple[str, ...]:

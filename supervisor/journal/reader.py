@@ -352,7 +352,7 @@ class HistoryReading:
                 history.first_deaths.setdefault(event.attempt, event.exit.rank)
                 self.round(event.attempt).deaths.append((event.t, event.exit))
         elif isinstance(event, events.AttemptEnded):
-            history.ranks, history.hang = (), None
+            history.ranks, history.hang, history.missing = (), None, 0
             if history.open_incident is not None and event.outcome != "succeeded":
                 self.round(event.attempt).ended_t = event.t
         elif isinstance(event, events.EvidenceCollected):
@@ -371,13 +371,21 @@ class HistoryReading:
             history.policy = event.policy
         elif isinstance(event, events.CheckpointVerified):
             history.verified = event.t, event.checkpoint
+        elif isinstance(event, events.NodesMissing | events.NodesGathered):
+            history.missing = event.count if isinstance(event, events.NodesMissing) else 0
         elif isinstance(event, events.GpusListed):
             history.gpus = event.gpus
         elif isinstance(event, events.HangConfirmed):
             history.hang = event.t, event.hang
         elif isinstance(event, events.HangCleared):
             history.hang = None
-        elif isinstance(event, events.HealthChecked):
+        else:
+            self.on_health(event)
+
+    def on_health(self, event: events.Event) -> None:
+        """Take what an examination of this node found."""
+        history = self.history
+        if isinstance(event, events.HealthChecked):
             history.findings, history.examined_t = {finding.about: finding for finding in event.findings}, event.t
         elif isinstance(event, events.HealthChanged):
             history.findings |= {finding.about: finding for finding in event.findings}
@@ -397,7 +405,9 @@ class HistoryReading:
         """Take one part of a decision."""
         history = self.history
         incident = history.open_incident
-        if isinstance(action, act.BeginAttempt):
+        if isinstance(action, act.SetTimer):
+            history.missing_until_t = t + action.delay_s if action.name == "nodes" else history.missing_until_t
+        elif isinstance(action, act.BeginAttempt):
             self.resume = action.resume
             if incident is not None:
                 incident.rounds[-1].began, incident.rounds[-1].began_t = action.attempt, t

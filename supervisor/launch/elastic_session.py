@@ -31,6 +31,7 @@ from supervisor.agent.messages import (
     Complete,
     DropStandbys,
     Go,
+    MissingNodesCounted,
     NodesMet,
     PrepareStandbys,
     RankReaped,
@@ -54,6 +55,7 @@ from supervisor.core.events import (
     LauncherExited,
     LauncherFellBack,
     LauncherStarted,
+    NodesMissing,
     NodesWaiting,
     RankExited,
 )
@@ -315,6 +317,8 @@ class ElasticSession:
                 self._context.nodes.done(attempt)
             case WaitingNodesCounted():
                 return NodesWaiting(now, attempt, message.count)
+            case MissingNodesCounted():
+                return NodesMissing(now, attempt, message.count, self._context.job.settings.nodes.gather_s or message.within_s)
             case RendezvousCompleted():
                 self._context.note("agent.reported", asdict(message) | {"ev": "rendezvous"})
             case _:

@@ -150,6 +150,15 @@ class LogEvent(StrEnum):
         "attempt text first_step loaded_step",
         "another node reported how its ranks began: the first step of their training, and the step of the checkpoint that they loaded",
     )
+    NODES_MISSING = (
+        "nodes.missing",
+        "info",
+        "attempt count within_s",
+        (
+            "fewer nodes are at the rendezvous than `--nnodes` needs: `count` more are waited for, 0 once they are there; the run stops "
+            "after `within_s` without them"
+        ),
+    )
     NODES_ANNOUNCED = "nodes.announced", "info", "attempt count", "other nodes asked to join"
     NODES_DECIDED = (
         "nodes.decided",

@@ -64,7 +64,8 @@ class Status:
 
     supervisor_alive: None if it cannot be seen from here. exit_code: None while there is none. now: when it was read. steps_per_s: of the
     last minute or so. hang: that holds, and when it was confirmed. total_steps: the script's own. step_t: when the rank that is furthest
-    behind ended its last step. warnings: what is strange about the loss and the pace. start: where the time of the attempt's start went.
+    behind ended its last step. missing: how many nodes are waited for, and until when. warnings: what is strange about the loss and the
+    pace. start: where the time of the attempt's start went.
     """
 
     job: str
@@ -106,6 +107,7 @@ class Status:
     warnings: tuple[str, ...] = ()
     start: StartTimes | None = None
     standbys: StandbyStatus | None = None
+    missing: tuple[int, float] | None = None
 
     @property
     def died(self) -> bool:
@@ -137,6 +139,7 @@ def status_page(status: Status, address: str) -> FactPage:
     facts = [
         Fact("since", _since(status)),
         *([Fact("mirror", f"gave {status.restored}")] if status.restored else []),
+        *_missing(status),
         Fact("progress", _progress(status), Tone.STRONG),
         *([Fact("start", f"attempt {status.attempt}: {wording.start_text(status.start)}")] if status.start else []),
         *_hang(status),
@@ -205,6 +208,16 @@ def _stored(found: StoredCheckpoint | None, now: float, how: str) -> str:
     step = wording.step_text(found.step) if found.step is not None else "step unknown"
     place = f" in {found.place}" if found.place else ""
     return f"{step}, {how + ' ' if how else ''}{span_text(now - found.t)} ago{place}: {found.path}"
+
+
+def _missing(status: Status) -> list[Fact]:
+    """Return what the attempt waits for, where fewer nodes are there than it needs."""
+    if status.missing is None or not status.runs:
+        return []
+    count, until_t = status.missing
+    return [
+        Fact("waits", f"for {count} more node(s), until {time.strftime('%H:%M', time.localtime(until_t))}, then it stops", Tone.WARNING)
+    ]
 
 
 def _restarts(status: Status) -> str:

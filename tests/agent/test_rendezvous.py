@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import socket
 import threading
 from datetime import datetime, timedelta, tzinfo
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
@@ -37,6 +38,11 @@ def store() -> Iterator[Store]:
 
 def never() -> bool:
     return False
+
+
+def waits(store: Store, keys: list[str], what: str) -> None:
+    """Wait for other nodes of a static round, and report nothing."""
+    rendezvous.wait_keys(store, keys, never, what)
 
 
 def another_client(store: Store) -> Store:
@@ -152,7 +158,9 @@ class DynamicNode:
         self.handler = dynamic_rendezvous.DynamicRendezvousHandler.from_backend(
             "run", client, backend, 2, 3, timeout=timeout, keep_alive_max_attempt=120
         )
-        ops = rendezvous.RoundOps.of(self.handler)
+        self.missing: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
+        listener = SimpleNamespace(nodes_missing=lambda count, within_s: self.missing.put((count, within_s)))
+        ops = rendezvous.RoundOps.of(self.handler, rendezvous.MissingNodes(listener))  # type: ignore[arg-type]  # nothing else is asked
         assert ops is not None
         self.ops = ops
         self.found: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
@@ -197,6 +205,42 @@ def test_a_node_waits_for_the_end_of_a_round_longer_than_it_waits_for_others_to_
 
 
 @pytest.mark.usefixtures("as_the_agent_sets_it")
+def test_a_node_below_the_minimum_waits_for_as_long_as_its_supervisor_lets_it_and_reports_who_is_missing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "MISSING_S", 0.5)
+    first = DynamicNode(store, join_s=1.0)
+    first.meets(expected=2)
+    assert first.missing.get(timeout=DEADLINE_S) == (1, 1.0)
+    with pytest.raises(queue.Empty):
+        first.found.get(timeout=3.0)
+    second = DynamicNode(store)
+    second.meets(expected=2)
+    assert [node.found.get(timeout=DEADLINE_S) for node in (first, second)] == [2, 2]
+    assert first.missing.get(timeout=DEADLINE_S) == (0, 1.0)
+    assert second.missing.empty()
+
+
+def test_the_nodes_that_are_missing_in_a_static_round_are_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "MISSING_S", 0.1)
+    monkeypatch.setattr(rendezvous, "COUNT_S", 0.2)
+    reported: queue.SimpleQueue[int] = queue.SimpleQueue()
+    listener = SimpleNamespace(nodes_missing=lambda count, _within_s: reported.put(count))
+    missing = rendezvous.MissingNodes(listener)  # type: ignore[arg-type]  # nothing else is asked
+    counts = functools.partial(rendezvous.wait_nodes, missing=missing, cancelled=never)
+
+    def enter(rank: int, waits: Any) -> None:  # noqa: ANN401  a partial, or a function
+        rendezvous.enter_round(another_client(store), rank, 3, last=0, me=f"agent {rank}", waits=waits)
+
+    nodes = [threading.Thread(target=enter, args=(0, counts)), *(threading.Thread(target=enter, args=(rank, waits)) for rank in (1, 2))]
+    for node, left in zip(nodes, (2, 1, 0), strict=True):
+        node.start()
+        assert reported.get(timeout=DEADLINE_S) == left
+    for node in nodes:
+        node.join()
+
+
+@pytest.mark.usefixtures("as_the_agent_sets_it")
 def test_nodes_whose_clocks_differ_by_an_hour_meet(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamic_rendezvous, "datetime", SetClock)
     nodes = [DynamicNode(store) for _ in range(3)]
@@ -220,7 +264,7 @@ def test_a_static_round_begins_when_all_are_in_it_and_never_twice(store: Store) 
 
     def enter(rank: int, last: int) -> None:
         client = another_client(store)
-        rounds.put((rank, rendezvous.enter_round(client, rank, 2, last=last, me=f"agent {rank}", cancelled=never)))
+        rounds.put((rank, rendezvous.enter_round(client, rank, 2, last=last, me=f"agent {rank}", waits=waits)))
 
     for number in (1, 2, 3):
         late = threading.Thread(target=enter, args=(1, number - 1))
@@ -236,7 +280,7 @@ def test_an_agent_that_comes_in_place_of_another_waits_for_the_round_after_the_o
     rounds: queue.Queue[int] = queue.Queue()
 
     def enter(rank: int, last: int, me: str) -> None:
-        rounds.put(rendezvous.enter_round(another_client(store), rank, 2, last=last, me=me, cancelled=never))
+        rounds.put(rendezvous.enter_round(another_client(store), rank, 2, last=last, me=me, waits=waits))
 
     first = threading.Thread(target=enter, args=(1, 0, "agent 1"))
     first.start()

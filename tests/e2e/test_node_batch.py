@@ -1,4 +1,4 @@
-"""The global batch of a real job whose nodes are lost and come back."""
+"""The global batch of a real job whose nodes are lost and come back, and nodes that wait because they are too few."""
 
 from __future__ import annotations
 
@@ -63,3 +63,25 @@ def test_two_of_three_nodes_go_on_with_the_same_global_batch_and_the_values_come
     for run in others:
         assert "the global batch stays: 3 × 8 × 1 = 24, now 2 × 6 × 2 = 24 (--batch-size 8 → 6; --accum 1 → 2)" in run.stderr  # noqa: RUF001
         assert "3 ranks again, with the global batch and the values that they had" in run.stderr
+
+
+def test_too_few_nodes_wait_for_one_more_take_it_and_stop_with_75_when_none_comes(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    job = (f"--made={tmp_path / 'log'}", "--step-ms=50", "--steps=5000")
+    nodes = Cluster(supervise, tmp_path, *job, nnodes="2:3", script=(SCRIPT,), SUPERVISE_NODES_GATHER_S="45")
+    nodes.reached(0, EVERY + 5)
+    first, *others = nodes.runs
+    for run in others:
+        run.process.kill()
+    waits = wait_for(lambda: first.status()["waits"], "one node to wait for another", 90, alive=first.alive)
+    assert waits["nodes"] == 1
+    assert "waits for 1 more node(s), for at most 45 s; then the run stops (75)" in first.stderr
+    assert "for 1 more node(s), until" in first.ask("status").stdout
+    again = nodes.start(1)
+    wait_for(lambda: rows(tmp_path / "log")[-1][1] == 2, "two of them to train on", 60, alive=first.alive)
+    assert first.status()["waits"] is None
+    again.process.kill()
+    assert first.exit_code(150) == 75
+    assert "1 of the 2 nodes that the job needs are there, and no other came in time" in first.ask("why").stdout
+    assert first.status()["incidents"] == 2, "that they waited is no failure"

@@ -33,7 +33,7 @@ from supervisor.agent.messages import (
 )
 from supervisor.config.settings import Settings
 from supervisor.core.actions import BeginAttempt, GatherNodes, StopRanks
-from supervisor.core.events import AttemptEnded, AttemptStarted, LauncherExited, LauncherFellBack, LauncherStarted, RankExited
+from supervisor.core.events import AttemptEnded, AttemptStarted, LauncherExited, LauncherFellBack, LauncherStarted, NodesMissing, RankExited
 from supervisor.core.model import CheckpointRef
 from supervisor.core.state import Attempt, JobState, Run, StopRequest
 from supervisor.core.state import Stage as JobStage
@@ -366,6 +366,9 @@ def test_nodes_meet_and_start_under_the_number_that_they_agreed_on(stage: Stage)
     stage.says({"ev": "gathered", "attempt": 2, "node": 1, "nodes": 2, "token": "t", "host": "a", "port": 4711, "key": "k"})
     stage.take(1)
     assert stage.of_nodes == [NodesMet(2, 1, 2, "t", "a", 4711, "k")]
+    stage.says({"ev": "nodes_missing", "attempt": 2, "count": 1, "within_s": 600.0})
+    stage.take(1)
+    assert [(event.count, event.within_s) for event in stage.posted(NodesMissing)] == [(1, 600.0)]
     stage.session.serve_store(2, 4712, "k")
     assert stage.hears() == ServeStore(2, 4712, "k")
     stage.session.renumber(2, 7)
@@ -376,7 +379,9 @@ def test_nodes_meet_and_start_under_the_number_that_they_agreed_on(stage: Stage)
     assert (started.attempt, started.go.env["SUPERVISE_JOB_RESUME_FROM"]) == (7, "c.pt")
     stage.says({**DIED, "attempt": 2}, {**STARTED, "attempt": 7}, {"ev": "ranks_done", "attempt": 7})
     stage.take(3)
-    assert [type(event) for event in stage.events] == [LauncherStarted, AttemptStarted], "what comes under the old number is void"
+    assert [type(event) for event in stage.events] == [LauncherStarted, NodesMissing, AttemptStarted], (
+        "what comes under the old number is void"
+    )
     assert stage.of_nodes[1:] == [7], "all of its ranks exited 0"
     stage.session.complete(7)
     assert stage.hears() == Complete(7)

@@ -77,6 +77,7 @@ def status_from(place: JobFiles, history: History, alive: bool | None) -> Status
         warnings=tuple(clean(text) for text in history.warnings),
         start=history.start if history.start is not None and history.start.attempt == history.attempt else None,
         standbys=_standbys(history) if runs else None,
+        missing=(history.missing, history.missing_until_t) if runs and history.missing else None,
     )
 
 
@@ -190,6 +191,7 @@ def as_dict(seen: Status) -> dict[str, Any]:
             for r in seen.ranks
         ],
         "world_size": seen.world_size or None,
+        "waits": None if seen.missing is None else {"nodes": seen.missing[0], "until": seen.missing[1]},
         "standby": None
         if seen.standbys is None
         else {

@@ -73,6 +73,7 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
             for n in range(2)
         ],
         "world_size": 2,
+        "waits": None,
         "standby": None,
         "verified": None,
         "mirrored": None,

@@ -74,8 +74,8 @@ class RendezvousCompleted:
 class NodesMet:
     """The nodes wait for the supervisors to agree. This is node `node` of `nodes`, in the meeting `token`, with `world_size` ranks in all.
 
-    host, port, key: of the control store; empty where this agent serves torch's rendezvous store, so that its supervisor serves the control
-    store too, and answers with ServeStore.
+    host, port, key: of the control store; empty where the supervisor finds it by itself, or where this agent serves torch's rendezvous
+    store, so that its supervisor serves the control store too, and answers with ServeStore.
     """
 
     attempt: int
@@ -207,7 +207,7 @@ class Go:
     `env` and `unset` edit the ranks' environment. First `script_args` replaces the script's arguments (None: they stay), then `replace`
     fills placeholders in them (placeholder → value), then `args` are appended. The agent outlives many attempts, so it fills the
     placeholders. `nproc`: ranks of this node, None: as in torchrun's arguments. `nodes`: how many of the last attempt's come, 0: not known.
-    `served_epoch`: of the control store that the supervisor serves, 0: none.
+    `finds_store`: the supervisors find the control store by themselves.
     """
 
     attempt: int
@@ -218,7 +218,7 @@ class Go:
     script_args: ScriptArgs | None = None
     nproc: int | None = None
     nodes: int = 0
-    served_epoch: int = 0
+    finds_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)

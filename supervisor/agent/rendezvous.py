@@ -44,7 +44,6 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 CLIENT_TIMEOUT_S = 30.0
 CLAIM_S = 10.0
 CONTROL_STORE = "supervise/control_store"
-SERVES = "supervise/serves"
 HANDOVER = "supervise/handover"
 LEFT = "supervise/left"
 YEARS = timedelta(days=36_500)  # more than any clock is wrong
@@ -69,14 +68,14 @@ class ControlStore:
 class MetNode:
     """This node among those that met: `index` of `count`, at `address`, with `world_size` ranks in all.
 
-    served_epoch: the newest in the control store that its supervisor serves, 0: none.
+    looks: for the control store; else the supervisors find it by themselves.
     """
 
     index: int
     count: int
     address: str
-    served_epoch: int = 0
     world_size: int = 0
+    looks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,8 +399,11 @@ def find_control_store(store: Store, node: MetNode, cancelled: Callable[[], bool
     first node does. Raises AttemptCancelled, TimeoutError, and torch's errors if the store is lost.
     """
     base = unprefixed(store)
-    if not isinstance(base, TCPStore):
-        return _find_beside_external(store, node, cancelled)
+    if not isinstance(base, TCPStore):  # a user's own, which may hold other jobs too: what stands in the round's part of it is true
+        if node.index == 0:
+            return None
+        wait_keys(store, [CONTROL_STORE], cancelled, "the node that serves the control store")
+        return _load_control_store(store, "")
     if not base.check([CONTROL_STORE]):
         if served_here(base):
             return None
@@ -414,22 +416,6 @@ def find_control_store(store: Store, node: MetNode, cancelled: Callable[[], bool
             return None
         wait_keys(base, [CONTROL_STORE], cancelled, "the node that serves the control store")
     return _load_control_store(base, str(base.host))
-
-
-def _find_beside_external(store: Store, node: MetNode, cancelled: Callable[[], bool]) -> ControlStore | None:
-    """Find it where torch's store (etcd) is served by none of the agents, holds other jobs too, and outlives them.
-
-    So nothing in it is taken for true but what the nodes that have met write for this round: who serves a control store already, and
-    of which epoch. The newest is used; where there is none, the first node serves one.
-    """
-    store.set(f"{SERVES}/{node.index}", str(node.served_epoch))
-    keys = [f"{SERVES}/{index}" for index in range(node.count)]
-    wait_keys(store, keys, cancelled, "what the other nodes know of the control store")
-    epochs = [int(store.get(key)) for key in keys]
-    if epochs.index(max(epochs)) == node.index:
-        return None
-    wait_keys(store, [CONTROL_STORE], cancelled, "the node that serves the control store")
-    return _load_control_store(store, "")
 
 
 def _load_control_store(store: Store, host: str) -> ControlStore:

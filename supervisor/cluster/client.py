@@ -88,6 +88,21 @@ class NodeClient:
 
     # from any thread
 
+    @property
+    def address(self) -> StoreAddress | None:
+        """Where it looks for the store."""
+        return self._address
+
+    @property
+    def silent_s(self) -> float:
+        """How long the store has not answered."""
+        return self._clock() - self._state.answered_t
+
+    @property
+    def meeting(self) -> protocol.NodesTogether | None:
+        """The meeting that waits for its number."""
+        return self._state.meeting
+
     def give(self, message: NodeInput) -> None:
         """Take what happened."""
         self._inbox.append(message)
@@ -96,6 +111,8 @@ class NodeClient:
 
     def find_at(self, address: StoreAddress) -> None:
         """Connect to the store there, unless it is connected to it already."""
+        if address == self._address:
+            return
         self._address = address
         with contextlib.suppress(OSError):
             self._wake.send(b".")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from supervisor.cluster.store import StoreState
+
 #: A disk that does not answer in this time is not waited for: a job that goes on is worth more than what this file is for.
 WRITE_S = 2.0
 
@@ -93,6 +95,23 @@ class KeptFile:
         if not self._is_reported:
             self._is_reported = True
             self._problem(f"{self._path} is not written: {why}; if supervise of this node ends now, it forgets what the nodes decided last")
+
+
+class RowsOnDisk:
+    """What outlives a store on its host alone: KeptStore in a file. See StorePersistence (server.py); `now` is of no use here."""
+
+    def __init__(self, file: KeptFile, run: str, port: int, key: str) -> None:
+        self._file, self._run, self._port, self._key = file, run, port, key
+
+    def keep(self, rows: tuple[tuple[str, str], ...], _now: float) -> bool:
+        """Write them; see KeptFile for a disk that fails: a job that goes on is worth more."""
+        self._file.write(KeptStore(self._run, self._port, self._key, rows))
+        return True
+
+    @staticmethod
+    def may_serve(_state: StoreState, _now: float) -> bool:
+        """Yes: nobody takes it over."""
+        return True
 
 
 def remembered(kept: KeptNode | None, run: str, new_name: str) -> NodeMemory:

@@ -368,7 +368,11 @@ def _leads(state: MemberState, epoch: Epoch) -> bool:
     if key in state.rows or key in state.unseen or not live or live[0] != state.memory.node:
         return False
     here = nodes_of(state.rows, "here", epoch.number)
-    return not state.is_young or f"kept/{epoch.number}" in state.rows or here.issuperset(set(epoch.members) - {epoch.host})
+    return _remembers(state, epoch) or here.issuperset(set(epoch.members) - {epoch.host})
+
+
+def _remembers(state: MemberState, epoch: Epoch) -> bool:
+    return not state.is_young or f"kept/{epoch.number}" in state.rows
 
 
 def _with_reports_asked(state: MemberState, number: int) -> Step | None:
@@ -385,14 +389,21 @@ def _why_missing(state: MemberState, number: int, node: str) -> str:
 
 
 def _acting(state: MemberState) -> Step | None:
-    """Act on the decision that stands. Who stands aside only takes note of it."""
+    """Act on the decision that stands. Who stands aside only takes note of it.
+
+    A store without memory closes the epoch as VOID when all members are out. One that is not back may have acted on another decision, so
+    this node steps aside.
+    """
     epoch, memory = state.memory.epoch, state.memory
     value = None if epoch is None or memory.acted is not None else state.rows.get(f"decision/{epoch.number}")
     if epoch is None or value is None or state.is_renumbered:
         return None
     decision = ClusterDecision.read(value)
-    state = changed(state, memory=changed(memory, acted=decision))
-    return state, () if memory.aside else (ActOn(epoch, decision, len(_live(state, epoch))),)
+    is_certain = decision.kind != VOID or _remembers(state, epoch)
+    state = changed(state, memory=changed(memory, acted=decision, aside=memory.aside or not is_certain))
+    if memory.aside:
+        return state, ()
+    return state, (ActOn(epoch, decision, len(_live(state, epoch))) if is_certain else StepAside(epoch),)
 
 
 def _passed(state: MemberState) -> Step | None:

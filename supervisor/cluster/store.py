@@ -1,7 +1,7 @@
 """The control store: rows that are written once, the numbers of the epochs, and which members are lost.
 
 `step(state, message) -> (state, answers)`, without a clock and without IO. The caller carries the answers out in their order: `KeepRows`
-is on disk before what follows it is sent. One store serves one job.
+comes first, and where it fails, the caller goes on with the state before: the nodes repeat what they wrote. One store serves one job.
 
 A member of the newest epoch is lost if its lease runs out: no message for `lease_s`, or its connection closed for `gone_s`. Only the store
 counts, by one clock. Where its own ticks stand still for `pause_s`, it was stopped itself, and that time counts for nobody.
@@ -70,7 +70,7 @@ class SendToNode:
 
 @dataclass(frozen=True, slots=True)
 class KeepRows:
-    """Write these rows to disk, in place of those there, before what follows is sent."""
+    """Keep these rows for good, in place of those kept so far, before what follows is sent. Where that fails, the message was not taken."""
 
     rows: tuple[tuple[str, str], ...]
 
@@ -122,15 +122,28 @@ class StoreState:
 
 
 def new_store(  # noqa: PLR0913  who serves it, since when, with what
-    name: str, host: str, rules: ClusterRules, t: float, kept: tuple[tuple[str, str], ...] = (), *, since_t: float | None = None
+    name: str,
+    host: str,
+    rules: ClusterRules,
+    t: float,
+    kept: tuple[tuple[str, str], ...] = (),
+    *,
+    since_t: float | None = None,
+    lost: str = "",
 ) -> StoreState:
-    """Return the store as it begins, with the rows that an earlier one on this host kept.
+    """Return the store as it begins, with the rows that an earlier one kept.
 
-    since_t: no earlier store on this host, and so no rank that it let start, lives since then; by default since now.
+    since_t: no earlier store on this host, and so no rank that it let start, lives since then; by default since now. lost: the node that
+    served the earlier one, and from which this one took over.
     """
     state = StoreState(name, host, rules, t, {}, {}, {}, {}, {}, began_t=t if since_t is None else since_t)
     state = _with_epoch(changed(state, rows=dict(kept)), young=True)
-    return state if state.epoch is None else _with_row(state, f"kept/{state.epoch.number}", "")
+    epoch = state.epoch
+    if epoch is None:
+        return state
+    if lost in epoch.members and state.is_open:
+        state = _with_row(state, f"lost/{epoch.number}/{lost}", f"it served the control store, and is silent for {rules.hold_s:.3g} s")
+    return _with_row(state, f"kept/{epoch.number}", "")
 
 
 def step(state: StoreState, message: StoreInput) -> tuple[StoreState, tuple[StoreOutput, ...]]:
@@ -163,9 +176,9 @@ def _taken(state: StoreState, given: StoreInput) -> tuple[StoreState, tuple[Stor
         return changed(state, connected=connected, closed={**state.closed, given.node: given.t}), ()
     message = given.message
     node = message.node
-    state = changed(
-        state, last_message={**state.last_message, node: given.t}, closed={name: t for name, t in state.closed.items() if name != node}
-    )
+    newest_t = max(given.t, state.last_message.get(node, given.t))
+    closed = {name: t for name, t in state.closed.items() if name != node}
+    state = changed(state, last_message={**state.last_message, node: newest_t}, closed=closed)
     match message:
         case NodeHello():
             state = changed(state, connected={**state.connected, node: state.revision})
@@ -188,10 +201,10 @@ def _taken(state: StoreState, given: StoreInput) -> tuple[StoreState, tuple[Stor
 
 
 def _may_write(state: StoreState, node: str, key: str) -> bool:
-    """Whether a node takes part in the epoch of a row, as far as this store knows it: another store may have given its number before."""
+    """Whether a node takes part in the epoch of a row. Of an epoch that this store does not know its row comes first."""
     number = _epoch_of(key)
     row = state.rows.get(f"epoch/{number}")
-    return row is None or node in Epoch.read(number, row).members
+    return key.startswith("epoch/") if row is None else node in Epoch.read(number, row).members
 
 
 def _without_pause(state: StoreState, pause_s: float) -> StoreState:

@@ -119,7 +119,7 @@ class ElasticSession:
     def gather(self, action: GatherNodes) -> None:
         """See Session. The agent meets the other nodes, and starts its ranks with the order that `begin` sends."""
         nodes = self._context.nodes
-        self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc, nodes=nodes.expected, served_epoch=nodes.served_epoch))
+        self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc, nodes=nodes.expected, finds_store=nodes.finds_store))
 
     def serve_store(self, attempt: int, port: int, key: str) -> None:
         """See Session."""

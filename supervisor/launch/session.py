@@ -74,16 +74,12 @@ class StandbyListener(Protocol):
 class NodesListener(Protocol):
     """Who speaks with the other nodes, as a session sees it (supervisor/run/job_nodes.py).
 
-    expected: how many nodes of the last attempt come to the next meeting, 0: not known. served_epoch: the newest that the control store
-    here knows, 0: none is served here.
+    expected: how many nodes of the last attempt come to the next meeting, 0: not known. finds_store: the agents need not look for the
+    control store.
     """
 
     expected: int
-
-    @property
-    def served_epoch(self) -> int:
-        """See above."""
-        ...
+    finds_store: bool
 
     def met(self, message: NodesMet) -> None:
         """The agents of the nodes have met."""

@@ -41,6 +41,7 @@ from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFac
 from supervisor.observe.processes.launched_ranks import with_found
 from supervisor.observe.ranks import heartbeats
 from supervisor.observe.reconcile import reconciled
+from supervisor.run import store_places
 from supervisor.run.job_nodes import AttemptOrders, JobNodes
 from supervisor.run.left_processes import LeftProcesses
 from supervisor.run.node_requests import NodeRequests
@@ -117,7 +118,8 @@ class Executor:
         self._finish_asked: act.Finish | None = None
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
         orders = AttemptOrders(self._serve_store, self._renumber, self._complete)
-        self.nodes = JobNodes(job, loop, orders, lambda text: loop.call_soon(lambda: self._warn_once(text)))
+        warn: Callable[[str], None] = lambda text: loop.call_soon(lambda: self._warn_once(text))  # noqa: E731
+        self.nodes = JobNodes(job, loop, orders, warn, store_places.of(factory.torchrun, job.environ))
         self._rank_requests = RankRequests(job, loop, reporter, self.threads, factory.checkpoints.saved_since)
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,

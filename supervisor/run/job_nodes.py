@@ -1,7 +1,8 @@
 """This node among those of the job: carries what the core and the agent report to the protocol (supervisor/cluster), and its answers back.
 
 A job of one node makes none of this: no thread, no socket, no file. The rest begins when the agent reports that nodes have met, or when a
-supervisor takes over from one that had met others. The node whose agent serves torch's rendezvous store serves the control store too.
+supervisor takes over from one that had met others. The node whose agent serves torch's rendezvous store serves the control store too, or
+the one that a record in a register names (StorePlace).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import msgspec
 
 from supervisor.cluster import messages as protocol
 from supervisor.cluster.client import NodeClient, StoreAddress
-from supervisor.cluster.kept import KeptFile, KeptNode, KeptStore, remembered, rows_of_the_last
+from supervisor.cluster.follower import StoreFollower, StorePlace, WatchedRegister
+from supervisor.cluster.kept import KeptFile, KeptNode, KeptStore, RowsOnDisk, remembered, rows_of_the_last
 from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, EpochEnd
 from supervisor.cluster.reader import NodeStanding
 from supervisor.cluster.server import StoreServer, listen
@@ -60,22 +62,25 @@ class AttemptOrders:
 class JobNodes:
     """The nodes of one job, as this one sees them. Public methods are called on the loop's thread.
 
-    warn: prints a line at the terminal, from any thread.
+    warn: prints a line at the terminal, from any thread. place: of the control store, None: beside torch's rendezvous store.
     """
 
-    def __init__(self, job: Job, loop: Loop, orders: AttemptOrders, warn: Callable[[str], None]) -> None:
-        self._job, self._loop, self._orders = job, loop, orders
-        place = job.state / "cluster"
-        self._node_file = KeptFile(place / "node.json", warn)
-        self._store_file = KeptFile(place / "store.json", warn)
-        self._place: Path = place
+    def __init__(
+        self, job: Job, loop: Loop, orders: AttemptOrders, warn: Callable[[str], None], store_place: StorePlace | None = None
+    ) -> None:
+        self._job, self._loop, self._orders, self._store_place, self._warn = job, loop, orders, store_place, warn
+        self._follower: StoreFollower | None = None
+        self.finds_store = store_place is not None
+        directory = job.state / "cluster"
+        self._node_file = KeptFile(directory / "node.json", warn)
+        self._store_file = KeptFile(directory / "store.json", warn)
+        self._place: Path = directory
         self._client: NodeClient | None = None
         self._server: StoreServer | None = None
         self._key = ""
         self._address: StoreAddress | None = None
         self._met_for = 0  # the number that the attempt had here when its nodes met
         self._met_ranks = 0  # of all nodes that met
-        self._epoch = 0  # the newest in which this node took part
         self.expected = 0  # nodes of the last attempt that come to the next meeting, 0: not known
         self._began_t = time.monotonic()
         self._end = EpochEnd("", "", "")  # of the newest epoch
@@ -93,10 +98,9 @@ class JobNodes:
         if served is not None and served.run == self._job.run_id:
             self._serve(served)
         client = self._connected(kept)
-        if self._address is not None:
+        if self._store_place is None and self._address is not None:
             client.find_at(self._address)
         epoch, state = kept.memory.epoch, self._loop.state
-        self._epoch = 0 if epoch is None else epoch.number
         is_known = epoch is not None and state.attempt.is_shared and state.attempt.number == epoch.number and state.stage is not Stage.ENDED
         if epoch is not None and not is_known:  # it has ended for this node, before this was recorded
             client.give(protocol.GiveUp(self._now(), "its supervise ended"))
@@ -107,8 +111,13 @@ class JobNodes:
             memory = remembered(kept, self._job.run_id, f"{self._job.node}/{secrets.token_hex(4)}")
             if kept is not None and self._address is None:
                 self._address = kept.address
-            self._client = NodeClient(memory, self._rules(), self._now, self._keep_memory, self._emitted)
-            self._client.start()
+            client = self._client = NodeClient(memory, self._rules(), self._now, self._keep_memory, self._emitted)
+            client.start()
+            place, known = self._store_place, self._address
+            if place is not None:
+                followed = "" if known is None else known.key
+                self._follower = StoreFollower(WatchedRegister(place.register, self._warn), client, self._rules(), place.host, followed)
+                self._follower.start()
         return self._client
 
     def _serve(self, kept: KeptStore | None) -> None:
@@ -123,7 +132,8 @@ class JobNodes:
             listener = listen()
         rows = rows_of_the_last(kept, self._job.run_id)
         state = new_store(secrets.token_hex(8), client.name, self._rules(), time.monotonic(), rows, since_t=self._began_t)
-        self._server = StoreServer(listener, self._key, state, self._keep_rows)
+        port: int = listener.getsockname()[1]
+        self._server = StoreServer(listener, self._key, state, RowsOnDisk(self._store_file, self._job.run_id, port, self._key))
         self._server.start()
         self._address = StoreAddress("127.0.0.1", self._server.port, self._key)
 
@@ -136,14 +146,14 @@ class JobNodes:
             gone_s=min(rules.gone_s, lease_s / 3),
             return_s=max(rules.return_s, 2 * lease_s),
             meeting_s=max(rules.meeting_s, 4 * lease_s),
+            renew_s=lease_s / 6,
+            hold_s=lease_s * 2 / 3,
+            away_s=self._job.settings.nodes.wait_s / 2,
         )
 
     def _keep_memory(self, memory: NodeMemory) -> None:
-        self._node_file.write(KeptNode(self._job.run_id, memory, self._address))
-
-    def _keep_rows(self, rows: tuple[tuple[str, str], ...]) -> None:
-        port = self._server.port if self._server is not None else 0
-        self._store_file.write(KeptStore(self._job.run_id, port, self._key, rows))
+        address = self._address if self._client is None or self._client.address is None else self._client.address
+        self._node_file.write(KeptNode(self._job.run_id, memory, address))
 
     def _now(self) -> float:
         return self._loop.clock.now()
@@ -154,7 +164,9 @@ class JobNodes:
         """The agents have met; their supervisors find each other, and get a number for the attempt."""
         if not self._loop.state.awaits_ranks(message.attempt):
             return  # a stop came meanwhile
-        if not message.port:
+        if self.finds_store:
+            self._connected(None)
+        elif not message.port:
             self._serve(None)
             if self._server is not None and self._address is not None:
                 self._orders.serve(message.attempt, self._server.port, self._key)
@@ -164,15 +176,10 @@ class JobNodes:
                 self._server = None
             self._address = StoreAddress(message.host, message.port, message.key)
         client = self._connected(None)
-        if self._address is not None:
+        if not self.finds_store and self._address is not None:
             client.find_at(self._address)
         self._met_for, self._met_ranks, self._awaited = message.attempt, message.world_size, {}
         client.give(protocol.NodesTogether(self._now(), message.token, message.node, message.nodes, message.attempt))
-
-    @property
-    def served_epoch(self) -> int:
-        """The newest epoch that the control store here knows, 0 where none is served here."""
-        return self._epoch if self._server is not None else 0
 
     def done(self, attempt: int) -> None:
         """All ranks of this node exited 0: they are done, or they left after the save that was requested of them for nodes that join."""
@@ -184,9 +191,10 @@ class JobNodes:
     @property
     def store_host(self) -> str | None:
         """Where the control store is served, as this node reaches it; "" on the node that serves it, None where that is not known."""
-        if self._server is not None:
+        if self._server is not None or (self._follower is not None and self._follower.server is not None):
             return ""
-        return None if self._address is None else self._address.host
+        address = self._address if self._client is None or self._client.address is None else self._client.address
+        return None if address is None else address.host
 
     # from the core and the executor
 
@@ -239,7 +247,7 @@ class JobNodes:
 
     def close(self, reason: str, then: Callable[[], None]) -> None:
         """Leave the other nodes; `then` is called on the loop's thread once those that wait for this one know how the job ended."""
-        client, server = self._client, self._server
+        client, server = self._client, self._follower or self._server
         if client is None:
             then()
             return
@@ -309,7 +317,7 @@ class JobNodes:
     def _began(self, number: int, members: tuple[str, ...]) -> None:
         """The attempt has its number. Where it has ended here meanwhile, no rank of it starts anywhere."""
         client, met_for = self._client, self._met_for
-        self._met_for, self._end, self.expected, self._epoch = 0, EpochEnd("", "", ""), 0, number
+        self._met_for, self._end, self.expected = 0, EpochEnd("", "", ""), 0
         if client is None:
             return
         if not met_for or not self._loop.state.awaits_ranks(met_for):

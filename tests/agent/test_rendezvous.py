@@ -322,24 +322,14 @@ def test_the_node_that_serves_torchs_store_serves_the_control_store_and_the_othe
         rendezvous.find_control_store(unseen, FIRST, never)
 
 
-@pytest.mark.parametrize(("epochs", "serves"), [((0, 0), 0), ((0, 3), 1), ((4, 3), 0)])
-def test_beside_an_external_store_the_newest_control_store_of_those_that_met_is_used(
-    tmp_path: Path, epochs: tuple[int, int], serves: int
-) -> None:
-    external = FileStore(str(tmp_path / "store"), -1)  # as etcd: no agent serves it
+def test_beside_a_store_that_no_agent_serves_the_first_node_serves_the_control_store(tmp_path: Path) -> None:
+    external = FileStore(str(tmp_path / "store"), -1)
     external.set(rendezvous.CONTROL_STORE, '{"host": "gone", "port": 1, "key": "of another job"}')
     round_store = PrefixStore("round 7", external)
-    found: queue.Queue[tuple[int, rendezvous.ControlStore | None]] = queue.Queue()
-
-    def find(index: int) -> None:
-        node = rendezvous.MetNode(index, 2, f"10.0.0.{index}", epochs[index])
-        found.put((index, rendezvous.find_control_store(round_store, node, never)))
-
-    threads = [threading.Thread(target=find, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    assert found.get(timeout=DEADLINE_S) == (serves, None)
-    rendezvous.name_control_store(round_store, f"10.0.0.{serves}", 4711, "key")
-    assert found.get(timeout=DEADLINE_S) == (1 - serves, rendezvous.ControlStore(f"10.0.0.{serves}", 4711, "key"))
-    for thread in threads:
-        thread.join()
+    found: queue.Queue[rendezvous.ControlStore | None] = queue.Queue()
+    looks = threading.Thread(target=lambda: found.put(rendezvous.find_control_store(round_store, SECOND, never)))
+    looks.start()
+    assert rendezvous.find_control_store(round_store, FIRST, never) is None
+    rendezvous.name_control_store(round_store, "10.0.0.1", 4711, "key")
+    assert found.get(timeout=DEADLINE_S) == rendezvous.ControlStore("10.0.0.1", 4711, "key")
+    looks.join()

@@ -115,6 +115,24 @@ class Member:
         return [one for one in self.done if isinstance(one, kind)]
 
 
+class Keeper:
+    """Keeps rows in a list; `answers` as long as the test lets it, and lets the store serve."""
+
+    def __init__(self, kept: list[tuple[tuple[str, str], ...]]) -> None:
+        self.kept = kept
+        self.answers = self.lets_serve = True
+
+    def keep(self, rows: tuple[tuple[str, str], ...], _now: float) -> bool:
+        """Keep them."""
+        if self.answers:
+            self.kept.append(rows)
+        return self.answers
+
+    def may_serve(self, _state: object, _now: float) -> bool:
+        """Return whether it may."""
+        return self.lets_serve
+
+
 class Cluster:
     """A store and its nodes, each on a way of its own."""
 
@@ -128,7 +146,7 @@ class Cluster:
     def serve(self, name: str, port: int = 0, kept: tuple[tuple[str, str], ...] = ()) -> StoreServer:
         """Start a store."""
         state = new_store(name, "n0/1", self.rules, time.monotonic(), kept)
-        server = StoreServer(listen(port), KEY, state, self.kept.append)
+        server = StoreServer(listen(port), KEY, state, Keeper(self.kept))
         server.start()
         return server
 

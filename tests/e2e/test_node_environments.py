@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.test_nodes import DDP, answers
+from tests.e2e.test_nodes import DDP
+from tests.support.etcd_server import answers
 from tests.support.figures import is_within
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for

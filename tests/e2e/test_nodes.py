@@ -9,7 +9,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ import pytest
 
 from supervisor.job import identity
 from tests.e2e.conftest import Supervised, clean_environment
+from tests.support.etcd_server import answers
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
@@ -104,12 +104,6 @@ def all_nodes(run: Supervised) -> dict[str, Any]:
     """Return what `status --all-nodes` shows on a node."""
     found: dict[str, Any] = json.loads(run.ask("status", "--all-nodes", "--json").stdout)
     return found
-
-
-def answers(port: int) -> bool:
-    """Return whether somebody listens there."""
-    with socket.socket() as s:
-        return s.connect_ex(("127.0.0.1", port)) == 0
 
 
 def selections(run: Supervised) -> list[dict[str, Any]]:

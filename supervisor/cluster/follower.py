@@ -1,0 +1,118 @@
+"""Follows the record of the control store for one node, and serves the store here where the record asks for that (takeover.py).
+
+A thread of its own: a register that does not answer holds up nothing else.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from supervisor.cluster.client import StoreAddress
+from supervisor.cluster.register import Register, RegisterChanged, RegisterUnreachable, StoreRecord
+from supervisor.cluster.server import StoreServer, listen
+from supervisor.cluster.store import new_store
+from supervisor.cluster.takeover import FollowStore, ServeStoreHere, StoreFinder, StoreHold
+from supervisor.core.values import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.cluster.client import NodeClient
+    from supervisor.cluster.model import ClusterRules
+    from supervisor.cluster.register import Registered
+
+MOST_UNANSWERED = 4
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """Where the nodes find the control store beside the agents: `register` names it, and the others reach this node at `host`."""
+
+    register: Register
+    host: str
+
+
+class WatchedRegister:
+    """A register that reports its problems: once, when it has not answered `MOST_UNANSWERED` times in a row."""
+
+    def __init__(self, register: Register, warn: Callable[[str], None]) -> None:
+        self._register, self._warn = register, warn
+        self._unanswered = 0
+
+    def read(self) -> Registered:
+        """See Register."""
+        return self._asked(self._register.read)
+
+    def write(self, value: str, version: int) -> int:
+        """See Register."""
+        return self._asked(lambda: self._register.write(value, version))
+
+    def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
+        try:
+            answer = ask()
+        except RegisterUnreachable as problem:
+            self._unanswered += 1
+            if self._unanswered == MOST_UNANSWERED:
+                self._warn(f"what names the control store of the nodes does not answer: {problem}")
+            raise
+        self._unanswered = 0
+        return answer
+
+
+class StoreFollower:
+    """One node of the job, from `start` to `close`. host: where the others reach it. followed: the key of the store that it knows."""
+
+    def __init__(self, register: Register, client: NodeClient, rules: ClusterRules, host: str, followed: str) -> None:
+        self.server: StoreServer | None = None
+        self._register, self._client, self._rules, self._host = register, client, rules, host
+        self._finder = StoreFinder(register, rules, client.name, followed)
+        self._since_t = time.monotonic()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="store-follower", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self, linger_s: float) -> None:
+        """Serve a store on until the others know how the job ended, `linger_s` at most, and return then. Not from the loop's thread."""
+        self._closing.set()
+        self._thread.join(linger_s)
+        if self.server is not None:
+            self.server.close(linger_s)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._rules.renew_s):
+            if self.server is not None and not self.server.serves:
+                self.server = None
+            if self.server is None:
+                self._look()
+
+    def _look(self) -> None:
+        asked = self._finder.look(time.monotonic(), self._client.silent_s, self._client.meeting)
+        if isinstance(asked, FollowStore):
+            record = asked.record
+            self._client.find_at(StoreAddress(record.host, record.port, record.key))
+        elif asked is not None:
+            self._serve(asked)
+
+    def _serve(self, asked: ServeStoreHere) -> None:
+        """Serve the store here, unless another node was first. A write without an answer is found out about by the next look."""
+        listener, began_t = listen(), time.monotonic()
+        name, key = secrets.token_hex(8), asked.key or secrets.token_hex(16)
+        port: int = listener.getsockname()[1]
+        record = StoreRecord(name, self._client.name, self._host, port, key, asked.rows)
+        try:
+            version = self._register.write(record.value(), asked.version)
+        except (RegisterUnreachable, RegisterChanged):
+            listener.close()
+            return
+        hold = StoreHold(self._register, record, version, self._rules, began_t)
+        state = new_store(name, self._client.name, self._rules, time.monotonic(), asked.rows, since_t=self._since_t, lost=asked.lost)
+        self.server = StoreServer(listener, key, state, hold)
+        self.server.start()
+        self._client.find_at(StoreAddress("127.0.0.1", port, key))

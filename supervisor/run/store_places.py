@@ -1,0 +1,32 @@
+"""Where the nodes of a command find their control store, if not beside torch's rendezvous store."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from supervisor.cluster.follower import StorePlace
+from supervisor.knobs import torchrun
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ETCD = ("etcd", "etcd-v2")
+
+
+def of(command: torchrun.Torchrun | None, environ: Mapping[str, str]) -> StorePlace | None:
+    """Return the place, None where the store is served beside torch's. environ: the user's."""
+    if command is None or torchrun.most_nodes(command, environ) == 1:
+        return None
+
+    def option_or(name: str, default: str) -> str:
+        return torchrun.option_value(command, environ, name, default)
+
+    if option_or("rdzv-backend", "static") not in _ETCD:
+        return None
+    from supervisor.cluster.etcd import EtcdRegister  # noqa: PLC0415  http.client and ssl cost memory
+
+    pairs = (pair.partition("=") for pair in option_or("rdzv-conf", "").split(",") if pair)
+    conf = {name.strip(): value.strip() for name, _, value in pairs}
+    register = EtcdRegister(option_or("rdzv-endpoint", "localhost"), option_or("rdzv-id", "none"), conf)
+    return StorePlace(register, option_or("local-addr", "") or socket.getfqdn())

@@ -1,0 +1,186 @@
+"""The control store goes to another host: real stores and nodes over real sockets, and a register that the test holds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.cluster import messages as protocol
+from supervisor.cluster.client import NodeClient
+from supervisor.cluster.follower import MOST_UNANSWERED, StoreFollower, WatchedRegister
+from supervisor.cluster.model import FAILURE, ClusterDecision, ClusterRules
+from supervisor.cluster.node import NodeMemory
+from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnreachable, StoreRecord
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RULES = ClusterRules(
+    nodes=3, beat_s=0.1, lease_s=0.6, gone_s=0.3, return_s=1.0, report_s=10.0, renew_s=0.1, hold_s=0.4, away_s=60.0, pause_s=5.0
+)
+
+
+class HeldRegister:
+    """A register in memory. away: the nodes that it does not answer."""
+
+    def __init__(self) -> None:
+        self.found = Registered(0, "")
+        self.away: set[str] = set()
+        self._lock = threading.Lock()
+
+    def record(self) -> StoreRecord:
+        """Return the record."""
+        found = StoreRecord.read(self.found.value)
+        assert found is not None
+        return found
+
+
+class ReachedRegister:
+    """It, as one node reaches it."""
+
+    def __init__(self, held: HeldRegister, node: str) -> None:
+        self._held, self._node = held, node
+
+    def read(self) -> Registered:
+        """See Register."""
+        if self._node in self._held.away:
+            raise RegisterUnreachable("away")
+        return self._held.found
+
+    def write(self, value: str, version: int) -> int:
+        """See Register."""
+        with self._held._lock:  # noqa: SLF001
+            if self.read().version != version:
+                raise RegisterChanged
+            self._held.found = Registered(version + 1, value)
+            return version + 1
+
+
+class Node:
+    """A node with its follower, which ticks as a loop does."""
+
+    def __init__(self, held: HeldRegister, index: int) -> None:
+        self.name, self.index = f"n{index}/1", index
+        self.done: list[protocol.NodeOutput] = []
+        self.client = NodeClient(NodeMemory(self.name), RULES, time.monotonic, lambda _memory: None, self._emitted)
+        self.follower = StoreFollower(ReachedRegister(held, self.name), self.client, RULES, "127.0.0.1", "")
+        self._ends = threading.Event()
+        self._loop = threading.Thread(target=self._tick, daemon=True)
+        self.client.start()
+        self.follower.start()
+        self._loop.start()
+
+    def _emitted(self, output: protocol.NodeOutput) -> None:
+        self.done.append(output)
+        if isinstance(output, protocol.EpochEnded):
+            self.client.give(protocol.EpochReport(time.monotonic(), f"evidence of {self.name}"))
+        if isinstance(output, protocol.JudgeReports):
+            made = ClusterDecision("restart", f"by {self.name}")
+            self.client.give(protocol.DecisionProposed(time.monotonic(), output.number, made))
+        if isinstance(output, protocol.StoreSilent):
+            self.client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "the store is silent"))
+
+    def _tick(self) -> None:
+        while not self._ends.wait(0.02):
+            self.client.give(protocol.NodeTick(time.monotonic()))
+
+    def meets(self, token: str, index: int, count: int) -> None:
+        """Its agent has met the others."""
+        self.client.give(protocol.NodesTogether(time.monotonic(), token, index, count, 1))
+
+    def acted(self) -> list[protocol.ActOn]:
+        """Return the decisions that it acted on."""
+        return [one for one in self.done if isinstance(one, protocol.ActOn)]
+
+    def silent(self) -> bool:
+        """Whether its store fell silent."""
+        return any(isinstance(one, protocol.StoreSilent) for one in self.done)
+
+    def close(self) -> None:
+        """End it, as its machine ends: nobody is told."""
+        if not self._ends.is_set():
+            self._ends.set()
+            self.follower.close(0.0)
+            self.client.close(2.0)
+
+
+@pytest.fixture
+def held() -> HeldRegister:
+    """Return the register."""
+    return HeldRegister()
+
+
+@pytest.fixture
+def nodes(held: HeldRegister) -> Iterator[list[Node]]:
+    """Return three nodes that train in epoch 1."""
+    found = [Node(held, index) for index in range(3)]
+    for node in found:
+        node.meets("first", node.index, 3)
+    for node in found:
+        wait_for(lambda node=node: any(isinstance(one, protocol.EpochBegan) for one in node.done), "the epoch", 20)
+    yield found
+    for node in found:
+        node.close()
+
+
+def test_a_member_takes_over_from_a_host_that_is_lost_and_all_act_on_one_decision(held: HeldRegister, nodes: list[Node]) -> None:
+    first = held.record()
+    assert first.node == nodes[0].name, "the first of the meeting serves"
+    nodes[0].close()
+    for node in nodes[1:]:
+        wait_for(lambda node=node: bool(node.acted()), "a decision", 20)
+    second = held.record()
+    assert second.node in {node.name for node in nodes[1:]}
+    assert (second.key, second.store == first.store) == (first.key, False)
+    decisions = {node.acted()[0].decision for node in nodes[1:]}
+    assert len(decisions) == 1
+    assert dict(second.rows)["decision/1"] == decisions.pop().value()
+    lost = next(one for node in nodes for one in node.done if isinstance(one, protocol.JudgeReports)).missing
+    assert lost == ((nodes[0].name, "lost: it served the control store, and is silent for 0.4 s"),)
+
+
+def test_a_store_that_cannot_renew_its_record_serves_on_while_it_hears_all_members_and_decides_nothing(
+    held: HeldRegister, nodes: list[Node]
+) -> None:
+    served = held.record().store
+    held.away = {node.name for node in nodes}  # the register is away for all
+    began = time.monotonic()
+    wait_for(lambda: time.monotonic() - began > 3 * RULES.lease_s, "three leases", 20)
+    assert not any(node.silent() for node in nodes), "no healthy rank notices"
+    nodes[1].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "a rank failed"))
+    began = time.monotonic()
+    wait_for(lambda: time.monotonic() - began > 2 * RULES.lease_s, "two leases", 20)
+    assert not any(isinstance(one, protocol.EpochEnded) for node in nodes for one in node.done), "what is not committed is not sent"
+    held.away = set()
+    for node in nodes:
+        wait_for(lambda node=node: bool(node.acted()), "a decision", 20)
+    assert held.record().store == served
+    assert len({node.acted()[0].decision for node in nodes}) == 1
+
+
+def test_a_host_that_the_register_alone_cannot_reach_gives_way_once_it_misses_a_member(held: HeldRegister, nodes: list[Node]) -> None:
+    held.away = {nodes[0].name}
+    nodes[1].close()
+    for node in (nodes[0], nodes[2]):
+        wait_for(node.silent, "the store to be silent", 20)
+    wait_for(lambda: held.record().node == nodes[2].name, "the last node to serve", 20)
+    held.away = set()
+    for node in (nodes[0], nodes[2]):
+        wait_for(lambda node=node: bool(node.acted()), "a decision", 20)
+    assert nodes[0].acted()[0].decision == nodes[2].acted()[0].decision
+
+
+def test_a_register_that_does_not_answer_is_told_of_once() -> None:
+    held, told = HeldRegister(), list[str]()
+    watched = WatchedRegister(ReachedRegister(held, "n"), told.append)
+    held.away = {"n"}
+    for _ in range(3 * MOST_UNANSWERED):
+        with pytest.raises(RegisterUnreachable):
+            watched.read()
+    assert told == ["what names the control store of the nodes does not answer: away"]
+    held.away = set()
+    assert watched.write("x", 0) == 1

@@ -138,7 +138,7 @@ class LogEvent(StrEnum):
     NODES_GATHERED = (
         "nodes.gathered",
         "info",
-        "attempt node nodes number members",
+        "attempt node nodes number members world_size",
         (
             "the nodes of an attempt have met, and agree on a checkpoint before any rank starts; this one is `node`, and the attempt's "
             "number is `number` from now on, on all of them"
@@ -150,8 +150,8 @@ class LogEvent(StrEnum):
         "attempt text first_step loaded_step",
         "another node reported how its ranks began: the first step of their training, and the step of the checkpoint that they loaded",
     )
-    NODES_MISSING = (
-        "nodes.missing",
+    NODES_AWAITED = (
+        "nodes.awaited",
         "info",
         "attempt count within_s",
         (
@@ -194,14 +194,15 @@ class LogEvent(StrEnum):
         "info",
         (
             "attempt chosen found torn dangerous refused older repaired agreement overrides rejected node_offers this_node_leaves "
-            "peer_leaves not_finite notes unused torn_in_use kept_copies programs resume_differs cannot_work remedy unfit"
+            "peer_leaves not_finite notes unused torn_in_use kept_copies programs resume_differs cannot_work remedy unfit batch"
         ),
         (
             "the checkpoint for the next attempt is selected, out of how many; `older`: what stands behind it; `repaired`: what was moved "
             "or put back. From `agreement` on: of an agreement of several nodes, its number, what all run with, what each node had if "
             "they found nothing in common (or how each resumes, if `resume_differs`), and whether this or another node leaves for it; "
             "`programs`: what ranks of any node were seen to run; `cannot_work`: what differs between the nodes so that no attempt can "
-            "work; `remedy`: what helps if they found nothing in common; `unfit`: the nodes that failed the node check"
+            "work; `remedy`: what helps if they found nothing in common; `unfit`: the nodes that failed the node check; "
+            "`batch`: how the attempt keeps the global batch"
         ),
     )
     CHECKPOINT_VERIFIED = (

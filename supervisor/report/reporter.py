@@ -59,7 +59,7 @@ LOGGED: dict[type, LogEvent] = {
     events.AttemptEndedByPeer: LogEvent.PEER_STOPPED,
     events.DecisionMade: LogEvent.NODES_DECIDED,
     events.NodesWaiting: LogEvent.NODES_ANNOUNCED,
-    events.NodesMissing: LogEvent.NODES_MISSING,
+    events.NodesMissing: LogEvent.NODES_AWAITED,
     events.NodesGathered: LogEvent.NODES_GATHERED,
     events.NodeBegan: LogEvent.NODE_BEGUN,
     events.CheckpointSelected: LogEvent.CHECKPOINT_SELECTED,

@@ -30,8 +30,8 @@ class NodesSection:
         "0: for torch's `join_timeout`, 600 unless `--rdzv-conf` has another. [More](many-nodes.md#nodes-that-come-and-go).",
         minimum=0,
     )
-    batch: Literal["hold", "let"] = setting(
+    batch: Literal["hold", "require", "let"] = setting(
         "hold",
-        "The global batch with fewer or more nodes: held where the knobs are known, or let go.",
-        "`hold` reports where it cannot be held, and goes on. [More](many-nodes.md#the-global-batch).",
+        "The global batch with fewer or more nodes: held where the knobs are known, required, or let go.",
+        "Where it cannot be held, `hold` reports it and goes on, `require` stops with 75. [More](many-nodes.md#the-global-batch).",
     )

@@ -149,6 +149,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
             ),
         )
     ends = _leave_the_others if event.this_node_leaves else _stop_unlike if event.cannot_work else _stop_unfit if event.unfit else None
+    ends = _stop_for_batch if ends is None and event.batch.refused else ends
     if ends is not None:
         return ends(state, event)
     state = planning.with_rejected(state, event.rejected, None)
@@ -210,6 +211,14 @@ def _stop_unfit(state: JobState, event: CheckpointSelected) -> Step:
         f"the scheduler's requeue continues this run on other nodes; once it is repaired: `supervise nodes allow {node.partition(':')[0]}`"
     )
     return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{summary}; the node is excluded", hint, "beginning", 75))
+
+
+def _stop_for_batch(state: JobState, event: CheckpointSelected) -> Step:
+    """Stop on every node before a rank starts: the nodes that are there would train with another global batch, and it is required."""
+    summary = event.batch.text
+    verdict = Verdict(Cause.NONE, node_health.SURE, summary[:300], "batch:not-held")
+    hint = "the scheduler's requeue continues this run, once as many nodes are there as before; nodes.batch=hold goes on without them"
+    return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"nodes.batch=require: {summary}"[:600], hint, "beginning", 75))
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:

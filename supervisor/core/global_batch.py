@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from supervisor.core.model import Knob, Plan, Policy
     from supervisor.core.state import JobState, Run
 
-#: nodes.batch: the global batch is left to the script.
-LET = "let"
+#: nodes.batch: the global batch is left to the script; no attempt begins with another one.
+LET, REQUIRE = "let", "require"
 
 
 def held(state: JobState, knobs: Iterable[Knob]) -> HeldBatch:
@@ -86,8 +86,9 @@ def _again(base: int, asked: batch.Batch | str) -> str:
 def _other(state: JobState, base: int, why: str, values: tuple[tuple[str, str], ...] = ()) -> HeldBatch:
     """Return that the attempt would train with another global batch. It is reported once for a number of ranks."""
     run, ranks = state.run, state.attempt.met_ranks
-    text = f"the global batch is not held, {base} → {ranks} ranks: {why}" if ranks != run.last_ranks else ""
-    return HeldBatch(base, values, text, kept=False)
+    is_refused = run.policy.nodes_batch == REQUIRE
+    text = f"the global batch is not held, {base} → {ranks} ranks: {why}" if is_refused or ranks != run.last_ranks else ""
+    return HeldBatch(base, values, text, kept=False, refused=is_refused)
 
 
 def with_changes(state: JobState, plan: Plan) -> Run:

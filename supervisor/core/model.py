@@ -443,13 +443,14 @@ class HeldBatch:
     """How an attempt keeps the global batch of its run with the ranks that it has, as one of its nodes decided (core/global_batch.py).
 
     ranks: those with which the run's own values make that batch. values: of batch knobs, for this attempt alone. text: for people, "" where
-    nothing changed. kept: False where the global batch is another one.
+    nothing changed. kept: False where the global batch is another one. refused: no attempt may begin so.
     """
 
     ranks: int = 0
     values: tuple[tuple[str, str], ...] = ()
     text: str = ""
     kept: bool = True
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,7 +475,7 @@ class Policy:
     peer_deadline_s: float = 120.0  # how long a node waits for the decision of the nodes
     lease_s: float = 6.0  # a node from which nothing comes for so long is lost
     check_nodes: str = "never"  # --check-nodes: never, doubt or start
-    nodes_batch: str = "hold"  # nodes.batch: hold or let
+    nodes_batch: str = "hold"  # nodes.batch: hold, require or let
     nodes: int = 1
     least_nodes: int = 0  # an attempt begins with so many; 0: with all of them
     backoff_base_s: float = 1.0

@@ -196,6 +196,21 @@ def test_a_batch_that_the_program_divides_or_that_is_let_go_is_not_touched(polic
     assert not [line for line in node.said if line[0] == "warning"]
 
 
+def test_where_the_global_batch_is_required_no_rank_starts_without_it_and_all_nodes_stop_with_75() -> None:
+    node = Node(replace(HOLD, nodes_batch="require"))
+    node.begins(3)
+    node.fails()
+    assert node.begins(2) == {"batch_size": "6", "grad_accum": "2"}, "it is held"
+    node.fails()
+    taken = node.meets(5)
+    node.tell(events.CheckpointSelected(2.0, node.number, None, 0, agreement=node.number, batch=taken.batch))
+    assert not node.of(act.BeginAttempt)
+    assert [action.kind for action in node.of(act.EndForAll)] == ["failure"]
+    wanted = node.state.attempt.stop_wanted
+    assert wanted is not None
+    assert (wanted.plan.exit_code, wanted.verdict.summary) == (75, UNEVEN[0])
+
+
 def test_a_node_that_joins_takes_what_the_others_hold() -> None:
     node, late = Node(HOLD), Node(HOLD, "b")
     node.begins(3)

@@ -49,7 +49,11 @@ _INHERITED = ("limits", "cgroup", "oom_score_adj")
 
 
 class StartFacts:
-    """What a standby was started with. `renewed`: variables that may change, besides RENEWED (the script's own for the checkpoint)."""
+    """What a standby was started with.
+
+    `renewed`: variables that may change: RENEWED, the script's own for the checkpoint, and those of the rank's place that its imports did
+    not read.
+    """
 
     __slots__ = ("argv", "cwd", "env", "fixed", "inherited", "renewed")
 
@@ -137,6 +141,7 @@ class Standby:
                     int(message["private_kib"]),
                     int(message["fixed"]),
                 )
+                self.facts.renewed |= frozenset(map(str, message["may_change"]))
             else:
                 self._state, self.why = REFUSED, str(message["why"])
         except (ValueError, KeyError, TypeError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 LIBRARIES = {
     "lib_variable": "import os\nVALUE = os.environ.get('PROBE_SETTING')\n",
+    "lib_rank": "import os\nVALUE = os.environ.get('RANK')\n",
     "lib_variables": "import os\nVALUE = dict(os.environ).get('PROBE_SETTING'), sorted(os.environ)[-1]\n",
     "lib_sets_variable": "import os\nos.environ['PROBE_BY_LIBRARY'] = '1'\n",
     "lib_exit": "import atexit, sys\natexit.register(sys.stdout.write, 'a library ends\\n')\n",

@@ -178,6 +178,7 @@ OTHER_COMMANDS = {
     "arguments": (Case(("-u", "script.py", "--resume", "a path"), cwd=PROBES), False),
     "options": (Case(("script.py",), cwd=PROBES), True),
     "a variable": (Case(("-u", "script.py"), cwd=PROBES, env={"PROBE_SETTING": "another"}), True),
+    "a place among the ranks": (Case(("-u", "script.py"), cwd=PROBES, env={"RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "3"}), False),
 }
 
 
@@ -192,6 +193,19 @@ def test_another_command_is_obeyed(name: str, job: Job, interpreter: str, tmp_pa
     found = differences([job.cold(then), job.cold(then)], warm)
     assert not found, "\n".join([warm.cold, *found])
     assert bool(warm.cold) == cold, warm.cold
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lib_rank", "lib_variables"])
+def test_a_library_that_reads_its_rank_while_it_is_imported_reads_the_new_one(
+    name: str, job: Job, interpreter: str, tmp_path: Path
+) -> None:
+    case = _script(tmp_path / "script", f"import {name}\nprint({name}.VALUE)\n", interpreter)
+    then = replace(case, env={"RANK": "1", "WORLD_SIZE": "3"})
+    job.recorded(case)
+    warm = job.warm(case, then=then)
+    assert not differences([job.cold(then), job.cold(then)], warm)
+    assert "RANK is another" in warm.cold
 
 
 def test_the_page_has_all_differences() -> None:

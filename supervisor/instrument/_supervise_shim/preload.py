@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _FOR_PYTHON = ("ACCELERATE_", "HF_", "HUGGINGFACE_", "TOKENIZERS_", "TRANSFORMERS_", "WANDB_")
 #: Which module goes through all variables for those that begin so.
 _FOR_PREFIX = {"tqdm.utils": "TQDM_"}
+_OF_MAPPINGS = ("collections.abc", "_collections_abc")
 _SOFT = ("variables", "filters", "signals", "threads", "logging", "at_exit")
 
 #: Modules that are left out one by one, each at the cost of a new beginning.
@@ -37,11 +38,15 @@ class LeftToRank(Exception):  # noqa: N818 - as above
 
 
 class Preload:
-    """The imports. `count`: modules that are loaded of those that the rank loads; `note`: why the others are not, "" if all are."""
+    """The imports. `count`: modules that are loaded of those that the rank loads; `note`: why the others are not, "" if all are.
+
+    `read`: the variables that Python code read meanwhile, "*" among them where it went through all.
+    """
 
     def __init__(self, record: dict[str, Any], left_out: list[str]) -> None:
         self.count = 0
         self.note = ""
+        self.read: set[str] = set()
         self._record = record
         self._left_out = left_out[:MOST_LEFT_OUT]
         self._end = "".join(left_out[MOST_LEFT_OUT:])  # one more that would be left out: nothing is imported from here on
@@ -101,21 +106,22 @@ class Preload:
         return any(name == one or name.startswith(one + ".") for one in self._left_out)
 
     def _import(self, name: str) -> None:
-        before, size = self._state(), printed_bytes()
-        read, known = (Reads(), set(sys.modules)) if self._why_inert else (None, set())
+        before, size, must_be_inert = self._state(), printed_bytes(), bool(self._why_inert)
+        known = set(sys.modules) if must_be_inert else set()
+        read = Reads()
         variables: dict[str, Any] = {"__name__": "__main__", "name": name}  # a frame like the script's, to see whom a warning is for
         try:
             exec(compile("__import__(name)", self._record["main_file"] or "<string>", "exec"), variables)  # noqa: S102 - the line stands here
         except BaseException:  # noqa: BLE001 - whatever it raises, the rank imports it without us
             raise LeftToRank(name) from None
         finally:
-            if read is not None:
-                read.end()
+            read.end()
+            self.read |= read.names
         after = self._state()
         if "__warningregistry__" in variables or after["cwd"] != before["cwd"]:
             raise LeftToRank(name)
         collides = any(after[field] != before[field] for field in self._different)
-        if read is not None and (collides or self._depends(read.names, known) or printed_bytes() != size):
+        if must_be_inert and (collides or self._depends(read.names, known) or printed_bytes() != size):
             if "torch" in sys.modules.keys() - known:
                 raise Refused(f"{self._why_inert} before it imports torch")  # all else needs torch
             raise LeftToRank(name)
@@ -256,12 +262,14 @@ class Reads:
 
         class Watched(kind):  # type: ignore[valid-type, misc]
             def __getitem__(self, key: str) -> str:
-                names.add(key)
+                caller: Any = sys._getframe(1)  # noqa: SLF001 - as below
+                if caller.f_code.co_name != "__iter__" or caller.f_globals.get("__name__") not in _OF_MAPPINGS:  # of all: see __iter__
+                    names.add(key)
                 return str(kind.__getitem__(self, key))
 
             def __iter__(self) -> Any:  # noqa: ANN401 - as os has it
                 frame: Any = sys._getframe(1)  # noqa: SLF001 - there is no other way to it
-                while frame is not None and frame.f_globals.get("__name__") in ("collections.abc", "_collections_abc", "os"):
+                while frame is not None and frame.f_globals.get("__name__") in (*_OF_MAPPINGS, "os"):
                     frame = frame.f_back
                 if frame is None or frame.f_globals.get("__name__") not in _FOR_PREFIX:
                     names.add("*")

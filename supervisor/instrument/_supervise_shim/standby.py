@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 VARIABLE = "SUPERVISE_JOB_STANDBY"
+#: A rank's place among all, which is another one when nodes come or go. torch reads it when it is used, another library maybe before.
+POSITION = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE")
 #: What this module itself needs. torch imports all of it, so in a rank it is there as well.
 NEEDED = ("json", "_socket", "ctypes")
 MOST_WORDS = 1000  # of a reason
@@ -103,7 +105,9 @@ class WaitingProcess:
         # the options and the script are Python's already, and cannot be changed any more; only what follows them can
         fixed = len(cold) - len(sys.argv) + 1
         note = preload.note or self._left_out_text()
-        self._send({"ready": True, "modules": preload.count, "private_kib": private_kib(), "fixed": fixed, "note": note})
+        facts = {"modules": preload.count, "private_kib": private_kib(), "fixed": fixed, "note": note}
+        may_change = [] if "*" in preload.read else [name for name in POSITION if name not in preload.read]
+        self._send({"ready": True, "may_change": may_change, **facts})
         self._take_over(record, preload, title, fixed)
         collections.go_on()
         return made

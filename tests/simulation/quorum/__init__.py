@@ -1,0 +1,1 @@
+"""A register by majority on a virtual clock, whatever is lost."""

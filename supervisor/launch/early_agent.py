@@ -12,13 +12,14 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import torchrun
 from supervisor.launch import orphans
 from supervisor.launch.environment import job_environment
 from supervisor.launch.guardian_client import GuardianClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from supervisor.config.settings import Settings
     from supervisor.guardian.messages import GuardianEvent
@@ -78,6 +79,20 @@ def start(job: Job, ignored: Collection[int]) -> EarlyAgent | None:
     command = torchrun.recognise(job.command, path=job.environ.get("PATH"))
     argv = agent_argv(job.settings, command)
     return None if argv is None else EarlyAgent(job, argv, ignored)
+
+
+def require_one_endpoint(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise SuperviseError (64) for a list of endpoints: torchrun takes one, and would fail on each node in words of its own."""
+    found = torchrun.recognise(command, path=environ.get("PATH"))
+    if found is None or torchrun.option_value(found, environ, "rdzv-backend", "static") not in {"static", "c10d"}:
+        return
+    endpoint = torchrun.option_value(found, environ, "rdzv-endpoint")
+    if "," in endpoint:
+        raise SuperviseError(
+            f"cannot start torchrun: --rdzv-endpoint: a list of hosts ({endpoint}), and its rendezvous is served by one",
+            hint="Give one host, on all nodes the same. That the job goes on when that host is lost takes --rdzv-backend=etcd-v2.",
+            exit_code=ExitCode.USAGE,
+        )
 
 
 def start_guardian(settings: Settings, ignored: Collection[int], on_event: OnEvent, on_died: Callable[[], None]) -> GuardianClient:

@@ -90,6 +90,10 @@ def test_another_job_is_refused(three: Hosts) -> None:
     with socket.create_connection(three.hosts.hosts[0]) as scanner:
         scanner.sendall(b"GET / HTTP/1.1\r\n")
         assert scanner.recv(100) == b"another register\n"
+    for junk in (b"[]\n", b'["join", {"index": 7, "incarnation": [1, "x"]}]\n', b"[" * 100_000 + b"\n"):
+        with socket.create_connection(three.hosts.hosts[0]) as member:
+            member.sendall(three.hosts.greeting() + junk)
+            assert not member.recv(100)
     assert three.register.read() == Registered(0, "")
     stranger.close()
 

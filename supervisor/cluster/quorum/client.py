@@ -64,7 +64,7 @@ class HostLink:
             if is_new or self._connection is not None:
                 try:
                     answer = self._exchanged(line, by_t)
-                except (OSError, ValueError) as error:
+                except (OSError, ValueError, RecursionError) as error:
                     self.why = str(error) or type(error).__name__
                     self._drop()
                 else:

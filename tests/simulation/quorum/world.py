@@ -175,7 +175,8 @@ class World:
         """Begin the next call of a proposer."""
         self.serial += 1
         call = proposer.RegisterCall(f"call {self.serial}", self.size, self.rng.choice((0, self.serial // 50)))
-        if self.rng.random() < 0.4 or name not in self.known:
+        is_read = self.rng.random() < 0.4 if self.t < CALM_T else len(self.operations) % 3 == 0  # in the end, both kinds for certain
+        if is_read or name not in self.known:
             operation = Operation("read", self.t)
             steps: Any = call.read()
         else:

@@ -74,12 +74,15 @@ class Lineages:
     def begin_run(
         self, manifests: Callable[[], Iterable[Manifest]], now_s: float | None = None, *, other_directories: Iterable[Path] = ()
     ) -> bool:
-        """Begin the run, or continue it. Return whether it is new. `manifests`: all that are known; read only for a new run.
+        """Begin the run, or continue it. Return whether it is new. `manifests`: all that are known.
+
+        A manifest may name an attempt whose record a power cut took: the attempt had begun when that checkpoint was saved.
 
         `other_directories`: this directory of the job's other hosts that this disk has. Runs and roll-backs recorded there count too.
         """
         run = self._run
         if any(one.run == run for one in self._record.runs):
+            self._complete(manifests())
             return False
         manifests_known = tuple(manifests())
         other_records = [_read(directory / FILE_NAME)[0] for directory in other_directories]
@@ -102,6 +105,20 @@ class Lineages:
             self._replace(runs=retained, roll_backs=tuple(roll_backs)[-_MOST_ROWS:])
         self.write()
         return is_new
+
+    def _complete(self, manifests: Iterable[Manifest]) -> None:
+        """Add the attempts of this run that manifests alone name."""
+        with self._lock:
+            own = self._own()
+            known = {number for number, _ in own.attempts}
+            for manifest in manifests:
+                lineage = manifest.about.lineage
+                if lineage is not None and lineage.run == own.run and lineage.attempt not in known:
+                    own = _with_attempt(own, lineage.attempt, manifest.saved_ns // 10**9 * 10**9)
+            if own != self._own():
+                others = tuple(one for one in self._record.runs if one.run != self._run)
+                self._replace(runs=(*others, own))
+        self.write()
 
     def raise_began(self, began: int) -> None:
         """Set this run's `began` after `began` of the run whose checkpoint was restored. No effect once this run has an attempt."""

@@ -73,6 +73,8 @@ class NodeClient:
         self._connected_to: StoreAddress | None = None
         self._written: set[str] = set()  # keys of the rows that were written over this connection
         self._next_try_t = 0.0
+        self._is_trying = False
+        self._tried: deque[tuple[StoreAddress, socket.socket | None]] = deque()  # what a try has made, None: nothing
         self._answer_t = 0.0
         self._offsets: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)  # how long the way was, the store's clock less ours
         self._is_closing = False
@@ -129,6 +131,7 @@ class NodeClient:
     def _run(self) -> None:
         try:
             while not self._is_closing:
+                self._take_connection()
                 self._connect()
                 for key, mask in self._selector.select(RETRY_S if self._connection is None else 1.0):
                     if key.fileobj is self._woken:
@@ -142,6 +145,9 @@ class NodeClient:
         finally:
             if self._connection is not None:
                 self._connection.close()
+            for _, sock in self._tried:
+                if sock is not None:
+                    sock.close()
             self._selector.close()
             self._wake.close()
             self._woken.close()
@@ -216,17 +222,40 @@ class NodeClient:
             return
         if self._connection is not None:
             self._drop()
+        if not self._is_trying:
+            self._is_trying = True
+            threading.Thread(target=self._try, args=(address,), name="find-store", daemon=True).start()
+
+    def _try(self, address: StoreAddress) -> None:
+        """In a thread of its own: a host that is gone, or a name that nobody resolves, takes seconds, in which time goes on here."""
         try:
             sock = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
         except OSError:
-            self._next_try_t = time.monotonic() + RETRY_S
+            self._tried.append((address, None))
+        else:
+            if self._is_closing:
+                sock.close()
+            else:
+                self._tried.append((address, sock))
+        with contextlib.suppress(OSError):
+            self._wake.send(b".")
+
+    def _take_connection(self) -> None:
+        """Use the connection that a try has made, if it is still wanted."""
+        if not self._tried:
+            return
+        address, sock = self._tried.popleft()
+        self._is_trying = False
+        self._next_try_t = time.monotonic() + RETRY_S
+        if sock is None or address != self._address or self._is_closing:
+            if sock is not None:
+                sock.close()
             return
         try:
             connection = LineSocket(sock)
             connection.send(wire.greeting(address.key))
         except OSError:
             sock.close()
-            self._next_try_t = time.monotonic() + RETRY_S
             return
         self._connection, self._connected_to, self._answer_t = connection, address, time.monotonic()
         self._written.clear()

@@ -86,7 +86,8 @@ class StoreFollower:
             self.server.close(linger_s)
 
     def _run(self) -> None:
-        while not self._closing.wait(self._rules.renew_s):
+        rules = self._rules
+        while not self._closing.wait(rules.renew_s / (4 if self._client.silent_s > rules.hold_s else 1)):
             if self.server is not None and not self.server.serves:
                 self.server = None
             if self.server is None:

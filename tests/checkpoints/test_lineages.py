@@ -393,6 +393,22 @@ def test_what_was_saved_last_before_a_power_cut_is_newer_than_what_was_recorded(
     assert not selected.notes
 
 
+def test_an_attempt_whose_beginning_a_power_cut_took_is_known_from_what_it_saved(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run("20260101T000000-aaaa")
+    node.attempt(1)
+    assert node.checkpoints.recorder.record(check_file(str(node.save(5))), ReadOptions()) is not None
+    node.save(10)
+    (record,) = tmp_path.rglob("lineage.json")
+    rows = json.loads(record.read_text())
+    rows["runs"][-1]["attempts"] = []
+    record.write_text(json.dumps(rows))
+    shutil.rmtree(node.scratch / "attempt-0001")
+    selected = node.run("20260101T000000-aaaa", goes_on=True)
+    assert chosen(selected) == ("step_10.pt", 10)
+    assert not selected.notes
+
+
 def test_another_runs_files_fill_no_quota_and_are_not_removed(tmp_path: Path) -> None:
     node = Node(tmp_path, keep=2, mirror=())
     node.run("run-a")

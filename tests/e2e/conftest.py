@@ -31,6 +31,7 @@ from supervisor.journal.records import Damage, scan
 from tests.support.folding import check_fold
 from tests.support.frameworks import variables
 from tests.support.ledgers import check_ledgers_below
+from tests.support.network import Network
 from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -312,6 +313,19 @@ def ledgers_add_up(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[N
     yield
     runs = request.node.stash.get(RUNS, [])
     check_ledgers_below(tmp_path, is_damaged=any(run.journal_is_damaged for run in runs))
+
+
+@pytest.fixture
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    """Give a network of three nodes, or of so many as the test asks for; skip the test where none can be made."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    try:
+        found = Network(getattr(request, "param", 3))
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespace can be made here: {error.stderr[-200:]}")
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="session")

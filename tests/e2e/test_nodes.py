@@ -114,15 +114,15 @@ def selections(run: Supervised) -> list[dict[str, Any]]:
 
 
 @functools.cache
-def digest_of(steps: int, script: tuple[str, ...] = DDP) -> bytes:
+def digest_of(steps: int, script: tuple[str, ...] = DDP, nodes: int = NODES) -> bytes:
     """Return the digest of the model after a run in which nothing fails."""
     with tempfile.TemporaryDirectory() as place:
-        return uninterrupted(Path(place), steps, script)
+        return uninterrupted(Path(place), steps, script, nodes)
 
 
-def uninterrupted(place: Path, steps: int, script: tuple[str, ...]) -> bytes:
+def uninterrupted(place: Path, steps: int, script: tuple[str, ...], nodes: int) -> bytes:
     """Run plain torchrun; return the model's digest."""
-    job = ["torchrun", "--standalone", f"--nproc-per-node={NODES}", *script, f"--steps={steps}", f"--digest={place}/digest"]
+    job = ["torchrun", "--standalone", f"--nproc-per-node={nodes}", *script, f"--steps={steps}", f"--digest={place}/digest"]
     subprocess.run(job, env=clean_environment(), check=True, timeout=180, capture_output=True)  # noqa: S603  # plain torchrun
     return (place / "digest").read_bytes()
 

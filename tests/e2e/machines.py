@@ -1,0 +1,146 @@
+"""Nodes of a job in network namespaces of their own, and what must hold after a fault of any job of several nodes. Root only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from supervisor.journal.records import EventTaken, Record, scan
+from tests.e2e.conftest import Supervised, Surroundings, processes_with
+from tests.e2e.test_nodes import DDP, digest_of
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.support.network import Network
+
+NODES, STEPS, EVERY = 3, 400, 20
+LEASE_S = 8.0
+PORT = 29411
+
+
+class Machines:
+    """The nodes of one job. `place` is the storage that they share."""
+
+    def __init__(  # noqa: PLR0913  what a test varies, by name
+        self,
+        start: Callable[..., Supervised],
+        place: Path,
+        network: Network,
+        *job: str,
+        nnodes: str = "",
+        lease_s: float = LEASE_S,
+        steps: int = STEPS,
+    ) -> None:
+        self.count = len(network.names)
+        self._start, self._job, self._nnodes, self.place, self.network = start, job, nnodes or str(self.count), place, network
+        self._lease_s, self._steps = lease_s, steps
+        self.runs = [self.start(node) for node in range(self.count)]
+
+    def start(self, node: int) -> Supervised:
+        """Start the supervisor of a node, or start it again."""
+        address = self.network.address(node)
+        torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.network.address(0)}:{PORT}", "--rdzv-id=e2e"]
+        torchrun += [f"--rdzv-conf=is_host={int(node == 0)}", f"--local-addr={address}"]
+        torchrun += [f"--nnodes={self._nnodes}", "--nproc-per-node=1"]
+        files = [f"--progress={self.place}/progress", f"--ckpt-dir={self.place}/ckpt", f"--digest={self.place}/digest"]
+        script = [*DDP, f"--steps={self._steps}", f"--save-every={EVERY}", "--step-ms=20", *files, *self._job]
+        return self._start(
+            *torchrun,
+            *script,
+            options=["--checkpoints", f"{self.place}/ckpt/*.pt", "--resume-args", "--resume {resume}"],
+            place=self.place / f"node-{node}",
+            around=Surroundings(prefix=("ip", "netns", "exec", self.network.names[node])),
+            SUPERVISE_NODES_LEASE_S=str(self._lease_s),
+            GLOO_SOCKET_IFNAME="eth0",
+        )
+
+    def reached(self, step: int) -> None:
+        """Await that rank 0 made a step."""
+
+        def made() -> bool:
+            with contextlib.suppress(FileNotFoundError):
+                return any(
+                    int(row.split()[1]) >= step for row in (self.place / "progress").read_text().splitlines() if row.startswith("0 ")
+                )
+            return False
+
+        wait_for(made, f"step {step}", 200)
+
+    def lose(self, node: int) -> None:
+        """Let a machine lose its power: all of its processes at once, without a word to the network."""
+        self.network.cut(node)
+        run = self.runs[node]
+        for pid in processes_with(run.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        run.process.wait(20)
+        time.sleep(0.5)
+        self.network.mend(node)
+
+    def end_well(self, *, same_world: bool = True) -> None:
+        """Demand what must hold after any fault; the same model only where as many ranks as before trained all the time."""
+        assert [run.exit_code(400) for run in self.runs] == [0] * self.count
+        for run in self.runs:
+            run.wait_for_nothing_left()
+        if same_world:
+            assert (self.place / "digest").read_bytes() == digest_of(self._steps, nodes=self.count)
+        assert_one_job(self.runs)
+
+    def cards(self) -> set[str]:
+        """See `cards_of`."""
+        return cards_of(self.runs)
+
+
+def events_of(run: Supervised) -> list[EventTaken]:
+    """Return the events in the journals of a node, in their order."""
+    found = []
+    for path in sorted(run.state.glob("*/nodes/*/journal.jsonl*")):
+        found += [one.body for one in scan(path) if isinstance(one, Record) and isinstance(one.body, EventTaken)]
+    return found
+
+
+def decisions_of(run: Supervised) -> dict[int, set[str]]:
+    """Return the decisions that a node acted on, by the number of the epoch."""
+    found: dict[int, set[str]] = {}
+    for event in events_of(run):
+        data = event.data
+        if event.event == "DecisionMade" and not data["elsewhere"]:
+            found.setdefault(data["attempt"], set()).add(json.dumps([data["kind"], data["decision"]], sort_keys=True))
+    return found
+
+
+def checkpoints_of(run: Supervised) -> dict[int, set[Any]]:
+    """Return the checkpoints that were selected on a node, by the number of the attempt: path and step, None for none."""
+    found: dict[int, set[Any]] = {}
+    for event in events_of(run):
+        if event.event == "CheckpointSelected":
+            chosen = event.data["chosen"]
+            found.setdefault(event.data["attempt"], set()).add(chosen and (chosen["path"], chosen["step"]))
+    return found
+
+
+def assert_one_job(runs: Sequence[Supervised], *, last: str = "success") -> None:
+    """Demand one decision and one checkpoint for each epoch in the journals of all nodes, and how the last one was decided."""
+    decisions: dict[int, set[str]] = {}
+    chosen: dict[int, set[Any]] = {}
+    for run in runs:
+        for attempt, of in decisions_of(run).items():
+            decisions.setdefault(attempt, set()).update(of)
+        for attempt, rows in checkpoints_of(run).items():
+            chosen.setdefault(attempt, set()).update(rows)
+    assert {attempt: len(of) for attempt, of in decisions.items()} == dict.fromkeys(decisions, 1), decisions
+    assert {attempt: len(rows) for attempt, rows in chosen.items()} == dict.fromkeys(chosen, 1), chosen
+    assert json.loads(next(iter(decisions[max(decisions)])))[0] == last
+
+
+def cards_of(runs: Sequence[Supervised]) -> set[str]:
+    """Return the first line of each node about its first incident: where the host of torch's store is gone, meetings fail after it."""
+    lines = [next(line for line in run.stderr.splitlines() if "incident 1:" in line) for run in runs]
+    return {line.partition("incident 1:")[2] for line in lines}

@@ -133,8 +133,8 @@ class RoundOps:
     number has come. But an attempt ends on all of its nodes together. So who leaves a complete round empties it: nobody waits for a node
     or an agent that is dead. And a round is complete when all are there that are `expected` (0: not known). A node that waits while the
     others train waits without end, and so does one that waits for the least number of nodes, until the supervisor ends it: torch's
-    `join_timeout` counts from the end of that. And a sign of life is one whatever the clock of
-    its sender shows: two clocks that differ by more than 15 s would let torch's nodes drop each other.
+    `join_timeout` counts from the end of that. Signs of life and the 30 s count by the clock of the node that looks: torch compares the
+    clocks of two nodes, and where they differ its nodes drop each other, or do not wait for one that is about to come.
     """
 
     def __init__(self, executor: Any, missing: MissingNodes) -> None:  # noqa: ANN401  torch's _RendezvousOpExecutor
@@ -143,6 +143,7 @@ class RoundOps:
         self._missing = missing
         self._waited_t = 0.0
         self._seen: dict[Any, tuple[datetime, float]] = {}  # the newest sign of life of each node, and when it was new here
+        self._last_call: tuple[datetime | None, float] = None, 0.0  # the one that torch's state holds, and when it was new here
         self.expected = 0
 
     @classmethod
@@ -188,9 +189,29 @@ class RoundOps:
         self._missing.counted(missing, settings.timeout.join.total_seconds())
         if (state.complete and not is_in) or missing > 0:
             self._waited_t = time.monotonic()
-        elif is_in and self.expected and not state.closed and len(state.participants) >= max(self.expected, settings.min_nodes):
+        elif is_in and self.expected and not state.closed and self._are_all_in(state, settings):
             return step(context, deadline) if state.complete else dynamic_rendezvous._Action.MARK_RENDEZVOUS_COMPLETE  # noqa: SLF001
-        return step(context, max(deadline, self._waited_t + settings.timeout.join.total_seconds()))
+        return self._with_last_call(step, context, max(deadline, self._waited_t + settings.timeout.join.total_seconds()))
+
+    def _are_all_in(self, state: Any, settings: Any) -> bool:  # noqa: ANN401  torch's
+        """Whether all take part that are expected, and those that asked to join after the last count of them."""
+        count = len(state.participants)
+        return count >= max(self.expected, settings.min_nodes) and (count >= settings.max_nodes or not state.wait_list)
+
+    def _with_last_call(self, step: Callable[..., Any], context: Any, deadline: float) -> Any:  # noqa: ANN401  as above
+        """Take a step to which the last call is over when it has lasted long enough by this node's clock alone."""
+        state = context.state
+        last_call = state.deadline  # by the clock of the node that wrote it
+        if last_call is None:
+            return step(context, deadline)
+        if last_call != self._last_call[0]:
+            self._last_call = last_call, time.monotonic()
+        is_over = time.monotonic() - self._last_call[1] > context.settings.timeout.last_call.total_seconds()
+        state.deadline = last_call - YEARS if is_over else last_call + YEARS
+        try:
+            return step(context, deadline)
+        finally:
+            state.deadline = last_call
 
 
 class RoundRendezvous(RendezvousHandler):

@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from supervisor.agent import rendezvous
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -246,6 +247,33 @@ def test_nodes_whose_clocks_differ_by_an_hour_meet(store: Store, monkeypatch: py
     nodes = [DynamicNode(store) for _ in range(3)]
     for node, hours in zip(nodes, (0, 1, -1), strict=True):
         node.meets(behind=timedelta(hours=hours))
+    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
+
+
+@pytest.mark.usefixtures("as_the_agent_sets_it")
+def test_a_node_whose_clock_is_ahead_waits_for_those_that_may_still_come_for_as_long_as_the_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_rendezvous, "datetime", SetClock)
+    first, ahead, late = nodes = [DynamicNode(store) for _ in range(3)]
+    first.meets()
+    ahead.meets(behind=timedelta(hours=-1))
+    with pytest.raises(queue.Empty):
+        ahead.found.get(timeout=4.0)
+    late.meets(behind=timedelta(hours=1))
+    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
+
+
+@pytest.mark.usefixtures("as_the_agent_sets_it")
+def test_a_round_is_not_complete_without_a_node_that_waits_for_it_though_nobody_knew_of_it(store: Store) -> None:
+    first, second, late = nodes = [DynamicNode(store) for _ in range(3)]
+    for node in (first, second):
+        node.meets(expected=2)
+    assert [node.found.get(timeout=DEADLINE_S) for node in (first, second)] == [2, 2]
+    late.meets()
+    wait_for(lambda: first.handler.num_nodes_waiting() == 1, "a node to wait", DEADLINE_S)
+    for node in (first, second):
+        node.meets(expected=2)
     assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
 
 

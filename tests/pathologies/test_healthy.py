@@ -7,17 +7,18 @@ import os
 import signal
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pathologies import driving
 from tests.pathologies.driving import RESUMING, SOON, command, record_times, taken
+from tests.support.faketime import faketime
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.e2e.conftest import Supervised
 
@@ -73,29 +74,6 @@ def test_a_clock_that_jumps_is_no_hang(supervise: Callable[..., Supervised], tmp
     jumped = [abs(after - before) > 3000 for before, after in pairwise(record_times(run))]
     assert jumped.count(True) == 1
     assert not taken(run, "HangSuspected")
-
-
-#: Python sleeps by the monotonic clock, which libfaketime 0.9.10 refuses (EINVAL) where it leaves that clock alone.
-SLEEPS = """
-import select, time
-time.sleep = lambda seconds: select.select([], [], [], seconds) and None
-"""
-
-
-def faketime(place: Path) -> dict[str, str]:
-    """Return the variables with which the wall clock, and it alone, is ahead by the seconds in the file `clock`."""
-    found = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
-    if found is None:
-        pytest.skip("needs Debian's package libfaketime")
-    (place / "site").mkdir()
-    (place / "site" / "sitecustomize.py").write_text(SLEEPS)
-    return {
-        "PYTHONPATH": str(place / "site"),
-        "LD_PRELOAD": str(found),
-        "FAKETIME_TIMESTAMP_FILE": str(place / "clock"),
-        "FAKETIME_CACHE_DURATION": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
 
 
 UPLOADS = """

@@ -169,8 +169,9 @@ def test_a_run_is_later_than_all_that_is_known_whatever_the_clock_says(tmp_path:
     assert second.current == Lineage(7001, "b", 1)
     second.write()
     again = Lineages(tmp_path, "b")
-    assert not again.begin_run(lambda: pytest.fail("a requeue needs no look at the manifests"), 1)
+    assert not again.begin_run(lambda: (made(5, "a", 2000, (1000, 1)), made(7, "b", 3000, (7001, 1))), 1)
     assert again.current == Lineage(7001, "b", 1)
+    assert again.attempt_at(601 * 10**9) == Lineage(7001, "b", 1), "a manifest moves no beginning that is recorded"
 
 
 def test_a_file_without_a_manifest_belongs_to_the_attempt_that_ran_when_it_was_modified(tmp_path: Path) -> None:

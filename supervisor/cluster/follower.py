@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from supervisor.cluster.client import StoreAddress
 from supervisor.cluster.register import Register, RegisterChanged, RegisterUnreachable, StoreRecord
@@ -28,12 +28,32 @@ MOST_UNANSWERED = 4
 _Answer = TypeVar("_Answer")
 
 
+class ServingHosts(Protocol):
+    """The hosts of a list, of which one serves torch's rendezvous and the control store (supervisor/run/store_hosts.py)."""
+
+    def start(self, rules: ClusterRules, followed: str) -> None:
+        """Begin. followed: the key of the store that this node knew in this run, "" for none."""
+        ...
+
+    def close(self) -> None:
+        """End it. Not from the loop's thread."""
+        ...
+
+    def options(self) -> tuple[str, ...] | None:
+        """Return torchrun's options for the rendezvous as it is served now; None where nobody serves it yet."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StorePlace:
-    """Where the nodes find the control store beside the agents: `register` names it, and the others reach this node at `host`."""
+    """Where the nodes find the control store beside the agents: `register` names it, and the others reach this node at `host`.
+
+    hosts: of a list in --rdzv-endpoint, whose register it is.
+    """
 
     register: Register
     host: str
+    hosts: ServingHosts | None = None
 
 
 class WatchedRegister:
@@ -69,7 +89,7 @@ class StoreFollower:
     def __init__(self, register: Register, client: NodeClient, rules: ClusterRules, host: str, followed: str) -> None:
         self.server: StoreServer | None = None
         self._register, self._client, self._rules, self._host = register, client, rules, host
-        self._finder = StoreFinder(register, rules, client.name, followed)
+        self._finder = StoreFinder(register, rules, client.name, followed, host)
         self._since_t = time.monotonic()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="store-follower", daemon=True)

@@ -71,6 +71,11 @@ class StoreRecord:
             return None
 
     @property
+    def is_bid(self) -> bool:
+        """Whether no store is served yet: `host` serves one once the nodes have met there."""
+        return self.port == 0
+
+    @property
     def members(self) -> tuple[str, ...]:
         """The members of the newest epoch."""
         rows = dict(self.rows)

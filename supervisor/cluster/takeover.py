@@ -104,10 +104,10 @@ class ServeStoreHere:
 
 
 class StoreFinder:
-    """Where one node finds the store. followed: the key of the store that it knows, "" for none. Raises nothing."""
+    """Where one node finds the store. followed: the key of the store that it knows, "" for none. host: where the others reach it."""
 
-    def __init__(self, register: Register, rules: ClusterRules, node: str, followed: str) -> None:
-        self._register, self._rules, self._node, self._followed = register, rules, node, followed
+    def __init__(self, register: Register, rules: ClusterRules, node: str, followed: str, host: str = "") -> None:
+        self._register, self._rules, self._node, self._followed, self._host = register, rules, node, followed, host
         self._seen, self._seen_t = Registered(-1, ""), 0.0
 
     def look(self, now: float, silent_s: float, meeting: NodesTogether | None) -> FollowStore | ServeStoreHere | None:
@@ -122,9 +122,10 @@ class StoreFinder:
             return None
         if found.version != self._seen.version:
             self._seen, self._seen_t = found, now
-        asked = self._asked(
-            StoreRecord.read(found.value), now - self._seen_t, silent_s, is_first=meeting is not None and meeting.index == 0
-        )
+        record = StoreRecord.read(found.value)
+        if record is not None and record.is_bid:
+            return ServeStoreHere(found.version) if meeting is not None and record.host == self._host else None
+        asked = self._asked(record, now - self._seen_t, silent_s, is_first=meeting is not None and meeting.index == 0)
         if isinstance(asked, FollowStore):
             self._followed = asked.record.key
         return asked

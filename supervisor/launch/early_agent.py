@@ -12,14 +12,13 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from supervisor.errors import ExitCode, SuperviseError
-from supervisor.knobs import torchrun
+from supervisor.knobs import host_list, torchrun
 from supervisor.launch import orphans
 from supervisor.launch.environment import job_environment
 from supervisor.launch.guardian_client import GuardianClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from supervisor.config.settings import Settings
     from supervisor.guardian.messages import GuardianEvent
@@ -75,24 +74,12 @@ class EarlyAgent:
 
 
 def start(job: Job, ignored: Collection[int]) -> EarlyAgent | None:
-    """Start the agent of a torchrun command; None for another command."""
+    """Start the agent of a torchrun command; None for another command, and where it is not known yet which host serves the rendezvous."""
     command = torchrun.recognise(job.command, path=job.environ.get("PATH"))
+    if host_list.of(command, job.environ) is not None:
+        return None
     argv = agent_argv(job.settings, command)
     return None if argv is None else EarlyAgent(job, argv, ignored)
-
-
-def require_one_endpoint(command: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise SuperviseError (64) for a list of endpoints: torchrun takes one, and would fail on each node in words of its own."""
-    found = torchrun.recognise(command, path=environ.get("PATH"))
-    if found is None or torchrun.option_value(found, environ, "rdzv-backend", "static") not in {"static", "c10d"}:
-        return
-    endpoint = torchrun.option_value(found, environ, "rdzv-endpoint")
-    if "," in endpoint:
-        raise SuperviseError(
-            f"cannot start torchrun: --rdzv-endpoint: a list of hosts ({endpoint}), and its rendezvous is served by one",
-            hint="Give one host, on all nodes the same. That the job goes on when that host is lost takes --rdzv-backend=etcd-v2.",
-            exit_code=ExitCode.USAGE,
-        )
 
 
 def start_guardian(settings: Settings, ignored: Collection[int], on_event: OnEvent, on_died: Callable[[], None]) -> GuardianClient:
@@ -101,8 +88,11 @@ def start_guardian(settings: Settings, ignored: Collection[int], on_event: OnEve
     return GuardianClient.start(on_event, on_died, ignored=ignored, orphan_grace_s=orphan_grace_s, log_bytes=log_bytes)
 
 
-def agent_argv(settings: Settings, command: Torchrun | None) -> list[str] | None:
-    """Return what runs our agent in torchrun's place; None where that is not possible. The guardian fills {link_fd} and {output_fd} in."""
+def agent_argv(settings: Settings, command: Torchrun | None, options: Sequence[str] = ()) -> list[str] | None:
+    """Return what runs our agent in torchrun's place; None where that is not possible. The guardian fills {link_fd} and {output_fd} in.
+
+    options: of torchrun, which hold in place of the user's.
+    """
     if command is None or command.interpreter is None:
         return None
     return torchrun.agent_argv(
@@ -113,6 +103,7 @@ def agent_argv(settings: Settings, command: Torchrun | None) -> list[str] | None
         grace_s=settings.stop.grace_s,
         streams=_streams(),
         window=_window(),
+        options=options,
     )
 
 

@@ -82,18 +82,29 @@ _NAMED = 3
 
 
 class ElasticSession:
-    """Runs our agent by `argv` (knobs/torchrun.py), in which {link_fd} and {output_fd} stand for its two descriptors.
+    """Runs our agent by what `argv` returns (knobs/torchrun.py), in which {link_fd} and {output_fd} stand for its two descriptors.
+
+    It returns None where the nodes cannot meet yet, and another one where they have to meet elsewhere.
 
     `script_args`: what stands behind the script in the user's command, the only part of it that an attempt may change. `early`: an
     agent that runs already.
     """
 
     def __init__(
-        self, context: SessionContext, argv: Sequence[str], *, shim: str, script_args: Sequence[str] = (), early: EarlyAgent | None = None
+        self,
+        context: SessionContext,
+        argv: Callable[[], list[str] | None],
+        *,
+        shim: str,
+        script_args: Sequence[str] = (),
+        early: EarlyAgent | None = None,
     ) -> None:
         self._context = context
         self._early = early
-        self._argv = list(argv)
+        self._make_argv = argv
+        self._argv: list[str] = []  # of the agent that was started last
+        self._is_replaced = False  # the agent is being ended, and another one started for the same attempt
+        self._make_go: Callable[[], Go | None] | None = None  # of the attempt
         self._script_args = tuple(script_args)
         self._shim = shim
         self._ending = AttemptEnding(context)
@@ -120,6 +131,21 @@ class ElasticSession:
         """See Session. The agent meets the other nodes, and starts its ranks with the order that `begin` sends."""
         nodes = self._context.nodes
         self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc, nodes=nodes.expected, finds_store=nodes.finds_store))
+
+    def meet_elsewhere(self) -> None:
+        """See Session."""
+        if self._make_go is None or self._nodes_met or not self._context.loop.state.awaits_ranks(self._ending.attempt):
+            return
+        if self._link is None and not self._argv:
+            self._start_agent(self._ending.attempt)  # the first one, once the nodes can meet
+        elif self._link is not None and self._make_argv() not in (self._argv, None):
+            self._replace_agent()
+
+    def _replace_agent(self) -> None:
+        """End the agent, which may hang in a store that is lost, and start one with other arguments in its place."""
+        if not self._is_replaced:
+            self._is_replaced, self._is_ready, self._waiting = True, False, self._make_go
+            self._context.guardian().end("command", grace_s=0.0, signum=signal.SIGKILL)
 
     def serve_store(self, attempt: int, port: int, key: str) -> None:
         """See Session."""
@@ -148,13 +174,17 @@ class ElasticSession:
     def _open(self, attempt: int, make_go: Callable[[], Go | None]) -> None:
         """Order a living agent to go on with another attempt; otherwise start one, which gets the order after its hello."""
         self._ending.start(attempt)
-        self._waiting = make_go
+        self._waiting = self._make_go = make_go
         self._nodes_met = False
         self._deaths = {}
         if self._exited is not None:
             self._agent_gone()
         if self._link is None:
             self._start_agent(attempt)
+        elif self._make_argv() not in (self._argv, None):
+            self._replace_agent()
+        elif self._is_replaced:
+            pass  # the next one gets the order
         else:
             self._context.guardian().log_dir(attempt, self._context.job.log_dir(attempt))
             self._go()
@@ -201,7 +231,11 @@ class ElasticSession:
 
     def on_guardian(self, message: GuardianEvent) -> None:
         """See Session."""
-        if message["ev"] == "ended":
+        if message["ev"] == "ended" and message["what"] == "command" and self._is_replaced:
+            self._is_replaced = False
+            self._agent_gone()
+            self._start_agent(self._ending.attempt)
+        elif message["ev"] == "ended":
             self._ending.swept(message["what"], message["left"])
         elif message["ev"] == "spawned" and message["kind"] == "agent":
             self._pid = message["pid"]
@@ -227,7 +261,7 @@ class ElasticSession:
 
     def _agent_exited(self, message: CommandExited) -> None:
         """The agent has ended. All its messages were received, or something else held the link open for LINK_END_S."""
-        if message is not self._exited:
+        if message is not self._exited or self._is_replaced:
             return
         self._agent_gone()
         if self._context.loop.state.stops_ranks:
@@ -357,6 +391,10 @@ class ElasticSession:
     # the agent's process
 
     def _start_agent(self, attempt: int) -> None:
+        argv = self._make_argv()
+        if argv is None and not self._argv:
+            return  # `meet_elsewhere` does it later
+        self._argv = argv or self._argv
         job, guardian, log_dir = self._context.job, self._context.guardian(), self._context.job.log_dir(attempt)
         early, self._early = self._early, None
         if early is not None and early.guardian is guardian:

@@ -61,7 +61,9 @@ def _of_torchrun(command: torchrun.Torchrun, environ: Mapping[str, str], here: s
     def option_or(option: str, default: str) -> str:
         return torchrun.option_value(command, environ, option, default)
 
-    if torchrun.is_standalone(command, environ):
+    if torchrun.is_standalone(command, environ) or "," in option_or(
+        "rdzv-endpoint", ""
+    ):  # of a list, one serves, perhaps another than before
         return NOWHERE
     backend, endpoint = option_or("rdzv-backend", "static"), option_or("rdzv-endpoint", "")
     alone = torchrun.size(command, environ)[1] == 1

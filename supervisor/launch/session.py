@@ -81,6 +81,10 @@ class NodesListener(Protocol):
     expected: int
     finds_store: bool
 
+    def rendezvous_options(self) -> tuple[str, ...] | None:
+        """Return what torchrun gets in place of its own options for the rendezvous; None where nobody serves one yet."""
+        ...
+
     def met(self, message: NodesMet) -> None:
         """The agents of the nodes have met."""
         ...
@@ -127,6 +131,10 @@ class Session(Protocol):
 
     def gather(self, action: GatherNodes) -> None:
         """Have this node meet the others, and start no rank; answered by a call of NodesListener, or LauncherExited."""
+        ...
+
+    def meet_elsewhere(self) -> None:
+        """Have the nodes meet where NodesListener has it now, if the place has changed while this node waits for the others."""
         ...
 
     def serve_store(self, attempt: int, port: int, key: str) -> None:

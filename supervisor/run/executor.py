@@ -119,7 +119,8 @@ class Executor:
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
         orders = AttemptOrders(self._serve_store, self._renumber, self._complete)
         warn: Callable[[str], None] = lambda text: loop.call_soon(lambda: self._warn_once(text))  # noqa: E731
-        self.nodes = JobNodes(job, loop, orders, warn, store_places.of(factory.torchrun, job.environ))
+        place = store_places.of(factory.torchrun, job.environ, job.state / "cluster", warn)
+        self.nodes = JobNodes(job, loop, orders, warn, place)
         self._rank_requests = RankRequests(job, loop, reporter, self.threads, factory.checkpoints.saved_since)
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
@@ -162,6 +163,8 @@ class Executor:
         self.watch.tick(state.attempt.live_ranks)
         self.standbys.tick(state)
         self.nodes.tick()
+        if self._session is not None:
+            self._session.meet_elsewhere()
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:

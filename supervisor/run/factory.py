@@ -146,9 +146,13 @@ class JobFactory:
         command = self.torchrun
         if command is None:
             return PlainSession(context, lambda argv, _nproc: argv, self._shim(python_command.shim_mode(self._job.command)))
-        argv = agent_argv(self._job.settings, command)
-        if argv is None:
+        if agent_argv(self._job.settings, command) is None:
             return self.stock_session(context)
+
+        def argv() -> list[str] | None:
+            options = context.nodes.rendezvous_options()
+            return None if options is None else agent_argv(self._job.settings, command, options)
+
         from supervisor.launch.elastic_session import ElasticSession  # noqa: PLC0415 (its messages cost a plain command's start a tenth)
 
         script_args = torchrun.script_arguments(command)
@@ -162,7 +166,7 @@ class JobFactory:
             if command is None:
                 return argv
             changed = replace(command, args=tuple(argv[len(command.head) :]))  # an attempt changes only what stands behind the script
-            return torchrun.stock_argv(changed, nproc)
+            return torchrun.stock_argv(changed, nproc, context.nodes.rendezvous_options() or ())
 
         return PlainSession(context, shape, self._shim("launcher"))
 

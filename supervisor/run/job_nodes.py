@@ -62,12 +62,18 @@ class AttemptOrders:
 class JobNodes:
     """The nodes of one job, as this one sees them. Public methods are called on the loop's thread.
 
-    warn: prints a line at the terminal, from any thread. place: of the control store, None: beside torch's rendezvous store.
+    warn: prints a line at the terminal, from any thread. store_place: of the control store, None: beside torch's rendezvous store.
     """
 
     def __init__(
-        self, job: Job, loop: Loop, orders: AttemptOrders, warn: Callable[[str], None], store_place: StorePlace | None = None
+        self,
+        job: Job,
+        loop: Loop,
+        orders: AttemptOrders,
+        warn: Callable[[str], None],
+        store_place: StorePlace | None = None,
     ) -> None:
+        self._hosts = None if store_place is None else store_place.hosts
         self._job, self._loop, self._orders, self._store_place, self._warn = job, loop, orders, store_place, warn
         self._follower: StoreFollower | None = None
         self.finds_store = store_place is not None
@@ -90,9 +96,13 @@ class JobNodes:
     # the beginning
 
     def take_over(self) -> None:
-        """Go on where the supervisor before this one left the other nodes, if it had met any."""
+        """Go on where the supervisor of this run before this one left the other nodes, if it had met any."""
         kept = self._node_file.read(KeptNode) if self._place.exists() else None
-        if kept is None or kept.run != self._job.run_id:
+        if kept is not None and kept.run != self._job.run_id:
+            kept = None
+        if self._hosts is not None:
+            self._hosts.start(self._rules(), "" if kept is None or kept.address is None else kept.address.key)
+        if kept is None:
             return
         served = self._store_file.read(KeptStore)
         if served is not None and served.run == self._job.run_id:
@@ -188,6 +198,10 @@ class JobNodes:
             is_for_others = admission is not None and admission.save_requested
             self._give(protocol.RanksSaved(self._now()) if is_for_others else protocol.RanksDone(self._now()))
 
+    def rendezvous_options(self) -> tuple[str, ...] | None:
+        """Return what torchrun gets in place of its own options for the rendezvous; None where nobody serves one yet."""
+        return () if self._hosts is None else self._hosts.options()
+
     @property
     def store_host(self) -> str | None:
         """Where the control store is served, as this node reaches it; "" on the node that serves it, None where that is not known."""
@@ -247,19 +261,22 @@ class JobNodes:
 
     def close(self, reason: str, then: Callable[[], None]) -> None:
         """Leave the other nodes; `then` is called on the loop's thread once those that wait for this one know how the job ended."""
-        client, server = self._client, self._follower or self._server
-        if client is None:
+        client, server, hosts = self._client, self._follower or self._server, self._hosts
+        if client is None and hosts is None:
             then()
             return
         if self._is_closing:
             return
         self._is_closing = True
-        client.give(protocol.GiveUp(self._now(), reason))
+        self._give(protocol.GiveUp(self._now(), reason))
 
         def work() -> None:
-            client.close(GOODBYE_S)
+            if client is not None:
+                client.close(GOODBYE_S)
             if server is not None:
                 server.close(LINGER_S)
+            if hosts is not None:
+                hosts.close()
             self._loop.call_soon(then)
 
         threading.Thread(target=work, name="leave-nodes", daemon=True).start()

@@ -199,8 +199,7 @@ class JobRun:
                 unfinished_before=self.unfinished_before,
                 programs_seen=self.programs_seen,
             )
-            if self.continues:
-                self.executor.nodes.take_over()
+            self.executor.nodes.take_over()
             self.loop.post(started)
             end = self.loop.run()
         except BaseException:

@@ -47,7 +47,6 @@ def run(settings: Settings, command: Sequence[str]) -> int:
         slurm.require_one_task(command, environ)
     in_slurm = slurm.at_start(command, environ)
     environ |= in_slurm.variables
-    early_agent.require_one_endpoint(command, environ)
     name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
     knobs = job_knobs.find(settings, command, environ, cwd)
     terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")

@@ -6,18 +6,29 @@ import socket
 from typing import TYPE_CHECKING
 
 from supervisor.cluster.follower import StorePlace
-from supervisor.knobs import torchrun
+from supervisor.knobs import host_list, torchrun
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
 
 _ETCD = ("etcd", "etcd-v2")
 
 
-def of(command: torchrun.Torchrun | None, environ: Mapping[str, str]) -> StorePlace | None:
-    """Return the place, None where the store is served beside torch's. environ: the user's."""
+def of(command: torchrun.Torchrun | None, environ: Mapping[str, str], directory: Path, warn: Callable[[str], None]) -> StorePlace | None:
+    """Return the place, None where the store is served beside torch's. environ: the user's. directory, warn: see StoreHosts.
+
+    Raises SuperviseError where a list of hosts cannot be used.
+    """
     if command is None or torchrun.most_nodes(command, environ) == 1:
         return None
+    listed = host_list.of(command, environ)
+    if listed is not None:
+        from supervisor.run.store_hosts import StoreHosts  # noqa: PLC0415  few jobs have one
+
+        hosts = StoreHosts(listed, directory, warn)
+        return StorePlace(hosts, hosts.host, hosts)
 
     def option_or(name: str, default: str) -> str:
         return torchrun.option_value(command, environ, name, default)

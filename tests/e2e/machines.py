@@ -46,8 +46,7 @@ class Machines:
     def start(self, node: int) -> Supervised:
         """Start the supervisor of a node, or start it again."""
         address = self.network.address(node)
-        torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.network.address(0)}:{PORT}", "--rdzv-id=e2e"]
-        torchrun += [f"--rdzv-conf=is_host={int(node == 0)}", f"--local-addr={address}"]
+        torchrun = ["torchrun", "--rdzv-backend=c10d", "--rdzv-id=e2e", f"--local-addr={address}", *self.rendezvous(node)]
         torchrun += [f"--nnodes={self._nnodes}", "--nproc-per-node=1"]
         files = [f"--progress={self.place}/progress", f"--ckpt-dir={self.place}/ckpt", f"--digest={self.place}/digest"]
         script = [*DDP, f"--steps={self._steps}", f"--save-every={EVERY}", "--step-ms=20", *files, *self._job]
@@ -60,6 +59,10 @@ class Machines:
             SUPERVISE_NODES_LEASE_S=str(self._lease_s),
             GLOO_SOCKET_IFNAME="eth0",
         )
+
+    def rendezvous(self, node: int) -> list[str]:
+        """Return torchrun's options for where the nodes meet."""
+        return [f"--rdzv-endpoint={self.network.address(0)}:{PORT}", f"--rdzv-conf=is_host={int(node == 0)}"]
 
     def reached(self, step: int) -> None:
         """Await that rank 0 made a step."""

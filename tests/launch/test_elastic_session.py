@@ -61,10 +61,13 @@ STARTED = {"ev": "started", "attempt": 1, "world_size": 1, "ranks": RANKS}
 DIED = {"ev": "rank_exited", "attempt": 1, "rank": 0, "pid": 1, "at_ns": 1, "code": 3, "signal": None, "core_dumped": False}
 
 
+AGENT = ["agent"]
+
+
 class Stage:
     """A session between a guardian and an agent that the test plays; `events` are what it posted, in order."""
 
-    def __init__(self, directory: Path, *, early: bool = False) -> None:
+    def __init__(self, directory: Path, *, early: bool = False, argv: list[str] | None = AGENT) -> None:
         self.events: list[Any] = []
         self.of_nodes: list[Any] = []
         self.ended: list[str] = []
@@ -94,7 +97,8 @@ class Stage:
         if early:
             link, self.agent = socket.socketpair()
         started = cast("Any", SimpleNamespace(guardian=self, link=link)) if early else None
-        self.session = ElasticSession(context, ["agent"], shim="off", script_args=COMMAND[2:], early=started)
+        self.argv: list[str] | None = argv
+        self.session = ElasticSession(context, lambda: self.argv, shim="off", script_args=COMMAND[2:], early=started)
         self.session.begin(BEGIN, AS_WRITTEN)
         self.from_guardian(**SPAWNED)
 
@@ -113,6 +117,9 @@ class Stage:
 
     def done(self, attempt: int) -> None:
         self.of_nodes.append(attempt)
+
+    def rendezvous_options(self) -> tuple[str, ...]:
+        return ()
 
     # the loop
 
@@ -425,3 +432,31 @@ def test_a_message_is_read_as_the_agent_wrote_it() -> None:
     spawned = (SpawnedRank(0, 0, 11, 12), SpawnedRank(1, 1, 13, 14))
     for message in (RanksStarted(2, spawned, 4), RanksStopped(2, "failed", (TorchError(1, "cannot decode \udcff.pt", "Traceback"),))):
         assert decode(encode(message)) == message
+
+
+def test_the_first_agent_is_started_once_the_nodes_can_meet_and_another_where_they_have_to_meet_elsewhere(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, argv=None)
+    stage.session.meet_elsewhere()
+    assert stage.spawned == 0, "nobody serves the rendezvous yet"
+    stage.argv = ["agent", "at the first host"]
+    stage.session.meet_elsewhere()
+    assert stage.spawned == 1
+    stage.session.meet_elsewhere()
+    stage.argv = None  # the register does not answer for a while
+    stage.session.meet_elsewhere()
+    assert (stage.spawned, stage.ended) == (1, [])
+    stage.argv = ["agent", "at the next host"]
+    stage.session.meet_elsewhere()
+    stage.session.meet_elsewhere()
+    assert stage.ended == ["command"]
+    stage.agent_exits(-9)
+    stage.pass_time(2.0)
+    assert stage.spawned == 1, "its end is no failure of the attempt, and is waited for"
+    stage.from_guardian(ev="ended", what="command", killed=1, left=[])
+    assert stage.spawned == 2
+    assert not stage.events
+    stage.from_guardian(**SPAWNED)
+    stage.says(HELLO)
+    while not stage.events:
+        stage.take(1)
+    assert stage.hears().attempt == 1, "the new one gets the order"

@@ -96,9 +96,9 @@ class StoreServer:
         return self._thread.is_alive()
 
     def close(self, linger_s: float) -> None:
-        """Serve until every member of the last epoch knows how the job ended, `linger_s` at most, and return then.
+        """Serve until every member of the last epoch knows its decision, `linger_s` at most, and return then. Not from the loop's thread.
 
-        Where the job is not over, nobody is waited for. Not from the loop's thread.
+        Also where the job goes on without this node: its leaving ended the epoch, and nothing is decided without a store.
         """
         self._end_t = time.monotonic() + linger_s
         self._thread.join()
@@ -134,8 +134,10 @@ class StoreServer:
         if self._end_t is None:
             return False
         state = self._state
-        if not state.is_over or state.epoch is None or time.monotonic() >= self._end_t:
+        if state.epoch is None or time.monotonic() >= self._end_t:
             return True
+        if state.is_open:
+            return False
         number = state.epoch.number
         out = nodes_of(state.rows, "lost", number) | nodes_of(state.rows, "left", number) | {state.host}
         return all(node in out or self._have.get(node, 0) >= state.revision for node in state.epoch.members)

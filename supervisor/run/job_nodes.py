@@ -27,6 +27,7 @@ from supervisor.cluster.server import StoreServer, listen
 from supervisor.cluster.store import new_store
 from supervisor.core import actions as act
 from supervisor.core import events
+from supervisor.core.lifecycle import OUR_END_S
 from supervisor.core.model import Evidence, JobDecision
 from supervisor.core.state import Attempt, NodeReport, Stage, changed
 from supervisor.core.values import dataclass
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
     from supervisor.run.loop import Loop
 
-#: What the host of the store gives the other nodes to learn how the job ended, and a node gives its last messages to leave.
+#: What the host of the store gives the other nodes to decide and to learn how the job ended, and a node gives its last messages to leave.
 LINGER_S = 15.0
 GOODBYE_S = 2.0
 #: All-gather 0 of the agreement is the second of the protocol, in which 0 is how the ranks began.
@@ -269,17 +270,24 @@ class JobNodes:
             return
         self._is_closing = True
         self._give(protocol.GiveUp(self._now(), reason))
+        linger_s = self._linger_s()
 
         def work() -> None:
             if client is not None:
                 client.close(GOODBYE_S)
             if server is not None:
-                server.close(LINGER_S)
+                server.close(linger_s)
             if hosts is not None:
                 hosts.close()
             self._loop.call_soon(then)
 
         threading.Thread(target=work, name="leave-nodes", daemon=True).start()
+
+    def _linger_s(self) -> float:
+        """Return for how long the store may be served on: not until the environment kills this process, for its exit code counts."""
+        stop = self._loop.state.run.stop
+        left_s = None if stop is None else stop.left_s
+        return LINGER_S if stop is None or left_s is None else max(0.0, min(LINGER_S, stop.left_from_t + left_s - self._now() - OUR_END_S))
 
     def _give(self, message: protocol.NodeInput) -> None:
         if self._client is not None:

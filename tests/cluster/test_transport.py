@@ -311,6 +311,25 @@ def test_the_host_of_the_store_stays_until_every_member_knows_how_the_job_ended(
     assert all(member.all_of(protocol.ActOn) for member in cluster.members)
 
 
+def test_the_host_of_the_store_that_is_stopped_stays_until_the_others_have_decided_what_comes_after_it(cluster: Cluster) -> None:
+    cluster.meet()
+    stopped, *others = cluster.members
+    stopped.client.give(protocol.GiveUp(time.monotonic(), "stopped by SIGTERM"))
+    stopped.close()
+    closing = threading.Thread(target=cluster.server.close, args=(30.0,))
+    closing.start()
+    for member in others:
+        wait_for(lambda member=member: member.all_of(protocol.EpochEnded), "the end", 20)
+        member.client.give(protocol.EpochReport(time.monotonic(), f"evidence of {member.name}"))
+    assert {member.all_of(protocol.EpochEnded)[0].end.node for member in others} == {stopped.name}
+    wait_for(lambda: others[0].all_of(protocol.JudgeReports), "the reports", 20)
+    assert closing.is_alive()
+    others[0].client.give(protocol.DecisionProposed(time.monotonic(), 1, ClusterDecision(RESTART, "by 1")))
+    closing.join(20)
+    assert not closing.is_alive(), "it stays no longer"
+    assert [[one.decision.text for one in member.all_of(protocol.ActOn)] for member in others] == [["by 1"], ["by 1"]]
+
+
 def test_the_clocks_are_compared_over_the_stores_answers(cluster: Cluster) -> None:
     cluster.meet()
     offset_s = wait_for(lambda: (cluster.members[1].client.offset_s,)[cluster.members[1].client.offset_s is None :], "an answer", 10)[0]

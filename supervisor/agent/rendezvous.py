@@ -117,6 +117,10 @@ class MissingNodes:
         self._since_t: float | None = None
         self._reported = 0
 
+    def begin(self) -> None:
+        """A meeting begins: who is missing is reported to it, whatever the last one was sent."""
+        self._since_t, self._reported = None, 0
+
     def counted(self, count: int, within_s: float) -> None:
         """So many are missing now, 0 or less: none. torch alone would wait `within_s` for them."""
         now, count = time.monotonic(), max(count, 0)
@@ -260,6 +264,7 @@ class RoundRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Gather the nodes, then agree on the attempt's port. On the node of rank 0, serve the attempt's store there."""
         self.drop_attempt_store()
+        self._missing.begin()
         if self._several or self._met is None:
             self._met = self._meet()
         met = self._met  # a node alone has met all others

@@ -230,7 +230,7 @@ class NodeClient:
         """In a thread of its own: a host that is gone, or a name that nobody resolves, takes seconds, in which time goes on here."""
         try:
             sock = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
-        except OSError:
+        except (OSError, ValueError, OverflowError):  # ValueError: a name that is none
             self._tried.append((address, None))
         else:
             if self._is_closing:

@@ -84,10 +84,16 @@ class WatchedRegister:
 
 
 class StoreFollower:
-    """One node of the job, from `start` to `close`. host: where the others reach it. followed: the key of the store that it knows."""
+    """One node of the job, from `start` to `close`.
 
-    def __init__(self, register: Register, client: NodeClient, rules: ClusterRules, host: str, followed: str) -> None:
+    host: where the others reach it. followed: the key of the store that it knows. warn: prints a line, from any thread.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917  what it follows, for whom
+        self, register: Register, client: NodeClient, rules: ClusterRules, host: str, followed: str, warn: Callable[[str], None]
+    ) -> None:
         self.server: StoreServer | None = None
+        self._warn = warn
         self._register, self._client, self._rules, self._host = register, client, rules, host
         self._finder = StoreFinder(register, rules, client.name, followed, host)
         self._since_t = time.monotonic()
@@ -123,7 +129,12 @@ class StoreFollower:
 
     def _serve(self, asked: ServeStoreHere) -> None:
         """Serve the store here, unless another node was first. A write without an answer is found out about by the next look."""
-        listener, began_t = listen(), time.monotonic()
+        began_t = time.monotonic()
+        try:
+            listener = listen()
+        except OSError as error:  # no descriptor, no port: it is tried again
+            self._warn(f"this node cannot serve the control store of the nodes: {error.strerror}")
+            return
         name, key = secrets.token_hex(8), asked.key or secrets.token_hex(16)
         port: int = listener.getsockname()[1]
         record = StoreRecord(name, self._client.name, self._host, port, key, asked.rows)
@@ -132,7 +143,7 @@ class StoreFollower:
         except (RegisterUnreachable, RegisterChanged):
             listener.close()
             return
-        hold = StoreHold(self._register, record, version, self._rules, began_t)
+        hold = StoreHold(self._register, record, version, self._rules, began_t, time.monotonic)
         state = new_store(name, self._client.name, self._rules, time.monotonic(), asked.rows, since_t=self._since_t, lost=asked.lost)
         self.server = StoreServer(listener, key, state, hold)
         self.server.start()

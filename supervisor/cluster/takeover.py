@@ -21,6 +21,8 @@ from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnr
 from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from supervisor.cluster.messages import NodesTogether
     from supervisor.cluster.model import ClusterRules
     from supervisor.cluster.register import Register
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
 class StoreHold:
     """What lets one store serve, from its record's first write. Raises nothing."""
 
-    def __init__(self, register: Register, record: StoreRecord, version: int, rules: ClusterRules, now: float) -> None:
-        """Take the record as it was written at `now` at the earliest, and its version."""
-        self._register, self._record, self._version, self._rules = register, record, version, rules
+    def __init__(  # noqa: PLR0913, PLR0917  what was written, when, by what it is judged
+        self, register: Register, record: StoreRecord, version: int, rules: ClusterRules, now: float, clock: Callable[[], float]
+    ) -> None:
+        """Take the record as it was written at `now` of this clock at the earliest, and its version."""
+        self._register, self._record, self._version, self._rules, self._clock = register, record, version, rules, clock
         self._renewed_t = self._tried_t = self._asked_t = now
         self._hears_all = True
         self._is_taken_over = False
@@ -46,11 +50,12 @@ class StoreHold:
 
     def may_serve(self, state: StoreState, now: float) -> bool:
         """Renew the record if it is time to; return whether the store may serve on. To be asked again and again; No is for good."""
-        if now - self._asked_t > self._rules.pause_s:
+        if now - self._asked_t > self._rules.lease_s / 2:
             self._hears_all = False  # this stood still: what it hears now was sent before
         self._asked_t = now
         if now - self._tried_t >= self._rules.renew_s:
             self._write(self._record, now)
+            now = self._clock()  # a register that is slow has taken some of the time
         self._hears_all = self._hears_all and hears_all(state, now)
         holds_s = self._rules.away_s if self._hears_all else self._rules.hold_s
         return not self._is_taken_over and now - self._renewed_t <= holds_s
@@ -63,7 +68,7 @@ class StoreHold:
             except RegisterChanged:  # by an earlier write of this store that got no answer, or by who took over
                 found = self._register.read()
                 kept = StoreRecord.read(found.value)
-                self._is_taken_over = kept is None or kept.store != record.store
+                self._is_taken_over = kept is not None and kept.store != record.store  # None: the register lost it
                 if self._is_taken_over:
                     return False
                 self._version = self._register.write(record.value(), found.version)

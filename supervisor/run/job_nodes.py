@@ -126,8 +126,10 @@ class JobNodes:
             client.start()
             place, known = self._store_place, self._address
             if place is not None:
-                followed = "" if known is None else known.key
-                self._follower = StoreFollower(WatchedRegister(place.register, self._warn), client, self._rules(), place.host, followed)
+                followed = "" if known is None or memory.epoch is None else known.key
+                self._follower = StoreFollower(
+                    WatchedRegister(place.register, self._warn), client, self._rules(), place.host, followed, self._warn
+                )
                 self._follower.start()
         return self._client
 
@@ -158,8 +160,8 @@ class JobNodes:
             return_s=max(rules.return_s, 2 * lease_s),
             meeting_s=max(rules.meeting_s, 4 * lease_s),
             renew_s=lease_s / 6,
-            hold_s=lease_s * 2 / 3,
-            away_s=self._job.settings.nodes.wait_s / 2,
+            hold_s=(hold_s := max(2.0, lease_s * 2 / 3)),  # a register may take a second to answer
+            away_s=max(hold_s, self._job.settings.nodes.wait_s / 2),
         )
 
     def _keep_memory(self, memory: NodeMemory) -> None:

@@ -67,7 +67,7 @@ class Node:
         self.name, self.index = f"n{index}/1", index
         self.done: list[protocol.NodeOutput] = []
         self.client = NodeClient(NodeMemory(self.name), RULES, time.monotonic, lambda _memory: None, self._emitted)
-        self.follower = StoreFollower(ReachedRegister(held, self.name), self.client, RULES, "127.0.0.1", "")
+        self.follower = StoreFollower(ReachedRegister(held, self.name), self.client, RULES, "127.0.0.1", "", pytest.fail)
         self._ends = threading.Event()
         self._loop = threading.Thread(target=self._tick, daemon=True)
         self.client.start()
@@ -160,6 +160,14 @@ def test_a_store_that_cannot_renew_its_record_serves_on_while_it_hears_all_membe
         wait_for(lambda node=node: bool(node.acted()), "a decision", 20)
     assert held.record().store == served
     assert len({node.acted()[0].decision for node in nodes}) == 1
+
+
+def test_a_register_that_lost_its_data_gets_the_record_again(held: HeldRegister, nodes: list[Node]) -> None:
+    served = held.record()
+    held.found = Registered(0, "")
+    wait_for(lambda: held.found.version > 0, "the record", 20)
+    assert held.record() == served
+    assert not any(node.silent() for node in nodes)
 
 
 def test_a_host_that_the_register_alone_cannot_reach_gives_way_once_it_misses_a_member(held: HeldRegister, nodes: list[Node]) -> None:

@@ -102,7 +102,7 @@ class Machine:
             except (RegisterUnreachable, RegisterChanged):
                 return
             self.store = storage.new_store(record.store, self.name, world.rules, world.t, asked.rows, lost=asked.lost)
-            self.hold = StoreHold(register, record, version, world.rules, world.t)
+            self.hold = StoreHold(register, record, version, world.rules, world.t, lambda: world.t)
             self.target, self.followed = self.index, record.key
             world.happened("takes over" if asked.lost else "serves", self)
             if not asked.key:

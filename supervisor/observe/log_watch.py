@@ -55,6 +55,8 @@ LAST_S = 0.04
 LAST_BYTES = 8 * 1024
 #: The kernel notes the time of a write as of its last tick, 1 to 10 ms ago. What a rank writes of another one's death must not precede it.
 FILE_TICK_S = 0.01
+#: What a file server reports of a file may be so old (nfs(5): acregmin).
+SEEN_LATE_S = 3.0
 #: The bytes kept of each stream's end, to see whether the file has all that was written.
 END_BYTES = 4096
 
@@ -100,6 +102,7 @@ class LogWatch:
         self._answered = threading.Event()
         self._answer: tuple[StreamRead, ...] = ()
         self._failure: Exception | None = None
+        self._found_at = 0.0  # when the directory was last listed, by the monotonic clock
         self.passes = 0
 
     @property
@@ -160,7 +163,9 @@ class LogWatch:
     def _find(self) -> None:
         try:
             names = [path.name for path in self._directory.iterdir()]
-        except OSError:  # it is not there yet, or the disk is not well: the guardian keeps the last lines
+        except FileNotFoundError:  # the guardian makes it with the first file
+            names = []
+        except OSError:  # the disk is not well: the guardian keeps the last lines
             return
         for name in names:
             match = _NAMES.fullmatch(name)
@@ -169,7 +174,9 @@ class LogWatch:
             rank = int(match["rank"]) if match["rank"] else AGENT
             reader = Reader(*self._signatures())
             numbers = self._numbers(rank) if self._numbers is not None else None
-            self._streams[name] = _WatchedStream(str(self._directory / name), rank, _STREAMS[match["kind"]], reader, numbers)
+            path = str(self._directory / name)
+            self._streams[name] = _WatchedStream(path, rank, _STREAMS[match["kind"]], reader, numbers, all_read_at=self._found_at)
+        self._found_at = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +196,11 @@ class _TimeSlice:
 
 
 class _WatchedStream:
-    """One stream: a file, and those that took its name before and after."""
+    """One stream: a file, and those that took its name before and after. all_read_at: when nothing of it was unread, monotonic, or 0."""
 
-    def __init__(self, path: str, rank: int, name: str, reader: Reader, numbers: LossStream | None = None) -> None:
+    def __init__(  # noqa: PLR0913  what it reads, and for whom
+        self, path: str, rank: int, name: str, reader: Reader, numbers: LossStream | None = None, *, all_read_at: float = 0.0
+    ) -> None:
         self._path, self._rank, self._name, self._reader = path, rank, name, reader
         self._numbers = numbers
         self._fd = -1
@@ -199,6 +208,7 @@ class _WatchedStream:
         self._at = 0
         self._block = LEAST_BLOCK_BYTES
         self._t = 0.0
+        self._all_read_at = all_read_at
         self._cut = False
         self._end = b""
         self._skipped = 0
@@ -235,12 +245,14 @@ class _WatchedStream:
 
     def _take(self, most: int, now: float, turn: _TimeSlice) -> None:
         info = os.fstat(self._fd)
-        # when its last byte was written, as far as clocks agree; what is read now was not there at the last pass
-        written = now - max(0.0, time.time() - info.st_mtime - FILE_TICK_S)
-        self._t = min(now, max(self._t, written))
         if info.st_size < self._at:  # somebody emptied it
             self._at = 0
             self._mark_gap()
+        if info.st_size > self._at:
+            # its last byte was written so long ago, by the clock of the file system; which is wrong if that is before the last pass
+            age_s = max(0.0, time.time() - info.st_mtime - FILE_TICK_S)
+            is_wrong = age_s > time.monotonic() - self._all_read_at + SEEN_LATE_S
+            self._t = max(self._t, now if is_wrong else now - age_s)
         if info.st_size - self._at > most:
             beginning = self._at + most // 2
             self._feed(beginning, turn)
@@ -252,6 +264,8 @@ class _WatchedStream:
         if turn.last and self._at < info.st_size:
             self._skip_to(max(self._at, info.st_size - LAST_BYTES))
             self._feed(info.st_size, None)
+        if self._at >= info.st_size:
+            self._all_read_at = time.monotonic()
 
     def _feed(self, upto: int, turn: _TimeSlice | None) -> None:
         """Read up to `upto`. Stop when the turn is up.

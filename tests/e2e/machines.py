@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 NODES, STEPS, EVERY = 3, 400, 20
 LEASE_S = 8.0
 PORT = 29411
+_SHARED = re.compile(r"/node-\d+/")
 
 
 class Machines:
-    """The nodes of one job. `place` is the storage that they share."""
+    """The nodes of one job. `place` is the storage that they share; node `host` serves the stores."""
 
     def __init__(  # noqa: PLR0913  what a test varies, by name
         self,
@@ -37,10 +39,11 @@ class Machines:
         nnodes: str = "",
         lease_s: float = LEASE_S,
         steps: int = STEPS,
+        host: int = 0,
     ) -> None:
         self.count = len(network.names)
         self._start, self._job, self._nnodes, self.place, self.network = start, job, nnodes or str(self.count), place, network
-        self._lease_s, self._steps = lease_s, steps
+        self._lease_s, self._steps, self._host = lease_s, steps, host
         self.runs = [self.start(node) for node in range(self.count)]
 
     def start(self, node: int) -> Supervised:
@@ -62,7 +65,7 @@ class Machines:
 
     def rendezvous(self, node: int) -> list[str]:
         """Return torchrun's options for where the nodes meet."""
-        return [f"--rdzv-endpoint={self.network.address(0)}:{PORT}", f"--rdzv-conf=is_host={int(node == 0)}"]
+        return [f"--rdzv-endpoint={self.network.address(self._host)}:{PORT}", f"--rdzv-conf=is_host={int(node == self._host)}"]
 
     def reached(self, step: int) -> None:
         """Await that rank 0 made a step."""
@@ -109,6 +112,11 @@ def events_of(run: Supervised) -> list[EventTaken]:
     return found
 
 
+def saw(run: Supervised, event: str) -> bool:
+    """Return whether an event is in the journals of a node."""
+    return any(one.event == event for one in events_of(run))
+
+
 def decisions_of(run: Supervised) -> dict[int, set[str]]:
     """Return the decisions that a node acted on, by the number of the epoch."""
     found: dict[int, set[str]] = {}
@@ -120,12 +128,15 @@ def decisions_of(run: Supervised) -> dict[int, set[str]]:
 
 
 def checkpoints_of(run: Supervised) -> dict[int, set[Any]]:
-    """Return the checkpoints that were selected on a node, by the number of the attempt: path and step, None for none."""
+    """Return the checkpoints that were selected on a node, by the number of the attempt: path and step, None for none.
+
+    Directories of the nodes' own count as one.
+    """
     found: dict[int, set[Any]] = {}
     for event in events_of(run):
         if event.event == "CheckpointSelected":
             chosen = event.data["chosen"]
-            found.setdefault(event.data["attempt"], set()).add(chosen and (chosen["path"], chosen["step"]))
+            found.setdefault(event.data["attempt"], set()).add(chosen and (_SHARED.sub("/", chosen["path"]), chosen["step"]))
     return found
 
 

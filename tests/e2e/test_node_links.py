@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import processes_with
-from tests.e2e.machines import EVERY, NODES, STEPS, Machines
+from tests.e2e.machines import EVERY, NODES, STEPS, Machines, cards_of, saw
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -105,3 +105,28 @@ def test_the_others_of_an_elastic_job_train_on_without_a_lost_machine_which_is_t
     for run in others:
         assert "all have saved" in run.journal()
         assert run.status()["incidents"] == 1
+
+
+def test_a_leader_that_is_lost_after_the_reports_and_before_its_decision_is_followed_by_the_next(
+    supervise: Callable[..., Supervised], tmp_path: Path, network: Network
+) -> None:
+    nodes = Machines(supervise, tmp_path, network, host=2, lease_s=30.0)
+    nodes.reached(2 * EVERY + 5)
+    leader, follower, host = nodes.runs
+    os.kill(follower.process.pid, signal.SIGSTOP)  # its report is awaited
+    os.kill(next(iter(host.rank_pids().values())), signal.SIGKILL)
+    for run in (leader, host):
+        wait_for(lambda run=run: saw(run, "EvidenceCollected"), "the reports of the others", 60, alive=run.alive)
+    time.sleep(2.0)  # they are under way
+    network.lose_way(0, 2)  # the leader learns that the last report is there, and nobody learns from it any more
+    os.kill(follower.process.pid, signal.SIGCONT)
+    wait_for(lambda: saw(follower, "EvidenceCollected"), "the last report", 60, alive=follower.alive)
+    assert not any(saw(run, "DecisionMade") for run in nodes.runs)
+    nodes.lose(0)
+    network.find_way(0, 2)
+    wait_for(lambda: saw(follower, "DecisionMade"), "the next to decide", 90, alive=follower.alive)
+    assert saw(follower, "ReportsGathered")
+    assert not saw(leader, "ReportsGathered")
+    nodes.runs[0] = nodes.start(0)
+    nodes.end_well()
+    assert len(cards_of(nodes.runs[1:])) == 1, cards_of(nodes.runs[1:])

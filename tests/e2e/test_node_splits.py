@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.machines import EVERY, STEPS, Machines, decisions_of, events_of
+from tests.e2e.machines import EVERY, STEPS, Machines, decisions_of, events_of, saw
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from tests.support.network import Network
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-def saw(run: Supervised, event: str) -> bool:
-    """Return whether an event is in the journal of a node."""
-    return any(one.event == event for one in events_of(run))
 
 
 def gathered(run: Supervised) -> list[dict[str, Any]]:

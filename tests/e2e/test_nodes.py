@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +25,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 JOBS = Path(__file__).parents[1] / "jobs"
 #: Ranks that step together over gloo, and ranks that start in a moment.
@@ -40,7 +41,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 class Cluster:
     """The nodes of one job. `place` is what they share; node 0 serves the rendezvous, or the etcd at a port of loopback does.
 
-    `checkpoints` may hold {node}; `resume`: how each node's script is told what to resume from.
+    `checkpoints` may hold {node}; `resume`: how each node's script is told what to resume from. `words` and `environments`: further ones of
+    some nodes.
     """
 
     def __init__(  # noqa: PLR0913  what a test varies, by name
@@ -55,8 +57,11 @@ class Cluster:
         script: Sequence[str] = DDP,
         etcd: int = 0,
         job_id: str = "e2e",
+        words: Mapping[int, Sequence[str]] = MappingProxyType({}),
+        environments: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
         **environment: str,
     ) -> None:
+        self._words, self._environments = words, environments
         self._start, self._job, self._options, self.place = start, job, options, place
         self._checkpoints, self._resume, self._script, self._environment = checkpoints, resume, script, environment
         port = etcd or free_port()
@@ -73,7 +78,8 @@ class Cluster:
         declared = ["--checkpoints", f"{directory}/*.pt", "--resume-args", self._resume[node], *self._options]
         command = [*self._torchrun, "--nproc-per-node=1", "--rdzv-conf=last_call_timeout=2", *self._script, f"--save-every={EVERY}"]
         place = self.place / f"node-{node}"
-        return self._start(*command, f"--steps={STEPS}", *files, *self._job, options=declared, place=place, **self._environment)
+        words = [f"--steps={STEPS}", *files, *self._job, *self._words.get(node, ())]
+        return self._start(*command, *words, options=declared, place=place, **self._environment, **self._environments.get(node, {}))
 
     def pids(self, attempt: int = 1) -> dict[int, int]:
         """Return rank → pid over all nodes."""

@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ckpt-dir", type=Path, default=Path("ckpt"))
     add("--resume", type=Path)
     add("--fail-rank", type=int, default=-1)
+    add("--fail-here", action="store_true", help="the rank that gets this option fails, whichever it is")
     add("--fail-at-step", type=int, default=0)
     add("--fail-how", default="exit:1", help=FAULTS)
     add("--fail-once-file", type=Path, help="fail only where this file is not there, and make it")
@@ -159,7 +160,7 @@ class Job:
 
     def _fail_if_ordered(self, step: int) -> None:
         args = self.args
-        if self.rank != args.fail_rank or step != args.fail_at_step:
+        if (self.rank != args.fail_rank and not args.fail_here) or step != args.fail_at_step:
             return
         if args.fail_once_file:
             try:

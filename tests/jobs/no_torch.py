@@ -56,6 +56,7 @@ def main() -> None:
     """Run the job."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
+    parser.add_argument("--all-save", action="store_true", help="not rank 0 alone: each has a directory of its own")
     args = parser.parse_args()
     job = Job(args)
     job.start()
@@ -66,7 +67,7 @@ def main() -> None:
         state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
         job.after_step(step)
         stopping = job.term_seen
-        if job.rank == 0 and (stopping or (args.save_every and step % args.save_every == 0)):
+        if (args.all_save or job.rank == 0) and (stopping or (args.save_every and step % args.save_every == 0)):
             save(args.ckpt_dir, step, state, in_place=args.save_in_place, pause_s=args.save_ms / 1e3)
         if stopping:
             return

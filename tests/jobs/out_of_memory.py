@@ -1,7 +1,8 @@
 """A training whose micro-batch is too large for its GPU, or whose GPU fails: what it raises is torch's own, its memory is made up.
 
---batch-size times --accum times the world is the global batch, which every rank writes to `--log` with its step. Above --fits it raises
-torch's OutOfMemoryError with torch's text. --ecc-at-step N: local rank 1 raises CUDA's ECC error at step N, while it is given GPU "B".
+--batch-size times --accum times the world is the global batch, which every rank writes to `--rows` with its step. Above --fits it raises
+torch's OutOfMemoryError with torch's text, on all ranks or on --oom-rank. --ecc-at-step N: local rank 1 raises CUDA's ECC error at step
+N, while it is given GPU "B".
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--ecc-at-step", type=int, default=0)
     parser.add_argument("--faulty", default="")
-    parser.add_argument("--log", default="log")
-    return parser.parse_args()
+    parser.add_argument("--rows", default="log")
+    parser.add_argument("--oom-rank", type=int, default=-1)
+    return parser.parse_known_args()[0]  # a cluster has words for scripts that save
 
 
 def main() -> None:
@@ -47,7 +49,7 @@ def main() -> None:
     optimizer = light_sgd(torch, model.parameters())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     for step in range(1, asked.steps + 1):
-        if asked.batch_size > asked.fits:
+        if asked.batch_size > asked.fits and asked.oom_rank in (-1, rank):
             raise torch.cuda.OutOfMemoryError(OUT_OF_MEMORY)
         if step == asked.ecc_at_step and rank == 1 and asked.faulty and asked.faulty in (visible or asked.faulty):
             raise torch.AcceleratorError(ECC) if hasattr(torch, "AcceleratorError") else RuntimeError(ECC)
@@ -56,7 +58,7 @@ def main() -> None:
         optimizer.step()
         dist.barrier()
         batch = asked.batch_size * asked.accum * world
-        with Path(asked.log).open("a") as log:
+        with Path(asked.rows).open("a") as log:
             log.write(f"{rank} {step} {asked.batch_size} {asked.accum} {batch} {visible or '-'} {os.environ['SUPERVISE_JOB_ATTEMPT']}\n")
     dist.destroy_process_group()
 

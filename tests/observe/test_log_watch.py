@@ -61,6 +61,22 @@ def test_streams_that_appear_later_are_read_and_named_by_their_files(watch: LogW
     assert not any(stream.skipped or stream.gaps or stream.problem for stream in read)
 
 
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_a_file_system_whose_clock_is_wrong_does_not_move_what_is_read_into_another_hour(
+    watch: LogWatch, tmp_path: Path, ahead_s: float
+) -> None:
+    directory = tmp_path / "0001"
+    directory.mkdir()
+    wait_for(lambda: watch.passes > 1, "a look before it", 5)
+    began = time.time()
+    new = tmp_path / "new"
+    new.write_text(TRACEBACK.format(mib=20))
+    os.utime(new, (began + ahead_s, began + ahead_s))
+    new.rename(directory / "rank-0.err")
+    (stream,) = watch.finish(5)
+    assert all(began - 1 <= fact.t <= time.time() for fact in stream.evidence if fact.claim)
+
+
 def test_nothing_is_lost_where_the_guardian_rotates(watch: LogWatch, tmp_path: Path) -> None:
     appender = Appender(lambda: None)
     log = LogFile(str(tmp_path / "0001" / "rank-3.err"), 64 * 1024)

@@ -12,7 +12,7 @@ from supervisor.cluster.register import StoreRecord
 from supervisor.errors import SuperviseError
 from supervisor.knobs.host_list import HostList
 from supervisor.run.store_hosts import StoreHosts, own_index
-from tests.support.ports import free_port
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Listed:
 
     def __init__(self, place: Path) -> None:
         self.place, self.warnings = place, list[str]()
-        self.list = tuple((address, free_port()) for address in ADDRESSES)
+        self.list = tuple((address, free_ports(2)) for address in ADDRESSES)  # a host's acceptor has the port after it
         self.hosts = {index: self.make(index) for index in range(3)}
 
     def make(self, index: int) -> StoreHosts:

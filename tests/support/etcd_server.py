@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
-import socket
 import subprocess
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 
 
 def answers(port: int) -> bool:
-    """Return whether somebody listens there."""
-    with socket.socket() as s:
-        return s.connect_ex(("127.0.0.1", port)) == 0
+    """Return whether it serves: it listens before it has chosen a leader, and answers nothing until then."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:  # noqa: S310  the server below
+            return bool(json.load(answer)["health"] == "true")
+    except OSError:  # nobody listens, or it says that it is not healthy (503)
+        return False
 
 
 @contextlib.contextmanager

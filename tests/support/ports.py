@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 
@@ -10,3 +11,13 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
+
+
+def free_ports(count: int) -> int:
+    """Return the first of so many ports in a row that nothing is bound to, on any address."""
+    while True:
+        first = free_port()
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
+            for port in range(first, first + count):
+                held.enter_context(socket.socket()).bind(("", port))
+            return first

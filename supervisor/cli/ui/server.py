@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Connections at a time; more are refused (503).
 _MOST_CONNECTIONS = 200
 #: How long an answer that is being sent may take after INT or TERM.
-_FINISH_S = 2
+_FINISH_S = 5
 #: Headers are shorter.
 _MOST_HEADER_BYTES = 16 << 10
 #: How long a connection may hold its place until its next request is there, as a whole.
@@ -90,7 +90,8 @@ class PageServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop: on a signal."""
         super().handle_exit(sig, frame)
-        self._app.pages.stop()
+        # not here: a signal comes between any two instructions, and a reader who looks whether to stop would miss it
+        asyncio.get_running_loop().call_soon_threadsafe(self._app.pages.stop)
 
     async def serve_pages(self, listening: socket.socket) -> None:
         """Serve until a signal."""

@@ -29,14 +29,16 @@ _BESIDE: Final = ("incidents", "checkpoints")
 def carry_along(job: Job) -> str:
     """Copy the journal of the node that the job left last, if this node has none of that life of the job. Return its name, "" for none.
 
-    The job must have its name from Slurm, so that all lives in its directory are of one job of Slurm. The caller holds the job's lock.
+    The job must have its name from Slurm, so that all lives in its directory are of one job of Slurm, and its nodes theirs. The caller holds the job's lock.
     Raises OSError.
     """
     step = slurm.step_of(job.environ)
     requeued = job.environ.get("SLURM_RESTART_COUNT", "0") not in {"", "0"}
     if step is None or not requeued or not step.nodes or job.name != f"slurm-{step.job}":
         return ""
-    here = {name.partition(".")[0] for name in (*step.nodes, job.node)}
+    here = {name.partition(".")[0] for name in step.nodes}
+    if job.node.partition(".")[0] not in here:  # Slurm's names are not those of the hosts (NodeHostname): nobody knows by name who left
+        return ""
     left = [path for path in job.state.parent.glob(f"*/{JOURNAL}") if path.parent.name.partition(".")[0] not in here]
     if not left:
         return ""

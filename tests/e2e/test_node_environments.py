@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.test_nodes import DDP
-from tests.support.etcd_server import answers
 from tests.support.figures import is_within
-from tests.support.ports import free_port
+from tests.support.ports import answers, free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from checkpointing.verification import verify
 from tests.checkpointing.mirror import servers
 from tests.e2e.conftest import Supervised, clean_environment
 from tests.e2e.test_nodes import selections
-from tests.support.etcd_server import answers
-from tests.support.ports import free_port
+from tests.support.ports import answers, free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

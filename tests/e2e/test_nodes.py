@@ -20,8 +20,7 @@ import pytest
 
 from supervisor.job import identity
 from tests.e2e.conftest import Supervised, clean_environment
-from tests.support.etcd_server import answers
-from tests.support.ports import free_port
+from tests.support.ports import answers, free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

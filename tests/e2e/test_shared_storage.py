@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.etcd_server import answers
-from tests.support.ports import free_port
+from tests.support.ports import answers, free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def answers(port: int) -> bool:
+def _is_healthy(port: int) -> bool:
     """Return whether it serves: it listens before it has chosen a leader, and answers nothing until then."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:  # noqa: S310  the server below
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
             return bool(json.load(answer)["health"] == "true")
     except OSError:  # nobody listens, or it says that it is not healthy (503)
         return False
@@ -41,7 +41,7 @@ def running(place: Path) -> Iterator[int]:
     with (place / "etcd.log").open("wb") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log)  # noqa: S603  the program found above
     try:
-        wait_for(lambda: answers(port), "etcd", 60, alive=lambda: process.poll() is None)
+        wait_for(lambda: _is_healthy(port), "etcd", 60, alive=lambda: process.poll() is None)
         yield port
     finally:
         process.terminate()

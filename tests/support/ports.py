@@ -13,6 +13,12 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def answers(port: int) -> bool:
+    """Return whether somebody listens there."""
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
 def free_ports(count: int) -> int:
     """Return the first of so many ports in a row that nothing is bound to, on any address."""
     while True:

@@ -4,7 +4,7 @@ The supervisor's loop gives it what happens here, the ticks too: so a loop that 
 back by `emit`, from this thread. `find_at` names the store's host, after each meeting of the agents. Where it does not answer, this tries
 again without end, and nobody waits for it.
 
-What the node must not forget is kept (`keep`) before anything that follows from it is done.
+What the node must not forget, and where it found the store, is kept (`keep`) before anything that follows from it is done.
 """
 
 from __future__ import annotations
@@ -52,25 +52,27 @@ class StoreAddress:
 class NodeClient:
     """One node of the job, from `start` to `close`. clock: of all times in the messages, and of the core's events.
 
+    keep: writes the memory and `address` to the disk; called in this node's thread. address: where an earlier supervisor found the store.
     offset_s: the store's clock less this node's, to half of the shortest way; None where no answer of this store came yet.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  what it knows, by what it is judged, whom it serves
         self,
         memory: NodeMemory,
         rules: ClusterRules,
         clock: Callable[[], float],
-        keep: Callable[[NodeMemory], None],
+        keep: Callable[[NodeMemory, StoreAddress | None], None],
         emit: Callable[[NodeOutput], None],
+        address: StoreAddress | None = None,
     ) -> None:
         self.name = memory.node
         self.offset_s: float | None = None
         self._clock, self._keep, self._emit, self._rules = clock, keep, emit, rules
         self._state = nodes.new_node(memory, rules, clock())
         self._inbox: deque[NodeInput] = deque()
-        self._address: StoreAddress | None = None
+        self._wanted: StoreAddress | None = None  # where the store is looked for
         self._connection: LineSocket | None = None
-        self._connected_to: StoreAddress | None = None
+        self._address = address  # of the connection, or of the last one
         self._written: set[str] = set()  # keys of the rows that were written over this connection
         self._next_try_t = 0.0
         self._is_trying = False
@@ -92,7 +94,7 @@ class NodeClient:
 
     @property
     def address(self) -> StoreAddress | None:
-        """Where it looks for the store."""
+        """Where the store was found last, None where it was not found yet."""
         return self._address
 
     @property
@@ -113,9 +115,9 @@ class NodeClient:
 
     def find_at(self, address: StoreAddress) -> None:
         """Connect to the store there, unless it is connected to it already."""
-        if address == self._address:
+        if address == self._wanted:
             return
-        self._address = address
+        self._wanted = address
         with contextlib.suppress(OSError):
             self._wake.send(b".")
 
@@ -163,7 +165,7 @@ class NodeClient:
         before = self._state.memory
         self._state, outputs = nodes.step(self._state, given)
         if self._state.memory != before:
-            self._keep(self._state.memory)
+            self._keep(self._state.memory, self._address)
         for output in outputs:
             if isinstance(output, protocol.SendToStore):
                 self._send(output.message)
@@ -217,8 +219,8 @@ class NodeClient:
 
     def _connect(self) -> None:
         """Connect where there is no connection to the store's newest address, every RETRY_S."""
-        address, now = self._address, time.monotonic()
-        if address is None or (self._connection is not None and address == self._connected_to) or now < self._next_try_t:
+        address, now = self._wanted, time.monotonic()
+        if address is None or (self._connection is not None and address == self._address) or now < self._next_try_t:
             return
         if self._connection is not None:
             self._drop()
@@ -247,7 +249,7 @@ class NodeClient:
         address, sock = self._tried.popleft()
         self._is_trying = False
         self._next_try_t = time.monotonic() + RETRY_S
-        if sock is None or address != self._address or self._is_closing:
+        if sock is None or address != self._wanted or self._is_closing:
             if sock is not None:
                 sock.close()
             return
@@ -257,7 +259,10 @@ class NodeClient:
         except OSError:
             sock.close()
             return
-        self._connection, self._connected_to, self._answer_t = connection, address, time.monotonic()
+        is_elsewhere = address != self._address
+        self._connection, self._address, self._answer_t = connection, address, time.monotonic()
+        if is_elsewhere and self._state.memory.epoch is not None:  # else there is nothing to go on from after a restart
+            self._keep(self._state.memory, address)
         self._written.clear()
         self._selector.register(sock, selectors.EVENT_READ)
         self._take(protocol.StoreOpened(self._clock()))

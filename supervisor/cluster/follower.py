@@ -106,10 +106,11 @@ class StoreFollower:
 
     def close(self, linger_s: float) -> None:
         """Serve a store on until the others know how the job ended, `linger_s` at most, and return then. Not from the loop's thread."""
+        end_t = time.monotonic() + linger_s
         self._closing.set()
-        self._thread.join(linger_s)
+        self._thread.join(linger_s)  # it may wait for the register
         if self.server is not None:
-            self.server.close(linger_s)
+            self.server.close(max(0.0, end_t - time.monotonic()))
 
     def _run(self) -> None:
         rules = self._rules

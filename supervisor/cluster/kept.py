@@ -34,7 +34,7 @@ WRITE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class KeptNode:
-    """The content of node.json. run: id of the run. address: None where the store was not found yet."""
+    """The content of node.json. run: id of the run. address: where the store was found last, None where it was not found yet."""
 
     run: str
     memory: NodeMemory
@@ -114,12 +114,15 @@ class RowsOnDisk:
         return True
 
 
-def remembered(kept: KeptNode | None, run: str, new_name: str) -> NodeMemory:
-    """Return what this node remembers: nothing of another run, nor of a life of the job that a decision ended. It then has a new name."""
-    fresh = NodeMemory(new_name)
+def remembered(kept: KeptNode | None, run: str, new_name: str) -> tuple[NodeMemory, StoreAddress | None]:
+    """Return what this node remembers, and where it found the store.
+
+    Nothing of another run, nor of a life of the job that a decision ended: the node then has a new name. The store of that life may still
+    be served, and would end this node as it ended the others.
+    """
     if kept is None or kept.run != run or (kept.memory.acted is not None and kept.memory.acted.is_final):
-        return fresh
-    return kept.memory
+        return NodeMemory(new_name), None
+    return kept.memory, kept.address
 
 
 def rows_of_the_last(kept: KeptStore | None, run: str) -> tuple[tuple[str, str], ...]:

@@ -72,7 +72,7 @@ class StoreServer:
         self.port: int = listener.getsockname()[1]
         listener.settimeout(0.0)
         self._listener = listener
-        self._key = key
+        self.key = key
         self._state = state
         self._persistence = persistence
         self._connections: dict[int, _NodeConnection] = {}
@@ -173,7 +173,7 @@ class StoreServer:
 
     def _on_line(self, connection: _NodeConnection, line: bytes) -> None:
         if not connection.is_greeted:
-            if not wire.is_greeting(line, self._key):
+            if not wire.is_greeting(line, self.key):
                 raise ConnectionAbortedError("no node of this job")
             connection.is_greeted = True
             return

@@ -72,14 +72,17 @@ class StandbyListener(Protocol):
 
 
 class NodesListener(Protocol):
-    """Who speaks with the other nodes, as a session sees it (supervisor/run/job_nodes.py).
+    """Who speaks with the other nodes, as a session sees it (supervisor/run/job_nodes.py)."""
 
-    expected: how many nodes of the last attempt come to the next meeting, 0: not known. finds_store: the agents need not look for the
-    control store.
-    """
+    @property
+    def expected(self) -> int:
+        """How many nodes of the last attempt come to the next meeting, 0: not known."""
+        ...
 
-    expected: int
-    finds_store: bool
+    @property
+    def finds_store(self) -> bool:
+        """Whether the supervisors find the control store by themselves, so that the agents need not look for it."""
+        ...
 
     def rendezvous_options(self) -> tuple[str, ...] | None:
         """Return what torchrun gets in place of its own options for the rendezvous; None where nobody serves one yet."""

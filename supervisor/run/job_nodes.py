@@ -77,15 +77,11 @@ class JobNodes:
         self._hosts = None if store_place is None else store_place.hosts
         self._job, self._loop, self._orders, self._store_place, self._warn = job, loop, orders, store_place, warn
         self._follower: StoreFollower | None = None
-        self.finds_store = store_place is not None
-        directory = job.state / "cluster"
-        self._node_file = KeptFile(directory / "node.json", warn)
-        self._store_file = KeptFile(directory / "store.json", warn)
-        self._place: Path = directory
+        self._directory: Path = job.state / "cluster"
+        self._node_file = KeptFile(self._directory / "node.json", warn)
+        self._store_file = KeptFile(self._directory / "store.json", warn)
         self._client: NodeClient | None = None
         self._server: StoreServer | None = None
-        self._key = ""
-        self._address: StoreAddress | None = None
         self._met_for = 0  # the number that the attempt had here when its nodes met
         self._met_ranks = 0  # of all nodes that met
         self.expected = 0  # nodes of the last attempt that come to the next meeting, 0: not known
@@ -94,23 +90,27 @@ class JobNodes:
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._is_closing = False
 
+    @property
+    def finds_store(self) -> bool:
+        """Whether the supervisors find the control store by themselves, and not by torch's rendezvous store."""
+        return self._store_place is not None
+
     # the beginning
 
     def take_over(self) -> None:
         """Go on where the supervisor of this run before this one left the other nodes, if it had met any."""
-        kept = self._node_file.read(KeptNode) if self._place.exists() else None
+        kept = self._node_file.read(KeptNode) if self._directory.exists() else None
         if kept is not None and kept.run != self._job.run_id:
             kept = None
         if self._hosts is not None:
             self._hosts.start(self._rules(), "" if kept is None or kept.address is None else kept.address.key)
         if kept is None:
             return
-        served = self._store_file.read(KeptStore)
+        client, served = self._connected(kept), self._store_file.read(KeptStore)
         if served is not None and served.run == self._job.run_id:
-            self._serve(served)
-        client = self._connected(kept)
-        if self._store_place is None and self._address is not None:
-            client.find_at(self._address)
+            self._serve(served, client)
+        elif not self.finds_store and client.address is not None:
+            client.find_at(client.address)
         epoch, state = kept.memory.epoch, self._loop.state
         is_known = epoch is not None and state.attempt.is_shared and state.attempt.number == epoch.number and state.stage is not Stage.ENDED
         if epoch is not None and not is_known:  # it has ended for this node, before this was recorded
@@ -119,12 +119,10 @@ class JobNodes:
     def _connected(self, kept: KeptNode | None) -> NodeClient:
         """Return the client, starting it where none runs."""
         if self._client is None:
-            memory = remembered(kept, self._job.run_id, f"{self._job.node}/{secrets.token_hex(4)}")
-            if kept is not None and self._address is None:
-                self._address = kept.address
-            client = self._client = NodeClient(memory, self._rules(), self._now, self._keep_memory, self._emitted)
+            memory, known = remembered(kept, self._job.run_id, f"{self._job.node}/{secrets.token_hex(4)}")
+            client = self._client = NodeClient(memory, self._rules(), self._now, self._keep, self._emitted, known)
             client.start()
-            place, known = self._store_place, self._address
+            place = self._store_place
             if place is not None:
                 followed = "" if known is None or memory.epoch is None else known.key
                 self._follower = StoreFollower(
@@ -133,12 +131,11 @@ class JobNodes:
                 self._follower.start()
         return self._client
 
-    def _serve(self, kept: KeptStore | None) -> None:
-        """Serve the control store here, with what the last one on this node kept, at its port if that is free."""
+    def _serve(self, kept: KeptStore | None, client: NodeClient) -> StoreServer:
+        """Serve the control store here, with what the last one on this node kept, at its port if that is free; return it."""
         if self._server is not None:
-            return
-        client = self._connected(self._node_file.read(KeptNode) if kept is not None else None)
-        self._key = kept.key if kept is not None else secrets.token_hex(16)
+            return self._server
+        key = kept.key if kept is not None else secrets.token_hex(16)
         try:
             listener = listen(kept.port if kept is not None else 0)
         except OSError:  # somebody took the port: the nodes learn the new one when they meet
@@ -146,9 +143,10 @@ class JobNodes:
         rows = rows_of_the_last(kept, self._job.run_id)
         state = new_store(secrets.token_hex(8), client.name, self._rules(), time.monotonic(), rows, since_t=self._began_t)
         port: int = listener.getsockname()[1]
-        self._server = StoreServer(listener, self._key, state, RowsOnDisk(self._store_file, self._job.run_id, port, self._key))
-        self._server.start()
-        self._address = StoreAddress("127.0.0.1", self._server.port, self._key)
+        server = self._server = StoreServer(listener, key, state, RowsOnDisk(self._store_file, self._job.run_id, port, key))
+        server.start()
+        client.find_at(StoreAddress("127.0.0.1", port, key))
+        return server
 
     def _rules(self) -> ClusterRules:
         lease_s, rules = self._job.settings.nodes.lease_s, ClusterRules()
@@ -164,8 +162,7 @@ class JobNodes:
             away_s=max(hold_s, self._job.settings.nodes.wait_s / 2),
         )
 
-    def _keep_memory(self, memory: NodeMemory) -> None:
-        address = self._address if self._client is None or self._client.address is None else self._client.address
+    def _keep(self, memory: NodeMemory, address: StoreAddress | None) -> None:
         self._node_file.write(KeptNode(self._job.run_id, memory, address))
 
     def _now(self) -> float:
@@ -177,22 +174,22 @@ class JobNodes:
         """The agents have met; their supervisors find each other, and get a number for the attempt."""
         if not self._loop.state.awaits_ranks(message.attempt):
             return  # a stop came meanwhile
-        if self.finds_store:
-            self._connected(None)
-        elif not message.port:
-            self._serve(None)
-            if self._server is not None and self._address is not None:
-                self._orders.serve(message.attempt, self._server.port, self._key)
-        else:
-            if self._server is not None and message.key != self._key:  # another node of this meeting serves a newer one
-                threading.Thread(target=self._server.close, args=(0.0,), name="close-store", daemon=True).start()
-                self._server = None
-            self._address = StoreAddress(message.host, message.port, message.key)
         client = self._connected(None)
-        if not self.finds_store and self._address is not None:
-            client.find_at(self._address)
+        if not self.finds_store:
+            self._find_store(message, client)
         self._met_for, self._met_ranks, self._awaited = message.attempt, message.world_size, {}
         client.give(protocol.NodesTogether(self._now(), message.token, message.node, message.nodes, message.attempt))
+
+    def _find_store(self, message: NodesMet, client: NodeClient) -> None:
+        """Serve the control store where this node's agent serves torch's; else go where that node serves it."""
+        if not message.port:
+            server = self._serve(None, client)
+            self._orders.serve(message.attempt, server.port, server.key)
+            return
+        if self._server is not None and message.key != self._server.key:  # another node of this meeting serves a newer one
+            threading.Thread(target=self._server.close, args=(0.0,), name="close-store", daemon=True).start()
+            self._server = None
+        client.find_at(StoreAddress(message.host, message.port, message.key))
 
     def done(self, attempt: int) -> None:
         """All ranks of this node exited 0: they are done, or they left after the save that was requested of them for nodes that join."""
@@ -210,7 +207,7 @@ class JobNodes:
         """Where the control store is served, as this node reaches it; "" on the node that serves it, None where that is not known."""
         if self._server is not None or (self._follower is not None and self._follower.server is not None):
             return ""
-        address = self._address if self._client is None or self._client.address is None else self._client.address
+        address = None if self._client is None else self._client.address
         return None if address is None else address.host
 
     # from the core and the executor

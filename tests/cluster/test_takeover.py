@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.cluster import messages as protocol
-from supervisor.cluster.client import NodeClient
+from supervisor.cluster.client import NodeClient, StoreAddress
 from supervisor.cluster.follower import MOST_UNANSWERED, StoreFollower, WatchedRegister
-from supervisor.cluster.model import FAILURE, ClusterDecision, ClusterRules
+from supervisor.cluster.kept import KeptNode, remembered
+from supervisor.cluster.model import FAILURE, RESTART, STOP, ClusterDecision, ClusterRules, Epoch
 from supervisor.cluster.node import NodeMemory
 from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnreachable, StoreRecord
 from tests.support.waiting import wait_for
@@ -66,7 +67,8 @@ class Node:
     def __init__(self, held: HeldRegister, index: int) -> None:
         self.name, self.index = f"n{index}/1", index
         self.done: list[protocol.NodeOutput] = []
-        self.client = NodeClient(NodeMemory(self.name), RULES, time.monotonic, lambda _memory: None, self._emitted)
+        self.kept: list[tuple[NodeMemory, StoreAddress | None]] = []
+        self.client = NodeClient(NodeMemory(self.name), RULES, time.monotonic, lambda *kept: self.kept.append(kept), self._emitted)
         self.follower = StoreFollower(ReachedRegister(held, self.name), self.client, RULES, "127.0.0.1", "", pytest.fail)
         self._ends = threading.Event()
         self._loop = threading.Thread(target=self._tick, daemon=True)
@@ -139,6 +141,8 @@ def test_a_member_takes_over_from_a_host_that_is_lost_and_all_act_on_one_decisio
     decisions = {node.acted()[0].decision for node in nodes[1:]}
     assert len(decisions) == 1
     assert dict(second.rows)["decision/1"] == decisions.pop().value()
+    for node in nodes[1:]:  # `status --all-nodes` asks the store there, also while the decision is awaited
+        assert any(address is not None and address.port == second.port and memory.acted is None for memory, address in node.kept)
     lost = next(one for node in nodes for one in node.done if isinstance(one, protocol.JudgeReports)).missing
     assert lost == ((nodes[0].name, "lost: it served the control store, and is silent for 0.4 s"),)
 
@@ -192,3 +196,54 @@ def test_a_register_that_does_not_answer_is_told_of_once() -> None:
     assert told == ["what names the control store of the nodes does not answer: away"]
     held.away = set()
     assert watched.write("x", 0) == 1
+
+
+class HangingRegister:
+    """A register whose answer is still awaited when the follower is closed."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def read(self) -> Registered:
+        """See Register."""
+        self.asked.set()
+        self.answers.wait(60)
+        raise RegisterUnreachable("away")
+
+    def write(self, value: str, version: int) -> int:  # noqa: ARG002  see Register
+        """See Register."""
+        raise RegisterUnreachable("away")
+
+
+class ClosedServer:
+    """Stands for a store that is served, and notes for how long it may linger."""
+
+    serves = True
+
+    def __init__(self) -> None:
+        self.linger_s = -1.0
+
+    def close(self, linger_s: float) -> None:
+        """See StoreServer."""
+        self.linger_s = linger_s
+
+
+def test_a_register_that_hangs_takes_its_time_from_that_of_the_store_which_lingers() -> None:
+    register, server = HangingRegister(), ClosedServer()
+    client = NodeClient(NodeMemory("n0/1"), RULES, time.monotonic, lambda *_kept: None, lambda _output: None)
+    follower = StoreFollower(register, client, RULES, "127.0.0.1", "", pytest.fail)
+    client.start()
+    follower.start()
+    assert register.asked.wait(20)
+    follower.server = server  # type: ignore[assignment]  # as far as it is used
+    follower.close(0.3)
+    register.answers.set()
+    client.close(2.0)
+    assert server.linger_s == 0.0, "the time was spent on the register"
+
+
+@pytest.mark.parametrize(("kind", "is_over"), [(RESTART, False), (STOP, True)])
+def test_a_node_goes_back_to_the_store_of_its_job_unless_that_life_of_the_job_is_over(kind: str, is_over: bool) -> None:  # noqa: FBT001
+    memory = NodeMemory("a/1", Epoch(3, ("a/1", "b/1"), "b/1", "t"), "store", ClusterDecision(kind))
+    kept = KeptNode("run", memory, StoreAddress("b", 4711, "key"))
+    assert remembered(kept, "run", "a/2") == ((NodeMemory("a/2"), None) if is_over else (memory, kept.address))

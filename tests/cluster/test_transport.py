@@ -90,7 +90,7 @@ class Member:
         self._ends = threading.Event()
         threading.Thread(target=self._tick, daemon=True).start()
 
-    def _keep(self, memory: NodeMemory) -> None:
+    def _keep(self, memory: NodeMemory, _address: StoreAddress | None) -> None:
         self.kept.append(memory)
 
     def _tick(self) -> None:
@@ -248,9 +248,8 @@ def test_a_node_whose_loop_stands_still_is_lost_and_one_whose_process_ends_soone
 def test_a_store_that_starts_again_at_its_port_goes_on_with_what_it_kept(cluster: Cluster) -> None:
     cluster.meet()
     cluster.server.close(0.0)
-    time.sleep(0.3)
-    cluster.server = cluster.serve("store 2", cluster.server.port, cluster.kept[-1])
     cluster.members[1].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "it failed while the store was away"))
+    cluster.server = cluster.serve("store 2", cluster.server.port, cluster.kept[-1])
     for member in cluster.members:
         wait_for(lambda member=member: member.all_of(protocol.EpochEnded), "the end", 20)
     for member in reversed(cluster.members):

@@ -73,7 +73,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], St
 
 def beats(address: StoreAddress, name: str, standing: str) -> NodeClient:
     """Start a node that beats, with what it reports."""
-    client = NodeClient(NodeMemory(name), ClusterRules(beat_s=0.1), time.monotonic, lambda _memory: None, lambda _output: None)
+    client = NodeClient(NodeMemory(name), ClusterRules(beat_s=0.1), time.monotonic, lambda *_kept: None, lambda _output: None)
     client.find_at(address)
     client.start()
 

@@ -60,6 +60,7 @@ MORE = {
     "gpus ls": "#gpus-out-of-use",
     "nodes ls": "nodes.md",
     "slurm print": "slurm.md",
+    "slurm exit-code": "slurm.md#what-is-in-it-and-why",
     "slurm requeue": "nodes.md#on-slurm",
     "kubernetes print": "kubernetes.md",
 }

@@ -113,23 +113,23 @@ def may_be_one(a: NodeCheckpoint, b: NodeCheckpoint) -> bool:
     return not a.digest or not b.digest or a.digest == b.digest or _written_together(a, b)
 
 
-def candidates(held: Sequence[Sequence[NodeCheckpoint]]) -> list[tuple[NodeCheckpoint, ...]]:
+def candidates(held: Sequence[Sequence[NodeCheckpoint]], orderer: int = 0) -> list[tuple[NodeCheckpoint, ...]]:
     """Return what may be one checkpoint on all nodes, newest first: for each a row of every node, in the order of the nodes.
 
-    The first node's order counts: by then all its ranks, and those of every other node, are gone.
+    orderer: the node whose order counts. It must have been in the newest attempt: who missed one cannot tell which files it saved.
     """
     found = []
-    for first in held[0] if held else ():
-        rows = [first]
-        for others in held[1:]:
-            fitting = [row for row in others if may_be_one(first, row)]
-            row = next((row for row in fitting if is_same_file(first, row)), fitting[0] if fitting else None)
-            if row is None:
-                break
-            rows.append(row)
-        else:
-            found.append(tuple(rows))
+    for one in held[orderer] if held else ():
+        rows = [one if node == orderer else _fitting(one, others) for node, others in enumerate(held)]
+        if None not in rows:
+            found.append(tuple(row for row in rows if row is not None))
     return found
+
+
+def _fitting(one: NodeCheckpoint, rows: Sequence[NodeCheckpoint]) -> NodeCheckpoint | None:
+    """Return the row that may be the same checkpoint, best the same file."""
+    fitting = [row for row in rows if may_be_one(one, row)]
+    return next((row for row in fitting if is_same_file(one, row)), fitting[0] if fitting else None)
 
 
 def reads(candidate: Sequence[NodeCheckpoint], node: int) -> bool:

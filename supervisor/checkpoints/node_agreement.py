@@ -232,7 +232,8 @@ def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
 ) -> CheckpointSelected:
     """Prove one candidate after the other, and return the first that all nodes can load."""
     states, selection = rows.states, rows.selection
-    candidates = common.order(common.candidates([one.held for one in rows.offers]), [one.saves for one in rows.offers])
+    held = [one.held for one in rows.offers]
+    candidates = common.order(common.candidates(held, states.index(rows.newest)), [one.saves for one in rows.offers])
     own = [_own_path(candidate, rows, action.node) for candidate in candidates]
     numbers, suspect = itertools.count(_FIRST_PROOF), any(state.suspect for state in states)
     refused: list[tuple[str, str]] = []

@@ -66,6 +66,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "systemd alert": ("systemd.command:alert_command", "Alert that the unit of JOB failed; supervise-alert@JOB does this."),
     "slurm": ("", "Run jobs on Slurm: print a batch script, bring its job back."),
     "slurm print": ("clusters.slurm:print_command", "Print a batch script that runs CMD under supervision, on one node or several."),
+    "slurm exit-code": ("clusters.slurm:exit_code_command", "Print the exit code of a job of several nodes."),
     "slurm requeue": ("clusters.slurm:requeue_command", "Bring the job of a batch script back, not on excluded nodes."),
     "kubernetes": ("", "Run jobs on Kubernetes: print a manifest."),
     "kubernetes print": ("clusters.kubernetes:print_command", "Print a Job that runs CMD under supervision, in one pod or several."),

@@ -29,8 +29,8 @@ _BESIDE: Final = ("incidents", "checkpoints")
 def carry_along(job: Job) -> str:
     """Copy the journal of the node that the job left last, if this node has none of that life of the job. Return its name, "" for none.
 
-    The job must have its name from Slurm, so that all lives in its directory are of one job of Slurm, and its nodes theirs. The caller holds the job's lock.
-    Raises OSError.
+    The job must have its name from Slurm, so that all lives in its directory are of one job of Slurm, and its nodes theirs. The caller
+    holds the job's lock. Raises OSError.
     """
     step = slurm.step_of(job.environ)
     requeued = job.environ.get("SLURM_RESTART_COUNT", "0") not in {"", "0"}

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
@@ -181,6 +182,23 @@ def test_a_node_that_joins_takes_the_knobs_and_leaves_out_what_the_others_do(tmp
     assert nodes.steps(found) == [40, 40]
     assert [one.past for one in found] == [past] * 2, "the budgets are the job's"
     assert [(one.agreement, one.overrides, one.rejected) for one in found] == [(9, (("batch_size", "16"),), (bad,))] * 2
+
+
+def test_a_node_that_missed_the_newest_attempt_does_not_tell_the_others_which_checkpoint_is_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what node 0 knows, step 60 was there before its first attempt, and step 40 is of that attempt."""
+    nodes, now = Nodes(tmp_path, 2, shared=True), time.time()
+    for step, at in ((60, now + 1), (40, now + 3)):
+        nodes.saved(step, 0)
+        os.utime(nodes.directories[0] / f"step-{step}.pt", (at, at))
+    for node, attempt, at in ((1, 2, now), (0, 1, now + 2)):
+        with monkeypatch.context() as clock:
+            clock.setattr("supervisor.checkpoints.origin.order.time.time_ns", lambda at=at: int(at * 1e9))
+            nodes.nodes[node].began(attempt)
+    missed = SelectCheckpoint(3, nodes=2, node=0, last_agreement=1)
+    assert nodes.steps(nodes.agree(missed, SelectCheckpoint(3, nodes=2, node=1, last_agreement=2))) == [60, 60]
+    assert nodes.steps(nodes.agree(missed, SelectCheckpoint(3, nodes=2, node=1, last_agreement=1))) == [40, 40], "as node 0 has it"
 
 
 @pytest.mark.parametrize(("least", "leaves"), [(2, True), (3, False)])

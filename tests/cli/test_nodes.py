@@ -178,3 +178,52 @@ def test_slurm_is_asked_for_other_nodes_once_it_has_taken_the_job_back(  # noqa:
 def test_outside_of_slurm_nothing_is_requeued(tmp_path: Path) -> None:
     with pytest.raises(SuperviseError, match="SLURM_JOB_ID is not set"):
         batch.requeue(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("lives", "highest", "code"),
+    [
+        ({"n1": [(0, None, 0)], "n2": [(0, 90, 75)], "n3": [(0, 91, 75)]}, 137, 75),  # n1 was killed
+        ({"n1": [(0, 30, 75)], "n2": [(0, 90, 0)]}, 75, 0),  # n1 left, and the job was done without it
+        ({"n1": [(0, 99, 75)], "n2": [(0, 90, 0)]}, 75, 0),  # n1 could not reach the others, and waited longer
+        ({"n1": [(0, 30, 75)], "n2": [(0, 90, 1)]}, 75, 1),
+        ({"n1": [(0, 30, 75), (60, None, 0)], "n2": [(0, 31, 75), (61, None, 0)]}, 137, 137),  # both killed, in their second life
+        ({"n1": [(0, 30, 0)], "n2": [(40, 50, 75)]}, 75, 75),  # begun anew on another node
+        ({}, 127, 127),
+        ({"n1": [(0, 30, 75)]}, 0, 0),
+    ],
+    ids=[
+        "a node killed",
+        "done without one",
+        "done while one waited",
+        "given up without one",
+        "all killed",
+        "anew",
+        "no journal",
+        "all done",
+    ],
+)
+def test_a_job_has_one_exit_code_whatever_nodes_that_were_lost_or_left_ended_with(
+    tmp_path: Path, lives: dict[str, list[tuple[float, float | None, int]]], highest: int, code: int
+) -> None:
+    for node, starts in lives.items():
+        for began, ended, own in starts:
+            one = Written(tmp_path / "state", "slurm-4711", node)
+            one.T0 += began
+            one.begin()
+            if ended is not None:
+                one.end(own, ended - began)
+            one.close()
+    Written(tmp_path / "state", "slurm-4712").end(130)
+    assert batch.job_exit_code(tmp_path / "state", "slurm-4711", highest) == code
+
+
+@pytest.mark.process
+def test_a_batch_script_asks_for_it(tmp_path: Path) -> None:
+    one = Written(tmp_path / "state", "slurm-4711", "n1")
+    one.begin()
+    one.end(75)
+    command = ["supervise", "slurm", "exit-code", "--state-dir", "state", "137"]
+    environ = clean_environment(SLURM_JOB_ID="4711")
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    assert (done.stdout, done.stderr) == ("75\n", "")

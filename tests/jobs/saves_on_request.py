@@ -30,6 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--save-every", type=int, default=0, help="steps, also without being asked; 0: never")
     parser.add_argument("--save-ms", type=float, default=300.0)
     parser.add_argument("--never-ask", action="store_true")
     parser.add_argument("--resume", type=Path)
@@ -49,14 +50,15 @@ def main() -> None:
         step += 1
         worker.heartbeat(step)
         note("steps", rank, step)
-        if not args.never_ask and worker.should_save():
+        is_asked = not args.never_ask and worker.should_save()
+        if is_asked:
             note("told", rank, step)
-            if rank == 0:
-                path = Path("ckpt", f"step-{step:08d}.pt")
-                path.parent.mkdir(exist_ok=True)
-                torch.save({"step": step, "model": model.state_dict()}, path.with_suffix(".tmp"))
-                time.sleep(args.save_ms / 1e3)  # a checkpoint is made when it has its name, not when torch.save is over
-                path.with_suffix(".tmp").rename(path)
+        if rank == 0 and (is_asked or (args.save_every and step % args.save_every == 0)):
+            path = Path("ckpt", f"step-{step:08d}.pt")
+            path.parent.mkdir(exist_ok=True)
+            torch.save({"step": step, "model": model.state_dict()}, path.with_suffix(".tmp"))
+            time.sleep(args.save_ms / 1e3)  # a checkpoint is made when it has its name, not when torch.save is over
+            path.with_suffix(".tmp").rename(path)
     dist.destroy_process_group()
 
 

@@ -78,8 +78,13 @@ def test_a_node_that_took_part_in_that_life_keeps_its_own(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "environ",
-    [{"SLURM_RESTART_COUNT": "0"}, {"SLURM_STEP_ID": ""}, {"SLURM_STEP_NODELIST": "gpu["}, {"SLURM_JOB_ID": "7101"}]
-    + [{"SLURM_STEP_NODELIST": "cloud-[1-2]"}],
+    [
+        {"SLURM_RESTART_COUNT": "0"},
+        {"SLURM_STEP_ID": ""},
+        {"SLURM_STEP_NODELIST": "gpu["},
+        {"SLURM_JOB_ID": "7101"},
+        {"SLURM_STEP_NODELIST": "cloud-[1-2]"},
+    ],
     ids=["not-requeued", "no-step", "unread", "another-job", "hosts-have-other-names"],
 )
 def test_nothing_is_carried_along_elsewhere(tmp_path: Path, environ: dict[str, str]) -> None:

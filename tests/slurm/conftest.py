@@ -19,16 +19,17 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import clean_environment
+from tests.support.network import Network
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _FREEZER = Path("/sys/fs/cgroup/freezer")
-#: Two partitions over one node: a job in `high` preempts one in `low`, which gets 20 s.
+#: Two partitions over all nodes: a job in `high` preempts one in `low`, which gets 20 s.
 _CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -38,13 +39,12 @@ AuthType=auth/munge
 AuthInfo=socket={place}/munge.sock
 CredType=cred/munge
 SlurmctldPort={controller}
-SlurmdPort={node}
 StateSaveLocation={place}/state
-SlurmdSpoolDir={place}/spool
+SlurmdSpoolDir={place}/spool-%n
 SlurmctldPidFile={place}/slurmctld.pid
-SlurmdPidFile={place}/slurmd.pid
+SlurmdPidFile={place}/slurmd-%n.pid
 SlurmctldLogFile={place}/slurmctld.log
-SlurmdLogFile={place}/slurmd.log
+SlurmdLogFile={place}/slurmd-%n.log
 ProctrackType=proctrack/cgroup
 FirstJobId={first}
 TaskPlugin=task/none
@@ -60,9 +60,9 @@ OverTimeLimit=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 MpiDefault=none
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
-PartitionName=low Nodes={host} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
-PartitionName=high Nodes={host} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+{nodes}
+PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
+PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 _CGROUP_CONF = f"""
 CgroupPlugin=cgroup/v1
@@ -73,11 +73,13 @@ CgroupMountpoint={_FREEZER.parent}
 
 @dataclass(slots=True)
 class SlurmCluster:
-    """One node and its controller. `place` is its directory; paths of sockets must be short."""
+    """The nodes and their controller. `place` is its directory; paths of sockets must be short. nodes: the slurmd of each."""
 
     place: Path
     environ: dict[str, str]
+    network: Network | None = None
     jobs: list[str] = field(default_factory=list)
+    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def run(self, *words: str, cwd: Path | None = None) -> str:
         """Run one of Slurm's commands; return what it prints."""
@@ -102,7 +104,8 @@ class SlurmCluster:
 
 
 @pytest.fixture
-def slurm() -> Iterator[SlurmCluster]:
+def slurm(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
+    """Give a cluster of one node, or of so many as the test asks for: each is a slurmd here, and has a network namespace for its job."""
     missing = [name for name in (*_DAEMONS, "sbatch", "srun") if shutil.which(name, path=_PATH) is None]
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root and apt-get install slurm-wlm: {', '.join(missing) or 'not root'}")
@@ -110,34 +113,35 @@ def slurm() -> Iterator[SlurmCluster]:
         pytest.skip(f"needs {_FREEZER}: control groups of version 1")
     place = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     place.chmod(0o755)
-    for name in ("state", "spool"):
+    host = os.uname().nodename.split(".")[0]
+    count = getattr(request, "param", 1)
+    network = Network(count) if count > 1 else None
+    names = [host] if network is None else [network.address(node) for node in range(count)]
+    for name in ("state", *(f"spool-{name}" for name in names)):
         (place / name).mkdir()
     key = place / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
-    host = os.uname().nodename.split(".")[0]
-    conf = place / "slurm.conf"
-    # the control groups of a job have its number: no two clusters give the same
-    first = 1000 + os.getpid() % 4_000_000 * 10
-    conf.write_text(_CONF.format(host=host, place=place, controller=free_port(), node=free_port(), cpus=os.cpu_count(), first=first))
-    (place / "cgroup.conf").write_text(_CGROUP_CONF)
+    conf = _configured(place, host, names)
     environ = clean_environment(SLURM_CONF=str(conf))
     environ["PATH"] = f"{environ['PATH']}:/usr/sbin:/sbin"
     daemons: list[subprocess.Popen[bytes]] = []
 
-    def start(*words: str) -> None:
-        with (place / f"{words[0]}.out").open("wb") as out:
+    def start(*words: str) -> subprocess.Popen[bytes]:
+        with (place / f"{words[0]}.out").open("ab") as out:
             daemons.append(subprocess.Popen(words, env=environ, stdout=out, stderr=out))  # noqa: S603  Slurm's own
+        return daemons[-1]
 
-    cluster = SlurmCluster(place, environ)
+    cluster = SlurmCluster(place, environ, network)
     try:
         munge = [f"--key-file={key}", f"--socket={place}/munge.sock", f"--pid-file={place}/munged.pid"]
         start("munged", "--foreground", "--force", *munge, f"--log-file={place}/munged.log", f"--seed-file={place}/munge.seed")
         wait_for((place / "munge.sock").exists, "munged", 30)
         start("slurmctld", "-D")
         wait_for(lambda: _is_up(cluster), "slurmctld", 30)
-        start("slurmd", "-D")
-        wait_for(lambda: "idle" in cluster.run("sinfo", "-h", "-o", "%T"), "slurmd", 60)
+        for name in names:
+            cluster.nodes[name] = start("slurmd", "-D", "-N", name)
+        wait_for(lambda: cluster.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split() == ["idle"] * count, "slurmd", 60)
         yield cluster
     finally:
         with contextlib.suppress(Exception):
@@ -151,7 +155,21 @@ def slurm() -> Iterator[SlurmCluster]:
                 daemon.wait(20)
         _end_steps(str(place))
         _remove_groups(cluster.jobs)
+        if network is not None:
+            network.close()
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _configured(place: Path, host: str, names: Sequence[str]) -> Path:
+    """Write the configuration of a cluster; return its file."""
+    where = f"NodeHostname={host} NodeAddr=127.0.0.1 CPUs={max(1, (os.cpu_count() or 1) // len(names))} State=UNKNOWN"
+    rows = [f"NodeName={name} {where} Port={free_port()}" for name in names]
+    conf = place / "slurm.conf"
+    # the control groups of a job have its number: no two clusters give the same
+    first = 1000 + os.getpid() % 4_000_000 * 10
+    conf.write_text(_CONF.format(host=host, place=place, controller=free_port(), nodes="\n".join(rows), first=first))
+    (place / "cgroup.conf").write_text(_CGROUP_CONF)
+    return conf
 
 
 def _is_up(cluster: SlurmCluster) -> bool:

@@ -19,8 +19,14 @@ TRAIN = ["torchrun", "--nproc-per-node=8", "train.py", "--name", "it's $HOME"]
 #: Slurm's two programs as the script sees them: srun keeps its words and ends as it is told to.
 SRUN = '#!/bin/bash\nprintf "%s\\n" "$@" > words\nexit "$CODE"\n'
 SCONTROL = '#!/bin/bash\necho "$@" >> scontrol.calls\n'
-#: `supervise slurm requeue`, which tests/cli/test_nodes.py runs; BROKEN: as one that is not to be found.
-SUPERVISE = '#!/bin/bash\n[ -z "$BROKEN" ] && echo "supervise $@" >> scontrol.calls\n'
+#: `supervise slurm requeue` and `exit-code`, which tests/cli/test_nodes.py runs; BROKEN: as one that is not to be found.
+SUPERVISE = """#!/bin/bash
+[ -n "$BROKEN" ] && exit 127
+case $2 in
+    exit-code) echo "$JOB_CODE"; echo "$@" > asked ;;
+    requeue) echo "supervise $@" >> scontrol.calls ;;
+esac
+"""
 
 
 def run_script(place: Path, text: str, code: int = 0, **environ: str) -> tuple[int, list[str], str]:
@@ -40,13 +46,18 @@ def test_the_words_stay_as_they_are_on_several_nodes_too(tmp_path: Path) -> None
     text = batch.script(["--checkpoints", "ckpt/*.pt"], TRAIN, nodes=2, notice_s=60, sbatch=["gpus-per-node=8", "--signal=USR2@30"])
     assert text.splitlines()[:2] == ["#!/bin/bash", "#SBATCH --gpus-per-node=8"]
     assert [line for line in text.splitlines() if "--signal" in line] == [next(line for line in text.splitlines() if "USR2@30" in line)]
-    _, words, _ = run_script(tmp_path, text, SLURM_CPUS_PER_TASK="16")
+    _, words, _ = run_script(tmp_path, text, SLURM_CPUS_PER_TASK="16", JOB_CODE="0")
     assert words == ["--cpus-per-task=16", "supervise", "--checkpoints", "ckpt/*.pt", "--", *TRAIN]  # the nodes: supervisor/launch/slurm.py
 
 
 def test_on_one_node_and_for_another_command_nothing_is_added(tmp_path: Path) -> None:
     assert run_script(tmp_path, batch.script([], TRAIN, nodes=1, notice_s=60))[1] == ["supervise", "--", *TRAIN]
-    assert run_script(tmp_path, batch.script([], ["sh", "t.sh"], nodes=2, notice_s=60))[1] == ["supervise", "--", "sh", "t.sh"]
+    assert run_script(tmp_path, batch.script([], ["sh", "t.sh"], nodes=2, notice_s=60), JOB_CODE="0")[1] == [
+        "supervise",
+        "--",
+        "sh",
+        "t.sh",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +75,20 @@ def test_without_our_command_slurm_itself_is_asked_and_a_state_directory_of_its_
     assert run_script(tmp_path, text, 75)[2] == "supervise slurm requeue --state-dir /shared/a b\n"
     (tmp_path / "scontrol.calls").unlink()
     assert run_script(tmp_path, text, 75, BROKEN="yes")[2] == "requeue 4711\n"
+
+
+@pytest.mark.parametrize(("highest", "of_job", "comes_back"), [(137, 75, True), (75, 0, False), (75, 1, False), (143, 143, True)])
+def test_on_several_nodes_the_code_of_the_job_counts_and_not_the_highest_of_its_nodes(
+    tmp_path: Path,
+    highest: int,
+    of_job: int,
+    comes_back: bool,  # noqa: FBT001  a parameter
+) -> None:
+    text = batch.script(["--job", "bert", "--quiet", "--state-dir", "/shared/a b"], TRAIN, nodes=3, notice_s=60)
+    ended, _, asked = run_script(tmp_path, text, highest, JOB_CODE=str(of_job))
+    assert (ended, bool(asked)) == (of_job, comes_back)
+    assert (tmp_path / "asked").read_text() == f"slurm exit-code --job bert --state-dir /shared/a b {highest}\n"
+    assert run_script(tmp_path, text, highest, BROKEN="yes")[0] == highest
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.clusters.job_words import option_words, refuse_standalone
-from supervisor.cli.invocation import BEFORE_CMD, EVERY, STATE_DIR, Invocation, setting_options
-from supervisor.cli.jobs.job_files import state_root
+from supervisor.cli.invocation import BEFORE_CMD, EVERY, JOB, STATE_DIR, Invocation, setting_options
+from supervisor.cli.jobs.job_files import places_in, standing_of, state_root
 from supervisor.cli.nodes import excluded
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job.identity import known_job_name
 from supervisor.launch.system_command import run_system_command
 
 if TYPE_CHECKING:
@@ -43,13 +44,19 @@ srun ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} \\
     {supervise} -- \\
     {command}
 code=$?
-
+{job_code}
 # 75: the job is to go on later. 143, 129: it was ended from outside before it could save, and goes on from its newest checkpoint.
 # Every other code is final: 0 is done, and what supervise gave up fails again.
 case $code in
     75 | 143 | 129) {requeue} || scontrol requeue "$SLURM_JOB_ID" ;;
 esac
 exit $code"""
+
+#: For several nodes.
+_JOB_CODE: Final = """\
+# srun gives the highest code of its nodes, also of one that was lost or left early. The journals tell that of the job.
+code=$({exit_code} $code || echo $code)
+"""
 
 
 @click.command(options_metavar=BEFORE_CMD)
@@ -77,13 +84,47 @@ def script(options: Sequence[str], command: Sequence[str], *, nodes: int, notice
         directives="\n".join(_directives(nodes, notice_s, sbatch)),
         supervise=" ".join(["supervise", *map(shlex.quote, options)]),
         command=shlex.join(command),
-        requeue=shlex.join(["supervise", "slurm", "requeue", *_state_dir(options)]),
+        job_code=_JOB_CODE.format(exit_code=_of_slurm("exit-code", options, "--job", "--state-dir")) if nodes > 1 else "",
+        requeue=_of_slurm("requeue", options, "--state-dir"),
     )
 
 
-def _state_dir(options: Sequence[str]) -> tuple[str, ...]:
-    """Return the option that names the state directory, where the job has one of its own."""
-    return next((tuple(options[at : at + 2]) for at, word in enumerate(options) if word == "--state-dir"), ())
+def _of_slurm(name: str, options: Sequence[str], *taken: str) -> str:
+    """Return a command of this group, with those of `supervise`'s options that it takes."""
+    given = [words for at, word in enumerate(options) if word in taken for words in options[at : at + 2]]
+    return shlex.join(["supervise", "slurm", name, *given])
+
+
+@click.command()
+@setting_options(*JOB)
+@click.argument("code", type=click.IntRange(0, 255))
+def exit_code_command(invocation: Invocation, *, code: int) -> int:
+    """The script of `slurm print` calls it on several nodes, with srun's exit CODE, the highest of them.
+
+    It prints 0 if a node ended with 0, for a job is done on all nodes. Else it prints the code of the node that ended last: one that was
+    lost, or left early, decides nothing. It prints CODE where no journal tells another one.
+    """
+    settings = invocation.settings_to_read_with()
+    name = known_job_name(settings.job.name, os.environ)
+    stdio.write(sys.stdout, str(job_exit_code(state_root(settings), name, code)))
+    return 0
+
+
+def job_exit_code(root: Path, job: str | None, highest: int) -> int:
+    """Return the exit code of a job whose nodes share a state directory. highest: of its nodes, returned where nothing else is known."""
+    began_t, ends = 0.0, list[tuple[float, int]]()
+    for place in places_in(root):
+        if place.job == job:
+            try:
+                history, _ = standing_of(place)
+            except SuperviseError as error:
+                stdio.say(f"{place.node}: {error.message}")
+                continue
+            began_t = max(began_t, history.run_t)
+            if history.end is not None:
+                ends.append((history.end_t, history.end.exit_code))
+    codes = [code for end_t, code in sorted(ends) if end_t > began_t]  # an older one is of an earlier life of the job
+    return 0 if highest == 0 or 0 in codes else codes[-1] if codes else highest
 
 
 @click.command()

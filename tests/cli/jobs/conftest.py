@@ -141,9 +141,9 @@ class Written:
         self.feed(core_events.AttemptEnded(self.T0 + at, self.state.attempt.number, "succeeded"))
         self.end(0)
 
-    def end(self, code: int) -> None:
-        """Write the end record."""
-        self.journal.append(Ended(code), t=time.time(), durable=True)
+    def end(self, code: int, at: float | None = None) -> None:
+        """Write the end record, now or so many seconds after T0."""
+        self.journal.append(Ended(code), t=time.time() if at is None else self.T0 + at, durable=True)
         self.close()
 
     def close(self) -> None:

@@ -1,0 +1,167 @@
+"""The script of `supervise slurm print` on several nodes of a real Slurm: all end alike, whoever ends the job.
+
+Each node is a slurmd of this host, and a network namespace in which its supervise runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.slurm.test_batch_script import JOB, OPTIONS, output, printed, steps
+from tests.support.waiting import wait_for, words_of
+
+if TYPE_CHECKING:
+    from tests.slurm.conftest import SlurmCluster
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
+on_nodes = partial(pytest.mark.parametrize, "slurm", indirect=True)
+
+#: The network of a node is its namespace. All nodes are this host, which has one name: so each gets one of its own, which all know.
+ON_NODE = """#!/bin/sh
+namespace=$(echo {names} | cut -d' ' -f$((SLURM_NODEID + 1)))
+exec nsenter --net=/run/netns/$namespace unshare --uts --mount sh -c '
+    mount --bind {hosts} /etc/hosts
+    hostname node-$SLURM_NODEID
+    exec "$@"' - "$@"
+"""
+
+
+def submit(slurm: SlurmCluster, place: Path, *words: str, sbatch: tuple[str, ...] = (), nnodes: str = "") -> str:
+    """Submit a training on all nodes, and await that it makes steps; return the job's number."""
+    assert slurm.network is not None
+    count = len(slurm.network.names)
+    directives = [word for one in ("exclusive", "partition=low", *sbatch) for word in ("--sbatch", one)]
+    train = ["torchrun", "--nproc-per-node=1", *([f"--nnodes={nnodes}"] if nnodes else []), JOB]
+    text = printed(place, "--nodes", str(count), *directives, *OPTIONS, "--", *train, *words)
+    assert "    supervise " in text
+    starter, hosts = place / "on-node", place / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{slurm.network.address(node)} node-{node}\n" for node in range(count)))
+    starter.write_text(ON_NODE.format(names=" ".join(slurm.network.names), hosts=hosts))
+    starter.chmod(0o755)
+    text = text.replace("    supervise ", f"    {starter} supervise ", 1).replace("\nsrun", "\nexport SUPERVISE_NODES_LEASE_S=20\nsrun", 1)
+    number = slurm.submit(text, place)
+    wait_for(lambda: steps(place) > 20, "steps", 180)
+    return number
+
+
+def preempt(slurm: SlurmCluster, place: Path, nodes: int = 2) -> None:
+    """Let another job have all nodes for a moment."""
+    other = slurm.submit("#!/bin/bash\nsleep 2\n", place, "--partition=high", "--exclusive", f"--nodes={nodes}")
+    slurm.wait_for_state(other, "COMPLETED", 180)
+
+
+def saved(place: Path, nodes: int = 2) -> int:
+    """Return the step that all ranks saved when they were asked to: one, of all."""
+    told = wait_for(lambda: len(found := words_of(place / "told")) == nodes and found, "all ranks to save", 60)
+    (step,) = {int(step) for _, step in told}
+    assert sorted(int(rank) for rank, _ in told) == list(range(nodes))
+    wait_for((place / "ckpt" / f"step-{step:08d}.pt").exists, "the file", 60)
+    return step
+
+
+def come_back(slurm: SlurmCluster, number: str) -> None:
+    """Await that the job was taken back, and let it begin at once."""
+    waiting = wait_for(lambda: (found := slurm.job(number))["Restarts"] == "1" and found, "the requeue", 180)
+    if waiting["JobState"] == "PENDING":
+        slurm.run("scontrol", "update", f"jobid={number}", "StartTime=now")  # else it waits two minutes
+
+
+def supervisor_of(number: str, node: int) -> int:
+    """Return the pid of the supervisor of a node."""
+    of_node = {f"SLURM_JOB_ID={number}".encode(), f"SLURM_NODEID={node}".encode()}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if words[1:2] and words[1].endswith(b"/supervise") and of_node <= set((entry / "environ").read_bytes().split(b"\0")):
+                return int(entry.name)
+    return pytest.fail(f"no supervisor of node {node}")
+
+
+def exit_codes(place: Path) -> list[list[int]]:
+    """Return the exit codes of each node's supervisors, in the order of their ends."""
+    found: list[list[int]] = []
+    for node in sorted((place / "state").glob("*/nodes/node-*")):
+        rows: list[dict[str, Any]] = []
+        for path in sorted(node.glob("journal*.jsonl")):
+            rows += [json.loads(line)["rec"] for line in path.read_text().splitlines()]
+        found.append([row["body"]["exit_code"] for row in sorted(rows, key=lambda row: row["t"]) if row["kind"] == "end"])
+    return found
+
+
+def ends_whole(slurm: SlurmCluster, place: Path, number: str, resumed: int) -> None:
+    """Demand that both nodes resume at one step, and the job completes."""
+    slurm.wait_for_state(number, "COMPLETED", 240)
+    assert [int(step) for _, step in words_of(place / "started")] == [0, 0, resumed, resumed]
+    assert output(place, number).count("goes on with run") == 2
+
+
+@on_nodes([2])
+def test_a_preempted_job_saves_once_is_requeued_and_resumes_on_both_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+    number = submit(slurm, tmp_path, "--steps", "400")
+    preempt(slurm, tmp_path)
+    step = saved(tmp_path)
+    come_back(slurm, number)
+    ends_whole(slurm, tmp_path, number, step)
+    assert exit_codes(tmp_path) == [[75, 0], [75, 0]]
+
+
+@on_nodes([2])
+def test_a_cancelled_job_saves_once_and_is_not_started_again(slurm: SlurmCluster, tmp_path: Path) -> None:
+    number = submit(slurm, tmp_path)
+    slurm.run("scancel", number)
+    wait_for(lambda: not slurm.run("squeue", "-h").strip(), "its end", 90)
+    found = slurm.job(number)
+    assert (found["JobState"], found["Restarts"]) == ("CANCELLED", "0")
+    saved(tmp_path)
+
+
+@on_nodes([2])
+def test_a_job_that_a_person_requeues_saves_once_and_goes_on_on_both_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+    number = submit(slurm, tmp_path, "--steps", "400")
+    slurm.run("scontrol", "requeue", number)
+    come_back(slurm, number)
+    ends_whole(slurm, tmp_path, number, saved(tmp_path))
+
+
+@on_nodes([2])
+def test_a_job_whose_node_goes_down_saves_once_and_goes_on_on_both_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+    number = submit(slurm, tmp_path, "--steps", "400")
+    slurm.run("scontrol", "update", "nodename=10.7.0.2", "state=down", "reason=a test")
+    come_back(slurm, number)  # once the node's slurmd registers again (ReturnToService=2)
+    ends_whole(slurm, tmp_path, number, saved(tmp_path))
+
+
+@on_nodes([2])
+def test_a_notice_before_the_time_limit_has_both_save_once_and_brings_the_job_back(slurm: SlurmCluster, tmp_path: Path) -> None:
+    number = submit(slurm, tmp_path, sbatch=("time=2", "signal=USR1@45"))
+    come_back(slurm, number)
+    saved(tmp_path)
+    assert exit_codes(tmp_path) == [[75], [75]]
+
+
+@on_nodes([3])
+def test_an_elastic_job_goes_on_without_the_node_that_served_its_rendezvous_and_is_requeued_as_any_other(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    number = submit(slurm, tmp_path, "--steps", "100000", "--save-every=20", nnodes="2:3", sbatch=("no-kill",))
+    assert output(tmp_path, number).count("--rdzv-endpoint=10.7.0.1,10.7.0.2,10.7.0.3:") == 3
+    wait_for(lambda: list((tmp_path / "ckpt").glob("*.pt")), "a checkpoint", 60)
+    os.kill(supervisor_of(number, 0), signal.SIGKILL)
+    wait_for(lambda: len(words_of(tmp_path / "started")) == 5, "both others to start again", 240)
+    (resumed,) = {int(step) for _, step in words_of(tmp_path / "started")[3:]}
+    assert resumed > 0
+    wait_for(lambda: int(words_of(tmp_path / "steps")[-1][1]) > resumed, "steps of two nodes", 120)
+    preempt(slurm, tmp_path, 3)
+    step = saved(tmp_path, nodes=2)
+    come_back(slurm, number)
+    wait_for(lambda: len(words_of(tmp_path / "started")) == 8, "all three to start again", 240)
+    assert {int(found) for _, found in words_of(tmp_path / "started")[5:]} == {step}
+    slurm.run("scancel", number)

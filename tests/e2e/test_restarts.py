@@ -159,7 +159,7 @@ def test_a_second_node_that_joins_is_let_in_through_a_new_attempt(supervise: Cal
     options = ["--checkpoints", f"{tmp_path}/ckpt/*.pt", "--resume-args", "--resume {resume}"]
     first = supervise(*elastic, *job, options=options, place=tmp_path / "first")
     wait_for(lambda: list((tmp_path / "ckpt").glob("*095.pt")), "a checkpoint of the first node alone", alive=first.alive)
-    assert ranks_started(tmp_path) == [0, 1]
+    wait_for(lambda: ranks_started(tmp_path) == [0, 1], "both of its ranks", 60, alive=first.alive)
     second = supervise(*elastic, *job, options=options, place=tmp_path / "second")
     wait_for(lambda: len(ranks_started(tmp_path)) >= 6, "ranks on both nodes", alive=first.alive)
     (tmp_path / "go-on").touch()

@@ -166,7 +166,7 @@ def test_each_line_of_the_log_has_the_documented_fields(shown: Shown) -> None:
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     assert {"rank.exited", "attempt.ended", "plan.decided", "incident.closed"} <= {line["event"] for line in lines}
     for line in lines:
-        fields = line.keys() - {"event", "level", "timestamp", "run_id", "node"}
+        fields = line.keys() - {"event", "level", "timestamp", "job", "run_id", "node"}
         if line["event"] == "agent.reported":
             assert "what" in fields
         else:

@@ -70,7 +70,7 @@ class NodeClient:
         self._clock, self._keep, self._emit, self._rules = clock, keep, emit, rules
         self._state = nodes.new_node(memory, rules, clock())
         self._inbox: deque[NodeInput] = deque()
-        self._wanted: StoreAddress | None = None  # where the store is looked for
+        self._wanted: StoreAddress | None = None  # where it is to connect
         self._connection: LineSocket | None = None
         self._address = address  # of the connection, or of the last one
         self._written: set[str] = set()  # keys of the rows that were written over this connection

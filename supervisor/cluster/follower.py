@@ -77,7 +77,7 @@ class WatchedRegister:
         except RegisterUnreachable as problem:
             self._unanswered += 1
             if self._unanswered == MOST_UNANSWERED:
-                self._warn(f"what names the control store of the nodes does not answer: {problem}")
+                self._warn(f"the register that names the control store of the nodes does not answer: {problem}")
             raise
         self._unanswered = 0
         return answer

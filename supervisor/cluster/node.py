@@ -2,7 +2,7 @@
 
 `step(state, message) -> (state, outputs)`, without a clock and without IO. Rows are written once, so the node acts on what it has of them,
 in whichever order it came. What it wrote and has not seen as a row is written again with each beat. `NodeMemory` is what a node must not
-forget: its supervisor has it in the journal before it carries out what comes with it.
+forget: it is on the node's disk (kept.py) before what comes with it is carried out.
 
 The rules, each from rows alone:
 

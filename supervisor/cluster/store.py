@@ -34,7 +34,8 @@ from supervisor.core.values import dataclass
 _KEPT_MEETINGS = 16
 #: Epochs whose rows are kept, besides the newest.
 _KEPT_EPOCHS = 1
-_KEPT_ON_DISK = ("epoch", "end", "decision")
+#: Kinds of the newest epoch's rows that outlive the store.
+_KEPT_KINDS = ("epoch", "end", "decision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,8 +314,8 @@ def _epoch_of(key: str) -> int:
 
 
 def _kept(state: StoreState) -> tuple[tuple[str, str], ...]:
-    """Return the rows that the next store on this host begins with."""
+    """Return the rows with which the next store begins: on this host, or where another one takes over."""
     if state.epoch is None:
         return ()
-    keys = (f"{kind}/{state.epoch.number}" for kind in _KEPT_ON_DISK)
+    keys = (f"{kind}/{state.epoch.number}" for kind in _KEPT_KINDS)
     return tuple((key, state.rows[key]) for key in keys if key in state.rows)

@@ -193,7 +193,7 @@ def test_a_register_that_does_not_answer_is_told_of_once() -> None:
     for _ in range(3 * MOST_UNANSWERED):
         with pytest.raises(RegisterUnreachable):
             watched.read()
-    assert told == ["what names the control store of the nodes does not answer: away"]
+    assert told == ["the register that names the control store of the nodes does not answer: away"]
     held.away = set()
     assert watched.write("x", 0) == 1
 

@@ -32,7 +32,7 @@ class ServingHosts(Protocol):
     """The hosts of a list, of which one serves torch's rendezvous and the control store (supervisor/run/store_hosts.py)."""
 
     def start(self, rules: ClusterRules, followed: str) -> None:
-        """Begin. followed: the key of the store that this node knew in this run, "" for none."""
+        """Begin. followed: the key of the store of whose job this node has not seen the end, "" for none."""
         ...
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class WatchedRegister:
 class StoreFollower:
     """One node of the job, from `start` to `close`.
 
-    host: where the others reach it. followed: the key of the store that it knows. warn: prints a line, from any thread.
+    host: where the others reach it. followed: see ServingHosts. warn: prints a line, from any thread.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917  what it follows, for whom

@@ -125,6 +125,12 @@ def remembered(kept: KeptNode | None, run: str, new_name: str) -> tuple[NodeMemo
     return kept.memory, kept.address
 
 
+def followed_key(kept: KeptNode | None, run: str) -> str:
+    """Return the key of the store whose job this node has not seen the end of, "" for none."""
+    memory, address = remembered(kept, run, "")
+    return "" if address is None or memory.epoch is None else address.key
+
+
 def rows_of_the_last(kept: KeptStore | None, run: str) -> tuple[tuple[str, str], ...]:
     """Return the rows with which the next store begins: none of another run, nor of a life of the job that a decision ended."""
     if kept is None or kept.run != run:

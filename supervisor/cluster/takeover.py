@@ -142,7 +142,8 @@ class StoreFinder:
         if record.node == self._node:  # it served before it was started again
             return ServeStoreHere(version, record.key, record.rows)
         if idle_s > rules.hold_s:
-            if self._node in record.members and silent_s > rules.lease_s:
+            is_for_us = self._node in record.members or record.is_final  # who was not there finds out how the job ended
+            if is_for_us and silent_s > rules.lease_s:
                 return ServeStoreHere(version, record.key, record.rows, record.node)
             if is_first and idle_s > rules.away_s + rules.return_s:  # no member of it is left
                 return ServeStoreHere(version)

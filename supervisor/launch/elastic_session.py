@@ -77,6 +77,10 @@ if TYPE_CHECKING:
 SEND_DEADLINE_S = 1
 #: How long the link may outlast the agent: the agent's last messages are on it, and its exit code comes by another way.
 LINK_END_S = 1.0
+#: Nodes that nobody serves a rendezvous for so long are missing.
+UNSERVED_S = 10.0
+#: How long they are waited for by default: as at a rendezvous, torch's own `join_timeout`.
+JOIN_S = 600.0
 #: How many names of torch's that do not fit are reported; the others are counted.
 _NAMED = 3
 
@@ -116,6 +120,7 @@ class ElasticSession:
         self._is_ready = False
         self._fits = False  # an agent has spoken, so that one that does not is no matter of the installation
         self._finished = False
+        self._is_unserved = False  # the other nodes are reported as missing: nobody serves a rendezvous
         self._waiting: Callable[[], Go | None] | None = None  # makes the command that starts the attempt
         self._nodes_met = False  # for the current attempt
         self._deaths: dict[int, RankExit] = {}  # of the current attempt, by rank; those in the state may still be in the loop's inbox
@@ -140,6 +145,14 @@ class ElasticSession:
             self._start_agent(self._ending.attempt)  # the first one, once the nodes can meet
         elif self._link is not None and self._make_argv() not in (self._argv, None):
             self._replace_agent()
+
+    def _unserved(self, attempt: int) -> None:
+        """Wait for the other nodes as at a rendezvous, and not for ever, where nobody serves one."""
+        loop = self._context.loop
+        if self._link is None and not self._argv and loop.state.awaits_ranks(attempt):
+            self._is_unserved = True
+            others = max(loop.state.run.policy.nodes - 1, 1)
+            loop.post(NodesMissing(loop.clock.now(), attempt, others, self._context.job.settings.nodes.gather_s or JOIN_S))
 
     def _replace_agent(self) -> None:
         """End the agent, which may hang in a store that is lost, and start one with other arguments in its place."""
@@ -181,6 +194,8 @@ class ElasticSession:
             self._agent_gone()
         if self._link is None:
             self._start_agent(attempt)
+            if self._link is None:
+                self._context.loop.call_later(UNSERVED_S, lambda: self._unserved(attempt))
         elif self._make_argv() not in (self._argv, None):
             self._replace_agent()
         elif self._is_replaced:
@@ -408,6 +423,9 @@ class ElasticSession:
         # not settimeout: that would make the reader's end non-blocking as well
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_DEADLINE_S, 0))
         self._link, self._at_end, self._is_ready, self._finished = ours, False, False, False
+        if self._is_unserved:  # from here on the agent counts
+            self._is_unserved = False
+            self._context.loop.post(NodesMissing(self._context.loop.clock.now(), attempt, 0, 0.0))
         threading.Thread(target=self._read, args=(ours,), name="agent-link", daemon=True).start()
 
     def _go(self) -> None:

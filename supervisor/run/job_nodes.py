@@ -19,8 +19,8 @@ import msgspec
 
 from supervisor.cluster import messages as protocol
 from supervisor.cluster.client import NodeClient, StoreAddress
-from supervisor.cluster.follower import StoreFollower, StorePlace, WatchedRegister
-from supervisor.cluster.kept import KeptFile, KeptNode, KeptStore, RowsOnDisk, remembered, rows_of_the_last
+from supervisor.cluster.follower import StoreFollower, StorePlace
+from supervisor.cluster.kept import KeptFile, KeptNode, KeptStore, RowsOnDisk, followed_key, remembered, rows_of_the_last
 from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, EpochEnd
 from supervisor.cluster.reader import NodeStanding
 from supervisor.cluster.server import StoreServer, listen
@@ -103,7 +103,7 @@ class JobNodes:
         if kept is not None and kept.run != self._job.run_id:
             kept = None
         if self._hosts is not None:
-            self._hosts.start(self._rules(), "" if kept is None or kept.address is None else kept.address.key)
+            self._hosts.start(self._rules(), followed_key(kept, self._job.run_id))
         if kept is None:
             return
         client, served = self._connected(kept), self._store_file.read(KeptStore)
@@ -124,10 +124,8 @@ class JobNodes:
             client.start()
             place = self._store_place
             if place is not None:
-                followed = "" if known is None or memory.epoch is None else known.key
-                self._follower = StoreFollower(
-                    WatchedRegister(place.register, self._warn), client, self._rules(), place.host, followed, self._warn
-                )
+                followed = followed_key(kept, self._job.run_id)
+                self._follower = StoreFollower(place.register, client, self._rules(), place.host, followed, self._warn)
                 self._follower.start()
         return self._client
 

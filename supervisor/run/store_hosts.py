@@ -14,6 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from supervisor.cluster.follower import WatchedRegister
 from supervisor.cluster.quorum.client import QuorumRegister
 from supervisor.cluster.quorum.server import AcceptorServer
 from supervisor.cluster.quorum.wire import RegisterHosts
@@ -44,7 +45,8 @@ class StoreHosts:
         self.index = own_index(listed)
         self.host = listed.hosts[self.index][0] if self.index is not None else listed.address or socket.getfqdn()
         hosts = RegisterHosts(listed.job, listed.acceptors)
-        self._register = QuorumRegister(hosts)
+        self._quorum = QuorumRegister(hosts)
+        self._register = WatchedRegister(self._quorum, warn)
         self._acceptor: AcceptorServer | None = None
         if self.index is not None:
             port = listed.acceptors[self.index][1]
@@ -67,7 +69,7 @@ class StoreHosts:
         self._thread: threading.Thread | None = None
 
     def start(self, rules: ClusterRules, followed: str) -> None:
-        """Begin. followed: the key of the store that this node knew in this run, "" for none."""
+        """Begin. followed: see ServingHosts."""
         if self._acceptor is not None:
             self._acceptor.start()
         self._thread = threading.Thread(target=self._run, args=(rules, followed), name="store-hosts", daemon=True)
@@ -80,7 +82,7 @@ class StoreHosts:
             self._thread.join(_CLOSE_S)
         if self._acceptor is not None:
             self._acceptor.close()
-        self._register.close()
+        self._quorum.close()
 
     def options(self) -> tuple[str, ...] | None:
         """Return torchrun's options for the rendezvous as it is served now; None where nobody serves it yet."""
@@ -106,21 +108,21 @@ class StoreHosts:
     # the bid
 
     def _run(self, rules: ClusterRules, followed: str) -> None:
-        seen, seen_t, over = Registered(-1, ""), time.monotonic(), ""
+        seen, seen_t, over = Registered(-1, ""), time.monotonic(), None
         while not self._closing.wait(rules.renew_s):
             with contextlib.suppress(RegisterUnreachable, RegisterChanged):
                 found, now = self.read(), time.monotonic()
                 record = StoreRecord.read(found.value)
                 if seen.version < 0 and record is not None and record.is_final and record.key != followed:
-                    over = record.store  # an earlier job of this name is over; where this one is, the others still have to learn it
+                    over = record.key  # an earlier job of this name is over; where this one is, the others still have to learn it
                 if found.version != seen.version:
                     seen, seen_t = found, now
                 if self.index is not None and self._may_bid(record, now - seen_t - self.index * TURN_S, rules, over):
                     self.write(StoreRecord(secrets.token_hex(8), "", self.host, 0, "").value(), found.version)
 
-    def _may_bid(self, record: StoreRecord | None, idle_s: float, rules: ClusterRules, over: str) -> bool:
+    def _may_bid(self, record: StoreRecord | None, idle_s: float, rules: ClusterRules, over: str | None) -> bool:
         """Return whether this host is to bid; idle_s: for how long the record has not changed, less this host's turn."""
-        if record is None or record.store == over:
+        if record is None or record.key == over:
             return idle_s >= 0
         if record.is_bid:
             return record.host == self.host or idle_s > rules.hold_s

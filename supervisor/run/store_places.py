@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from supervisor.cluster.follower import StorePlace
+from supervisor.cluster.follower import StorePlace, WatchedRegister
 from supervisor.knobs import host_list, torchrun
 
 if TYPE_CHECKING:
@@ -40,4 +40,4 @@ def of(command: torchrun.Torchrun | None, environ: Mapping[str, str], directory:
     pairs = (pair.partition("=") for pair in option_or("rdzv-conf", "").split(",") if pair)
     conf = {name.strip(): value.strip() for name, _, value in pairs}
     register = EtcdRegister(option_or("rdzv-endpoint", "localhost"), option_or("rdzv-id", "none"), conf)
-    return StorePlace(register, option_or("local-addr", "") or socket.getfqdn())
+    return StorePlace(WatchedRegister(register, warn), option_or("local-addr", "") or socket.getfqdn())

@@ -64,12 +64,12 @@ class ReachedRegister:
 class Node:
     """A node with its follower, which ticks as a loop does."""
 
-    def __init__(self, held: HeldRegister, index: int) -> None:
+    def __init__(self, held: HeldRegister, index: int, followed: str = "") -> None:
         self.name, self.index = f"n{index}/1", index
         self.done: list[protocol.NodeOutput] = []
         self.kept: list[tuple[NodeMemory, StoreAddress | None]] = []
         self.client = NodeClient(NodeMemory(self.name), RULES, time.monotonic, lambda *kept: self.kept.append(kept), self._emitted)
-        self.follower = StoreFollower(ReachedRegister(held, self.name), self.client, RULES, "127.0.0.1", "", pytest.fail)
+        self.follower = StoreFollower(ReachedRegister(held, self.name), self.client, RULES, "127.0.0.1", followed, pytest.fail)
         self._ends = threading.Event()
         self._loop = threading.Thread(target=self._tick, daemon=True)
         self.client.start()
@@ -186,6 +186,16 @@ def test_a_host_that_the_register_alone_cannot_reach_gives_way_once_it_misses_a_
     assert nodes[0].acted()[0].decision == nodes[2].acted()[0].decision
 
 
+def test_a_node_that_was_not_there_learns_how_the_job_ended_though_all_others_are_gone(held: HeldRegister) -> None:
+    end = Epoch(7, ("n1/1", "n2/1"), "n1/1", "token").row(), ("decision/7", ClusterDecision(STOP, "why").value())
+    held.found = Registered(5, StoreRecord("store", "n1/1", "127.0.0.1", 1, "key", end).value())
+    late = Node(held, 0, followed="key")
+    try:
+        wait_for(lambda: protocol.ClosedWithoutUs(7, ClusterDecision(STOP, "why")) in late.done, "the end", 20)
+    finally:
+        late.close()
+
+
 def test_a_register_that_does_not_answer_is_told_of_once() -> None:
     held, told = HeldRegister(), list[str]()
     watched = WatchedRegister(ReachedRegister(held, "n"), told.append)
@@ -231,7 +241,7 @@ class ClosedServer:
 def test_a_register_that_hangs_takes_its_time_from_that_of_the_store_which_lingers() -> None:
     register, server = HangingRegister(), ClosedServer()
     client = NodeClient(NodeMemory("n0/1"), RULES, time.monotonic, lambda *_kept: None, lambda _output: None)
-    follower = StoreFollower(register, client, RULES, "127.0.0.1", "", pytest.fail)
+    follower = StoreFollower(register, client, RULES, "127.0.0.1", followed, pytest.fail)
     client.start()
     follower.start()
     assert register.asked.wait(20)

@@ -39,7 +39,7 @@ from supervisor.core.state import Attempt, JobState, Run, StopRequest
 from supervisor.core.state import Stage as JobStage
 from supervisor.guardian.messages import EVENTS
 from supervisor.knobs.knob_set import AttemptCommand
-from supervisor.launch.elastic_session import ElasticSession, decode, exception_line
+from supervisor.launch.elastic_session import JOIN_S, UNSERVED_S, ElasticSession, decode, exception_line
 from supervisor.launch.session import SessionContext
 from tests.launch.conftest import make_job
 
@@ -432,6 +432,21 @@ def test_a_message_is_read_as_the_agent_wrote_it() -> None:
     spawned = (SpawnedRank(0, 0, 11, 12), SpawnedRank(1, 1, 13, 14))
     for message in (RanksStarted(2, spawned, 4), RanksStopped(2, "failed", (TorchError(1, "cannot decode \udcff.pt", "Traceback"),))):
         assert decode(encode(message)) == message
+
+
+def test_the_nodes_are_missing_where_nobody_serves_a_rendezvous_and_are_not_where_somebody_does(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, argv=None)
+    stage.pass_time(UNSERVED_S)
+    assert [(one.count, one.within_s) for one in stage.posted(NodesMissing)] == [(1, JOIN_S)]
+    stage.argv = ["agent", "at the first host"]
+    stage.session.meet_elsewhere()
+    stage.session.meet_elsewhere()
+    assert [one.count for one in stage.posted(NodesMissing)] == [1, 0]
+    served = Stage(tmp_path, argv=None)
+    served.argv = AGENT
+    served.session.meet_elsewhere()
+    served.pass_time(UNSERVED_S)
+    assert not served.posted(NodesMissing)
 
 
 def test_the_first_agent_is_started_once_the_nodes_can_meet_and_another_where_they_have_to_meet_elsewhere(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from supervisor.cluster.follower import StorePlace
+
 SETTINGS = replace(Settings(), nodes=NodesSection(lease_s=30.0))
 
 
@@ -43,11 +45,11 @@ class Node:
         self.call_soon = self.soon.put
         self.nodes = self.fresh()
 
-    def fresh(self) -> JobNodes:
+    def fresh(self, store_place: StorePlace | None = None) -> JobNodes:
         """Return what a supervisor of this run begins with."""
         orders = AttemptOrders(*(lambda *what, kind=kind: self.orders.append((kind, *what)) for kind in ("serve", "renumber", "complete")))  # type: ignore[misc]
         job = replace(make_job(self.place, SETTINGS), run_id=f"run of {self.name}", node=self.name)
-        return JobNodes(job, self, orders, self.told.append)  # type: ignore[arg-type]  # a loop, as far as it is used
+        return JobNodes(job, self, orders, self.told.append, store_place)  # type: ignore[arg-type]  # a loop, as far as it is used
 
     def feed(self, event: events.Event) -> None:
         """Decide, as the loop does."""

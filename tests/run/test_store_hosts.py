@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.cluster.model import ClusterRules
+from supervisor.cluster.client import StoreAddress
+from supervisor.cluster.follower import StorePlace
+from supervisor.cluster.kept import KeptFile, KeptNode
+from supervisor.cluster.model import STOP, ClusterDecision, ClusterRules, Epoch
+from supervisor.cluster.node import NodeMemory
 from supervisor.cluster.register import StoreRecord
 from supervisor.errors import SuperviseError
 from supervisor.knobs.host_list import HostList
 from supervisor.run.store_hosts import StoreHosts, own_index
+from tests.run.test_job_nodes import Node
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_for
 
@@ -67,6 +72,23 @@ def test_a_store_that_its_members_do_not_take_over_is_followed_until_none_can_be
     wait_for(lambda: written(three.hosts[1], served), "the record of a store")
     wait_for(lambda: three.hosts[2].options() == (f"--rdzv-endpoint=127.0.0.9:{three.list[0][1]}", "--rdzv-conf=is_host=0"), "its host")
     wait_for(lambda: three.options(2, 0), "a bid, as nobody renews it")
+
+
+def test_a_run_that_a_decision_stopped_on_all_hosts_goes_on_when_they_are_started_again(three: Listed, tmp_path: Path) -> None:
+    epoch, stop = Epoch(1, ("a/1", "b/1", "c/1"), "a/1", "token"), ClusterDecision(STOP)
+    for host in three.hosts.values():
+        host.start(RULES, "key")
+    over = StoreRecord("store", "a/1", ADDRESSES[0], 7, "key", (epoch.row(), ("decision/1", stop.value())))
+    wait_for(lambda: written(three.hosts[1], over), "the record of the end")
+    three.hosts.pop(0).close()
+    first, node = three.make(0), Node(tmp_path, "a")
+    kept = KeptNode("run of a", NodeMemory("a/1", epoch, "store", stop), StoreAddress("127.0.0.1", 7, "key"))
+    KeptFile(node.place / "state" / "cluster" / "node.json", three.warnings.append).write(kept)
+    node.nodes = node.fresh(StorePlace(first, first.host, first))
+    node.nodes.take_over()
+    three.hosts[0] = first
+    wait_for(lambda: three.options(0, 0), "a bid of the first host")
+    node.nodes.close("the test is over", lambda: None)
 
 
 def written(host: StoreHosts, record: StoreRecord) -> bool:

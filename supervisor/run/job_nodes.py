@@ -21,7 +21,7 @@ from supervisor.cluster import messages as protocol
 from supervisor.cluster.client import NodeClient, StoreAddress
 from supervisor.cluster.follower import StoreFollower, StorePlace
 from supervisor.cluster.kept import KeptFile, KeptNode, KeptStore, RowsOnDisk, followed_key, remembered, rows_of_the_last
-from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, EpochEnd
+from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, Epoch, EpochEnd
 from supervisor.cluster.reader import NodeStanding
 from supervisor.cluster.server import StoreServer, listen
 from supervisor.cluster.store import new_store
@@ -89,6 +89,7 @@ class JobNodes:
         self._end = EpochEnd("", "", "")  # of the newest epoch
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._is_closing = False
+        self._taken_over: NodeOutput | None = None  # what the report of the attempt that was taken over is answered with, at once
 
     @property
     def finds_store(self) -> bool:
@@ -104,6 +105,7 @@ class JobNodes:
             kept = None
         if self._hosts is not None:
             self._hosts.start(self._rules(), followed_key(kept, self._job.run_id))
+        self._taken_over = self._known_about(None if kept is None else kept.memory)
         if kept is None:
             return
         client, served = self._connected(kept), self._store_file.read(KeptStore)
@@ -115,6 +117,20 @@ class JobNodes:
         is_known = epoch is not None and state.attempt.is_shared and state.attempt.number == epoch.number and state.stage is not Stage.ENDED
         if epoch is not None and not is_known:  # it has ended for this node, before this was recorded
             client.give(protocol.GiveUp(self._now(), "its supervise ended"))
+
+    def _known_about(self, memory: NodeMemory | None) -> NodeOutput | None:
+        """Return what is known about the attempt of the journal, None where the nodes have to decide about it, or it is over.
+
+        The supervisor before this one may have ended between the decision and its record. Or what it kept is not there: it could not be
+        written, or the journal came along from another node. Then nobody awaits a report of this node.
+        """
+        attempt, stage = self._loop.state.attempt, self._loop.state.stage
+        if not attempt.is_shared or stage is Stage.ENDED:
+            return None
+        epoch = None if memory is None else memory.epoch
+        if memory is None or epoch is None or epoch.number != attempt.number or memory.aside:
+            return protocol.StepAside(Epoch(attempt.number, attempt.members, "", ""))
+        return None if memory.acted is None else protocol.ActOn(epoch, memory.acted, 0)
 
     def _connected(self, kept: KeptNode | None) -> NodeClient:
         """Return the client, starting it where none runs."""
@@ -227,7 +243,11 @@ class JobNodes:
 
     def report(self, action: act.ReportEpoch) -> None:
         """Send what this node saw, as the state has it."""
-        state, client = self._loop.state, self._client
+        state, client, known = self._loop.state, self._client, self._taken_over
+        if known is not None:
+            self._taken_over = None
+            self._loop.call_soon(lambda: self._take(known))
+            return
         if client is None or not self._is_current(action.attempt):
             return
         row = {"offset_s": client.offset_s, "report": msgspec.to_builtins(NodeReport(client.name, state.attempt, state.gpus))}

@@ -194,6 +194,39 @@ def test_a_supervisor_that_takes_over_finds_the_others_by_itself_and_ends_its_at
     }
 
 
+@pytest.mark.parametrize("kept", ["the decision", "nothing"])
+def test_a_supervisor_that_takes_over_acts_at_once_where_nobody_awaits_its_report(pair: Pair, kept: str) -> None:
+    first, second = pair.nodes
+    pair.meet("t", 1, 1)
+    pair.train()
+    first.feed(events.RankExited(first.clock.now(), 1, RankExit(0, 100, 1, signal=11)))
+    pair.until(lambda: second.state.stage is Stage.TEARDOWN, "the end on the other node")
+    pair.gone(second, 1)
+    pair.gone(first, 0, Evidence("exit", "signal", "11", 0, t=first.clock.now()))
+    file = second.place / "state" / "cluster" / "node.json"
+
+    def is_kept() -> bool:
+        """Whether the second node's part has the decision; its loop stands still, and does not see it."""
+        first.turn()
+        second.nodes.tick()
+        return '"acted": null' not in file.read_text()
+
+    wait_for(is_kept, "the decision in the file")
+    second.nodes._client.close(5.0)  # type: ignore[union-attr]  # noqa: SLF001  as a process that is gone
+    second.soon = queue.SimpleQueue()
+    second.call_soon = second.soon.put
+    if kept == "nothing":  # as after a disk that was full, or on a node that the journal came along to
+        file.unlink()
+    second.nodes = second.fresh()
+    second.nodes.take_over()
+    second.feed(events.SupervisorStarted(second.clock.now(), "run", second.state.run.policy, continues=True))
+    assert second.state.stage is Stage.FOLLOWING
+    second.turn()
+    assert second.state.stage is not Stage.FOLLOWING
+    assert bool(second.find(events.DecisionMade)) is (kept == "the decision")
+    assert bool(second.find(events.LeftBehind)) is (kept == "nothing")
+
+
 def test_a_job_of_one_node_has_no_thread_no_socket_and_no_file(tmp_path: Path) -> None:
     node = Node(tmp_path, "a")
     node.nodes.take_over()

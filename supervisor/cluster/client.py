@@ -226,7 +226,10 @@ class NodeClient:
             self._drop()
         if not self._is_trying:
             self._is_trying = True
-            threading.Thread(target=self._try, args=(address,), name="find-store", daemon=True).start()
+            try:
+                threading.Thread(target=self._try, args=(address,), name="find-store", daemon=True).start()
+            except RuntimeError:  # none to be had, where loaders use up the processes for a moment
+                self._is_trying, self._next_try_t = False, now + RETRY_S
 
     def _try(self, address: StoreAddress) -> None:
         """In a thread of its own: a host that is gone, or a name that nobody resolves, takes seconds, in which time goes on here."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import queue
 import ssl
+import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 PORT = 2379
 ANSWER_S = 1.0
+#: All of a call together: the look-up of a name has no time limit of its own, and takes many seconds where no name server answers.
+CALL_S = 1.5
 #: A record that nobody writes any more is gone after so long.
 KEPT_S = 7 * 86_400
 _IS_MISSING, _IS_ANOTHER, _IS_THERE = 100, 101, 105
@@ -36,6 +40,7 @@ class EtcdRegister:
         self._host, self._port = host, port or PORT
         self._path = f"/v2/keys/supervise/{quote(job_id, safe='')}/control-store"
         self._conf = conf
+        self._thread: threading.Thread | None = None  # of the newest call
 
     def read(self) -> Registered:
         """See Register."""
@@ -47,6 +52,30 @@ class EtcdRegister:
         return self._answered("PUT", "", urlencode({"value": value, "ttl": str(KEPT_S), **condition})).version
 
     def _answered(self, method: str, query: str, body: str | None) -> Registered:
+        """Ask in a thread of its own, for the store's thread must go on; nothing is asked while an earlier call is still under way."""
+        where, found = f"etcd at {self._host}:{self._port}", queue.SimpleQueue[Registered | Exception]()
+
+        def ask() -> None:
+            try:
+                found.put(self._answer(where, method, query, body))
+            except Exception as problem:  # noqa: BLE001  raised below, in the caller's thread
+                found.put(problem)
+
+        if self._thread is not None and self._thread.is_alive():
+            raise RegisterUnreachable(f"{where}: an earlier call is still under way")
+        self._thread = threading.Thread(target=ask, name="ask-etcd", daemon=True)
+        try:
+            self._thread.start()
+            answer = found.get(timeout=CALL_S)
+        except queue.Empty:
+            raise RegisterUnreachable(f"{where}: no answer within {CALL_S:g} s") from None
+        except RuntimeError as problem:  # no thread to be had
+            raise RegisterUnreachable(f"{where}: {problem}") from problem
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _answer(self, where: str, method: str, query: str, body: str | None) -> Registered:
         try:
             row = self._asked(method, query, body)
             error = int(row.get("errorCode", 0))
@@ -56,8 +85,7 @@ class EtcdRegister:
                 raise RegisterChanged
             return Registered(int(row["node"]["modifiedIndex"]), str(row["node"]["value"]))
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as problem:
-            msg = f"etcd at {self._host}:{self._port}: {problem}"
-            raise RegisterUnreachable(msg) from problem
+            raise RegisterUnreachable(f"{where}: {problem}") from problem
 
     def _asked(self, method: str, query: str, body: str | None) -> Mapping[str, Any]:
         if self._conf.get("protocol", "http").strip().lower() == "https":

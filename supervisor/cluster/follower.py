@@ -146,6 +146,12 @@ class StoreFollower:
             return
         hold = StoreHold(self._register, record, version, self._rules, began_t, time.monotonic)
         state = new_store(name, self._client.name, self._rules, time.monotonic(), asked.rows, since_t=self._since_t, lost=asked.lost)
-        self.server = StoreServer(listener, key, state, hold)
-        self.server.start()
+        server = StoreServer(listener, key, state, hold)
+        try:
+            server.start()
+        except RuntimeError as error:  # no thread to be had: the next look finds this node in the record
+            listener.close()
+            self._warn(f"this node cannot serve the control store of the nodes: {error}")
+            return
+        self.server = server
         self._client.find_at(StoreAddress("127.0.0.1", port, key))

@@ -71,8 +71,13 @@ class KeptFile:
     def write(self, content: KeptNode | KeptStore) -> None:
         """Return when it is on disk, or after WRITE_S: that is reported once."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._write_all, name="kept-file", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._write_all, name="kept-file", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # none to be had
+                self._report(str(error))
+                return
+            self._thread = thread
         written = threading.Event()
         self._orders.put((json.dumps(asdict(content)).encode(), written))
         if not written.wait(WRITE_S):

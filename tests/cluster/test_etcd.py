@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -44,3 +46,24 @@ def test_an_etcd_that_is_not_there_is_unreachable_at_once_and_named() -> None:
         with pytest.raises(RegisterUnreachable, match=f"etcd at 127.0.0.1:{port}"):
             ask()
     assert time.monotonic() - began < 5.0
+
+
+def test_a_name_that_no_name_server_answers_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_answered, real = threading.Event(), socket.getaddrinfo
+
+    def lookup(_host: str, port: int, *more: int) -> object:
+        is_answered.wait(60)
+        return real("127.0.0.1", port, *more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    register, began = EtcdRegister(f"etcd.example:{free_port()}", "job", {}), time.monotonic()
+    with pytest.raises(RegisterUnreachable, match="no answer within"):
+        register.read()
+    for _ in range(20):  # each of them at once, and without a thread of its own
+        with pytest.raises(RegisterUnreachable, match="still under way"):
+            register.write("x", 0)
+    assert time.monotonic() - began < 20.0
+    is_answered.set()
+    register._thread.join(20)  # type: ignore[union-attr]  # noqa: SLF001  its end is awaited
+    with pytest.raises(RegisterUnreachable, match="Connection refused"):
+        register.read()

@@ -11,7 +11,7 @@ import pytest
 from supervisor.cluster import messages as protocol
 from supervisor.cluster.client import NodeClient, StoreAddress
 from supervisor.cluster.follower import MOST_UNANSWERED, StoreFollower, WatchedRegister
-from supervisor.cluster.kept import KeptNode, remembered
+from supervisor.cluster.kept import KeptFile, KeptNode, remembered
 from supervisor.cluster.model import FAILURE, RESTART, STOP, ClusterDecision, ClusterRules, Epoch
 from supervisor.cluster.node import NodeMemory
 from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnreachable, StoreRecord
@@ -19,6 +19,7 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 RULES = ClusterRules(
     nodes=3, beat_s=0.1, lease_s=0.6, gone_s=0.3, return_s=1.0, report_s=10.0, renew_s=0.1, hold_s=0.4, away_s=60.0, pause_s=5.0
@@ -196,6 +197,32 @@ def test_a_node_that_was_not_there_learns_how_the_job_ended_though_all_others_ar
         late.close()
 
 
+def test_a_thread_that_cannot_be_had_for_a_moment_costs_a_node_nothing_but_time(
+    held: HeldRegister, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, refused, warnings, real = Node(held, 0), {"find-store", "control-store", "kept-file"}, list[str](), threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            refused.discard(thread.name)
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    node.follower._warn = warnings.append  # noqa: SLF001
+    try:
+        node.meets("alone", 0, 1)
+        wait_for(lambda: any(isinstance(one, protocol.EpochBegan) for one in node.done), "the epoch", 20)
+    finally:
+        node.close()
+    assert warnings == ["this node cannot serve the control store of the nodes: can't start new thread"]
+    file = KeptFile(tmp_path / "node.json", warnings.append)
+    for written in (False, True):
+        file.write(KeptNode("run", NodeMemory("n")))
+        assert (file.read(KeptNode) is not None) is written
+    assert "can't start new thread" in warnings[1]
+
+
 def test_a_register_that_does_not_answer_is_told_of_once() -> None:
     held, told = HeldRegister(), list[str]()
     watched = WatchedRegister(ReachedRegister(held, "n"), told.append)
@@ -241,7 +268,7 @@ class ClosedServer:
 def test_a_register_that_hangs_takes_its_time_from_that_of_the_store_which_lingers() -> None:
     register, server = HangingRegister(), ClosedServer()
     client = NodeClient(NodeMemory("n0/1"), RULES, time.monotonic, lambda *_kept: None, lambda _output: None)
-    follower = StoreFollower(register, client, RULES, "127.0.0.1", followed, pytest.fail)
+    follower = StoreFollower(register, client, RULES, "127.0.0.1", "", pytest.fail)
     client.start()
     follower.start()
     assert register.asked.wait(20)

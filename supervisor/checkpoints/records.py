@@ -142,10 +142,13 @@ class CheckpointRecords:
         self._attempt = attempt
         self.order.attempt_begins(attempt)
 
-    def absorb(self) -> None:
-        """Write the order of the attempts to its file, and read what the ranks logged since the last time."""
+    def absorb(self) -> bool:
+        """Write the order of the attempts to its file, and read what the ranks logged. Return whether anything was new of the latter.
+
+        Soon after an attempt began: a supervisor that is killed then would count what other nodes saved in it to no attempt.
+        """
         self.order.write()
-        self.absorb_logs()
+        return self.absorb_logs()
 
     def absorb_logs(self) -> bool:
         """Read what the attempt's ranks logged since the last time. Return whether anything was new."""

@@ -59,7 +59,7 @@ class CheckpointWatch:
             own=records.provenance.trusts,
             elsewhere=self._found_elsewhere,
             is_ended=self._is_save_ended,
-            has_news=lambda: records.absorb_logs() and bool(self._unread_saves()),
+            has_news=lambda: records.absorb() and bool(self._unread_saves()),
             on_incomplete=self._incomplete,
         )
 

@@ -485,3 +485,15 @@ def test_latest_names_what_a_resume_takes(tmp_path: Path, capfd: pytest.CaptureF
     assert selected.chosen is not None
     assert "/copies/" in selected.chosen.path
     assert latest("") == chosen(selected) == ("last.pt", 7)
+
+
+def test_the_beginning_of_an_attempt_is_on_disk_before_the_watcher_looks_again(tmp_path: Path) -> None:
+    node = Node(tmp_path, scan_interval_s=600.0)
+    node.run("20260101T000000-aaaa")
+    watcher = node.checkpoints.watcher()
+    assert watcher is not None
+    watcher.start()
+    (record,) = wait_for(lambda: list(tmp_path.rglob("lineage.json")), "its first look")
+    node.attempt(1)
+    wait_for(lambda: [number for number, _ in json.loads(record.read_text())["runs"][-1]["attempts"]] == [1], "the attempt", 20)
+    assert watcher.finish(DEADLINE_S)

@@ -12,7 +12,7 @@ from supervisor.cluster.follower import StorePlace
 from supervisor.cluster.kept import KeptFile, KeptNode
 from supervisor.cluster.model import STOP, ClusterDecision, ClusterRules, Epoch
 from supervisor.cluster.node import NodeMemory
-from supervisor.cluster.register import StoreRecord
+from supervisor.cluster.register import RegisterChanged, RegisterUnreachable, StoreRecord
 from supervisor.errors import SuperviseError
 from supervisor.knobs.host_list import HostList
 from supervisor.run.store_hosts import StoreHosts, own_index
@@ -45,10 +45,14 @@ class Listed:
         found = self.hosts[index].options()
         return found is not None and found[0] == f"--rdzv-endpoint={ADDRESSES[of]}:{self.list[of][1]}"
 
+    def named(self, index: int) -> bool:
+        """Return whether one host has the options for a host of the list."""
+        return any(self.options(index, of) for of in range(len(ADDRESSES)))
+
 
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listed]:
-    monkeypatch.setattr("supervisor.run.store_hosts.TURN_S", 0.3)
+    monkeypatch.setattr("supervisor.run.store_hosts.TURN_S", 1.5)  # a busy machine may cost a host a second
     listed = Listed(tmp_path)
     yield listed
     for host in listed.hosts.values():
@@ -67,11 +71,11 @@ def test_the_first_host_serves_and_the_next_one_where_it_is_gone_before_the_node
 def test_a_store_that_its_members_do_not_take_over_is_followed_until_none_can_be_left(three: Listed) -> None:
     for host in three.hosts.values():
         host.start(RULES, "")
-    wait_for(lambda: three.options(0, 0), "the first host to be named")
+    wait_for(lambda: three.named(0), "a host to be named")
     served = StoreRecord("store", "node", "127.0.0.9", 7, "key")
     wait_for(lambda: written(three.hosts[1], served), "the record of a store")
     wait_for(lambda: three.hosts[2].options() == (f"--rdzv-endpoint=127.0.0.9:{three.list[0][1]}", "--rdzv-conf=is_host=0"), "its host")
-    wait_for(lambda: three.options(2, 0), "a bid, as nobody renews it")
+    wait_for(lambda: three.named(2), "a bid, as nobody renews it")
 
 
 def test_a_run_that_a_decision_stopped_on_all_hosts_goes_on_when_they_are_started_again(three: Listed, tmp_path: Path) -> None:
@@ -95,7 +99,7 @@ def written(host: StoreHosts, record: StoreRecord) -> bool:
     """Write a record; return whether nobody else did."""
     try:
         host.write(record.value(), host.read().version)
-    except Exception:  # noqa: BLE001  a bid was renewed between the two
+    except (RegisterChanged, RegisterUnreachable):  # a bid was renewed between the two, or no majority answered in time
         return False
     return True
 

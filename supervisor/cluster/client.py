@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from supervisor.cluster.model import ClusterRules
     from supervisor.cluster.node import NodeMemory
 
+#: The name of a node's thread.
+THREAD = "control-node"
 CONNECT_S = 3.0
 RETRY_S = 0.5
 #: A connection over which nothing came for so many beats leads nowhere, as after a cut link that sent no reset: another may.
@@ -84,7 +86,7 @@ class NodeClient:
         self._woken.settimeout(0.0)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="control-node", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
 
     def start(self) -> None:
         """Begin."""

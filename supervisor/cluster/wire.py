@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 #: A longer line is no message: a report has some hundred KiB at most.
 LONGEST_LINE = 16 * 2**20
+#: The key of a row: its kind, the number of its epoch, and perhaps more.
+_KEY = re.compile(r"[a-z]+/[0-9]{1,18}(?:/.*)?", re.ASCII | re.DOTALL)
 _GREETING = "supervise control store 1"
 _TO_STORE: dict[str, type[ToStore | AskNodes]] = {
     "hello": NodeHello,
@@ -62,8 +65,14 @@ def encode(message: ToStore | ToNode | AskNodes | KnownNodes) -> bytes:
 
 
 def to_store(line: bytes) -> ToStore | AskNodes:
-    """Return the message of a node or of a reader. Raises msgspec.DecodeError where the line is none, or a field has another type."""
-    return _decoded(line, _TO_STORE)
+    """Return the message of a node or of a reader.
+
+    Raises msgspec.DecodeError where the line is none, a field has another type, or the key of a row is none.
+    """
+    message = _decoded(line, _TO_STORE)
+    if isinstance(message, WriteRow) and not _KEY.fullmatch(message.key):
+        raise msgspec.DecodeError(f"not the key of a row: {message.key[:80]!r}")
+    return message
 
 
 def to_node(line: bytes) -> ToNode:

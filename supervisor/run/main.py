@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror import session as mirror_session
 from supervisor.checkpoints.mirror.process import MirrorLink
+from supervisor.cluster.client import THREAD as CONTROL_NODE
 from supervisor.config import plugins
 from supervisor.config.policy import to_policy
 from supervisor.core import losses
@@ -210,9 +211,14 @@ class JobRun:
         return end.exit_code
 
     def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
-        """Report a bug that ended a thread which nobody waits for; threads.py reports those that the loop waits for."""
+        """Report a bug that ended a thread which nobody waits for; threads.py reports those that the loop waits for.
+
+        Without the thread that speaks with the other nodes this one would train on when they have begun another attempt: it ends the run.
+        """
         threading.__excepthook__(args)
-        if args.thread is not None:
+        if args.thread is not None and args.thread.name == CONTROL_NODE:
+            self.loop.fail(args.exc_value or args.exc_type())
+        elif args.thread is not None:
             text = f"a part of supervise failed ({args.thread.name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"
             self.loop.call_soon(lambda: self.terminal.message(text, "error"))
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+#: A busy machine may keep a thread waiting for a second: that is no loss.
 RULES = ClusterRules(
-    nodes=3, beat_s=0.1, lease_s=0.6, gone_s=0.3, return_s=1.0, report_s=10.0, renew_s=0.1, hold_s=0.4, away_s=60.0, pause_s=5.0
+    nodes=3, beat_s=0.2, lease_s=2.4, gone_s=1.2, return_s=3.0, report_s=20.0, renew_s=0.2, hold_s=1.6, away_s=60.0, pause_s=5.0
 )
 
 
@@ -124,7 +125,7 @@ def nodes(held: HeldRegister) -> Iterator[list[Node]]:
     for node in found:
         node.meets("first", node.index, 3)
     for node in found:
-        wait_for(lambda node=node: any(isinstance(one, protocol.EpochBegan) for one in node.done), "the epoch", 20)
+        wait_for(lambda node=node: any(isinstance(one, protocol.EpochBegan) for one in node.done), "the epoch", 60)
     yield found
     for node in found:
         node.close()
@@ -135,7 +136,7 @@ def test_a_member_takes_over_from_a_host_that_is_lost_and_all_act_on_one_decisio
     assert first.node == nodes[0].name, "the first of the meeting serves"
     nodes[0].close()
     for node in nodes[1:]:
-        wait_for(lambda node=node: bool(node.acted()), "a decision", 20)
+        wait_for(lambda node=node: bool(node.acted()), "a decision", 60)
     second = held.record()
     assert second.node in {node.name for node in nodes[1:]}
     assert (second.key, second.store == first.store) == (first.key, False)
@@ -145,7 +146,7 @@ def test_a_member_takes_over_from_a_host_that_is_lost_and_all_act_on_one_decisio
     for node in nodes[1:]:  # `status --all-nodes` asks the store there, also while the decision is awaited
         assert any(address is not None and address.port == second.port and memory.acted is None for memory, address in node.kept)
     lost = next(one for node in nodes for one in node.done if isinstance(one, protocol.JudgeReports)).missing
-    assert lost == ((nodes[0].name, "lost: it served the control store, and is silent for 0.4 s"),)
+    assert lost == ((nodes[0].name, f"lost: it served the control store, and is silent for {RULES.hold_s:g} s"),)
 
 
 def test_a_store_that_cannot_renew_its_record_serves_on_while_it_hears_all_members_and_decides_nothing(
@@ -154,15 +155,15 @@ def test_a_store_that_cannot_renew_its_record_serves_on_while_it_hears_all_membe
     served = held.record().store
     held.away = {node.name for node in nodes}  # the register is away for all
     began = time.monotonic()
-    wait_for(lambda: time.monotonic() - began > 3 * RULES.lease_s, "three leases", 20)
+    wait_for(lambda: time.monotonic() - began > 2 * RULES.lease_s, "two leases", 60)
     assert not any(node.silent() for node in nodes), "no healthy rank notices"
     nodes[1].client.give(protocol.EndEpoch(time.monotonic(), FAILURE, "a rank failed"))
     began = time.monotonic()
-    wait_for(lambda: time.monotonic() - began > 2 * RULES.lease_s, "two leases", 20)
+    wait_for(lambda: time.monotonic() - began > 2 * RULES.lease_s, "two leases", 60)
     assert not any(isinstance(one, protocol.EpochEnded) for node in nodes for one in node.done), "what is not committed is not sent"
     held.away = set()
     for node in nodes:
-        wait_for(lambda node=node: bool(node.acted()), "a decision", 20)
+        wait_for(lambda node=node: bool(node.acted()), "a decision", 60)
     assert held.record().store == served
     assert len({node.acted()[0].decision for node in nodes}) == 1
 
@@ -170,7 +171,7 @@ def test_a_store_that_cannot_renew_its_record_serves_on_while_it_hears_all_membe
 def test_a_register_that_lost_its_data_gets_the_record_again(held: HeldRegister, nodes: list[Node]) -> None:
     served = held.record()
     held.found = Registered(0, "")
-    wait_for(lambda: held.found.version > 0, "the record", 20)
+    wait_for(lambda: held.found.version > 0, "the record", 60)
     assert held.record() == served
     assert not any(node.silent() for node in nodes)
 
@@ -179,11 +180,11 @@ def test_a_host_that_the_register_alone_cannot_reach_gives_way_once_it_misses_a_
     held.away = {nodes[0].name}
     nodes[1].close()
     for node in (nodes[0], nodes[2]):
-        wait_for(node.silent, "the store to be silent", 20)
-    wait_for(lambda: held.record().node == nodes[2].name, "the last node to serve", 20)
+        wait_for(node.silent, "the store to be silent", 60)
+    wait_for(lambda: held.record().node == nodes[2].name, "the last node to serve", 60)
     held.away = set()
     for node in (nodes[0], nodes[2]):
-        wait_for(lambda node=node: bool(node.acted()), "a decision", 20)
+        wait_for(lambda node=node: bool(node.acted()), "a decision", 60)
     assert nodes[0].acted()[0].decision == nodes[2].acted()[0].decision
 
 
@@ -192,7 +193,7 @@ def test_a_node_that_was_not_there_learns_how_the_job_ended_though_all_others_ar
     held.found = Registered(5, StoreRecord("store", "n1/1", "127.0.0.1", 1, "key", end).value())
     late = Node(held, 0, followed="key")
     try:
-        wait_for(lambda: protocol.ClosedWithoutUs(7, ClusterDecision(STOP, "why")) in late.done, "the end", 20)
+        wait_for(lambda: protocol.ClosedWithoutUs(7, ClusterDecision(STOP, "why")) in late.done, "the end", 60)
     finally:
         late.close()
 
@@ -212,7 +213,7 @@ def test_a_thread_that_cannot_be_had_for_a_moment_costs_a_node_nothing_but_time(
     node.follower._warn = warnings.append  # noqa: SLF001
     try:
         node.meets("alone", 0, 1)
-        wait_for(lambda: any(isinstance(one, protocol.EpochBegan) for one in node.done), "the epoch", 20)
+        wait_for(lambda: any(isinstance(one, protocol.EpochBegan) for one in node.done), "the epoch", 60)
     finally:
         node.close()
     assert warnings == ["this node cannot serve the control store of the nodes: can't start new thread"]

@@ -156,7 +156,7 @@ class Cluster:
         for member in self.members:
             member.meets(token, len(self.members), number)
         for member in self.members:
-            wait_for(lambda member=member: any(one.epoch.token == token for one in member.all_of(protocol.EpochBegan)), "the epoch", 20)
+            wait_for(lambda member=member: any(one.epoch.token == token for one in member.all_of(protocol.EpochBegan)), "the epoch", 120)
 
     def close(self) -> None:
         """End all."""
@@ -267,6 +267,8 @@ def test_a_store_that_starts_again_at_its_port_goes_on_with_what_it_kept(cluster
         b"supervise control store 1 key of the job\nnonsense\n",
         b'supervise control store 1 key of the job\n["beat", {"node": "n0/1"}]\n',
         b'supervise control store 1 key of the job\n["beat", {"node": 7, "have": 0}]\n',
+        b'supervise control store 1 key of the job\n["write", {"node": "n0/1", "key": "end/newest", "value": ""}]\n',
+        b'supervise control store 1 key of the job\n["write", {"node": "n0/1", "key": "end", "value": ""}]\n',
         b"supervise control store 1 key of the job\n" + b"[" * 100_000 + b"\n",
         b"\x00" * 1000 + b"\n",
     ],

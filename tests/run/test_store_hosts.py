@@ -52,7 +52,7 @@ class Listed:
 
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listed]:
-    monkeypatch.setattr("supervisor.run.store_hosts.TURN_S", 1.5)  # a busy machine may cost a host a second
+    monkeypatch.setattr("supervisor.run.store_hosts.TURN_S", 4.0)  # a busy machine may cost a host a second
     listed = Listed(tmp_path)
     yield listed
     for host in listed.hosts.values():

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest.mock import MagicMock
 
 import pytest
 
+from supervisor.cluster.client import THREAD
 from supervisor.core.actions import Finish
 from supervisor.core.state import JobState
 from supervisor.job.clock import Clock
 from supervisor.run import threads
 from supervisor.run.loop import Loop
+from supervisor.run.main import JobRun
 from supervisor.run.threads import Threads, attempted, reported_wait
 
 if TYPE_CHECKING:
@@ -125,3 +128,26 @@ def test_what_is_attempted_may_fail_or_hang() -> None:
     assert not ended.is_set()
     hangs.set()
     assert ended.wait(10)
+
+
+@pytest.mark.parametrize(("name", "ends"), [(THREAD, True), ("metrics", False)])
+def test_the_thread_that_speaks_with_the_other_nodes_ends_the_run_and_another_one_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    ends: bool,  # noqa: FBT001  a column of the table
+) -> None:
+    failed: list[BaseException] = []
+    told: list[str] = []
+    loop = SimpleNamespace(fail=failed.append, call_soon=lambda call: call())
+    run = SimpleNamespace(loop=loop, terminal=SimpleNamespace(message=lambda text, _kind: told.append(text)))
+    monkeypatch.setattr(threading, "__excepthook__", lambda _args: None)
+    monkeypatch.setattr(threading, "excepthook", lambda args: JobRun._thread_failed(run, args))  # type: ignore[arg-type]  # noqa: SLF001
+
+    def work() -> None:
+        raise LookupError("a bug")
+
+    thread = threading.Thread(target=work, name=name)
+    thread.start()
+    thread.join()
+    assert [str(error) for error in failed] == (["a bug"] if ends else [])
+    assert told == ([] if ends else [f"a part of supervise failed ({name}): LookupError: a bug; the job goes on"])

@@ -289,7 +289,7 @@ def follow_if_ready(state: JobState, t: float) -> Step:
 
 def _ended_elsewhere(state: JobState, event: DecisionMade) -> Step:
     """End as the job did, in whose last attempt this node took no part."""
-    if not state.attempt.awaits_agreement or state.stage is not Stage.STARTING or state.attempt.members:
+    if not state.waits_to_meet:
         return state, ()
     if event.kind == SUCCESS or event.decision is None:
         return lifecycle.done(state)

@@ -290,6 +290,11 @@ class JobState:
         return self.stage is Stage.STARTING and self.attempt.number == attempt
 
     @property
+    def waits_to_meet(self) -> bool:
+        """Whether this node waits for the other nodes of the job, to begin an attempt with them."""
+        return self.stage is Stage.STARTING and self.attempt.awaits_agreement and not self.attempt.members
+
+    @property
     def stops_ranks(self) -> bool:
         """Whether a request to stop has come to the ranks: they are asked to end, or were."""
         return self.run.stop is not None and not self.run.stop.spares_ranks

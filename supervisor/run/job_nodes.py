@@ -87,6 +87,7 @@ class JobNodes:
         self.expected = 0  # nodes of the last attempt that come to the next meeting, 0: not known
         self._began_t = time.monotonic()
         self._end = EpochEnd("", "", "")  # of the newest epoch
+        self._closed_without_us: ClusterDecision | None = None  # how the job ended, until the core can take it
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._is_closing = False
         self._taken_over: NodeOutput | None = None  # what the report of the attempt that was taken over is answered with, at once
@@ -230,6 +231,7 @@ class JobNodes:
         """Let time pass."""
         if self._client is not None:
             self._client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state).text()))
+            self._end_as_the_others()
 
     def no_meeting(self) -> None:
         """The attempt has ended here before its nodes had a number for it, or with it."""
@@ -338,7 +340,8 @@ class JobNodes:
                 self.expected = 0
                 self._loop.feed(events.LeftBehind(now, epoch.number))
             case protocol.ClosedWithoutUs(_, decision):
-                self._loop.feed(events.DecisionMade(now, attempt, decision.kind, _decision(decision), elsewhere=True))
+                self._closed_without_us = decision
+                self._end_as_the_others()
             case protocol.StoreSilent(number):
                 self._loop.feed(events.StoreFellSilent(now, number))
             case protocol.MeetingFailed(_, text):
@@ -355,6 +358,14 @@ class JobNodes:
                 raise AssertionError(output)  # the client's own
             case _:
                 assert_never(output)
+
+    def _end_as_the_others(self) -> None:
+        """Tell the core how the job ended without this node, once it waits for the others: it may still look at its GPUs."""
+        decision, state = self._closed_without_us, self._loop.state
+        if decision is not None and state.waits_to_meet:
+            self._closed_without_us = None
+            kind = decision.kind
+            self._loop.feed(events.DecisionMade(self._now(), state.attempt.number, kind, _decision(decision), elsewhere=True))
 
     def _began(self, number: int, members: tuple[str, ...]) -> None:
         """The attempt has its number. Where it has ended here meanwhile, no rank of it starts anywhere."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.agent.messages import NodesMet
+from supervisor.cluster import messages as protocol
+from supervisor.cluster.model import SUCCESS, ClusterDecision
 from supervisor.config.nodes_settings import NodesSection
 from supervisor.config.settings import Settings
 from supervisor.core import actions as act
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from supervisor.cluster.follower import StorePlace
 
-SETTINGS = replace(Settings(), nodes=NodesSection(lease_s=30.0))
+SETTINGS = replace(Settings(), nodes=NodesSection(lease_s=12.0))
 
 
 class Node:
@@ -236,3 +238,22 @@ def test_a_job_of_one_node_has_no_thread_no_socket_and_no_file(tmp_path: Path) -
     assert left == [True]
     assert (node.nodes._client, node.nodes._server) == (None, None)  # noqa: SLF001
     assert not node.place.exists()
+
+
+def test_a_node_that_learns_the_end_of_the_job_while_it_still_examines_itself_ends_as_the_job_did(tmp_path: Path) -> None:
+    node = Node(tmp_path, "a")
+    policy = Policy(nodes=2, checkpoints_declared=True)
+    node.state = changed(node.state, stage=Stage.CHECKING, run=changed(node.state.run, policy=policy))
+    client = node.nodes._connected(None)  # noqa: SLF001
+    try:
+        node.nodes._emitted(protocol.ClosedWithoutUs(3, ClusterDecision(SUCCESS)))  # noqa: SLF001
+        node.turn()
+        assert not node.taken, "it cannot be taken yet"
+        node.state = changed(node.state, stage=Stage.STARTING, attempt=Attempt(1, awaits_agreement=True))
+        node.turn()
+        node.turn()
+        (end,) = node.find(events.DecisionMade)
+        assert (end.kind, end.elsewhere) == (SUCCESS, True)
+        assert [action.exit_code for action in node.find(act.Finish)] == [0]
+    finally:
+        client.close(1.0)

@@ -144,6 +144,7 @@ class StoreFollower:
         except (RegisterUnreachable, RegisterChanged):
             listener.close()
             return
+        self._finder.serves(key)
         hold = StoreHold(self._register, record, version, self._rules, began_t, time.monotonic)
         state = new_store(name, self._client.name, self._rules, time.monotonic(), asked.rows, since_t=self._since_t, lost=asked.lost)
         server = StoreServer(listener, key, state, hold)

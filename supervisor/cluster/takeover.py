@@ -135,16 +135,25 @@ class StoreFinder:
             self._followed = asked.record.key
         return asked
 
+    def serves(self, key: str) -> None:
+        """This node serves the store with this key: it is told how that job ends, also where another node has taken over by then."""
+        self._followed = key
+
     def _asked(self, record: StoreRecord | None, idle_s: float, silent_s: float, *, is_first: bool) -> FollowStore | ServeStoreHere | None:
         rules, version = self._rules, self._seen.version
-        if record is None or (record.is_final and record.key != self._followed):  # an earlier job of this name is over
+        if record is None:
             return ServeStoreHere(version) if is_first else None
+        if (
+            record.is_final and record.key != self._followed
+        ):  # an earlier job of this name is over: once its nodes are gone, this one begins
+            return ServeStoreHere(version) if is_first and idle_s > rules.hold_s else None
         if record.node == self._node:  # it served before it was started again
             return ServeStoreHere(version, record.key, record.rows)
         if idle_s > rules.hold_s:
             is_for_us = self._node in record.members or record.is_final  # who was not there finds out how the job ended
             if is_for_us and silent_s > rules.lease_s:
                 return ServeStoreHere(version, record.key, record.rows, record.node)
-            if is_first and idle_s > rules.away_s + rules.return_s:  # no member of it is left
+            # without an epoch nothing depends on it; else no member of it is left after so long
+            if is_first and (not record.rows or idle_s > rules.away_s + rules.return_s):
                 return ServeStoreHere(version)
         return FollowStore(record)

@@ -122,8 +122,10 @@ class StoreHosts:
 
     def _may_bid(self, record: StoreRecord | None, idle_s: float, rules: ClusterRules, over: str | None) -> bool:
         """Return whether this host is to bid; idle_s: for how long the record has not changed, less this host's turn."""
-        if record is None or record.key == over:
+        if record is None:
             return idle_s >= 0
+        if record.key == over:
+            return idle_s > rules.hold_s  # its nodes are gone
         if record.is_bid:
             return record.host == self.host or idle_s > rules.hold_s
         return not record.is_final and idle_s > rules.away_s + rules.return_s  # no member is left that takes over

@@ -136,7 +136,7 @@ class StoreFinder:
         return asked
 
     def serves(self, key: str) -> None:
-        """This node serves the store with this key: it is told how that job ends, also where another node has taken over by then."""
+        """This node serves the store with this key. It then learns how that job ends, also where another node has taken over by then."""
         self._followed = key
 
     def _asked(self, record: StoreRecord | None, idle_s: float, silent_s: float, *, is_first: bool) -> FollowStore | ServeStoreHere | None:

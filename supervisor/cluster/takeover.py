@@ -155,5 +155,5 @@ class StoreFinder:
                 return ServeStoreHere(version, record.key, record.rows, record.node)
             # without an epoch nothing depends on it; else no member of it is left after so long
             if is_first and (not record.rows or idle_s > rules.away_s + rules.return_s):
-                return ServeStoreHere(version)
+                return ServeStoreHere(version, "" if record.rows else record.key)
         return FollowStore(record)

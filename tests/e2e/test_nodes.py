@@ -41,7 +41,7 @@ class Cluster:
     """The nodes of one job. `place` is what they share; node 0 serves the rendezvous, or the etcd at a port of loopback does.
 
     `checkpoints` may hold {node}; `resume`: how each node's script is told what to resume from. `words` and `environments`: further ones of
-    some nodes.
+    some nodes. last_call_s: how long a round of torch waits for more nodes than it needs.
     """
 
     def __init__(  # noqa: PLR0913  what a test varies, by name
@@ -55,12 +55,13 @@ class Cluster:
         resume: Sequence[str] = ("--resume {resume}",) * NODES,
         script: Sequence[str] = DDP,
         etcd: int = 0,
+        last_call_s: int = 2,
         job_id: str = "e2e",
         words: Mapping[int, Sequence[str]] = MappingProxyType({}),
         environments: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
         **environment: str,
     ) -> None:
-        self._words, self._environments = words, environments
+        self._words, self._environments, self._last_call_s = words, environments, last_call_s
         self._start, self._job, self._options, self.place = start, job, options, place
         self._checkpoints, self._resume, self._script, self._environment = checkpoints, resume, script, environment
         port = etcd or free_port()
@@ -75,7 +76,13 @@ class Cluster:
         directory = self._checkpoints.format(place=self.place, node=node)
         files = [f"--progress={self.place}/progress", f"--ckpt-dir={directory}", f"--digest={self.place}/digest"]
         declared = ["--checkpoints", f"{directory}/*.pt", "--resume-args", self._resume[node], *self._options]
-        command = [*self._torchrun, "--nproc-per-node=1", "--rdzv-conf=last_call_timeout=2", *self._script, f"--save-every={EVERY}"]
+        command = [
+            *self._torchrun,
+            "--nproc-per-node=1",
+            f"--rdzv-conf=last_call_timeout={self._last_call_s}",
+            *self._script,
+            f"--save-every={EVERY}",
+        ]
         place = self.place / f"node-{node}"
         words = [f"--steps={STEPS}", *files, *self._job, *self._words.get(node, ())]
         return self._start(*command, *words, options=declared, place=place, **self._environment, **self._environments.get(node, {}))

@@ -47,8 +47,9 @@ code=$?
 {job_code}
 # 75: the job is to go on later. 143, 129: it was ended from outside before it could save, and goes on from its newest checkpoint.
 # Every other code is final: 0 is done, and what supervise gave up fails again.
+# What takes the job back sends TERM to this script, which must not end before the nodes to exclude are known.
 case $code in
-    75 | 143 | 129) {requeue} || scontrol requeue "$SLURM_JOB_ID" ;;
+    75 | 143 | 129) trap '' TERM; {requeue} || scontrol requeue "$SLURM_JOB_ID" ;;
 esac
 exit $code"""
 

@@ -77,7 +77,8 @@ def test_two_nodes_meet(who: str, supervise: Callable[..., Supervised], tmp_path
     seen = sorted(line for run in runs for line in run.stdout.splitlines() if line.startswith("met "))
     if who == "slurm":
         assert seen == ["met 0 of 2", "met 1 of 2"], "what completes torchrun is not for its ranks: they may run a torchrun, too"
-        told = f"node {{}} of 2: torchrun gets --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:{20_000 + 2 * (os.getpid() % 5_000)} "
+        meet = 20_000 + 2 * (os.getpid() % 5_000)
+        told = f"node {{}} of 2: torchrun gets --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:{meet} "
         assert [run.stderr.count(told.format(node)) for node, run in enumerate(runs)] == [1, 1]
         assert all(run.stderr.count("torchrun gets") == 1 for run in runs)
     else:

@@ -3,7 +3,8 @@
     cluster/node.json     what this node took part in (NodeMemory), and where the store was
     cluster/store.json    on the host of the store: its rows that the next one begins with, its port and its key
 
-Both belong to one run. Another run of the job is another node: it remembers nothing, and nobody takes it for the one before.
+Both belong to one run that meets under one id (torch's --rdzv-id). Under another id this is another node: it remembers nothing, and nobody
+takes it for the one before. So a job that Slurm requeued waits for no node of the step that is over.
 """
 
 from __future__ import annotations
@@ -33,10 +34,18 @@ WRITE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class KeptNode:
-    """The content of node.json. run: id of the run. address: where the store was found last, None where it was not found yet."""
+class KeptFor:
+    """Whose the files are: the id of the run, and of torch's rendezvous."""
 
     run: str
+    rdzv_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNode:
+    """The content of node.json. address: where the store was found last, None where it was not found yet."""
+
+    owner: KeptFor
     memory: NodeMemory
     address: StoreAddress | None = None
 
@@ -45,7 +54,7 @@ class KeptNode:
 class KeptStore:
     """The content of store.json."""
 
-    run: str
+    owner: KeptFor
     port: int
     key: str
     rows: tuple[tuple[str, str], ...] = ()
@@ -105,12 +114,12 @@ class KeptFile:
 class RowsOnDisk:
     """What outlives a store on its host alone: KeptStore in a file. See StorePersistence (server.py); `now` is of no use here."""
 
-    def __init__(self, file: KeptFile, run: str, port: int, key: str) -> None:
-        self._file, self._run, self._port, self._key = file, run, port, key
+    def __init__(self, file: KeptFile, owner: KeptFor, port: int, key: str) -> None:
+        self._file, self._owner, self._port, self._key = file, owner, port, key
 
     def keep(self, rows: tuple[tuple[str, str], ...], _now: float) -> bool:
         """Write them; see KeptFile for a disk that fails: a job that goes on is worth more."""
-        self._file.write(KeptStore(self._run, self._port, self._key, rows))
+        self._file.write(KeptStore(self._owner, self._port, self._key, rows))
         return True
 
     @staticmethod
@@ -119,26 +128,26 @@ class RowsOnDisk:
         return True
 
 
-def remembered(kept: KeptNode | None, run: str, new_name: str) -> tuple[NodeMemory, StoreAddress | None]:
+def remembered(kept: KeptNode | None, owner: KeptFor, new_name: str) -> tuple[NodeMemory, StoreAddress | None]:
     """Return what this node remembers, and where it found the store.
 
-    Nothing of another run, nor of a life of the job that a decision ended: the node then has a new name. The store of that life may still
+    Nothing of another owner, nor of a life of the job that a decision ended: the node then has a new name. The store of that life may still
     be served, and would end this node as it ended the others.
     """
-    if kept is None or kept.run != run or (kept.memory.acted is not None and kept.memory.acted.is_final):
+    if kept is None or kept.owner != owner or (kept.memory.acted is not None and kept.memory.acted.is_final):
         return NodeMemory(new_name), None
     return kept.memory, kept.address
 
 
-def followed_key(kept: KeptNode | None, run: str) -> str:
+def followed_key(kept: KeptNode | None, owner: KeptFor) -> str:
     """Return the key of the store whose job this node has not seen the end of, "" for none."""
-    memory, address = remembered(kept, run, "")
+    memory, address = remembered(kept, owner, "")
     return "" if address is None or memory.epoch is None else address.key
 
 
-def rows_of_the_last(kept: KeptStore | None, run: str) -> tuple[tuple[str, str], ...]:
-    """Return the rows with which the next store begins: none of another run, nor of a life of the job that a decision ended."""
-    if kept is None or kept.run != run:
+def rows_of_the_last(kept: KeptStore | None, owner: KeptFor) -> tuple[tuple[str, str], ...]:
+    """Return the rows with which the next store begins: none of another owner, nor of a life of the job that a decision ended."""
+    if kept is None or kept.owner != owner:
         return ()
     decisions = (ClusterDecision.read(value) for key, value in kept.rows if key.startswith("decision/"))
     return () if any(decision.is_final for decision in decisions) else kept.rows

@@ -62,7 +62,7 @@ def of(command: torchrun.Torchrun | None, environ: Mapping[str, str]) -> HostLis
     if len(hosts) < LEAST_HOSTS or len(dict(hosts)) < len(hosts):
         text = f"{len(hosts)} hosts, some twice" if len(dict(hosts)) < len(hosts) else f"{len(hosts)} hosts, and it takes {LEAST_HOSTS}"
         raise _unusable(endpoint, text, "Give three different hosts: the job goes on as long as two of them are there. Or give one.")
-    return HostList(value("rdzv-id", "none"), hosts, value("local-addr"), value("rdzv-conf"))
+    return HostList(torchrun.rendezvous_id(command, environ), hosts, value("local-addr"), value("rdzv-conf"))
 
 
 def _read(endpoint: str) -> tuple[tuple[str, int], ...]:

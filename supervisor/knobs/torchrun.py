@@ -101,6 +101,11 @@ def option_value(command: Torchrun, environ: Mapping[str, str], option: str, def
     return bindings.read(words, bindings.Flag((flag,))) or environ.get(variable(option)) or default
 
 
+def rendezvous_id(command: Torchrun | None, environ: Mapping[str, str]) -> str:
+    """Return torchrun's --rdzv-id, "" without torchrun."""
+    return "" if command is None else option_value(command, environ, "rdzv-id", "none")
+
+
 def _option(command: Torchrun | None, environ: Mapping[str, str], option: str) -> str:
     return "" if command is None else option_value(command, environ, option, "1")
 

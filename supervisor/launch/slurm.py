@@ -35,6 +35,7 @@ class SlurmStep:
     """The step. nodes: their names, none where the list cannot be read; `size`: how many they are.
 
     node: the number of this one among them. tasks: how many the step has here. end_t: Unix seconds of the job's time limit, 0: unknown.
+    requeued: so many times.
     """
 
     job: str
@@ -44,11 +45,17 @@ class SlurmStep:
     node: int
     tasks: int
     end_t: float = 0.0
+    requeued: int = 0
 
     @property
     def name(self) -> str:
         """Its name, as Slurm prints it."""
         return f"{self.job}.{self.step}"
+
+    @property
+    def meeting(self) -> str:
+        """The id of its rendezvous. A requeued job has another one: it may be on other nodes, whose register knows nothing of this one."""
+        return f"{self.job}.{self.requeued}" if self.requeued else self.job
 
     @property
     def port(self) -> int:
@@ -72,6 +79,7 @@ def step_of(environ: Mapping[str, str]) -> SlurmStep | None:
         node,
         tasks[node] if node < len(tasks) else 1,
         float(_number(environ.get("SLURM_JOB_END_TIME", ""), 0)),
+        _number(environ.get("SLURM_RESTART_COUNT", ""), 0),
     )
 
 
@@ -159,7 +167,7 @@ def _completed(command: torchrun.Torchrun, environ: Mapping[str, str], step: Slu
         meeting = {"node-rank": str(step.node), **head}
     else:  # an etcd is where the user has it
         head = {"rdzv-endpoint": f"{_hosts(command, environ, step)}:{step.port}"} if step.nodes and backend == "c10d" else {}
-        meeting = {"rdzv-backend": backend, **head, "rdzv-id": step.job}
+        meeting = {"rdzv-backend": backend, **head, "rdzv-id": step.meeting}
     found = {"nnodes": str(step.size), **meeting}
     return {name: value for name, value in found.items() if not is_given(name)}
 

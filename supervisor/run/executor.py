@@ -41,8 +41,7 @@ from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFac
 from supervisor.observe.processes.launched_ranks import with_found
 from supervisor.observe.ranks import heartbeats
 from supervisor.observe.reconcile import reconciled
-from supervisor.run import store_places
-from supervisor.run.job_nodes import AttemptOrders, JobNodes
+from supervisor.run.job_nodes import AttemptOrders
 from supervisor.run.left_processes import LeftProcesses
 from supervisor.run.node_requests import NodeRequests
 from supervisor.run.rank_requests import RankRequests, wall_t
@@ -119,8 +118,7 @@ class Executor:
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
         orders = AttemptOrders(self._serve_store, self._renumber, self._complete)
         warn: Callable[[str], None] = lambda text: loop.call_soon(lambda: self._warn_once(text))  # noqa: E731
-        place = store_places.of(factory.torchrun, job.environ, job.state / "cluster", warn)
-        self.nodes = JobNodes(job, loop, orders, warn, place)
+        self.nodes = factory.nodes(loop, orders, warn)
         self._rank_requests = RankRequests(job, loop, reporter, self.threads, factory.checkpoints.saved_since)
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,

@@ -24,6 +24,8 @@ from supervisor.launch.plain_session import PlainSession
 from supervisor.node import gpu_quarantine, visible_gpus
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 from supervisor.observe import anchor_scanner
+from supervisor.run import store_places
+from supervisor.run.job_nodes import JobNodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from supervisor.launch.guardian_client import GuardianClient, OnEvent
     from supervisor.launch.orphans import LeftProcess
     from supervisor.launch.session import Session, SessionContext
+    from supervisor.run.job_nodes import AttemptOrders
+    from supervisor.run.loop import Loop
 
 SWEEP_GRACE_S = 1.0
 PROCESSES = "processes.jsonl"
@@ -241,6 +245,12 @@ class JobFactory:
         Files are judged by this before the first attempt, when the state cannot know better; a wrong True changes no file.
         """
         return self.torchrun is not None and self.most_nodes() != 1
+
+    def nodes(self, loop: Loop, orders: AttemptOrders, warn: Callable[[str], None]) -> JobNodes:
+        """Make this node's part among those of the job. Raises SuperviseError where a list of hosts cannot be used."""
+        job = self._job
+        place = store_places.of(self.torchrun, job.environ, job.state / "cluster", warn)
+        return JobNodes(job, torchrun.rendezvous_id(self.torchrun, job.environ), loop, orders, warn, place)
 
     def quarantine(self, action: Quarantine, errors: int = -1) -> tuple[Gpu, ...]:
         """Write a GPU down as out of use; return all that were seen at the start, empty where they could not be listed. Raises OSError.

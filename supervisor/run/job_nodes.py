@@ -20,7 +20,7 @@ import msgspec
 from supervisor.cluster import messages as protocol
 from supervisor.cluster.client import NodeClient, StoreAddress
 from supervisor.cluster.follower import StoreFollower, StorePlace
-from supervisor.cluster.kept import KeptFile, KeptNode, KeptStore, RowsOnDisk, followed_key, remembered, rows_of_the_last
+from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, KeptStore, RowsOnDisk, followed_key, remembered, rows_of_the_last
 from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, Epoch, EpochEnd
 from supervisor.cluster.reader import NodeStanding
 from supervisor.cluster.server import StoreServer, listen
@@ -63,12 +63,14 @@ class AttemptOrders:
 class JobNodes:
     """The nodes of one job, as this one sees them. Public methods are called on the loop's thread.
 
-    warn: prints a line at the terminal, from any thread. store_place: of the control store, None: beside torch's rendezvous store.
+    rdzv_id: under which they meet. warn: prints a line at the terminal, from any thread. store_place: of the control store, None: beside
+    torch's rendezvous store.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  whose they are, whom they serve
         self,
         job: Job,
+        rdzv_id: str,
         loop: Loop,
         orders: AttemptOrders,
         warn: Callable[[str], None],
@@ -76,6 +78,7 @@ class JobNodes:
     ) -> None:
         self._hosts = None if store_place is None else store_place.hosts
         self._job, self._loop, self._orders, self._store_place, self._warn = job, loop, orders, store_place, warn
+        self._owner = KeptFor(job.run_id, rdzv_id)
         self._follower: StoreFollower | None = None
         self._directory: Path = job.state / "cluster"
         self._node_file = KeptFile(self._directory / "node.json", warn)
@@ -102,15 +105,15 @@ class JobNodes:
     def take_over(self) -> None:
         """Go on where the supervisor of this run before this one left the other nodes, if it had met any."""
         kept = self._node_file.read(KeptNode) if self._directory.exists() else None
-        if kept is not None and kept.run != self._job.run_id:
+        if kept is not None and kept.owner != self._owner:
             kept = None
         if self._hosts is not None:
-            self._hosts.start(self._rules(), followed_key(kept, self._job.run_id))
+            self._hosts.start(self._rules(), followed_key(kept, self._owner))
         self._taken_over = self._known_about(None if kept is None else kept.memory)
         if kept is None:
             return
         client, served = self._connected(kept), self._store_file.read(KeptStore)
-        if served is not None and served.run == self._job.run_id:
+        if served is not None and served.owner == self._owner:
             self._serve(served, client)
         elif not self.finds_store and client.address is not None:
             client.find_at(client.address)
@@ -136,12 +139,12 @@ class JobNodes:
     def _connected(self, kept: KeptNode | None) -> NodeClient:
         """Return the client, starting it where none runs."""
         if self._client is None:
-            memory, known = remembered(kept, self._job.run_id, f"{self._job.node}/{secrets.token_hex(4)}")
+            memory, known = remembered(kept, self._owner, f"{self._job.node}/{secrets.token_hex(4)}")
             client = self._client = NodeClient(memory, self._rules(), self._now, self._keep, self._emitted, known)
             client.start()
             place = self._store_place
             if place is not None:
-                followed = followed_key(kept, self._job.run_id)
+                followed = followed_key(kept, self._owner)
                 self._follower = StoreFollower(place.register, client, self._rules(), place.host, followed, self._warn)
                 self._follower.start()
         return self._client
@@ -155,10 +158,10 @@ class JobNodes:
             listener = listen(kept.port if kept is not None else 0)
         except OSError:  # somebody took the port: the nodes learn the new one when they meet
             listener = listen()
-        rows = rows_of_the_last(kept, self._job.run_id)
+        rows = rows_of_the_last(kept, self._owner)
         state = new_store(secrets.token_hex(8), client.name, self._rules(), time.monotonic(), rows, since_t=self._began_t)
         port: int = listener.getsockname()[1]
-        server = self._server = StoreServer(listener, key, state, RowsOnDisk(self._store_file, self._job.run_id, port, key))
+        server = self._server = StoreServer(listener, key, state, RowsOnDisk(self._store_file, self._owner, port, key))
         server.start()
         client.find_at(StoreAddress("127.0.0.1", port, key))
         return server
@@ -178,7 +181,7 @@ class JobNodes:
         )
 
     def _keep(self, memory: NodeMemory, address: StoreAddress | None) -> None:
-        self._node_file.write(KeptNode(self._job.run_id, memory, address))
+        self._node_file.write(KeptNode(self._owner, memory, address))
 
     def _now(self) -> float:
         return self._loop.clock.now()

@@ -39,5 +39,5 @@ def of(command: torchrun.Torchrun | None, environ: Mapping[str, str], directory:
 
     pairs = (pair.partition("=") for pair in option_or("rdzv-conf", "").split(",") if pair)
     conf = {name.strip(): value.strip() for name, _, value in pairs}
-    register = EtcdRegister(option_or("rdzv-endpoint", "localhost"), option_or("rdzv-id", "none"), conf)
+    register = EtcdRegister(option_or("rdzv-endpoint", "localhost"), torchrun.rendezvous_id(command, environ), conf)
     return StorePlace(WatchedRegister(register, warn), option_or("local-addr", "") or socket.getfqdn())

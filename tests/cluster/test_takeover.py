@@ -11,7 +11,7 @@ import pytest
 from supervisor.cluster import messages as protocol
 from supervisor.cluster.client import NodeClient, StoreAddress
 from supervisor.cluster.follower import MOST_UNANSWERED, StoreFollower, WatchedRegister
-from supervisor.cluster.kept import KeptFile, KeptNode, remembered
+from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, remembered
 from supervisor.cluster.model import FAILURE, RESTART, STOP, ClusterDecision, ClusterRules, Epoch
 from supervisor.cluster.node import NodeMemory
 from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnreachable, StoreRecord
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+RUN = KeptFor("run", "job")
 #: A busy machine may keep a thread waiting for a second: that is no loss.
 RULES = ClusterRules(
     nodes=3, beat_s=0.2, lease_s=2.4, gone_s=1.2, return_s=3.0, report_s=20.0, renew_s=0.2, hold_s=1.6, away_s=60.0, pause_s=5.0
@@ -219,7 +220,7 @@ def test_a_thread_that_cannot_be_had_for_a_moment_costs_a_node_nothing_but_time(
     assert warnings == ["this node cannot serve the control store of the nodes: can't start new thread"]
     file = KeptFile(tmp_path / "node.json", warnings.append)
     for written in (False, True):
-        file.write(KeptNode("run", NodeMemory("n")))
+        file.write(KeptNode(RUN, NodeMemory("n")))
         assert (file.read(KeptNode) is not None) is written
     assert "can't start new thread" in warnings[1]
 
@@ -283,5 +284,6 @@ def test_a_register_that_hangs_takes_its_time_from_that_of_the_store_which_linge
 @pytest.mark.parametrize(("kind", "is_over"), [(RESTART, False), (STOP, True)])
 def test_a_node_goes_back_to_the_store_of_its_job_unless_that_life_of_the_job_is_over(kind: str, is_over: bool) -> None:  # noqa: FBT001
     memory = NodeMemory("a/1", Epoch(3, ("a/1", "b/1"), "b/1", "t"), "store", ClusterDecision(kind))
-    kept = KeptNode("run", memory, StoreAddress("b", 4711, "key"))
-    assert remembered(kept, "run", "a/2") == ((NodeMemory("a/2"), None) if is_over else (memory, kept.address))
+    kept = KeptNode(RUN, memory, StoreAddress("b", 4711, "key"))
+    assert remembered(kept, RUN, "a/2") == ((NodeMemory("a/2"), None) if is_over else (memory, kept.address))
+    assert remembered(kept, KeptFor("run", "job.1"), "a/2") == (NodeMemory("a/2"), None), "these nodes meet elsewhere"

@@ -101,6 +101,11 @@ def test_a_job_that_goes_on_without_a_node_gets_a_list_of_hosts(options: str, no
     assert listed is None or listed.acceptors == tuple((host, 24201) for host in hosts.split(","))
 
 
+def test_a_requeued_job_meets_under_another_id() -> None:
+    ids = [slurm.at_start([*RUN, "t.py"], {**STEP, "SLURM_RESTART_COUNT": count}).variables["PET_RDZV_ID"] for count in ("", "0", "1", "2")]
+    assert ids == ["7100", "7100", "7100.1", "7100.2"]
+
+
 def test_torchruns_own_variables_are_the_users_word_too() -> None:
     environ = {**STEP, "PET_NNODES": "2", "PET_RDZV_ENDPOINT": "n7:1", "SLURM_JOB_END_TIME": "1795000000"}
     found = slurm.at_start([*RUN, "train.py"], environ)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from supervisor.cluster.follower import StorePlace
 
+#: Under which the nodes meet.
+ID = "job"
 SETTINGS = replace(Settings(), nodes=NodesSection(lease_s=12.0))
 
 
@@ -47,11 +49,11 @@ class Node:
         self.call_soon = self.soon.put
         self.nodes = self.fresh()
 
-    def fresh(self, store_place: StorePlace | None = None) -> JobNodes:
+    def fresh(self, store_place: StorePlace | None = None, rdzv_id: str = ID) -> JobNodes:
         """Return what a supervisor of this run begins with."""
         orders = AttemptOrders(*(lambda *what, kind=kind: self.orders.append((kind, *what)) for kind in ("serve", "renumber", "complete")))  # type: ignore[misc]
         job = replace(make_job(self.place, SETTINGS), run_id=f"run of {self.name}", node=self.name)
-        return JobNodes(job, self, orders, self.told.append, store_place)  # type: ignore[arg-type]  # a loop, as far as it is used
+        return JobNodes(job, rdzv_id, self, orders, self.told.append, store_place)  # type: ignore[arg-type]  # a loop, as far as it is used
 
     def feed(self, event: events.Event) -> None:
         """Decide, as the loop does."""
@@ -196,7 +198,7 @@ def test_a_supervisor_that_takes_over_finds_the_others_by_itself_and_ends_its_at
     }
 
 
-@pytest.mark.parametrize("kept", ["the decision", "nothing"])
+@pytest.mark.parametrize("kept", ["the decision", "nothing", "of another meeting"])
 def test_a_supervisor_that_takes_over_acts_at_once_where_nobody_awaits_its_report(pair: Pair, kept: str) -> None:
     first, second = pair.nodes
     pair.meet("t", 1, 1)
@@ -219,14 +221,14 @@ def test_a_supervisor_that_takes_over_acts_at_once_where_nobody_awaits_its_repor
     second.call_soon = second.soon.put
     if kept == "nothing":  # as after a disk that was full, or on a node that the journal came along to
         file.unlink()
-    second.nodes = second.fresh()
+    second.nodes = second.fresh(rdzv_id="job.1" if kept == "of another meeting" else ID)  # as a job of Slurm that was requeued
     second.nodes.take_over()
     second.feed(events.SupervisorStarted(second.clock.now(), "run", second.state.run.policy, continues=True))
     assert second.state.stage is Stage.FOLLOWING
     second.turn()
     assert second.state.stage is not Stage.FOLLOWING
     assert bool(second.find(events.DecisionMade)) is (kept == "the decision")
-    assert bool(second.find(events.LeftBehind)) is (kept == "nothing")
+    assert bool(second.find(events.LeftBehind)) is (kept != "the decision")
 
 
 def test_a_job_of_one_node_has_no_thread_no_socket_and_no_file(tmp_path: Path) -> None:

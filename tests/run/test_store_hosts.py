@@ -9,14 +9,14 @@ import pytest
 
 from supervisor.cluster.client import StoreAddress
 from supervisor.cluster.follower import StorePlace
-from supervisor.cluster.kept import KeptFile, KeptNode
+from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode
 from supervisor.cluster.model import STOP, ClusterDecision, ClusterRules, Epoch
 from supervisor.cluster.node import NodeMemory
 from supervisor.cluster.register import RegisterChanged, RegisterUnreachable, StoreRecord
 from supervisor.errors import SuperviseError
 from supervisor.knobs.host_list import HostList
 from supervisor.run.store_hosts import StoreHosts, own_index
-from tests.run.test_job_nodes import Node
+from tests.run.test_job_nodes import ID, Node
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_for
 
@@ -86,13 +86,25 @@ def test_a_run_that_a_decision_stopped_on_all_hosts_goes_on_when_they_are_starte
     wait_for(lambda: written(three.hosts[1], over), "the record of the end")
     three.hosts.pop(0).close()
     first, node = three.make(0), Node(tmp_path, "a")
-    kept = KeptNode("run of a", NodeMemory("a/1", epoch, "store", stop), StoreAddress("127.0.0.1", 7, "key"))
+    kept = KeptNode(KeptFor("run of a", ID), NodeMemory("a/1", epoch, "store", stop), StoreAddress("127.0.0.1", 7, "key"))
     KeptFile(node.place / "state" / "cluster" / "node.json", three.warnings.append).write(kept)
     node.nodes = node.fresh(StorePlace(first, first.host, first))
     node.nodes.take_over()
     three.hosts[0] = first
     wait_for(lambda: three.options(0, 0), "a bid of the first host")
     node.nodes.close("the test is over", lambda: None)
+
+
+def test_a_job_that_is_requeued_to_another_host_and_back_is_served_there(tmp_path: Path) -> None:
+    hosts = tuple((f"127.0.0.{number}", free_ports(2)) for number in range(1, 5))
+    for requeued, places in enumerate([(0, 1, 2), (0, 1, 3), (0, 1, 2)]):
+        listed = tuple(hosts[place] for place in places)
+        life = [StoreHosts(HostList(f"7100.{requeued}", listed, hosts[place][0]), tmp_path / str(place), pytest.fail) for place in places]
+        for host in life:
+            host.start(RULES, "")
+        wait_for(lambda life=life: all(host.options() for host in life), "a host to be named")  # type: ignore[misc]
+        for host in life:
+            host.close()
 
 
 def written(host: StoreHosts, record: StoreRecord) -> bool:

@@ -77,7 +77,7 @@ def journals_of(root: Path, place: JobFiles) -> list[NodeJournal]:
             stdio.say(f"{one.node}: {error.message}")
             continue
         kept = KeptFile(one.directory / "cluster" / "node.json", stdio.say).read(KeptNode)
-        if kept is not None and (history.run is None or kept.run != history.run.run_id):
+        if kept is not None and (history.run is None or kept.owner.run != history.run.run_id):
             kept = None
         address = None if kept is None else kept.address
         if address is not None and address.host == _LOOPBACK and one.node != identity.node_name():

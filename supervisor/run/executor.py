@@ -1,14 +1,12 @@
 """Carries out the core's actions, one function for each (core/actions.py). The answers come back as events.
 
 What can wait for a disk runs in a worker thread. node_requests.py acts on the node and its GPUs, rank_requests.py on ranks that go on
-running.
+running, checkpoint_requests.py on what they resume from.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import queue
 import random
 import threading
@@ -16,9 +14,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from checkpointing.model import CheckpointingError
-from supervisor.checkpoints import node_agreement
-from supervisor.checkpoints.repair import RepairPermission
 from supervisor.core import actions as act
 from supervisor.core.events import (
     AttemptEnded,
@@ -28,23 +23,21 @@ from supervisor.core.events import (
     RanksFound,
     TimerFired,
 )
-from supervisor.core.gathering import began_text
-from supervisor.core.model import Cause, Launcher
+from supervisor.core.model import Launcher
 from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import is_gone
 from supervisor.launch.session import SessionContext
-from supervisor.node.node_check import NodeCheck, NodeCheckPlace
-from supervisor.node.node_environment import EnvironmentComparison
 from supervisor.observe import collect
 from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFacts
 from supervisor.observe.processes.launched_ranks import with_found
 from supervisor.observe.ranks import heartbeats
 from supervisor.observe.reconcile import reconciled
+from supervisor.run.checkpoint_requests import CheckpointRequests
 from supervisor.run.job_nodes import AttemptOrders
 from supervisor.run.left_processes import LeftProcesses
 from supervisor.run.node_requests import NodeRequests
-from supervisor.run.rank_requests import RankRequests, wall_t
+from supervisor.run.rank_requests import RankRequests
 from supervisor.run.rank_sampling import RankSampling
 from supervisor.run.standbys import Standbys
 from supervisor.run.threads import Threads
@@ -52,6 +45,7 @@ from supervisor.run.threads import Threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from supervisor.checkpoints.repair import RepairPermission
     from supervisor.core.model import Evidence, RankExit
     from supervisor.core.state import JobState
     from supervisor.guardian.messages import GuardianEvent, StreamTail
@@ -72,12 +66,8 @@ LEAVE_DEADLINE_S = 6.0
 #: What the guardian gets to end everything: more than its own grace and KILL take.
 END_DEADLINE_S = 8.0
 LEAVE_GRACE_S = 2.0
-#: What a checkpoint may have caused: after it nothing is believed that was verified earlier.
-SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
 #: After so long a warning reports that the start of an attempt waits for a disk.
 PREPARED_S = 10.0
-#: How often the thread that waits for other nodes checks whether the attempt is still to begin.
-AGREE_POLL_S = 0.5
 
 
 class Executor:
@@ -108,7 +98,6 @@ class Executor:
         # What the session was given. The state has what was ordered, which may still wait for the journal or for the user's disk.
         self._given: act.BeginAttempt | act.GatherNodes | None = None
         self._command: AttemptCommand | None = None
-        self._permission = RepairPermission()  # of the newest selection
         self._preparing = False
         self._began_ns = 0
         self._gone = threading.Event()
@@ -117,17 +106,19 @@ class Executor:
         self._finish_asked: act.Finish | None = None
         self._reported_problems: set[str] = set()  # with the checkpoints and between the nodes, each reported once
         orders = AttemptOrders(self._serve_store, self._renumber, self._complete)
-        warn: Callable[[str], None] = lambda text: loop.call_soon(lambda: self._warn_once(text))  # noqa: E731
-        self.nodes = factory.nodes(loop, orders, warn)
+        self.nodes = factory.nodes(loop, orders, self._warn_once)
+        self._checkpoints = CheckpointRequests(
+            job, loop, reporter, factory, self.threads, self.node, self.nodes, lambda: self._session, self._warn_once
+        )
         self._rank_requests = RankRequests(job, loop, reporter, self.threads, factory.checkpoints.saved_since)
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
             act.GatherNodes: self._begin,
-            act.BroadcastStart: self._broadcast_start,
+            act.BroadcastStart: self.nodes.broadcast,
             act.StopRanks: self._stop_ranks,
             act.EndLauncher: self._end_launcher,
             act.CollectEvidence: self._collect,
-            act.SelectCheckpoint: self._select,
+            act.SelectCheckpoint: self._checkpoints.select,
             act.CheckHealth: self.node.check,
             act.SetTimer: self._set_timer,
             act.DumpStacks: self._rank_requests.dump_stacks,
@@ -139,7 +130,7 @@ class Executor:
             act.RequestSave: self._rank_requests.request_save,
             act.ReportSaved: self.nodes.saved,
             act.FindSave: self._rank_requests.find_save,
-            act.KeepCopies: self._keep_copies,
+            act.KeepCopies: self._checkpoints.keep_copies,
             act.KeepLook: self._rank_requests.keep_look,
             act.Alert: reporter.alerted,
             act.OpenIncident: reporter.opened,
@@ -196,7 +187,7 @@ class Executor:
             return
         self._preparing = True
         self._loop.call_later(PREPARED_S, lambda: self._not_prepared(action.attempt))
-        permission = self._permission
+        permission = self._checkpoints.permission
         self.threads.start("prepare", lambda: self._prepare(action, permission))
 
     def _prepare(self, action: act.BeginAttempt | act.GatherNodes, permission: RepairPermission) -> None:
@@ -380,7 +371,7 @@ class Executor:
 
         def work() -> None:
             self._gone.wait(action.deadline_s)
-            self._distrust()
+            self._checkpoints.distrust()
             failed = self._loop.state.attempt
             launcher = LauncherFacts(lambda: self._tails(action), lambda: session.facts if session else (), failed.overrides)
             sources = self.watch.sources(action.attempt, ranks, began_ns, failed.deaths, launcher)
@@ -390,16 +381,6 @@ class Executor:
             self._loop.call_soon(lambda: self._collected(action, found, beats, session))
 
         self.threads.start("evidence", work, awaited=False)  # the core has a timer for it, and judges by the deaths then
-
-    def _distrust(self) -> None:
-        """Reject checkpoints saved while nodes trained from different states, before the run can end. Runs in a thread of the collection.
-
-        The next agreement reads those that could not be read now, and reports them.
-        """
-        since_t = self._loop.state.run.mixed_from_t
-        if since_t is not None:
-            with contextlib.suppress(CheckpointingError, OSError):
-                self._factory.checkpoints.node_offer.reject_mixed(wall_t(self._loop.clock, since_t))
 
     def _tails(self, action: act.CollectEvidence) -> list[StreamTail]:
         """Ask the guardian for the ranks' last lines, and wait for them. In a thread of the collection's."""
@@ -434,93 +415,11 @@ class Executor:
         event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), random.random())  # noqa: S311 (jitter, no secret)
         self._loop.feed(event)
 
-    def _select(self, action: act.SelectCheckpoint) -> None:
-        checkpoints = self._factory.checkpoints
-        checkpoints.set_resume_way(action.resume_by, own_only=action.own_only)
-        incident = self._loop.state.run.incident
-        suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
-        permission = self._permission = RepairPermission()
-        if action.nodes:
-            self.threads.start("agree", lambda: self._agree(action, permission, suspect=suspect))
-            return
-
-        def work() -> None:
-            self._loop.post(
-                checkpoints.select(self._loop.clock.now(), action.attempt, action.rejected, suspect=suspect, permission=permission)
-            )
-            for problem in checkpoints.problems:
-                self._warn_once(problem)
-
-        self.threads.start("select", work)
-
     def _warn_once(self, text: str) -> None:
         """Print a warning that was not printed before. From any thread."""
         if text not in self._reported_problems:
             self._reported_problems.add(text)
             self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", text)))
-
-    def _keep_copies(self, action: act.KeepCopies) -> None:
-        self.threads.start("keep-copies", lambda: self._factory.checkpoints.keep_unused(action.attempt), awaited=False)
-
-    def _name(self, node: int) -> str:
-        """Return what the other nodes call this one."""
-        return f"node {node} ({self._job.node})"
-
-    def _broadcast_start(self, action: act.BroadcastStart) -> None:
-        text = f"{self._name(action.node)} {began_text(action.first_step, action.loaded_step)}"
-        row = {"text": text, "first_step": action.first_step, "loaded_step": action.loaded_step}
-        self.nodes.broadcast(json.dumps(row))
-
-    def _agree(self, action: act.SelectCheckpoint, permission: RepairPermission, *, suspect: bool) -> None:
-        """Agree with the other nodes on what to resume from. In a thread."""
-
-        def all_gather(number: int, text: str) -> list[str]:
-            answer: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-            self._loop.call_soon(lambda: self.nodes.all_gather(action.attempt, number, text, answer.put))
-            while self._loop.state.awaits_ranks(action.attempt):
-                try:
-                    return answer.get(timeout=AGREE_POLL_S)
-                except queue.Empty:
-                    continue
-            raise node_agreement.AgreementCancelled
-
-        host, t = self._name(action.node), self._loop.clock.now()
-        if action.mixed_from_t is not None:
-            action = replace(action, mixed_from_t=wall_t(self._loop.clock, action.mixed_from_t))
-        versions = self._session.versions if self._session is not None else {}
-        comparison = EnvironmentComparison(self.node.environment.table(versions), self._warn_once)
-        try:
-            event = node_agreement.agree(
-                action,
-                self._factory.checkpoints.node_offer,
-                all_gather,
-                permission,
-                comparison,
-                host=host,
-                suspect=suspect,
-                t=t,
-                check=self._node_check(action),
-            )
-        except node_agreement.AgreementCancelled:
-            return
-        self._loop.post(replace(event, t=self._loop.clock.now()))
-
-    def _node_check(self, action: act.SelectCheckpoint) -> NodeCheck:
-        """Return this node's part in a check of the nodes."""
-        host, command = self.nodes.store_host, self._factory.torchrun
-        interpreter = command.interpreter if command is not None and command.interpreter is not None else ""
-        place = NodeCheckPlace(interpreter, self._job.environ, action.gpus, host)
-
-        def show(level: str, text: str) -> None:
-            self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage(level, text)))
-
-        def exclude(reason: str) -> None:
-            try:
-                self._factory.ledger.exclude(reason, time.time(), "node check")
-            except OSError as error:
-                show("warning", f"this node is not excluded: {self._factory.ledger.path}: {error}")
-
-        return NodeCheck(place, show, exclude, lambda: self._loop.state.awaits_ranks(action.attempt))
 
     def _set_timer(self, action: act.SetTimer) -> None:
         def fire() -> None:

@@ -27,6 +27,7 @@ from supervisor.cluster.server import StoreServer, listen
 from supervisor.cluster.store import new_store
 from supervisor.core import actions as act
 from supervisor.core import events
+from supervisor.core.gathering import began_text
 from supervisor.core.lifecycle import OUR_END_S
 from supervisor.core.model import Evidence, JobDecision
 from supervisor.core.state import Attempt, NodeReport, Stage, changed
@@ -272,9 +273,15 @@ class JobNodes:
         """All ranks of all nodes exited 0."""
         self._orders.complete(action.attempt)
 
-    def broadcast(self, text: str) -> None:
+    def name(self, node: int) -> str:
+        """Return what the other nodes call this one, which is `node` among them."""
+        return f"node {node} ({self._job.node})"
+
+    def broadcast(self, action: act.BroadcastStart) -> None:
         """Send the other nodes how the ranks of this one began."""
-        self._give(protocol.NodeText(self._now(), 0, text))
+        text = f"{self.name(action.node)} {began_text(action.first_step, action.loaded_step)}"
+        row = {"text": text, "first_step": action.first_step, "loaded_step": action.loaded_step}
+        self._give(protocol.NodeText(self._now(), 0, json.dumps(row)))
 
     def all_gather(self, attempt: int, number: int, text: str, received: Callable[[list[str]], None]) -> None:
         """Give `text` to all-gather `number` of the nodes that have met. `received` gets the texts of all, in the order of the nodes."""

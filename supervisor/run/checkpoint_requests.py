@@ -1,0 +1,147 @@
+"""What an attempt resumes from: chosen here, or together with the other nodes. And what a failure makes of the checkpoints before it.
+
+All of it waits for disks, and some for other nodes, so it runs in threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from checkpointing.model import CheckpointingError
+from supervisor.checkpoints import node_agreement
+from supervisor.checkpoints.repair import RepairPermission
+from supervisor.core import actions as act
+from supervisor.core.model import Cause
+from supervisor.node.node_check import NodeCheck, NodeCheckPlace
+from supervisor.node.node_environment import EnvironmentComparison
+from supervisor.run.rank_requests import wall_t
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.job.job import Job
+    from supervisor.launch.session import Session
+    from supervisor.report.reporter import Reporter
+    from supervisor.run.factory import JobFactory
+    from supervisor.run.job_nodes import JobNodes
+    from supervisor.run.loop import Loop
+    from supervisor.run.node_requests import NodeRequests
+    from supervisor.run.threads import Threads
+
+#: What a checkpoint may have caused: after it nothing is believed that was verified earlier.
+SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
+#: How often the thread that waits for other nodes checks whether the attempt is still to begin.
+AGREE_POLL_S = 0.5
+
+
+class CheckpointRequests:
+    """Selects checkpoints for one job. Public methods but `distrust` are called on the loop's thread.
+
+    permission: of the newest selection to repair files. session: returns the one that runs, None for none.
+    warn_once: prints a warning that was not printed before, from any thread.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917  whom it serves, whom it asks
+        self,
+        job: Job,
+        loop: Loop,
+        reporter: Reporter,
+        factory: JobFactory,
+        threads: Threads,
+        node: NodeRequests,
+        nodes: JobNodes,
+        session: Callable[[], Session | None],
+        warn_once: Callable[[str], None],
+    ) -> None:
+        self.permission = RepairPermission()
+        self._job, self._loop, self._reporter, self._factory, self._threads = job, loop, reporter, factory, threads
+        self._node, self._nodes, self._session, self._warn_once = node, nodes, session, warn_once
+
+    def select(self, action: act.SelectCheckpoint) -> None:
+        """Choose what the attempt resumes from, together with the other nodes where there are some."""
+        checkpoints = self._factory.checkpoints
+        checkpoints.set_resume_way(action.resume_by, own_only=action.own_only)
+        incident = self._loop.state.run.incident
+        suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
+        permission = self.permission = RepairPermission()
+        if action.nodes:
+            self._threads.start("agree", lambda: self._agree(action, permission, suspect=suspect))
+            return
+
+        def work() -> None:
+            self._loop.post(
+                checkpoints.select(self._loop.clock.now(), action.attempt, action.rejected, suspect=suspect, permission=permission)
+            )
+            for problem in checkpoints.problems:
+                self._warn_once(problem)
+
+        self._threads.start("select", work)
+
+    def keep_copies(self, action: act.KeepCopies) -> None:
+        """Keep a copy of what the attempt loaded where it is in danger."""
+        self._threads.start("keep-copies", lambda: self._factory.checkpoints.keep_unused(action.attempt), awaited=False)
+
+    def distrust(self) -> None:
+        """Reject checkpoints saved while nodes trained from different states, before the run can end. Runs in a thread of the collection.
+
+        The next agreement reads those that could not be read now, and reports them.
+        """
+        since_t = self._loop.state.run.mixed_from_t
+        if since_t is not None:
+            with contextlib.suppress(CheckpointingError, OSError):
+                self._factory.checkpoints.node_offer.reject_mixed(wall_t(self._loop.clock, since_t))
+
+    def _agree(self, action: act.SelectCheckpoint, permission: RepairPermission, *, suspect: bool) -> None:
+        """Agree with the other nodes on what to resume from. In a thread."""
+
+        def all_gather(number: int, text: str) -> list[str]:
+            answer: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+            self._loop.call_soon(lambda: self._nodes.all_gather(action.attempt, number, text, answer.put))
+            while self._loop.state.awaits_ranks(action.attempt):
+                try:
+                    return answer.get(timeout=AGREE_POLL_S)
+                except queue.Empty:
+                    continue
+            raise node_agreement.AgreementCancelled
+
+        t = self._loop.clock.now()
+        if action.mixed_from_t is not None:
+            action = replace(action, mixed_from_t=wall_t(self._loop.clock, action.mixed_from_t))
+        session = self._session()
+        comparison = EnvironmentComparison(self._node.environment.table(session.versions if session is not None else {}), self._warn_once)
+        try:
+            event = node_agreement.agree(
+                action,
+                self._factory.checkpoints.node_offer,
+                all_gather,
+                permission,
+                comparison,
+                host=self._nodes.name(action.node),
+                suspect=suspect,
+                t=t,
+                check=self._node_check(action),
+            )
+        except node_agreement.AgreementCancelled:
+            return
+        self._loop.post(replace(event, t=self._loop.clock.now()))
+
+    def _node_check(self, action: act.SelectCheckpoint) -> NodeCheck:
+        """Return this node's part in a check of the nodes."""
+        host, command = self._nodes.store_host, self._factory.torchrun
+        interpreter = command.interpreter if command is not None and command.interpreter is not None else ""
+        place = NodeCheckPlace(interpreter, self._job.environ, action.gpus, host)
+
+        def show(level: str, text: str) -> None:
+            self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage(level, text)))
+
+        def exclude(reason: str) -> None:
+            try:
+                self._factory.ledger.exclude(reason, time.time(), "node check")
+            except OSError as error:
+                show("warning", f"this node is not excluded: {self._factory.ledger.path}: {error}")
+
+        return NodeCheck(place, show, exclude, lambda: self._loop.state.awaits_ranks(action.attempt))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -112,14 +112,18 @@ class KeptFile:
 
 
 class RowsOnDisk:
-    """What outlives a store on its host alone: KeptStore in a file. See StorePersistence (server.py); `now` is of no use here."""
+    """What outlives a store on its host alone: KeptStore in a file. See StorePersistence (server.py); `now` is of no use here.
 
-    def __init__(self, file: KeptFile, owner: KeptFor, port: int, key: str) -> None:
-        self._file, self._owner, self._port, self._key = file, owner, port, key
+    kept: what the next store begins with.
+    """
+
+    def __init__(self, file: KeptFile, kept: KeptStore) -> None:
+        self._file, self.kept = file, kept
 
     def keep(self, rows: tuple[tuple[str, str], ...], _now: float) -> bool:
         """Write them; see KeptFile for a disk that fails: a job that goes on is worth more."""
-        self._file.write(KeptStore(self._owner, self._port, self._key, rows))
+        self.kept = replace(self.kept, rows=rows)
+        self._file.write(self.kept)
         return True
 
     @staticmethod
@@ -145,9 +149,7 @@ def followed_key(kept: KeptNode | None, owner: KeptFor) -> str:
     return "" if address is None or memory.epoch is None else address.key
 
 
-def rows_of_the_last(kept: KeptStore | None, owner: KeptFor) -> tuple[tuple[str, str], ...]:
-    """Return the rows with which the next store begins: none of another owner, nor of a life of the job that a decision ended."""
-    if kept is None or kept.owner != owner:
-        return ()
+def rows_of_the_last(kept: KeptStore) -> tuple[tuple[str, str], ...]:
+    """Return the rows with which the next store begins: none of a life of the job that a decision ended."""
     decisions = (ClusterDecision.read(value) for key, value in kept.rows if key.startswith("decision/"))
     return () if any(decision.is_final for decision in decisions) else kept.rows

@@ -85,7 +85,9 @@ class JobNodes:
         self._node_file = KeptFile(self._directory / "node.json", warn)
         self._store_file = KeptFile(self._directory / "store.json", warn)
         self._client: NodeClient | None = None
-        self._server: StoreServer | None = None
+        self._server: StoreServer | None = None  # of the control store beside torch's; with a register the follower has it
+        self._rows: RowsOnDisk | None = None  # of that store
+        self._serves_again_t = 0.0  # when a store whose thread dies may be served again
         self._met_for = 0  # the number that the attempt had here when its nodes met
         self._met_ranks = 0  # of all nodes that met
         self.expected = 0  # nodes of the last attempt that come to the next meeting, 0: not known
@@ -113,15 +115,21 @@ class JobNodes:
         self._taken_over = self._known_about(None if kept is None else kept.memory)
         if kept is None:
             return
-        client, served = self._connected(kept), self._store_file.read(KeptStore)
-        if served is not None and served.owner == self._owner:
-            self._serve(served, client)
-        elif not self.finds_store and client.address is not None:
-            client.find_at(client.address)
+        client = self._connected(kept)
+        if not self.finds_store:
+            self._serve_or_find(client)
         epoch, state = kept.memory.epoch, self._loop.state
         is_known = epoch is not None and state.attempt.is_shared and state.attempt.number == epoch.number and state.stage is not Stage.ENDED
         if epoch is not None and not is_known:  # it has ended for this node, before this was recorded
             client.give(protocol.GiveUp(self._now(), "its supervise ended"))
+
+    def _serve_or_find(self, client: NodeClient) -> None:
+        """Serve the control store as the supervisor before this one did, or go where that found it."""
+        served = self._store_file.read(KeptStore)
+        if served is not None and served.owner == self._owner:
+            self._serve(replace(served, rows=rows_of_the_last(served)), client)
+        elif client.address is not None:
+            client.find_at(client.address)
 
     def _known_about(self, memory: NodeMemory | None) -> NodeOutput | None:
         """Return what is known about the attempt of the journal, None where the nodes have to decide about it, or it is over.
@@ -152,20 +160,29 @@ class JobNodes:
 
     def _serve(self, kept: KeptStore | None, client: NodeClient) -> StoreServer:
         """Serve the control store here, with what the last one on this node kept, at its port if that is free; return it."""
-        if self._server is not None:
-            return self._server
         key = kept.key if kept is not None else secrets.token_hex(16)
         try:
             listener = listen(kept.port if kept is not None else 0)
         except OSError:  # somebody took the port: the nodes learn the new one when they meet
             listener = listen()
-        rows = rows_of_the_last(kept, self._owner)
+        rows = () if kept is None else kept.rows
         state = new_store(secrets.token_hex(8), client.name, self._rules(), time.monotonic(), rows, since_t=self._began_t)
         port: int = listener.getsockname()[1]
-        server = self._server = StoreServer(listener, key, state, RowsOnDisk(self._store_file, self._owner, port, key))
+        self._rows = RowsOnDisk(self._store_file, KeptStore(self._owner, port, key, rows))
+        server = self._server = StoreServer(listener, key, state, self._rows)
         server.start()
         client.find_at(StoreAddress("127.0.0.1", port, key))
         return server
+
+    def _serve_again(self, client: NodeClient) -> None:
+        """Serve the store anew, with its rows, where its thread died of a bug: without a store nothing is decided, on any node.
+
+        Once in a lease: such a bug may come again with each store.
+        """
+        server, rows, now = self._server, self._rows, time.monotonic()
+        if server is not None and rows is not None and not server.serves and now >= self._serves_again_t and not self._is_closing:
+            self._serves_again_t = now + self._rules().lease_s
+            self._serve(rows.kept, client)
 
     def _rules(self) -> ClusterRules:
         lease_s, rules = self._job.settings.nodes.lease_s, ClusterRules()
@@ -202,7 +219,7 @@ class JobNodes:
     def _find_store(self, message: NodesMet, client: NodeClient) -> None:
         """Serve the control store where this node's agent serves torch's; else go where that node serves it."""
         if not message.port:
-            server = self._serve(None, client)
+            server = self._server or self._serve(None, client)
             self._orders.serve(message.attempt, server.port, server.key)
             return
         if self._server is not None and message.key != self._server.key:  # another node of this meeting serves a newer one
@@ -234,6 +251,7 @@ class JobNodes:
     def tick(self) -> None:
         """Let time pass."""
         if self._client is not None:
+            self._serve_again(self._client)
             self._client.give(protocol.NodeTick(self._now(), NodeStanding.of(self._loop.state).text()))
             self._end_as_the_others()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +179,24 @@ def test_success_is_that_of_all_nodes_and_is_known_to_all_before_the_first_leave
     assert not pair.nodes[0].find(events.DecisionMade)
     pair.nodes[1].nodes.done(1)
     pair.until(lambda: all(("complete", 1) in node.orders for node in pair.nodes), "success")
+
+
+def test_a_store_whose_thread_dies_of_a_bug_is_served_anew_with_its_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = pair.nodes
+    pair.meet("t", 1, 1)
+    pair.train()
+    pair.until(lambda: all(node.nodes._client.address for node in pair.nodes), "the nodes at the store")  # type: ignore[union-attr]  # noqa: SLF001
+    died: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    monkeypatch.setattr(first.nodes._server, "_drop_strangers", None)  # noqa: SLF001
+    wait_for(lambda: died, "the end of its thread")
+    second.feed(events.RankExited(second.clock.now(), 1, RankExit(1, 101, 1, signal=11)))
+    pair.until(lambda: first.state.stage is Stage.TEARDOWN, "the end on the other node")
+    pair.gone(first, 0)
+    pair.gone(second, 1, Evidence("exit", "signal", "11", 1, t=second.clock.now()))
+    pair.until(lambda: all(node.find(act.ReportDecision) for node in pair.nodes), "the decision")
+    assert {node.find(act.ReportDecision)[0].verdict.rank for node in pair.nodes} == {1}
+    assert len(died) == 1
 
 
 def test_a_supervisor_that_takes_over_finds_the_others_by_itself_and_ends_its_attempt(pair: Pair) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.cli.jobs.status import status
 from supervisor.cluster.client import NodeClient, StoreAddress
-from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, RowsOnDisk
+from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, KeptStore, RowsOnDisk
 from supervisor.cluster.messages import NodeTick, WriteRow
 from supervisor.cluster.model import ClusterRules, Epoch
 from supervisor.cluster.node import NodeMemory
@@ -58,7 +58,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], St
         epoch = Epoch(1, tuple(f"{host}/id" for host in job.hosts), f"{HERE}/id", "t")
         for key, value in (epoch.row(), (f"lost/1/{job.hosts[1]}/id", "silent for 6 s")):
             state, _ = step(state, FromNode(time.monotonic(), WriteRow(f"{HERE}/id", key, value)))
-        kept = RowsOnDisk(KeptFile(job.nodes[HERE].directory / "cluster" / "store.json", pytest.fail), KeptFor("", ""), 0, "")
+        kept = RowsOnDisk(KeptFile(job.nodes[HERE].directory / "cluster" / "store.json", pytest.fail), KeptStore(KeptFor("", ""), 0, ""))
         servers.append(StoreServer(listen(), "key", state, kept))
         servers[-1].start()
         address = StoreAddress("127.0.0.1", servers[-1].port, "key")

@@ -27,11 +27,12 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
     likely: tuple[tuple[str, str], ...] = (),
     health: bool = False,
     nodes: int = 0,
+    least_nodes: int = 0,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Policy:
     """Return what decisions depend on; `knobs`, `allocator` and `likely` are from KnobSet.
 
-    health: whether this node can be examined. environ: the user's own environment. nodes: as the command says, 0 where it does not.
+    health: whether this node can be examined. environ: the user's own environment. nodes, least_nodes: as the command says, 0: it does not.
     Raises SuperviseError for a wrong ladder, an unknown check, or a row [recover.CAUSE] of a knob that the command does not have.
     """
     restart = settings.restart
@@ -66,6 +67,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         network_allow=network_allow(settings),
         health=health,
         nodes=nodes or 1,
+        least_nodes=least_nodes,
         lease_s=settings.nodes.lease_s,
         nodes_batch=settings.nodes.batch,
         check_nodes=settings.health.check_nodes,

@@ -81,7 +81,7 @@ def on_nodes_overdue(state: JobState, t: float) -> Step:
     attempt = state.attempt
     if not attempt.awaits_agreement or attempt.members or not attempt.missing or t < (attempt.missing_until_t or 0.0):
         return state, ()
-    least = state.run.policy.least_nodes or state.run.policy.nodes
+    least = max(state.run.policy.least_nodes or state.run.policy.nodes, attempt.missing + 1)  # this node is there
     text = f"{least - attempt.missing} of the {least} nodes that the job needs are there, and no other came in time"
     verdict = Verdict(Cause.RENDEZVOUS, 0.9, text, "nodes:missing", transient=True)
     hint = "the scheduler's requeue continues this run; nodes.gather_s sets how long nodes are waited for"

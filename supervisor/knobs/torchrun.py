@@ -77,6 +77,11 @@ def most_nodes(command: Torchrun | None, environ: Mapping[str, str]) -> int:
     return _figure(_option(command, environ, "nnodes").rpartition(":")[2])
 
 
+def least_nodes(command: Torchrun | None, environ: Mapping[str, str]) -> int:
+    """Return with how many nodes an attempt may begin: 2 of `--nnodes=2:4`. 0: unknown."""
+    return _figure(_option(command, environ, "nnodes").partition(":")[0])
+
+
 def is_given(command: Torchrun, environ: Mapping[str, str], option: str) -> bool:
     """Return whether the command, by its name or an abbreviation, or torchrun's variable gives one of torchrun's options."""
     return variable(option) in environ or any(_is_option(word, option) for word in own_arguments(command))

@@ -151,7 +151,8 @@ class ElasticSession:
         loop = self._context.loop
         if self._link is None and not self._argv and loop.state.awaits_ranks(attempt):
             self._is_unserved = True
-            others = max(loop.state.run.policy.nodes - 1, 1)
+            policy = loop.state.run.policy
+            others = max((policy.least_nodes or policy.nodes) - 1, 1)  # this node is there; at least one host of the list is not
             loop.post(NodesMissing(loop.clock.now(), attempt, others, self._context.job.settings.nodes.gather_s or JOIN_S))
 
     def _replace_agent(self) -> None:

@@ -238,6 +238,10 @@ class JobFactory:
         """
         return torchrun.most_nodes(self.torchrun, self._job.environ)
 
+    def least_nodes(self) -> int:
+        """Return with how many nodes an attempt may begin, as the state has it until torch corrects it; 0: unknown."""
+        return torchrun.least_nodes(self.torchrun, self._job.environ)
+
     @property
     def has_several_nodes(self) -> bool:
         """Whether ranks on other nodes may write checkpoints. True also if the command leaves that open, until the run's end.

@@ -355,6 +355,7 @@ class JobRun:
             likely=self.job.knobs.likely,
             health=self.executor.node.health.enabled,
             nodes=self.factory.most_nodes(),
+            least_nodes=self.factory.least_nodes(),
             environ=self.job.environ,
         )
 

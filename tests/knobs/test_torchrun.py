@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.knobs.torchrun import AGENT_FILE, FLAGS, Torchrun, agent_argv, most_nodes, recognise, script_arguments, size, stock_argv
+from supervisor.knobs.torchrun import (
+    AGENT_FILE,
+    FLAGS,
+    Torchrun,
+    agent_argv,
+    least_nodes,
+    most_nodes,
+    recognise,
+    script_arguments,
+    size,
+    stock_argv,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,11 +192,17 @@ print(json.dumps([flags, vars(run.parse_args(sys.argv[1:]))["max_restarts"]]))
 
 @pytest.mark.parametrize(
     ("args", "nodes"),
-    [("--nnodes 2:4", (0, 4)), ("--nnodes=3", (3, 3)), ("", (1, 1)), ("--nnodes=$NODES", (0, 0)), ("--nnodes=1:$NODES", (0, 0))],
+    [
+        ("--nnodes 2:4", (0, 2, 4)),
+        ("--nnodes=3", (3, 3, 3)),
+        ("", (1, 1, 1)),
+        ("--nnodes=$NODES", (0, 0, 0)),
+        ("--nnodes=1:$NODES", (0, 1, 0)),
+    ],
 )
-def test_an_elastic_number_of_nodes_is_no_world_size_but_has_a_greatest(args: str, nodes: tuple[int, int]) -> None:
+def test_an_elastic_number_of_nodes_is_no_world_size_but_has_a_least_and_a_greatest(args: str, nodes: tuple[int, int, int]) -> None:
     command = recognise([sys.executable, "-m", "torch.distributed.run", *args.split(), "x.py"])
-    assert (size(command, {})[1], most_nodes(command, {})) == nodes
+    assert (size(command, {})[1], least_nodes(command, {}), most_nodes(command, {})) == nodes
 
 
 @pytest.mark.parametrize(

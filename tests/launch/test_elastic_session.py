@@ -34,7 +34,7 @@ from supervisor.agent.messages import (
 from supervisor.config.settings import Settings
 from supervisor.core.actions import BeginAttempt, GatherNodes, StopRanks
 from supervisor.core.events import AttemptEnded, AttemptStarted, LauncherExited, LauncherFellBack, LauncherStarted, NodesMissing, RankExited
-from supervisor.core.model import CheckpointRef
+from supervisor.core.model import CheckpointRef, Policy
 from supervisor.core.state import Attempt, JobState, Run, StopRequest
 from supervisor.core.state import Stage as JobStage
 from supervisor.guardian.messages import EVENTS
@@ -436,6 +436,7 @@ def test_a_message_is_read_as_the_agent_wrote_it() -> None:
 
 def test_the_nodes_are_missing_where_nobody_serves_a_rendezvous_and_are_not_where_somebody_does(tmp_path: Path) -> None:
     stage = Stage(tmp_path, argv=None)
+    stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=1), run=Run(policy=Policy(nodes=4, least_nodes=2)))
     stage.pass_time(UNSERVED_S)
     assert [(one.count, one.within_s) for one in stage.posted(NodesMissing)] == [(1, JOIN_S)]
     stage.argv = ["agent", "at the first host"]

@@ -1,8 +1,10 @@
-"""A non-blocking stream socket as lines: what came whole, and what is still to be sent."""
+"""A non-blocking stream socket as lines: what came whole, and what is still to be sent; and a listener for such sockets."""
 
 from __future__ import annotations
 
+import selectors
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from supervisor.cluster.wire import LONGEST_LINE
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 _CHUNK = 256 * 1024
 #: A peer that takes nothing of so much any more is closed; it reads everything again over its next connection.
 MOST_UNSENT = 64 * 2**20
+#: How long nobody is accepted where this process has no descriptor left: the listener stays readable, and would be tried without end.
+PAUSE_S = 0.5
 
 
 class LineSocket:
@@ -72,3 +76,39 @@ class LineSocket:
     def close(self) -> None:
         """Close it."""
         self.sock.close()
+
+
+class LineListener:
+    """A listening socket that stands in a selector, but for a moment after it could accept nobody. One thread uses it."""
+
+    def __init__(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
+        listener.settimeout(0.0)
+        selector.register(listener, selectors.EVENT_READ, self)
+        self._listener, self._selector = listener, selector
+        self._again_t: float | None = None  # when it stands in the selector again
+
+    def accept(self) -> LineSocket | None:
+        """Return who connects, None where he has gone again, or there is no descriptor for him: then he waits in the backlog."""
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return None
+        except OSError:
+            self._selector.unregister(self._listener)
+            self._again_t = time.monotonic() + PAUSE_S
+            return None
+        try:
+            return LineSocket(sock)
+        except OSError:
+            sock.close()
+            return None
+
+    def tick(self) -> None:
+        """Accept again once the moment is over. To be called several times in a second."""
+        if self._again_t is not None and time.monotonic() >= self._again_t:
+            self._again_t = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self)
+
+    def close(self) -> None:
+        """Close it."""
+        self._listener.close()

@@ -19,7 +19,7 @@ import msgspec
 
 from supervisor.cluster import store as storage
 from supervisor.cluster import wire
-from supervisor.cluster.lines import LineSocket
+from supervisor.cluster.lines import LineListener, LineSocket
 from supervisor.cluster.messages import AskNodes, NodeBeat, WriteRow
 from supervisor.cluster.model import nodes_of
 
@@ -70,8 +70,6 @@ class StoreServer:
 
     def __init__(self, listener: socket.socket, key: str, state: StoreState, persistence: StorePersistence) -> None:
         self.port: int = listener.getsockname()[1]
-        listener.settimeout(0.0)
-        self._listener = listener
         self.key = key
         self._state = state
         self._persistence = persistence
@@ -82,7 +80,7 @@ class StoreServer:
         self._have: dict[str, int] = {}  # the revision that each node reported to have
         self._encoded: tuple[ToNode | None, bytes] = None, b""
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._listener = LineListener(listener, self._selector)
         self._end_t: float | None = None  # by when it closes at the latest
         self._thread = threading.Thread(target=self._run, name="control-store", daemon=True)
 
@@ -118,9 +116,10 @@ class StoreServer:
                     for given in unkept.values():
                         self._take(given)
                     self._drop_strangers(now)
+                    self._listener.tick()
                     next_tick = now + TICK_S
                 for key, mask in self._selector.select(max(0.0, next_tick - time.monotonic())):
-                    if key.fileobj is self._listener:
+                    if key.data is self._listener:
                         self._accept()
                     else:
                         self._serve(self._connections.get(key.fd), mask)
@@ -143,20 +142,14 @@ class StoreServer:
         return all(node in out or self._have.get(node, 0) >= state.revision for node in state.epoch.members)
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:  # it has gone again, or there is no descriptor for it: it will come back
-            return
-        try:
-            lines = LineSocket(sock)
-        except OSError:
-            sock.close()
+        lines = self._listener.accept()
+        if lines is None:
             return
         strangers = [one for one in self._connections.values() if not one.is_greeted]
         if len(strangers) >= MOST_STRANGERS:
             self._drop(strangers[0])
-        self._connections[sock.fileno()] = _NodeConnection(lines, time.monotonic())
-        self._selector.register(sock, selectors.EVENT_READ)
+        self._connections[lines.fileno()] = _NodeConnection(lines, time.monotonic())
+        self._selector.register(lines.sock, selectors.EVENT_READ)
 
     def _serve(self, connection: _NodeConnection | None, mask: int) -> None:
         if connection is None:

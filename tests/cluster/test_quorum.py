@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.cluster.lines import PAUSE_S
 from supervisor.cluster.quorum import acceptor
 from supervisor.cluster.quorum.acceptor import AcceptCell, Ballot, PrepareBallot, RegisterCell, answered
 from supervisor.cluster.quorum.client import QuorumRegister
@@ -15,6 +17,7 @@ from supervisor.cluster.quorum.proposer import counted
 from supervisor.cluster.quorum.server import AcceptorServer
 from supervisor.cluster.quorum.wire import RegisterHosts
 from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnreachable
+from tests.support.descriptors import no_descriptor_left
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -96,6 +99,19 @@ def test_another_job_is_refused(three: Hosts) -> None:
             assert not member.recv(100)
     assert three.register.read() == Registered(0, "")
     stranger.close()
+
+
+def test_an_acceptor_without_a_descriptor_for_another_connection_does_not_spin(three: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, tries = three.servers[0]._accept, list[float]()  # noqa: SLF001
+    monkeypatch.setattr(three.servers[0], "_accept", lambda: (tries.append(time.monotonic()), accept()))
+    with socket.socket() as late:
+        late.settimeout(20.0)
+        with no_descriptor_left():
+            late.connect(three.hosts.hosts[0])
+            wait_for(lambda: tries and time.monotonic() - tries[0] > 2.2 * PAUSE_S, "two pauses")
+            assert len(tries) <= 4
+        late.sendall(b"GET / HTTP/1.1\r\n")
+        assert late.recv(100) == b"another register\n"
 
 
 def test_a_disk_that_cannot_be_read_is_not_taken_for_a_new_one(three: Hosts) -> None:

@@ -12,10 +12,12 @@ import pytest
 
 from supervisor.cluster import messages as protocol
 from supervisor.cluster.client import NodeClient, StoreAddress
+from supervisor.cluster.lines import PAUSE_S
 from supervisor.cluster.model import FAILURE, RESTART, STOP, ClusterDecision, ClusterRules
 from supervisor.cluster.node import NodeMemory
 from supervisor.cluster.server import StoreServer, listen
 from supervisor.cluster.store import new_store
+from tests.support.descriptors import no_descriptor_left
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -225,6 +227,24 @@ def test_a_way_that_is_cut_for_less_than_a_lease_changes_nothing_and_one_cut_lon
         decide(member, 1)
     cluster.relays[2].is_cut = False
     wait_for(lambda: cluster.members[2].all_of(protocol.ActOn), "the decision, over another connection", 20)
+
+
+def test_a_store_without_a_descriptor_for_another_connection_serves_those_that_it_has_and_does_not_spin(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.meet()
+    accept, tries = cluster.server._accept, list[float]()  # noqa: SLF001
+    monkeypatch.setattr(cluster.server, "_accept", lambda: (tries.append(time.monotonic()), accept()))
+    with socket.socket() as late:
+        late.settimeout(20.0)
+        with no_descriptor_left():
+            late.connect(("127.0.0.1", cluster.server.port))
+            wait_for(lambda: tries and time.monotonic() - tries[0] > 2.2 * PAUSE_S, "two pauses")
+            assert len(tries) <= 4
+            cluster.members[1].client.give(protocol.NodeText(time.monotonic(), 0, "began"))
+            wait_for(lambda: cluster.members[0].all_of(protocol.PeerText), "its text", 10)
+        late.sendall(b"no greeting\n")
+        assert not late.recv(100), "it was accepted, and is no node"
 
 
 @pytest.mark.slow

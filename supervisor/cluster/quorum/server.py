@@ -5,7 +5,6 @@ What it answers is on disk before: a disk that hangs holds up its answers, and n
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
 import selectors
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from checkpointing.io import staging
-from supervisor.cluster.lines import LineSocket
+from supervisor.cluster.lines import LineListener, LineSocket
 from supervisor.cluster.quorum import acceptor, wire
 from supervisor.cluster.quorum.client import POLL_S, HostLink, polled
 from supervisor.core.values import dataclass
@@ -55,10 +54,8 @@ class AcceptorServer:
         self._is_reported = False
         self._closing = threading.Event()
         self._connections: dict[LineSocket, bool] = {}  # whether it greeted
-        listener.settimeout(0.0)
-        self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._listener = LineListener(listener, self._selector)
         self._threads = [
             threading.Thread(target=self._run, name="register-acceptor", daemon=True),
             threading.Thread(target=self._join, name="register-join", daemon=True),
@@ -166,8 +163,9 @@ class AcceptorServer:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
+                self._listener.tick()
                 for key, mask in self._selector.select(0.2):
-                    if key.fileobj is self._listener:
+                    if key.data is self._listener:
                         self._accept()
                     else:
                         self._serve(key.data, mask)
@@ -178,17 +176,13 @@ class AcceptorServer:
             self._selector.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it has gone again
-            sock, _ = self._listener.accept()
-            try:
-                lines = LineSocket(sock)
-            except OSError:
-                sock.close()
-                return
-            if len(self._connections) >= MOST_CONNECTIONS:
-                self._drop(next(iter(self._connections)))
-            self._connections[lines] = False
-            self._selector.register(sock, selectors.EVENT_READ, lines)
+        lines = self._listener.accept()
+        if lines is None:
+            return
+        if len(self._connections) >= MOST_CONNECTIONS:
+            self._drop(next(iter(self._connections)))
+        self._connections[lines] = False
+        self._selector.register(lines.sock, selectors.EVENT_READ, lines)
 
     def _serve(self, connection: LineSocket, mask: int) -> None:
         if connection not in self._connections:

@@ -136,11 +136,13 @@ def remembered(kept: KeptNode | None, owner: KeptFor, new_name: str) -> tuple[No
     """Return what this node remembers, and where it found the store.
 
     Nothing of another owner, nor of a life of the job that a decision ended: the node then has a new name. The store of that life may still
-    be served, and would end this node as it ended the others.
+    be served, or be in the register, and would end this node as it ended the others.
     """
-    if kept is None or kept.owner != owner or (kept.memory.acted is not None and kept.memory.acted.is_final):
+    if kept is None or kept.owner != owner:
         return NodeMemory(new_name), None
-    return kept.memory, kept.address
+    memory = kept.memory
+    is_over = memory.over or (memory.acted is not None and memory.acted.is_final)
+    return (NodeMemory(new_name), None) if is_over else (memory, kept.address)
 
 
 def followed_key(kept: KeptNode | None, owner: KeptFor) -> str:

@@ -81,6 +81,7 @@ class NodeMemory:
     """What a node keeps for good: the newest epoch in which it took part, and what it did there.
 
     store: name of the store that numbered it. acted: the decision, None: none yet. aside: this node takes no part in the rest of the epoch.
+    over: it ended as the job did without it, in a newer epoch.
     """
 
     node: str
@@ -88,6 +89,7 @@ class NodeMemory:
     store: str = ""
     acted: ClusterDecision | None = None
     aside: bool = False
+    over: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,8 @@ def _of_core(  # noqa: PLR0911  as above
     number = 0 if epoch is None else epoch.number
     match given:
         case GiveUp(_, text):
+            if "over" in state.noted:
+                state = changed(state, memory=changed(state.memory, over=True))
             return _aside(state, text) if epoch is not None else (state, ())
         case DecisionProposed(_, of, decision):
             return _written(state, f"decision/{of}", decision.value())

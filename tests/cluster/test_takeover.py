@@ -189,12 +189,18 @@ def test_a_host_that_the_register_alone_cannot_reach_gives_way_once_it_misses_a_
     assert nodes[0].acted()[0].decision == nodes[2].acted()[0].decision
 
 
-def test_a_node_that_was_not_there_learns_how_the_job_ended_though_all_others_are_gone(held: HeldRegister) -> None:
+def test_a_node_that_was_not_there_learns_how_the_job_ended_though_all_others_are_gone_and_begins_anew_when_started_again(
+    held: HeldRegister,
+) -> None:
     end = Epoch(7, ("n1/1", "n2/1"), "n1/1", "token").row(), ("decision/7", ClusterDecision(STOP, "why").value())
     held.found = Registered(5, StoreRecord("store", "n1/1", "127.0.0.1", 1, "key", end).value())
     late = Node(held, 0, followed="key")
     try:
         wait_for(lambda: protocol.ClosedWithoutUs(7, ClusterDecision(STOP, "why")) in late.done, "the end", 60)
+        late.client.give(protocol.GiveUp(time.monotonic(), "its supervise ended"))
+        wait_for(lambda: late.kept, "what it keeps", 60)
+        (memory, address), forgets = late.kept[-1], (NodeMemory("n0/2"), None)
+        assert remembered(KeptNode(RUN, memory, address), RUN, "n0/2") == forgets, "else it would serve that end again at each start"
     finally:
         late.close()
 

@@ -106,7 +106,9 @@ def _without_interrupts_of_one_rank(
     """Return the facts. If one rank of several died of INT, it was killed: Ctrl-C reaches all of them, and us."""
     interrupted = {death.rank for death in deaths if death.signal == signal.SIGINT or death.code == exits.OF_A_SIGNAL + signal.SIGINT}
     others = {death.rank for death in deaths} | {beat.rank for beat in beats}
-    if len(interrupted) != 1 or not any(rank >= 0 for rank in others - interrupted):
+    # one that was still ending when another's end was seen died of our own signal; what it raised remains
+    raised = {fact.rank for fact in facts if _is_interrupt(fact)}
+    if len(interrupted) != 1 or raised - interrupted or not any(rank >= 0 for rank in others - interrupted):
         return facts
     claim = exits.ONE_RANK_INTERRUPTED
     of_the_end = replace(claim, weight=exits.BY_SIGNAL[signal.SIGINT].weight, consequence_of=exits.ANY)
@@ -115,12 +117,16 @@ def _without_interrupts_of_one_rank(
     def judged(fact: Evidence) -> Evidence:
         if fact.rank in interrupted and fact.source == "exit" and (fact.name, fact.text) in ends:
             return replace(fact, claim=of_the_end)
-        raised = fact.claim is None and (fact.source, fact.name) in UNCAUGHT
-        if fact.rank in interrupted and raised and exits.exception_type(fact.text) in exits.SENT_FROM_OUTSIDE:
+        if fact.rank in interrupted and fact.claim is None and _is_interrupt(fact):
             return replace(fact, claim=claim)
         return fact
 
     return tuple(judged(fact) for fact in facts)
+
+
+def _is_interrupt(fact: Evidence) -> bool:
+    """Whether it is a KeyboardInterrupt that ended a rank."""
+    return (fact.source, fact.name) in UNCAUGHT and exits.exception_type(fact.text) in exits.SENT_FROM_OUTSIDE
 
 
 def _rank(fact: Evidence) -> int:

@@ -94,6 +94,7 @@ def test_an_interrupt_of_one_rank_alone_is_a_kill(end: dict[str, int]) -> None:
     # near: all of them, and the only one
     both = (*printed(INTERRUPTED, 0), *printed(INTERRUPTED, 1))
     assert cause_of(both, [death(1, 5.0, **end), death(0, 5.1, **end)], [beat(0), beat(1)])[0] is Cause.INTERRUPTED
+    assert cause_of(both, [death(1, 5.0, **end), other], [beat(0), beat(1)])[0] is Cause.INTERRUPTED, "ours met one that was still ending"
     assert cause_of(printed(INTERRUPTED, 0), [death(0, 5.0, **end)], [beat(0)]) == (Cause.INTERRUPTED, 0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -26,25 +27,26 @@ on_nodes = partial(pytest.mark.parametrize, "slurm", indirect=True)
 
 #: The network of a node is its namespace. All nodes are this host, which has one name: so each gets one of its own, which all know.
 ON_NODE = """#!/bin/sh
-namespace=$(echo {names} | cut -d' ' -f$((SLURM_NODEID + 1)))
+node=$((${{SLURMD_NODENAME##*.}} - 1))
+namespace=$(echo {names} | cut -d' ' -f$((node + 1)))
 exec nsenter --net=/run/netns/$namespace unshare --uts --mount sh -c '
     mount --bind {hosts} /etc/hosts
-    hostname node-$SLURM_NODEID
+    hostname node-'$node'
     exec "$@"' - "$@"
 """
 
 
-def submit(slurm: SlurmCluster, place: Path, *words: str, sbatch: tuple[str, ...] = (), nnodes: str = "") -> str:
-    """Submit a training on all nodes, and await that it makes steps; return the job's number."""
+def submit(slurm: SlurmCluster, place: Path, *words: str, sbatch: tuple[str, ...] = (), nnodes: str = "", nodes: int = 0) -> str:
+    """Submit a training on all nodes or some, and await that it makes steps; return the job's number."""
     assert slurm.network is not None
-    count = len(slurm.network.names)
+    count, names = nodes or len(slurm.network.names), slurm.network.names
     directives = [word for one in ("exclusive", "partition=low", *sbatch) for word in ("--sbatch", one)]
     train = ["torchrun", "--nproc-per-node=1", *([f"--nnodes={nnodes}"] if nnodes else []), JOB]
     text = printed(place, "--nodes", str(count), *directives, *OPTIONS, "--", *train, *words)
     assert "    supervise " in text
     starter, hosts = place / "on-node", place / "hosts"
-    hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{slurm.network.address(node)} node-{node}\n" for node in range(count)))
-    starter.write_text(ON_NODE.format(names=" ".join(slurm.network.names), hosts=hosts))
+    hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{slurm.network.address(node)} node-{node}\n" for node in range(len(names))))
+    starter.write_text(ON_NODE.format(names=" ".join(names), hosts=hosts))
     starter.chmod(0o755)
     text = text.replace("    supervise ", f"    {starter} supervise ", 1).replace("\nsrun", "\nexport SUPERVISE_NODES_LEASE_S=20\nsrun", 1)
     number = slurm.submit(text, place)
@@ -67,9 +69,11 @@ def saved(place: Path, nodes: int = 2) -> int:
     return step
 
 
-def come_back(slurm: SlurmCluster, number: str) -> None:
-    """Await that the job was taken back, and let it begin at once."""
-    waiting = wait_for(lambda: (found := slurm.job(number))["Restarts"] == "1" and found, "the requeue", 180)
+def come_back(slurm: SlurmCluster, number: str, restarts: int = 1, without: str = "") -> None:
+    """Await that the job was taken back, and let it begin at once. without: a node."""
+    waiting = wait_for(lambda: (found := slurm.job(number))["Restarts"] == str(restarts) and found, "the requeue", 180)
+    if without:
+        slurm.run("scontrol", "update", f"jobid={number}", f"ExcNodeList={without}")
     if waiting["JobState"] == "PENDING":
         slurm.run("scontrol", "update", f"jobid={number}", "StartTime=now")  # else it waits two minutes
 
@@ -164,4 +168,21 @@ def test_an_elastic_job_goes_on_without_the_node_that_served_its_rendezvous_and_
     come_back(slurm, number)
     wait_for(lambda: len(words_of(tmp_path / "started")) == 8, "all three to start again", 240)
     assert {int(found) for _, found in words_of(tmp_path / "started")[5:]} == {step}
+    slurm.run("scancel", number)
+
+
+@on_nodes([4])
+def test_an_elastic_job_that_is_requeued_to_another_node_and_back_meets_each_time(slurm: SlurmCluster, tmp_path: Path) -> None:
+    number = submit(slurm, tmp_path, "--steps", "100000", "--save-every=20", nnodes="2:3", nodes=3)
+    step = 0
+    for restarts, (without, nodes) in enumerate([("10.7.0.3", "1,2,4"), ("10.7.0.4", "1,2,3")], start=1):
+        (tmp_path / "told").unlink(missing_ok=True)
+        slurm.run("scontrol", "requeue", number)
+        step = saved(tmp_path, nodes=3)
+        come_back(slurm, number, restarts, without)
+        wait_for(lambda restarts=restarts: len(words_of(tmp_path / "started")) == 3 * (restarts + 1), "all three to start", 240)
+        assert {int(found) for _, found in words_of(tmp_path / "started")[-3:]} == {step}
+        hosts = ",".join(f"10.7.0.{node}" for node in nodes.split(","))
+        assert re.search(rf"--rdzv-endpoint={hosts}:\d+ --rdzv-id={number}\.{restarts}\b", output(tmp_path, number))
+        wait_for(lambda step=step: int(words_of(tmp_path / "steps")[-1][1]) > step + 5, "steps", 120)
     slurm.run("scancel", number)

@@ -5,10 +5,10 @@ the same rows.
 
 1. The state that each node continues from. The node with the newest agreement gives the knobs, how the global batch is held with the ranks
    that have met, and the failures that the budgets count; the rejected checkpoints are those of every node with that agreement. What one
-   node's ranks were seen to run, all nodes know from then on, so that all add the program's resume option. Before this step each node has
-   written to disk the state that its dead ranks left in shared memory. Their environments are compared with this row and the all-gather 0
-   (node/node_environment.py). Where one of them asks for it, they are tried against each other then (node/node_check.py). The markers in
-   the directories of its checkpoints (shared_directories.py).
+   node's ranks were seen to run or to load, all nodes know from then on, so that all add the program's resume option. Before this step
+   each node has written to disk the state that its dead ranks left in shared memory. Their environments are compared with this row and
+   the all-gather 0 (node/node_environment.py). Where one of them asks for it, they are tried against each other then
+   (node/node_check.py). The markers in the directories of its checkpoints (shared_directories.py).
 2. The checkpoints that each node has: names, sizes and steps, without reading their data. Whose markers it found.
 3. For each candidate that all nodes have, newest first: each node's proof that it can load it. One node reads the bytes of a shared file,
    the others compare its identity. Of a save of which each node has a part, each brings the rest here from the mirror, and then reads all
@@ -73,8 +73,8 @@ class NodeState:
     suspect: a checkpoint may have caused the last failure. knows: the node had a good checkpoint before. finite: if weights of the newest
     checkpoint turned to NaN, the node prefers an older one. mixed_from_t: wall time from which the nodes trained from different states, so
     that checkpoints written since are rejected; None if they did not. programs, resume_knobs: as in SelectCheckpoint. environment, sent_t:
-    as in PeerEnvironment. markers: those in the directories of its checkpoints. nonce: of this meeting alone. check, batch: as in
-    SelectCheckpoint.
+    as in PeerEnvironment. markers: those in the directories of its checkpoints. nonce: of this meeting alone. check, batch, ever_loaded:
+    as in SelectCheckpoint.
     """
 
     host: str
@@ -94,6 +94,7 @@ class NodeState:
     nonce: str = ""
     check: str = ""
     batch: HeldBatch = HeldBatch()
+    ever_loaded: bool = False
 
     def resume_by(self, programs: Collection[str]) -> str:
         """Return by whose knob it hands a checkpoint over if ranks run these programs; "" for none."""
@@ -193,6 +194,7 @@ def agree(  # noqa: PLR0913  the request, and this node's part
             secrets.token_hex(8),
             action.check,
             action.batch,
+            action.ever_loaded,
         )
         states = _gathered(all_gather, 1, own)
         cannot_work = comparison.compare(all_gather, action.node, [PeerEnvironment(s.host, s.environment, s.sent_t) for s in states])
@@ -207,7 +209,8 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     meeting = hashlib.sha256("/".join([str(action.attempt), *(state.nonce for state in states)]).encode()).hexdigest()[:16]
     node_offer.note_meeting(action.attempt, meeting, action.node, rows.groups)
     notes = node_offer.note_groups(rows.groups, [state.host for state in states], [state.markers for state in states])
-    return replace(_chosen(action, node_offer, all_gather, rows, ways, t), notes=notes, batch=rows.newest.batch)
+    found = _chosen(action, node_offer, all_gather, rows, ways, t)
+    return replace(found, notes=notes, batch=rows.newest.batch, ever_loaded=any(state.ever_loaded for state in states))
 
 
 def _tried(all_gather: AllGather, node: int, wanted: Sequence[str], check: NodeCheck | None) -> tuple[tuple[int, str], ...]:

@@ -104,6 +104,7 @@ class SelectCheckpoint:
     earlier runs saved does not count. programs: those that a rank was seen to run, or that the user names. resume_knobs: whose knobs could
     hand a checkpoint over here (Knob.by), the preferred one first. check: why this node wants the nodes tried against each other first:
     start, doubt, or "" for no reason. gpus: UUIDs of those that its ranks may use. batch: how this node would hold the global batch.
+    ever_loaded: as in Run (core/state.py).
     """
 
     attempt: int
@@ -124,6 +125,7 @@ class SelectCheckpoint:
     check: str = ""
     gpus: tuple[str, ...] = ()
     batch: HeldBatch = HeldBatch()
+    ever_loaded: bool = False
     waits_for_journal: ClassVar[bool] = False
 
 

@@ -270,7 +270,8 @@ class CheckpointSelected:
     the node check, by their number, each with the finding.
     agreement: attempt of the agreement of several nodes on it, else 0; overrides, batch, rejected and past then hold on all. node_offers:
     what each node has if they have none in common, as (node, text), or how each resumes if `resume_differs`: only some nodes add the
-    option of a program. remedy: what helps then, with the command. programs: what ranks of any node were seen to run.
+    option of a program. remedy: what helps then, with the command. programs: what ranks of any node were seen to run. ever_loaded: whether
+    those of any node were seen to load.
     this_node_leaves: only this node is without the one that the others resume from, and ends. peer_leaves: only another node is, and ends.
     """
 
@@ -301,6 +302,7 @@ class CheckpointSelected:
     remedy: str = ""
     unfit: tuple[tuple[int, str], ...] = ()
     batch: HeldBatch = HeldBatch()
+    ever_loaded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         check=_wanted_check(state),
         gpus=tuple(gpu.uuid for gpu in state.gpus if not gpu.quarantined),
         batch=global_batch.held(state, planning.current_knobs(state, state.run.overrides)),
+        ever_loaded=state.run.ever_loaded,
     )
     return state, (select, SetTimer("select", token, state.run.policy.select_deadline_s))
 
@@ -162,6 +163,8 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     ran_with = tuple((dict(event.overrides) | dict(event.batch.values)).items())
     state = changed(state, run=run, attempt=changed(state.attempt, overrides=ran_with))
     state = planning.with_programs(state, event.programs)
+    if event.ever_loaded and not state.run.ever_loaded:  # one rank may load for all: this node alone would not begin again
+        state = changed(state, run=changed(state.run, ever_loaded=True), attempt=changed(state.attempt, scratch_refusal=None))
     if event.resume_differs or (event.chosen is None and event.node_offers and state.run.policy.checkpoints_declared):
         return _stop_apart(state, event, _RESUME_DIFFERS if event.resume_differs else _NOTHING_IN_COMMON)
     state, actions = start.on_checkpoint_selected(state, event)
@@ -245,9 +248,11 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
 
 
 def on_node_began(state: JobState, event: NodeBegan) -> Step:
-    """Compare how another node's ranks began with how this node's did."""
+    """Compare how another node's ranks began with how this node's did. It may show that the attempt resumed, where nothing here does."""
     peer_starts = (*state.attempt.peer_starts, (event.text, event.first_step, event.loaded_step))
-    return _compared(changed(state, attempt=changed(state.attempt, peer_starts=peer_starts)), event.t)
+    state, actions = resumption.reported(changed(state, attempt=changed(state.attempt, peer_starts=peer_starts)))
+    state, more = _compared(state, event.t)
+    return state, (*actions, *more)
 
 
 def _compared(state: JobState, t: float) -> Step:

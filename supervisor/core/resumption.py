@@ -4,7 +4,8 @@ Three facts show it; the first that is known decides:
 
 1. A rank loaded the checkpoint that it was given, or another one of this job.
 2. The step at which the training began (`Attempt.first_step`): the optimizer's own count, or the script's first heartbeat. Adam keeps its
-   count across a resume: 41 after the first step says "resumed at 40", and 1 says "from scratch".
+   count across a resume: 41 after the first step says "resumed at 40", and 1 says "from scratch". Where nothing shows it on this node, the
+   ranks of another one may have (`Attempt.peer_starts`): one rank may load for all, and broadcast what it loaded.
 3. A save of a lower step than that of the checkpoint given: the attempt did not go on from there, and overwrites what is newer.
 
 Everything else is not confirmed: a checkpoint may be loaded by C++ code or from an open file, where supervise has no hook.
@@ -22,7 +23,7 @@ from supervisor.core.state import changed
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
-    from supervisor.core.state import JobState, Step
+    from supervisor.core.state import Attempt, JobState, Step
 
 _NUMBER = re.compile(r"\d+")
 #: A script may count its first step 0 or 1, and DCP makes one step of zeros to have a state to load into.
@@ -44,9 +45,9 @@ def judged(state: JobState) -> ReportResume:
         step = attempt.first_step if known is None or known.step is None else known.step
         epoch = None if known is None or step is not None else known.epoch
         path, confirmed = attempt.loaded, True
-    elif attempt.first_step is not None and attempt.first_step > SCRATCH_STEP:
-        reached = resume is not None and (resume.step is None or attempt.first_step >= resume.step - 1)
-        step, path, confirmed = attempt.first_step, resume.path if resume is not None and reached else OWN, True
+    elif (first_step := _first_step(attempt)) is not None and first_step > SCRATCH_STEP:
+        reached = resume is not None and (resume.step is None or first_step >= resume.step - 1)
+        step, path, confirmed = first_step, resume.path if resume is not None and reached else OWN, True
     else:
         reason = _from_scratch(state)
         confirmed = reason not in {"", _NOTHING_SEEN}
@@ -56,6 +57,14 @@ def judged(state: JobState) -> ReportResume:
     number = state.run.incident.number if state.run.incident else 0
     given = resume.path if resume is not None else None
     return ReportResume(number, attempt.number, step, path, confirmed, given, reason, epoch, is_new)
+
+
+def _first_step(attempt: Attempt) -> int | None:
+    """Return the step at which the training began; where this node's ranks do not show it, from which those of another one went on."""
+    if attempt.first_step is not None:
+        return attempt.first_step
+    seen = (first if loaded is None else loaded for _, first, loaded in attempt.peer_starts)
+    return max((step for step in seen if step is not None), default=None)
 
 
 def _loses_nothing(state: JobState) -> bool:

@@ -194,13 +194,15 @@ class LogEvent(StrEnum):
         "info",
         (
             "attempt chosen found torn dangerous refused older repaired agreement overrides rejected node_offers this_node_leaves "
-            "peer_leaves not_finite notes unused torn_in_use kept_copies programs resume_differs cannot_work remedy unfit batch"
+            "peer_leaves not_finite notes unused torn_in_use kept_copies programs resume_differs cannot_work remedy unfit batch "
+            "ever_loaded"
         ),
         (
             "the checkpoint for the next attempt is selected, out of how many; `older`: what stands behind it; `repaired`: what was moved "
             "or put back. From `agreement` on: of an agreement of several nodes, its number, what all run with, what each node had if "
             "they found nothing in common (or how each resumes, if `resume_differs`), and whether this or another node leaves for it; "
-            "`programs`: what ranks of any node were seen to run; `cannot_work`: what differs between the nodes so that no attempt can "
+            "`programs`: what ranks of any node were seen to run; `ever_loaded`: whether any were seen to load; "
+            "`cannot_work`: what differs between the nodes so that no attempt can "
             "work; `remedy`: what helps if they found nothing in common; `unfit`: the nodes that failed the node check; "
             "`batch`: how the attempt keeps the global batch"
         ),

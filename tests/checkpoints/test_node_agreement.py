@@ -249,6 +249,14 @@ def test_one_that_goes_or_changes_while_it_is_agreed_on_is_not_taken(tmp_path: P
     assert nodes.steps(nodes.agree()) == [40, 40]
 
 
+def test_all_nodes_know_that_the_ranks_of_one_were_seen_to_load(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=True)
+    asked = [SelectCheckpoint(2, nodes=2, node=n, ever_loaded=not n) for n in range(2)]
+    assert [one.ever_loaded for one in nodes.agree(*asked)] == [True, True]
+    nodes.saved(40, 0)
+    assert [one.ever_loaded for one in nodes.agree(*asked)] == [True, True]
+
+
 @pytest.mark.parametrize("seen", [0, 1])
 def test_all_nodes_add_a_programs_option_once_one_of_them_saw_it_run(tmp_path: Path, seen: int) -> None:
     """A node that joins has seen none yet. Without this only the others would resume."""

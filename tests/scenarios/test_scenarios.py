@@ -36,7 +36,7 @@ from supervisor.core.model import (
     UnusedCheckpoints,
     Verdict,
 )
-from supervisor.core.state import Attempt, NodeReport
+from supervisor.core.state import Attempt, NodeReport, changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,6 +131,10 @@ def _report(row: dict[str, Any]) -> NodeReport:
     row = {"cause": "checkpoint_mismatch", **row}
     wanted = JobDecision(_verdict(row), _plan(row)) if "stops" in row else None
     attempt = Attempt(ranks=ranks, evidence=facts, ended=True, stop_wanted=wanted, progress=Progress(row.get("progress")))
+    if "resume" in row:  # `peer_starts`: of the other nodes, as NodeBegan has them
+        peers = tuple((peer["text"], peer.get("first_step"), peer.get("loaded_step")) for peer in row.get("peer_starts", ()))
+        given = MADE["chosen"](row["resume"])
+        attempt = changed(attempt, resume=given, steps_seen=row["steps_seen"], over_t=row["over_t"], peer_starts=peers)
     return NodeReport(row["node"], attempt)
 
 

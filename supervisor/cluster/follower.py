@@ -146,7 +146,7 @@ class StoreFollower:
             return
         self._finder.serves(key)
         hold = StoreHold(self._register, record, version, self._rules, began_t, time.monotonic)
-        state = new_store(name, self._client.name, self._rules, time.monotonic(), asked.rows, since_t=self._since_t, lost=asked.lost)
+        state = new_store(name, self._client.name, self._rules, time.monotonic(), asked.rows, since_t=self._since_t)
         server = StoreServer(listener, key, state, hold)
         try:
             server.start()

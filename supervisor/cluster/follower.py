@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from supervisor.cluster.model import ClusterRules
     from supervisor.cluster.register import Registered
 
+#: Calls without an answer in a row that are reported; and with one, after which the next that are not answered are another outage.
 MOST_UNANSWERED = 4
+LEAST_ANSWERED = 60
 _Answer = TypeVar("_Answer")
 
 
@@ -57,11 +59,14 @@ class StorePlace:
 
 
 class WatchedRegister:
-    """A register that reports its problems: once, when it has not answered `MOST_UNANSWERED` times in a row."""
+    """A register that reports an outage once, also where it answers now and then meanwhile. Its methods are called from several threads."""
 
     def __init__(self, register: Register, warn: Callable[[str], None]) -> None:
         self._register, self._warn = register, warn
-        self._unanswered = 0
+        self._lock = threading.Lock()  # of what follows
+        self._unanswered = self._answered = 0  # in a row
+        self._is_reported = False
+        self._since = ""  # when the first of those that are not answered was
 
     def read(self) -> Registered:
         """See Register."""
@@ -75,12 +80,21 @@ class WatchedRegister:
         try:
             answer = ask()
         except RegisterUnreachable as problem:
-            self._unanswered += 1
-            if self._unanswered == MOST_UNANSWERED:
-                self._warn(f"the register that names the control store of the nodes does not answer: {problem}")
+            with self._lock:
+                self._not_answered(problem)
             raise
-        self._unanswered = 0
+        with self._lock:
+            self._unanswered, self._answered = 0, self._answered + 1
+            self._is_reported = self._is_reported and self._answered < LEAST_ANSWERED
         return answer
+
+    def _not_answered(self, problem: RegisterUnreachable) -> None:
+        if not self._unanswered:
+            self._since = time.strftime("%H:%M:%S")
+        self._unanswered, self._answered = self._unanswered + 1, 0
+        if self._unanswered >= MOST_UNANSWERED and not self._is_reported:
+            self._is_reported = True
+            self._warn(f"the register that names the control store of the nodes has not answered since {self._since}: {problem}")
 
 
 class StoreFollower:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -10,13 +11,13 @@ import pytest
 
 from supervisor.cluster import messages as protocol
 from supervisor.cluster.client import NodeClient, StoreAddress
-from supervisor.cluster.follower import MOST_UNANSWERED, StoreFollower, WatchedRegister
+from supervisor.cluster.follower import LEAST_ANSWERED, MOST_UNANSWERED, StoreFollower, WatchedRegister
 from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, remembered
 from supervisor.cluster.model import FAILURE, RESTART, STOP, ClusterDecision, ClusterRules, Epoch
 from supervisor.cluster.node import NodeMemory
 from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnreachable, StoreRecord
-from tests.support.waiting import wait_for
 from supervisor.cluster.takeover import ServeStoreHere, StoreFinder
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,7 +152,6 @@ def test_a_member_takes_over_from_a_host_that_is_lost_and_all_act_on_one_decisio
     assert lost == ((nodes[0].name, f"lost: it served the control store, and is silent for {RULES.hold_s:g} s"),)
 
 
-def test_a_store_that_cannot_renew_its_record_serves_on_while_it_hears_all_members_and_decides_nothing(
 def test_who_takes_over_for_the_second_time_in_an_epoch_waits_for_no_host_of_before(held: HeldRegister) -> None:
     rows = (Epoch(1, ("a", "b", "c"), "a", "token").row(),)
     for version, host, after in ((1, "a", "b"), (2, "b", "c")):
@@ -164,6 +164,7 @@ def test_who_takes_over_for_the_second_time_in_an_epoch_waits_for_no_host_of_bef
     assert [key for key, _ in rows] == ["epoch/1", "lost/1/a", "lost/1/b"]
 
 
+def test_a_store_that_cannot_renew_its_record_serves_on_while_it_hears_all_members_and_decides_nothing(
     held: HeldRegister, nodes: list[Node]
 ) -> None:
     served = held.record().store
@@ -244,16 +245,28 @@ def test_a_thread_that_cannot_be_had_for_a_moment_costs_a_node_nothing_but_time(
     assert "can't start new thread" in warnings[1]
 
 
-def test_a_register_that_does_not_answer_is_told_of_once() -> None:
-    held, told = HeldRegister(), list[str]()
-    watched = WatchedRegister(ReachedRegister(held, "n"), told.append)
-    held.away = {"n"}
-    for _ in range(3 * MOST_UNANSWERED):
-        with pytest.raises(RegisterUnreachable):
-            watched.read()
-    assert told == ["the register that names the control store of the nodes does not answer: away"]
-    held.away = set()
+def test_an_outage_of_the_register_is_reported_once_also_where_it_answers_now_and_then() -> None:
+    held, reports = HeldRegister(), list[str]()
+    watched = WatchedRegister(ReachedRegister(held, "n"), reports.append)
+
+    def is_away() -> None:
+        held.away = {"n"}
+        for _ in range(3 * MOST_UNANSWERED):
+            with pytest.raises(RegisterUnreachable):
+                watched.read()
+        held.away = set()
+
+    is_away()
+    assert [re.sub(r"\d", "0", text) for text in reports] == [
+        "the register that names the control store of the nodes has not answered since 00:00:00: away"
+    ]
     assert watched.write("x", 0) == 1
+    is_away()
+    assert len(reports) == 1, "the same outage"
+    for _ in range(LEAST_ANSWERED):
+        watched.read()
+    is_away()
+    assert len(reports) == 2
 
 
 class HangingRegister:

@@ -14,9 +14,11 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import logging
 import os
 import random
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo
+from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler, RendezvousInfo
 
 from supervisor.core.values import dataclass
 
@@ -34,15 +36,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
+_log = logging.getLogger(__name__)
 PEER_TIMEOUT_S = 600.0  # torch's own join timeout
 POLL_S = 0.05
 MISSING_S = 5.0  # nodes that are missing for so long are reported
 COUNT_S = 1.0  # how often they are counted
-SHUTDOWN_S = 2.0
-LAST_S = 1.5
+SHUTDOWN_S = 2.0  # seconds that leaving may take: torch's client waits much longer for a store that is lost, and the job is over
+LAST_S = 1.5  # of them, seconds that the node which serves the store waits for the others to leave it; the rest is for closing it
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 CLIENT_TIMEOUT_S = 30.0
-CLAIM_S = 10.0
+CLAIM_S = 10.0  # seconds until a node serves the control store where torch shows on no node who serves its own: that one takes some ms
 CONTROL_STORE = "supervise/control_store"
 HANDOVER = "supervise/handover"
 LEFT = "supervise/left"
@@ -235,6 +238,7 @@ class RoundRendezvous(RendezvousHandler):
         self._me = uuid.uuid4().hex
         self._last = 0
         self._waiting = 0
+        self._is_deaf = False  # the rendezvous could not be asked for them last, and that is reported
         self._others = 0
         self.expected = 0  # nodes of the last attempt that come to the next round, 0: not known
         self.handover = Handover(0, 0, "")
@@ -297,8 +301,12 @@ class RoundRendezvous(RendezvousHandler):
             return 0
         try:
             count = self._inner.num_nodes_waiting()
-        except Exception:  # noqa: BLE001  a store that cannot be asked is no reason to end healthy ranks
+        except lost_store_errors() as error:  # no reason to end healthy ranks: their nodes do not need this store before they meet again
+            if not self._is_deaf:
+                self._is_deaf = True
+                _log.warning("supervise: the rendezvous does not say whether nodes want to join: %s: %s", type(error).__name__, error)
             return 0
+        self._is_deaf = False
         if count != self._waiting:
             self._waiting = count
             self._controller.nodes_waiting(count)
@@ -322,8 +330,14 @@ class RoundRendezvous(RendezvousHandler):
             self._inner.shutdown()
             if shared is not None and not serves:
                 mark_left(shared)
-        except Exception:  # noqa: BLE001  the store may have gone with its host; we are leaving anyway
+        except lost_store_errors():  # it has gone with its host, which left first: nobody needs to know
             return
+
+
+def lost_store_errors() -> tuple[type[Exception], ...]:
+    """Return what a rendezvous raises where its store is lost: torch's own, those of torch's stores and of sockets, and of python-etcd."""
+    of_etcd = getattr(sys.modules.get("etcd"), "EtcdException", RendezvousError)  # torch's oldest backend, `etcd`, lets it through
+    return RendezvousError, RuntimeError, OSError, of_etcd
 
 
 def meet_at_once() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import queue
 import socket
+import sys
 import threading
 from datetime import datetime, timedelta, tzinfo
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from supervisor.agent import rendezvous
@@ -275,6 +276,40 @@ def test_a_round_is_not_complete_without_a_node_that_waits_for_it_though_nobody_
     for node in (first, second):
         node.meets(expected=2)
     assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
+
+
+class LostMeeting(Meeting):
+    """One whose store is lost, or whose handler has a bug."""
+
+    error: Exception | None = None
+
+    def num_nodes_waiting(self) -> int:
+        if self.error is not None:
+            raise self.error
+        return 1
+
+
+class EtcdException(Exception):  # noqa: N818  its name
+    """As python-etcd's."""
+
+
+def test_a_store_that_is_lost_ends_no_healthy_ranks_and_is_logged_once_and_a_bug_is_not_swallowed(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "etcd", SimpleNamespace(EtcdException=EtcdException))
+    theirs, waiting = LostMeeting(store, 2), list[int]()
+    rounds = rendezvous.RoundRendezvous(theirs, SimpleNamespace(nodes_waiting=waiting.append), nodes=2)  # type: ignore[arg-type]  # as above
+    for error in (RendezvousConnectionError("gone"), RuntimeError("Broken pipe"), ConnectionResetError(), EtcdException("no machine")):
+        theirs.error = error
+        assert rounds.num_nodes_waiting() == 0
+    assert [row.message for row in caplog.records] == [
+        "supervise: the rendezvous does not say whether nodes want to join: RendezvousConnectionError: gone"
+    ]
+    theirs.error = AttributeError("of a handler")
+    with pytest.raises(AttributeError):
+        rounds.num_nodes_waiting()
+    theirs.error = None
+    assert (rounds.num_nodes_waiting(), waiting) == (0, [1])
 
 
 def test_a_node_alone_does_not_wait_before_its_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:

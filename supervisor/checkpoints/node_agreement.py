@@ -199,7 +199,9 @@ def agree(  # noqa: PLR0913  the request, and this node's part
         states = _gathered(all_gather, 1, own)
         cannot_work = comparison.compare(all_gather, action.node, [PeerEnvironment(s.host, s.environment, s.sent_t) for s in states])
         if cannot_work:
-            return CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, cannot_work=cannot_work)
+            leavers = _leavers(action, states, comparison.fits)
+            event = CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, cannot_work=cannot_work)
+            return _with_leavers(event, action, leavers)
         unfit = _tried(all_gather, action.node, [state.check for state in states], check)
         if unfit:
             return CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, unfit=unfit)
@@ -211,6 +213,25 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     notes = node_offer.note_groups(rows.groups, [state.host for state in states], [state.markers for state in states])
     found = _chosen(action, node_offer, all_gather, rows, ways, t)
     return replace(found, notes=notes, batch=rows.newest.batch, ever_loaded=any(state.ever_loaded for state in states))
+
+
+def _leavers(action: SelectCheckpoint, states: Sequence[NodeState], fit: Callable[[Sequence[int]], bool]) -> tuple[int, ...]:
+    """Return the nodes that joined, and do not fit those of the newest agreement: they leave, and these go on. () where these cannot.
+
+    fit: whether these nodes can begin together. Fewer than an attempt needs can go on where another node may still come: they wait for it.
+    """
+    newest = max(state.agreed for state in states)
+    stay = [node for node, state in enumerate(states) if state.agreed == newest]
+    joined = tuple(node for node in range(len(states)) if node not in stay)
+    enough = 0 < action.least_nodes <= len(stay) or (action.least_nodes > 0 and len(states) < action.most_nodes)
+    if not newest or not joined or not enough or not fit(stay):
+        return ()
+    return tuple(node for node in joined if not fit([*stay, node])) or joined
+
+
+def _with_leavers(event: CheckpointSelected, action: SelectCheckpoint, leavers: Sequence[int]) -> CheckpointSelected:
+    leaves = action.node in leavers
+    return replace(event, this_node_leaves=leaves, peer_leaves=bool(leavers) and not leaves)
 
 
 def _tried(all_gather: AllGather, node: int, wanted: Sequence[str], check: NodeCheck | None) -> tuple[tuple[int, str], ...]:
@@ -263,7 +284,7 @@ def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
     taken = taken or newest_whole
     if taken is None:
         return _none(action, rows, tuple(refused), t)
-    if "" in ways and set(ways) - {"", DECLARED}:
+    if not _resume_alike(ways):
         return _resumes_differ(action, rows, ways, t)
     node_offer.take(taken.path)
     first = newest_whole.number if newest_whole else taken.number
@@ -316,10 +337,15 @@ def _programs(states: Sequence[NodeState]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for state in states for name in state.programs))
 
 
+def _resume_alike(ways: Collection[str]) -> bool:
+    """Whether either all nodes resume, or none that gets a program's option added to its command."""
+    return "" not in ways or not set(ways) - {"", DECLARED}
+
+
 def _resumes_differ(action: SelectCheckpoint, rows: _NodeRows, ways: Sequence[str], t: float) -> CheckpointSelected:
     """Return the event where the commands of the nodes differ, so that only some of them add a program's option."""
     texts = ("nothing is added to its command" if not by else "by its command" if by == DECLARED else f"by {by}'s option" for by in ways)
-    return CheckpointSelected(
+    event = CheckpointSelected(
         t,
         action.attempt,
         None,
@@ -331,6 +357,7 @@ def _resumes_differ(action: SelectCheckpoint, rows: _NodeRows, ways: Sequence[st
         programs=_programs(rows.states),
         resume_differs=True,
     )
+    return _with_leavers(event, action, _leavers(action, rows.states, lambda nodes: _resume_alike([ways[node] for node in nodes])))
 
 
 def _none(action: SelectCheckpoint, rows: _NodeRows, refused: tuple[tuple[str, str], ...], t: float) -> CheckpointSelected:
@@ -338,11 +365,8 @@ def _none(action: SelectCheckpoint, rows: _NodeRows, refused: tuple[tuple[str, s
     states, offers, newest = rows.states, rows.offers, rows.newest
     found = sum(one.found for one in offers) + sum(state.knows for state in states)
     held = tuple((state.host, _summary(here)) for state, here in zip(states, offers, strict=True)) if found else ()
-    # fresh: the nodes of the newest agreement; alone: they can go on without the others
-    fresh = [node for node, state in enumerate(states) if state.agreed == newest.agreed]
-    others_can = newest.agreed > 0 and 0 < action.least_nodes <= len(fresh) < len(states)
-    alone = others_can and bool(common.candidates([offers[node].held for node in fresh]))
-    return CheckpointSelected(
+    leavers = _leavers(action, states, lambda nodes: bool(common.candidates([offers[node].held for node in nodes])))
+    event = CheckpointSelected(
         t,
         action.attempt,
         None,
@@ -353,13 +377,12 @@ def _none(action: SelectCheckpoint, rows: _NodeRows, refused: tuple[tuple[str, s
         overrides=newest.overrides,
         rejected=rows.rejected,
         node_offers=(*held, *refused[:1]),
-        this_node_leaves=alone and action.node not in fresh,
-        peer_leaves=alone and action.node in fresh,
         dangerous=rows.selection.dangerous,
         programs=_programs(states),
         past=newest.past,
         remedy=_remedy(rows),
     )
+    return _with_leavers(event, action, leavers)
 
 
 def _remedy(rows: _NodeRows) -> str:

@@ -99,7 +99,8 @@ class SelectCheckpoint:
     nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. had_checkpoint: this node knows
     a good checkpoint. last_agreement: attempt of the last one that this node took part in. The node that took part in the newest decides
     with which overrides all go on, and hands over
-    what failed before (past). agreed_attempts: of earlier ones. mixed_from_t: what was written since
+    what failed before (past). least_nodes, most_nodes: that an attempt may begin with, 0: unknown. agreed_attempts: of earlier ones.
+    mixed_from_t: what was written since
     is never used, because the nodes trained from different states; None: no such time. resume_by: as in BeginAttempt. own_only: what
     earlier runs saved does not count. programs: those that a rank was seen to run, or that the user names. resume_knobs: whose knobs could
     hand a checkpoint over here (Knob.by), the preferred one first. check: why this node wants the nodes tried against each other first:
@@ -115,6 +116,7 @@ class SelectCheckpoint:
     overrides: tuple[tuple[str, str], ...] = ()
     had_checkpoint: bool = False
     least_nodes: int = 0
+    most_nodes: int = 0
     agreed_attempts: tuple[int, ...] = ()
     mixed_from_t: float | None = None
     resume_by: str = ""

@@ -1,9 +1,9 @@
 """Several nodes begin an attempt together: they meet, agree on what to resume from, and only then start their ranks.
 
     GatherNodes ─> NodesGathered ─> SelectCheckpoint ─> CheckpointSelected ─> BeginAttempt
-                                                              │ no checkpoint that all nodes have ─> stop (65) on every node
-                                                              │ only this node is without it, and the others can go on ─> stop (65) here
-                                                              └ only another node is without it: its exit ends the attempt
+                                                              │ they do not fit each other ─> stop (65, 78) on every node
+                                                              │ only this node joined and does not, and the others can go on ─> stop here
+                                                              └ only another node does not: its exit ends the attempt
 
 A node chooses nothing before the meeting. What happens otherwise: rank 2 is killed while rank 0 saves step 60 for 1.5 s. The node of rank 2
 searches at once and finds step 40. The others search when their ranks are gone and find step 60. One attempt trains on from both.
@@ -106,6 +106,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         overrides=state.run.overrides,
         had_checkpoint=state.run.newest is not None and state.run.policy.checkpoints_declared,
         least_nodes=state.run.policy.least_nodes,
+        most_nodes=state.run.policy.nodes,
         agreed_attempts=state.run.agreed_attempts,
         mixed_from_t=state.run.mixed_from_t,
         resume_by=planning.resume_by(state),
@@ -143,12 +144,9 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     if not state.attempt.awaits_agreement or not event.agreement:
         return state, ()
     if event.peer_leaves:
-        held = "; ".join(f"{node}: {text}" for node, text in event.node_offers)
-        return state, (
-            PrintMessage(
-                "warning", f"another node cannot load the checkpoint that this node resumes from, and leaves the job: {held}"[:600]
-            ),
-        )
+        why = "; ".join(event.cannot_work) or "; ".join(f"{node}: {text}" for node, text in event.node_offers)
+        what = "work with this one" if event.cannot_work else "resume as this one does"
+        return state, (PrintMessage("warning", f"another node cannot {what}, and leaves the job: {why}"[:600]),)
     ends = _leave_the_others if event.this_node_leaves else _stop_unlike if event.cannot_work else _stop_unfit if event.unfit else None
     ends = _stop_for_batch if ends is None and event.batch.refused else ends
     if ends is not None:
@@ -182,7 +180,9 @@ def _batch_reported(state: JobState, held: HeldBatch) -> tuple[Action, ...]:
 def _leave_the_others(state: JobState, event: CheckpointSelected) -> Step:
     """End this node alone: the others go on without it."""
     state = changed(state, attempt=changed(state.attempt, members=()))
-    return _stop_apart(state, event, _LEAVES)
+    if event.cannot_work:
+        return _stop_unlike(state, event)
+    return _stop_apart(state, event, _RESUME_DIFFERS if event.resume_differs else _LEAVES)
 
 
 def _stop_apart(state: JobState, event: CheckpointSelected, stop: _NodesApart) -> Step:
@@ -194,7 +194,7 @@ def _stop_apart(state: JobState, event: CheckpointSelected, stop: _NodesApart) -
 
 
 def _stop_unlike(state: JobState, event: CheckpointSelected) -> Step:
-    """Stop on every node before a rank starts: their environments do not fit each other."""
+    """Stop before a rank starts: the environments do not fit each other. On every node, or on the one that joined."""
     because = tuple(Evidence("network", "environment", text, t=event.t) for text in event.cannot_work)
     verdict = Verdict(Cause.DEPENDENCY, 0.95, event.cannot_work[0][:300], "environment:nodes", because=because)
     hint = "make it the same on all nodes, then start again; --no-compare-nodes starts in spite of it"

@@ -30,7 +30,7 @@ from supervisor.knobs import programs
 from supervisor.launch import orphans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from health.checks.node_environments import NodeDifference
     from supervisor.job.job import Job
@@ -113,6 +113,7 @@ class EnvironmentComparison:
         self._text = text
         self._warn = warn
         self._clock = clock
+        self._peers: list[tuple[str, Readings]] = []  # of all nodes, where they differ: the name of each, and what it read
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
     def now(self) -> float:
@@ -133,12 +134,25 @@ class EnvironmentComparison:
         found: list[NodeDifference] = []
         if differs:
             texts = {digest: str(row["text"]) for digest, row in zip(digests, rows, strict=True) if row["text"]}
-            found += node_environments.differences(node_environments.merge_nodes({p.host: _readings(texts[p.digest]) for p in peers}))
+            self._peers = [(peer.host, _readings(texts[peer.digest])) for peer in peers]
+            found += _differences(self._peers)
         found += node_environments.clocks(_offsets(peers, [float(row["sent_t"]) for row in rows]))
         for one in found:
             if one.weight is Weight.MATTERS:
                 self._warn(f"the nodes are not alike: {one}")
-        return tuple(str(one) for one in found if one.weight is Weight.CANNOT_WORK)
+        return _cannot_work(found)
+
+    def fits(self, nodes: Iterable[int]) -> bool:
+        """Whether these nodes can work together. After `compare`."""
+        return not self._peers or not _cannot_work(_differences([self._peers[node] for node in nodes]))
+
+
+def _differences(peers: Iterable[tuple[str, Readings]]) -> tuple[NodeDifference, ...]:
+    return node_environments.differences(node_environments.merge_nodes(dict(peers)))
+
+
+def _cannot_work(found: Iterable[NodeDifference]) -> tuple[str, ...]:
+    return tuple(str(one) for one in found if one.weight is Weight.CANNOT_WORK)
 
 
 def _readings(text: str) -> Readings:

@@ -201,19 +201,28 @@ def test_a_node_that_missed_the_newest_attempt_does_not_tell_the_others_which_ch
     assert nodes.steps(nodes.agree(missed, SelectCheckpoint(3, nodes=2, node=1, last_agreement=1))) == [40, 40], "as node 0 has it"
 
 
-@pytest.mark.parametrize(("least", "leaves"), [(2, True), (3, False)])
+@pytest.mark.parametrize(("least", "most", "leaves"), [(2, 3, True), (3, 3, False), (3, 4, True)])
 def test_a_node_that_joins_without_what_the_others_have_is_the_one_to_go_where_they_can_go_on(
     tmp_path: Path,
     least: int,
+    most: int,
     leaves: bool,  # noqa: FBT001  a column of the table
 ) -> None:
+    """Of three that are needed, where a fourth may come, two wait for it."""
     nodes = Nodes(tmp_path, 3, shared=False)
     nodes.saved(60, 1, 2)
-    asked = [SelectCheckpoint(5, nodes=3, node=n, last_agreement=4 if n else 0, least_nodes=least) for n in range(3)]
+    asked = [SelectCheckpoint(5, nodes=3, node=n, last_agreement=4 if n else 0, least_nodes=least, most_nodes=most) for n in range(3)]
     found = nodes.agree(*asked)
     assert [one.this_node_leaves for one in found] == [leaves, False, False]
     assert [one.peer_leaves for one in found] == [False, leaves, leaves]
     assert nodes.steps(found) == [None] * 3
+
+
+def test_of_two_that_join_only_the_one_leaves_that_lacks_what_the_others_have(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 3, shared=False)
+    nodes.saved(60, 0, 1)
+    asked = [SelectCheckpoint(5, nodes=3, node=n, last_agreement=0 if n else 4, least_nodes=1, most_nodes=3) for n in range(3)]
+    assert [one.this_node_leaves for one in nodes.agree(*asked)] == [False, False, True]
 
 
 def test_what_was_saved_while_nodes_trained_from_different_states_is_taken_by_nobody_ever(tmp_path: Path) -> None:
@@ -319,7 +328,38 @@ def test_nodes_that_cannot_work_together_look_at_no_checkpoint_and_all_learn_why
     assert nodes.steps(found) == [None, None, None]
     assert len({one.cannot_work for one in found}) == 1
     assert "TORCH_DISTRIBUTED_DEBUG differs: DETAIL on n2; INFO on n0, n1" in found[0].cannot_work[0]
+    assert not any(one.this_node_leaves or one.peer_leaves for one in found)
     assert {one.agreement for one in found} == {1}
+
+
+@pytest.mark.parametrize(
+    ("agreed", "leaves"), [((4, 4, 0), [False, False, True]), ((4, 0, 0), [False, False, True]), ((0, 0, 4), [True, True, False])]
+)
+def test_a_node_that_joins_with_an_environment_of_its_own_goes_and_ends_no_job(
+    tmp_path: Path, agreed: tuple[int, ...], leaves: list[bool]
+) -> None:
+    nodes = Nodes(tmp_path, 3, shared=True)
+    nodes.saved(40, 0)
+    for node, level in enumerate(("INFO", "INFO", "DETAIL")):
+        nodes.environments[node] = json.dumps({"env.versions": {"torch": "2"}, "env.variables": {"TORCH_DISTRIBUTED_DEBUG": level}})
+    asked = [SelectCheckpoint(5, nodes=3, node=n, last_agreement=last, least_nodes=1, most_nodes=3) for n, last in enumerate(agreed)]
+    found = nodes.agree(*asked)
+    assert [one.this_node_leaves for one in found] == leaves
+    assert [one.peer_leaves for one in found] == [not one for one in leaves]
+    assert all(one.cannot_work for one in found)
+
+
+def test_a_node_that_joins_with_another_command_goes_and_ends_no_job(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 3, shared=True)
+    nodes.saved(40, 0)
+    knobs = (NANOGPT, NANOGPT, ())
+    asked = [
+        SelectCheckpoint(5, nodes=3, node=n, last_agreement=4 * (n < 2), least_nodes=2, most_nodes=3, programs=NANOGPT, resume_knobs=one)
+        for n, one in enumerate(knobs)
+    ]
+    found = nodes.agree(*asked)
+    assert [(one.this_node_leaves, one.peer_leaves) for one in found] == [(False, True), (False, True), (True, False)]
+    assert all(one.resume_differs for one in found)
 
 
 def test_a_node_that_compares_nothing_leaves_the_agreement_as_it_is(tmp_path: Path) -> None:

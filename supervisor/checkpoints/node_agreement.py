@@ -199,7 +199,7 @@ def agree(  # noqa: PLR0913  the request, and this node's part
         states = _gathered(all_gather, 1, own)
         cannot_work = comparison.compare(all_gather, action.node, [PeerEnvironment(s.host, s.environment, s.sent_t) for s in states])
         if cannot_work:
-            leavers = _leavers(action, states, comparison.fits)
+            leavers = _leavers(action, [state.agreed for state in states], comparison.fits)
             event = CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, cannot_work=cannot_work)
             return _with_leavers(event, action, leavers)
         unfit = _tried(all_gather, action.node, [state.check for state in states], check)
@@ -215,15 +215,16 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     return replace(found, notes=notes, batch=rows.newest.batch, ever_loaded=any(state.ever_loaded for state in states))
 
 
-def _leavers(action: SelectCheckpoint, states: Sequence[NodeState], fit: Callable[[Sequence[int]], bool]) -> tuple[int, ...]:
+def _leavers(action: SelectCheckpoint, agreed: Sequence[int], fit: Callable[[Sequence[int]], bool]) -> tuple[int, ...]:
     """Return the nodes that joined, and do not fit those of the newest agreement: they leave, and these go on. () where these cannot.
 
-    fit: whether these nodes can begin together. Fewer than an attempt needs can go on where another node may still come: they wait for it.
+    agreed: of each node, 0: it joined. fit: whether these nodes can begin together. Fewer than an attempt needs can go on where another
+    node may still come: they wait for it.
     """
-    newest = max(state.agreed for state in states)
-    stay = [node for node, state in enumerate(states) if state.agreed == newest]
-    joined = tuple(node for node in range(len(states)) if node not in stay)
-    enough = 0 < action.least_nodes <= len(stay) or (action.least_nodes > 0 and len(states) < action.most_nodes)
+    newest = max(agreed)
+    stay = [node for node, number in enumerate(agreed) if number == newest]
+    joined = tuple(node for node in range(len(agreed)) if node not in stay)
+    enough = 0 < action.least_nodes <= len(stay) or (action.least_nodes > 0 and len(agreed) < action.most_nodes)
     if not newest or not joined or not enough or not fit(stay):
         return ()
     return tuple(node for node in joined if not fit([*stay, node])) or joined
@@ -283,7 +284,7 @@ def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
             break
     taken = taken or newest_whole
     if taken is None:
-        return _none(action, rows, tuple(refused), t)
+        return _none(action, rows, ways, tuple(refused), t)
     if not _resume_alike(ways):
         return _resumes_differ(action, rows, ways, t)
     node_offer.take(taken.path)
@@ -357,15 +358,22 @@ def _resumes_differ(action: SelectCheckpoint, rows: _NodeRows, ways: Sequence[st
         programs=_programs(rows.states),
         resume_differs=True,
     )
-    return _with_leavers(event, action, _leavers(action, rows.states, lambda nodes: _resume_alike([ways[node] for node in nodes])))
+    agreed = [state.agreed for state in rows.states]
+    return _with_leavers(event, action, _leavers(action, agreed, lambda nodes: _resume_alike([ways[node] for node in nodes])))
 
 
-def _none(action: SelectCheckpoint, rows: _NodeRows, refused: tuple[tuple[str, str], ...], t: float) -> CheckpointSelected:
+def _none(
+    action: SelectCheckpoint, rows: _NodeRows, ways: Sequence[str], refused: tuple[tuple[str, str], ...], t: float
+) -> CheckpointSelected:
     """Return the event without a checkpoint: a start from scratch if no node has or had one, else each node's checkpoints."""
     states, offers, newest = rows.states, rows.offers, rows.newest
     found = sum(one.found for one in offers) + sum(state.knows for state in states)
     held = tuple((state.host, _summary(here)) for state, here in zip(states, offers, strict=True)) if found else ()
-    leavers = _leavers(action, states, lambda nodes: bool(common.candidates([offers[node].held for node in nodes])))
+    # a node without any has lost its disk, or has the journal of another one (run/moved_job.py)
+    agreed = [state.agreed if here.held or here.saves else 0 for state, here in zip(states, offers, strict=True)]
+    is_hint = not any(ways) and not any(state.knows for state in states)  # the script finds its checkpoint by itself
+    fit: Callable[[Sequence[int]], bool] = lambda nodes: bool(common.candidates([offers[node].held for node in nodes]))  # noqa: E731
+    leavers = () if is_hint else _leavers(action, agreed, fit)
     event = CheckpointSelected(
         t,
         action.attempt,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 import time
 from dataclasses import replace
@@ -50,7 +49,8 @@ class Nodes:
         for node, directory in enumerate(self.directories):
             directory.mkdir(exist_ok=True)
             settings = Settings(checkpoints=Checkpoints(paths=(f"{directory}/{pattern}",), mirror=mirror))
-            state, here = place / f"state-{node}", directory if mirror else place
+            # a directory above it is not shared: a node learns from those beside its own which attempts there were
+            state, here = place / f"node-{node}" / "state", directory if mirror else place
             run, environ = f"run-{node}" if mirror else "run", dict(os.environ)
             job = Job("job", run, f"n{node}", ("torchrun",), here, environ, settings, state, state, "cookie")
             self.nodes.append(JobCheckpoints(job, ignore, several_nodes=bool(mirror)))
@@ -211,7 +211,10 @@ def test_a_node_that_joins_without_what_the_others_have_is_the_one_to_go_where_t
     """Of three that are needed, where a fourth may come, two wait for it."""
     nodes = Nodes(tmp_path, 3, shared=False)
     nodes.saved(60, 1, 2)
-    asked = [SelectCheckpoint(5, nodes=3, node=n, last_agreement=4 if n else 0, least_nodes=least, most_nodes=most) for n in range(3)]
+    asked = [
+        SelectCheckpoint(5, nodes=3, node=n, last_agreement=4 * bool(n), had_checkpoint=bool(n), least_nodes=least, most_nodes=most)
+        for n in range(3)
+    ]
     found = nodes.agree(*asked)
     assert [one.this_node_leaves for one in found] == [leaves, False, False]
     assert [one.peer_leaves for one in found] == [False, leaves, leaves]
@@ -221,8 +224,39 @@ def test_a_node_that_joins_without_what_the_others_have_is_the_one_to_go_where_t
 def test_of_two_that_join_only_the_one_leaves_that_lacks_what_the_others_have(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 3, shared=False)
     nodes.saved(60, 0, 1)
-    asked = [SelectCheckpoint(5, nodes=3, node=n, last_agreement=0 if n else 4, least_nodes=1, most_nodes=3) for n in range(3)]
+    asked = [
+        SelectCheckpoint(5, nodes=3, node=n, last_agreement=4 * (not n), had_checkpoint=not n, least_nodes=1, most_nodes=3)
+        for n in range(3)
+    ]
     assert [one.this_node_leaves for one in nodes.agree(*asked)] == [False, False, True]
+
+
+@pytest.mark.parametrize(("by", "leaves"), [((), [False, False]), (("nanogpt",), [False, True])])
+def test_where_the_script_finds_its_checkpoint_by_itself_a_node_that_knows_of_none_joins(
+    tmp_path: Path, by: tuple[str, ...], leaves: list[bool]
+) -> None:
+    """Nothing is declared, and a node that joins has seen no save yet: it does not know where they are."""
+    nodes = Nodes(tmp_path, 2, shared=False)
+    nodes.saved(60, 0)
+    asked = [
+        SelectCheckpoint(5, nodes=2, node=n, last_agreement=4 * (not n), least_nodes=1, most_nodes=2, programs=by, resume_knobs=by)
+        for n in range(2)
+    ]
+    found = nodes.agree(*asked)
+    assert [one.this_node_leaves for one in found] == leaves
+    assert [one.peer_leaves for one in found] == leaves[::-1]
+
+
+def test_a_node_whose_disk_is_empty_leaves_although_it_was_in_the_newest_agreement_or_has_the_journal_of_one_that_was(
+    tmp_path: Path,
+) -> None:
+    nodes = Nodes(tmp_path, 2, shared=False)
+    nodes.saved(60, 1)
+    asked = [SelectCheckpoint(5, nodes=2, node=n, last_agreement=4, had_checkpoint=True, least_nodes=1, most_nodes=2) for n in range(2)]
+    assert [(one.this_node_leaves, one.peer_leaves) for one in nodes.agree(*asked)] == [(True, False), (False, True)]
+    nodes.saved(80, 0)
+    found = nodes.agree(*asked)
+    assert not any(one.this_node_leaves or one.peer_leaves for one in found), "nobody knows whose is the job's"
 
 
 def test_what_was_saved_while_nodes_trained_from_different_states_is_taken_by_nobody_ever(tmp_path: Path) -> None:
@@ -316,7 +350,6 @@ def test_a_node_that_cannot_look_holds_the_others_back_and_says_why(tmp_path: Pa
     found = nodes.agree()
     assert nodes.steps(found) == [None, None]
     assert all("Input/output error" in str(one.node_offers) for one in found)
-    shutil.rmtree(tmp_path / "state-1", ignore_errors=True)
 
 
 def test_nodes_that_cannot_work_together_look_at_no_checkpoint_and_all_learn_why(tmp_path: Path) -> None:

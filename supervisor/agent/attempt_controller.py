@@ -107,7 +107,7 @@ class AttemptController:
 
         Raises AttemptCancelled where the attempt is stopped meanwhile.
         """
-        found = find_control_store(store, node, self.cancelled) if node.looks else None
+        found = None if node.finds_store else find_control_store(store, node, self.cancelled)
         met = NodesMet(self._taken, node.index, node.count, token, world_size=node.world_size)
         self._link.send(met if found is None else replace(met, host=found.host, port=found.port, key=found.key))
         while True:

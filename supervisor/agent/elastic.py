@@ -64,8 +64,8 @@ class GatedAgent(LocalElasticAgent):
                 if self._nodes > 1 and self._rounds.store is not None:
                     address = getattr(worker_group.spec, "local_addr", None) or socket.getfqdn()
                     ranks = worker_group.workers[0].world_size
-                    looks = not go.finds_store
-                    node = MetNode(worker_group.group_rank, worker_group.group_world_size, address, world_size=ranks, looks=looks)
+                    index, count = worker_group.group_rank, worker_group.group_world_size
+                    node = MetNode(index, count, address, world_size=ranks, finds_store=go.finds_store)
                     self._prepare(worker_group, self._controller.agree(self._rounds.store, self._rounds.handover.token, node))
             except AttemptCancelled:  # stopped while the nodes gathered, or agreed
                 continue

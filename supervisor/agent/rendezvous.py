@@ -70,14 +70,14 @@ class ControlStore:
 class MetNode:
     """This node among those that met: `index` of `count`, at `address`, with `world_size` ranks in all.
 
-    looks: for the control store; else the supervisors find it by themselves.
+    finds_store: see Go (messages.py).
     """
 
     index: int
     count: int
     address: str
     world_size: int = 0
-    looks: bool = True
+    finds_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)

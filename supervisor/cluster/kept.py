@@ -63,9 +63,9 @@ class KeptStore:
 class KeptFile:
     """One of the files. Reads on the caller's thread, before the loop runs; writes on a thread of its own."""
 
-    def __init__(self, path: Path, problem: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self._path = path
-        self._problem = problem
+        self._warn = warn
         self._is_reported = False
         self._orders: queue.SimpleQueue[tuple[bytes, threading.Event]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -108,7 +108,7 @@ class KeptFile:
     def _report(self, why: str) -> None:
         if not self._is_reported:
             self._is_reported = True
-            self._problem(f"{self._path} is not written: {why}; if supervise of this node ends now, it forgets what the nodes decided last")
+            self._warn(f"{self._path} is not written: {why}; if supervise of this node ends now, it forgets what the nodes decided last")
 
 
 class RowsOnDisk:

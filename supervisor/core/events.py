@@ -2,7 +2,7 @@
 
 Producers (the guardian's link, the agent's link, timers, signals, the heartbeat sampler, the checkpoint watcher) put them into one queue.
 One thread takes them out and calls `decide`, which reads no clock and no file: an event carries every fact that decides. `t` is the time
-(core/model.py). `attempt` is the fencing token: an event of another attempt than the state's is void.
+(core/model.py). `attempt` is the fence: an event of another attempt than the state's is void.
 
 The journal records every event that changes the state. So a new field needs a default: `why` reads old journals. The agent's messages
 (agent/messages.py) have some of the same fields and are types of their own: the agent imports nothing of core, and its messages have

@@ -45,10 +45,10 @@ class KeptAcceptor:
 
 
 class AcceptorServer:
-    """An acceptor that is served from `start` to `close`. problem: reports a line, from any thread."""
+    """An acceptor that is served from `start` to `close`. warn: prints a line, from any thread."""
 
-    def __init__(self, listener: socket.socket, hosts: RegisterHosts, index: int, path: Path, problem: Callable[[str], None]) -> None:
-        self._hosts, self._index, self._path, self._problem = hosts, index, path, problem
+    def __init__(self, listener: socket.socket, hosts: RegisterHosts, index: int, path: Path, warn: Callable[[str], None]) -> None:
+        self._hosts, self._index, self._path, self._warn = hosts, index, path, warn
         self._lock = threading.Lock()  # of the state, which two threads change
         self._state: AcceptorState | None = None
         self._is_reported = False
@@ -130,7 +130,7 @@ class AcceptorServer:
     def _report(self, why: str) -> None:
         if not self._is_reported:
             self._is_reported = True
-            self._problem(why)
+            self._warn(why)
 
     # the threads
 
@@ -148,7 +148,7 @@ class AcceptorServer:
                 break
             if not is_reported and time.monotonic() - since_t > REPORT_S:
                 is_reported = True
-                self._problem(self._waits_for(links))
+                self._warn(self._waits_for(links))
             self._closing.wait(JOIN_S)
         for link in links.values():
             link.close()

@@ -6,8 +6,8 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 from supervisor.journal.records import EventTaken, Record, scan
@@ -83,11 +83,11 @@ class Machines:
         """Let a machine lose its power: all of its processes at once, without a word to the network."""
         self.network.cut(node)
         run = self.runs[node]
-        for pid in processes_with(run.mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        while pids := processes_with(run.mark):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    _kill_at_once(pid)
         run.process.wait(20)
-        time.sleep(0.5)
         self.network.mend(node)
 
     def end_well(self, *, same_world: bool = True) -> None:
@@ -102,6 +102,16 @@ class Machines:
     def cards(self) -> set[str]:
         """See `cards_of`."""
         return cards_of(self.runs)
+
+
+def _kill_at_once(pid: int) -> None:
+    """Kill a process, and await that its last thread is gone: all of its connections are closed then."""
+    handle = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        assert select.select([handle], [], [], 20)[0], f"{pid} outlives KILL"
+    finally:
+        os.close(handle)
 
 
 def events_of(run: Supervised) -> list[EventTaken]:

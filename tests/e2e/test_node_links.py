@@ -6,6 +6,7 @@ run in which nothing failed.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -107,6 +108,13 @@ def test_the_others_of_an_elastic_job_train_on_without_a_lost_machine_which_is_t
         assert run.status()["incidents"] == 1
 
 
+def follow(host: Supervised, namespace: str) -> set[int]:
+    """Return the nodes whose beats say that they wait for the decision: what they report is at the store before such a beat."""
+    words = ("supervise", "status", "--all-nodes", "--json", "--job", host.job, "--state-dir", str(host.state))
+    found = json.loads(host._run("ip", "netns", "exec", namespace, *words).stdout)  # noqa: SLF001  on its machine
+    return {one["number"] for one in found["nodes"] if found["store"] and one["state"] == "following"}
+
+
 def test_a_leader_that_is_lost_after_the_reports_and_before_its_decision_is_followed_by_the_next(
     supervise: Callable[..., Supervised], tmp_path: Path, network: Network
 ) -> None:
@@ -115,9 +123,7 @@ def test_a_leader_that_is_lost_after_the_reports_and_before_its_decision_is_foll
     leader, follower, host = nodes.runs
     os.kill(follower.process.pid, signal.SIGSTOP)  # its report is awaited
     os.kill(next(iter(host.rank_pids().values())), signal.SIGKILL)
-    for run in (leader, host):
-        wait_for(lambda run=run: saw(run, "EvidenceCollected"), "the reports of the others", 60, alive=run.alive)
-    time.sleep(2.0)  # they are under way
+    wait_for(lambda: follow(host, network.names[2]) == {0, 2}, "the reports of the others at the store", 60, alive=host.alive)
     network.lose_way(0, 2)  # the leader learns that the last report is there, and nobody learns from it any more
     os.kill(follower.process.pid, signal.SIGCONT)
     wait_for(lambda: saw(follower, "EvidenceCollected"), "the last report", 60, alive=follower.alive)

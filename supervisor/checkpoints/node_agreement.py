@@ -255,41 +255,23 @@ def _listed(
 def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
     action: SelectCheckpoint, node_offer: NodeOffer, all_gather: AllGather, rows: _NodeRows, ways: Sequence[str], t: float
 ) -> CheckpointSelected:
-    """Prove one candidate after the other, and return the first that all nodes can load."""
+    """Return the first candidate that all nodes can load; one with finite weights before one without, where all nodes prefer that."""
     states, selection = rows.states, rows.selection
     held = [one.held for one in rows.offers]
     candidates = common.order(common.candidates(held, states.index(rows.newest)), [one.saves for one in rows.offers])
     own = [_own_path(candidate, rows, action.node) for candidate in candidates]
-    numbers, suspect = itertools.count(_FIRST_PROOF), any(state.suspect for state in states)
     refused: list[tuple[str, str]] = []
-    newest_whole: _Proven | None = None
-    taken: _Proven | None = None
-    for number, candidate in enumerate(candidates):
-        if isinstance(candidate, str):
-            proofs = _save_proofs(candidate, node_offer, all_gather, numbers, suspect=suspect)
-            why = common.all_same(proofs)
-        else:
-            proof = node_offer.prove(candidate, action.node, suspect=suspect)
-            proofs = _gathered(all_gather, next(numbers), proof)
-            why = common.accepted(candidate, proofs)
-        if why:
-            refused.append((own[number], why))
-            continue
-        found = _Proven(number, node_offer.restored_at(candidate) if isinstance(candidate, str) else own[number], tuple(proofs))
-        if newest_whole is None:
-            newest_whole = found
-        # stop here unless the newest has NaN weights, this one has the same ones, and every node prefers finite weights
-        if not newest_whole.nan or not newest_whole.nan <= found.nan or not all(state.finite for state in states):
-            taken = found
-            break
-    taken = taken or newest_whole
-    if taken is None:
+    proven = _proven(candidates, own, action.node, node_offer, all_gather, states, refused)
+    newest_whole = next(proven, None)
+    if newest_whole is None:
         return _none(action, rows, ways, tuple(refused), t)
+    taken = newest_whole
+    if newest_whole.nan and all(state.finite for state in states):  # every node prefers finite weights: the next with others is taken
+        taken = next((found for found in proven if not newest_whole.nan <= found.nan), newest_whole)
     if not _resume_alike(ways):
         return _resumes_differ(action, rows, ways, t)
     node_offer.take(taken.path)
-    first = newest_whole.number if newest_whole else taken.number
-    whole = (path for path in own[first : taken.number] if path not in dict(refused))
+    whole = (path for path in own[newest_whole.number : taken.number] if path not in dict(refused))
     older = [(one, path) for one, path in zip(candidates, own, strict=True)][taken.number + 1 :]
     return CheckpointSelected(
         t,
@@ -307,6 +289,31 @@ def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
         programs=_programs(states),
         past=rows.newest.past,
     )
+
+
+def _proven(  # noqa: PLR0913, PLR0917  as _chosen, with the candidates
+    candidates: Sequence[common.Candidates | str],
+    own: Sequence[str],
+    node: int,
+    node_offer: NodeOffer,
+    all_gather: AllGather,
+    states: Sequence[NodeState],
+    refused: list[tuple[str, str]],
+) -> Iterator[_Proven]:
+    """Prove one candidate after the other, as far as they are asked for. Yield those that all nodes can load; `refused` gets the rest."""
+    numbers, suspect = itertools.count(_FIRST_PROOF), any(state.suspect for state in states)
+    for number, candidate in enumerate(candidates):
+        if isinstance(candidate, str):
+            proofs = _save_proofs(candidate, node_offer, all_gather, numbers, suspect=suspect)
+            why = common.all_same(proofs)
+        else:
+            proof = node_offer.prove(candidate, node, suspect=suspect)
+            proofs = _gathered(all_gather, next(numbers), proof)
+            why = common.accepted(candidate, proofs)
+        if why:
+            refused.append((own[number], why))
+        else:
+            yield _Proven(number, node_offer.restored_at(candidate) if isinstance(candidate, str) else own[number], tuple(proofs))
 
 
 def _own_path(candidate: common.Candidates | str, rows: _NodeRows, node: int) -> str:

@@ -164,8 +164,7 @@ class StoreFollower:
         server = StoreServer(listener, key, state, hold)
         try:
             server.start()
-        except RuntimeError as error:  # no thread to be had: the next look finds this node in the record
-            listener.close()
+        except RuntimeError as error:  # the next look finds this node in the record
             self._warn(f"this node cannot serve the control store of the nodes: {error}")
             return
         self.server = server

@@ -85,8 +85,13 @@ class StoreServer:
         self._thread = threading.Thread(target=self._run, name="control-store", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve."""
-        self._thread.start()
+        """Begin to serve. Raises RuntimeError where no thread is to be had; its port is free then."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._listener.close()
+            self._selector.close()
+            raise
 
     @property
     def serves(self) -> bool:
@@ -99,7 +104,8 @@ class StoreServer:
         Also where the job goes on without this node: its leaving ended the epoch, and nothing is decided without a store.
         """
         self._end_t = time.monotonic() + linger_s
-        self._thread.join()
+        if self._thread.ident is not None:  # it began
+            self._thread.join()
 
     # the thread
 

@@ -7,6 +7,7 @@ the one that a record in a register names (StorePlace).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import threading
@@ -170,12 +171,13 @@ class JobNodes:
         port: int = listener.getsockname()[1]
         self._rows = RowsOnDisk(self._store_file, KeptStore(self._owner, port, key, rows))
         server = self._server = StoreServer(listener, key, state, self._rows)
-        server.start()
+        with contextlib.suppress(RuntimeError):  # no thread to be had, where loaders use up the processes for a moment: see _serve_again
+            server.start()
         client.find_at(StoreAddress("127.0.0.1", port, key))
         return server
 
     def _serve_again(self, client: NodeClient) -> None:
-        """Serve the store anew, with its rows, where its thread died of a bug: without a store nothing is decided, on any node.
+        """Serve the store anew, with its rows, where its thread died of a bug or did not begin: without a store nothing is decided.
 
         Once in a lease: such a bug may come again with each store.
         """

@@ -181,6 +181,21 @@ def test_success_is_that_of_all_nodes_and_is_known_to_all_before_the_first_leave
     pair.until(lambda: all(("complete", 1) in node.orders for node in pair.nodes), "success")
 
 
+def test_a_store_whose_thread_cannot_be_had_for_a_moment_is_served_a_moment_later(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = threading.Thread.start, ["control-store"]
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            refused.remove(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    pair.meet("t", 1, 1)
+    assert not refused
+    assert pair.nodes[0].nodes._server.port == pair.served[1], "where the agents of the others were sent"  # type: ignore[union-attr]  # noqa: SLF001
+
+
 def test_a_store_whose_thread_dies_of_a_bug_is_served_anew_with_its_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = pair.nodes
     pair.meet("t", 1, 1)

@@ -54,7 +54,7 @@ def test_a_preempted_job_saves_is_requeued_resumes_where_it_saved_and_finishes(s
     script = printed(tmp_path, *WHOLE, *OPTIONS, "--", *TRAIN, "--steps", "400")
     number = slurm.submit(script, tmp_path)
     wait_for(lambda: steps(tmp_path) > 20, "steps", 120)
-    other = slurm.submit("#!/bin/bash\nsleep 2\n", tmp_path, "--partition=high", "--exclusive")
+    other = slurm.submit("#!/bin/bash\ntrue\n", tmp_path, "--partition=high", "--exclusive")
     slurm.wait_for_state(other, "COMPLETED")
     (saved,) = {int(step) for _, step in words_of(tmp_path / "told")}
     assert (tmp_path / "ckpt" / f"step-{saved:08d}.pt").exists()
@@ -75,7 +75,7 @@ def test_a_job_that_cannot_save_is_requeued_too_when_it_is_preempted(slurm: Slur
     script = printed(tmp_path, *WHOLE, *OPTIONS, "--", *TRAIN, "--never-ask")
     number = slurm.submit(script, tmp_path)
     wait_for(lambda: steps(tmp_path) > 5, "steps", 120)
-    other = slurm.submit("#!/bin/bash\nsleep 1\n", tmp_path, "--partition=high", "--exclusive")
+    other = slurm.submit("#!/bin/bash\ntrue\n", tmp_path, "--partition=high", "--exclusive")
     slurm.wait_for_state(other, "COMPLETED")
     assert slurm.wait_for_state(number, "PENDING")["Restarts"] == "1"
     assert "Exited with exit code 143" in output(tmp_path, number)
@@ -116,7 +116,7 @@ def test_an_excluded_node_is_handed_to_slurm_once_the_job_is_taken_back(slurm: S
     host = slurm.job(number)["NodeList"]
     exclude = ["supervise", "nodes", "exclude", host, "--why", "its disk fails", "--state-dir", "state"]
     subprocess.run(exclude, cwd=tmp_path, env=clean_environment(), check=True, timeout=60)  # noqa: S603  as a person does
-    other = slurm.submit("#!/bin/bash\nsleep 2\n", tmp_path, "--partition=high", "--exclusive")
+    other = slurm.submit("#!/bin/bash\ntrue\n", tmp_path, "--partition=high", "--exclusive")
     slurm.wait_for_state(other, "COMPLETED")
     waiting = wait_for(lambda: (found := slurm.job(number)).get("ExcNodeList") == host and found, "the node to be excluded", 60)
     assert (waiting["JobState"], waiting["Restarts"]) == ("PENDING", "1")

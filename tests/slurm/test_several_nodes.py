@@ -56,7 +56,7 @@ def submit(slurm: SlurmCluster, place: Path, *words: str, sbatch: tuple[str, ...
 
 def preempt(slurm: SlurmCluster, place: Path, nodes: int = 2) -> None:
     """Let another job have all nodes for a moment."""
-    other = slurm.submit("#!/bin/bash\nsleep 2\n", place, "--partition=high", "--exclusive", f"--nodes={nodes}")
+    other = slurm.submit("#!/bin/bash\ntrue\n", place, "--partition=high", "--exclusive", f"--nodes={nodes}")
     slurm.wait_for_state(other, "COMPLETED", 180)
 
 

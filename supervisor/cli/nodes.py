@@ -24,7 +24,7 @@ from supervisor.report.nodes_page import SOURCES, NodeStatus
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from supervisor.config.settings import Settings
@@ -120,12 +120,18 @@ def allow(settings: Settings, node: str) -> int:
     return 0
 
 
-def excluded(root: Path, days: float) -> list[NodeExclusion]:
-    """Return the nodes of a state directory that are excluded. Raises SuperviseError where a ledger cannot be read."""
+def excluded(root: Path, days: float, unreadable: Callable[[SuperviseError], None] | None = None) -> list[NodeExclusion]:
+    """Return the nodes of a state directory that are excluded. `unreadable` gets the error of a ledger, which is raised without it."""
     found = []
     for ledger in ledgers(root, days):
-        with _usable(ledger):
-            one = ledger.exclusion()
+        try:
+            with _usable(ledger):
+                one = ledger.exclusion()
+        except SuperviseError as error:
+            if unreadable is None:
+                raise
+            unreadable(error)
+            continue
         found += [one] if one is not None else []
     return found
 

@@ -175,6 +175,21 @@ def test_slurm_is_asked_for_other_nodes_once_it_has_taken_the_job_back(  # noqa:
     assert bool(done.stderr) == bool(line)
 
 
+@pytest.mark.process
+def test_a_ledger_that_cannot_be_read_hides_no_other_one_from_slurm(settings: Settings, tmp_path: Path) -> None:
+    nodes.exclude(settings, "b", "why")
+    (Path(settings.job.state_dir) / ".gpus" / "a.jsonl").mkdir()
+    program = tmp_path / "scontrol"
+    program.write_text(SCONTROL)
+    program.chmod(0o755)
+    environ = clean_environment(SLURM_JOB_ID="4711", CALLS=str(tmp_path / "calls"), BEFORE="(null)", REQUEUE="0", UPDATE="0")
+    environ["PATH"] = f"{tmp_path}:{environ['PATH']}"
+    command = ["supervise", "slurm", "requeue", "--state-dir", settings.job.state_dir]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    assert (done.returncode, (tmp_path / "calls").read_text().splitlines()[-1]) == (0, "update JobId=4711 ExcNodeList=b")
+    assert "may begin on an excluded node again: cannot use the ledger of the node" in done.stderr
+
+
 def test_outside_of_slurm_nothing_is_requeued(tmp_path: Path) -> None:
     with pytest.raises(SuperviseError, match="SLURM_JOB_ID is not set"):
         batch.requeue(tmp_path, {})

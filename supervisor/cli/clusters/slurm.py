@@ -144,11 +144,8 @@ def requeue(root: Path, environ: Mapping[str, str]) -> int:
     if not job.isdecimal():
         hint = "It is for a batch script: `supervise slurm print` prints one."
         raise SuperviseError("not in a job of Slurm: SLURM_JOB_ID is not set", hint=hint, exit_code=ExitCode.USAGE)
-    names, problem = [], ""
-    try:
-        names = [one.node.partition(".")[0] for one in excluded(root, 0.0)]
-    except SuperviseError as error:
-        problem = error.message
+    problems: list[str] = []
+    names = [one.node.partition(".")[0] for one in excluded(root, 0.0, lambda error: problems.append(error.message))]
     before = _excluded_before(job) if names else ()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what takes the job back ends its batch script, and its nodes can be changed only then
     if not _scontrol("requeue", job):
@@ -156,9 +153,9 @@ def requeue(root: Path, environ: Mapping[str, str]) -> int:
         return 1
     wanted = ",".join(dict.fromkeys((*before, *names)))
     if names and not _scontrol("update", f"JobId={job}", f"ExcNodeList={wanted}"):
-        problem = f"scontrol update ExcNodeList={wanted} failed"
-    if problem:
-        stdio.say(f"job {job} is requeued, and may begin on an excluded node again: {problem}")
+        problems.append(f"scontrol update ExcNodeList={wanted} failed")
+    if problems:
+        stdio.say(f"job {job} is requeued, and may begin on an excluded node again: {'; '.join(problems)}")
     elif names:
         stdio.say(f"job {job} is requeued without {', '.join(names)} (supervise nodes)")
     return 0

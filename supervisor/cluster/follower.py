@@ -160,7 +160,7 @@ class StoreFollower:
             return
         self._finder.serves(key)
         hold = StoreHold(self._register, record, version, self._rules, began_t, time.monotonic)
-        state = new_store(name, self._client.name, self._rules, time.monotonic(), asked.rows, since_t=self._since_t)
+        state = new_store(name, self._client.name, self._rules, time.monotonic(), asked.rows, since_t=self._since_t, lost=asked.lost)
         server = StoreServer(listener, key, state, hold)
         try:
             server.start()

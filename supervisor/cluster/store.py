@@ -34,8 +34,9 @@ from supervisor.core.values import dataclass
 _KEPT_MEETINGS = 16
 #: Epochs whose rows are kept, besides the newest.
 _KEPT_EPOCHS = 1
-#: Kinds of the newest epoch's rows that outlive the store. Who was lost or left does not come to the next store: it would wait for him.
-_KEPT_KINDS = frozenset({"epoch", "end", "decision", "lost", "left"})
+#: Kinds of the newest epoch's rows that outlive the store. Not who is lost: a store whose register is away would commit that in vain, and
+#: what cannot be committed is not taken, so that the silence of its members would not count either.
+_KEPT_KINDS = ("epoch", "end", "decision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +124,28 @@ class StoreState:
 
 
 def new_store(  # noqa: PLR0913  who serves it, since when, with what
-    name: str, host: str, rules: ClusterRules, t: float, kept: tuple[tuple[str, str], ...] = (), *, since_t: float | None = None
+    name: str,
+    host: str,
+    rules: ClusterRules,
+    t: float,
+    kept: tuple[tuple[str, str], ...] = (),
+    *,
+    since_t: float | None = None,
+    lost: str = "",
 ) -> StoreState:
     """Return the store as it begins, with the rows that an earlier one kept.
 
-    since_t: no earlier store on this host, and so no rank that it let start, lives since then; by default since now.
+    since_t: no earlier store on this host, and so no rank that it let start, lives since then; by default since now. lost: the node that
+    served the earlier one, and from which this one took over.
     """
     state = StoreState(name, host, rules, t, {}, {}, {}, {}, {}, began_t=t if since_t is None else since_t)
     state = _with_epoch(changed(state, rows=dict(kept)), young=True)
-    return state if state.epoch is None else _with_row(state, f"kept/{state.epoch.number}", "")
+    epoch = state.epoch
+    if epoch is None:
+        return state
+    if lost in epoch.members and state.is_open:
+        state = _with_row(state, f"lost/{epoch.number}/{lost}", f"it served the control store, and is silent for {rules.hold_s:.3g} s")
+    return _with_row(state, f"kept/{epoch.number}", "")
 
 
 def step(state: StoreState, message: StoreInput) -> tuple[StoreState, tuple[StoreOutput, ...]]:
@@ -304,5 +318,5 @@ def _kept(state: StoreState) -> tuple[tuple[str, str], ...]:
     """Return the rows with which the next store begins: on this host, or where another one takes over."""
     if state.epoch is None:
         return ()
-    number = state.epoch.number
-    return tuple(row for row in state.rows.items() if row[0].split("/", 1)[0] in _KEPT_KINDS and _epoch_of(row[0]) == number)
+    keys = (f"{kind}/{state.epoch.number}" for kind in _KEPT_KINDS)
+    return tuple((key, state.rows[key]) for key in keys if key in state.rows)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.cluster.model import newest_epoch, nodes_of
+from supervisor.cluster.model import nodes_of
 from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnreachable, StoreRecord
 from supervisor.core.values import dataclass
 
@@ -99,12 +99,13 @@ class FollowStore:
 class ServeStoreHere:
     """This node is to serve it, once it has replaced this version of the record.
 
-    rows: with which it begins. key: of the store before it, "" for a new one.
+    rows: with which it begins. key: of the store before it, "" for a new one. lost: the node that served it, "" where it is not lost.
     """
 
     version: int
     key: str = ""
     rows: tuple[tuple[str, str], ...] = ()
+    lost: str = ""
 
 
 class StoreFinder:
@@ -151,17 +152,8 @@ class StoreFinder:
         if idle_s > rules.hold_s:
             is_for_us = self._node in record.members or record.is_final  # who was not there finds out how the job ended
             if is_for_us and silent_s > rules.lease_s:
-                return ServeStoreHere(version, record.key, _with_host_lost(record, rules))
+                return ServeStoreHere(version, record.key, record.rows, record.node)
             # without an epoch nothing depends on it; else no member of it is left after so long
             if is_first and (not record.rows or idle_s > rules.away_s + rules.return_s):
                 return ServeStoreHere(version, "" if record.rows else record.key)
         return FollowStore(record)
-
-
-def _with_host_lost(record: StoreRecord, rules: ClusterRules) -> tuple[tuple[str, str], ...]:
-    """Return the rows of a record, and that its host is lost, where nothing is decided about its epoch."""
-    rows = dict(record.rows)
-    number = newest_epoch(rows)
-    if record.node in record.members and f"decision/{number}" not in rows:
-        rows.setdefault(f"lost/{number}/{record.node}", f"it served the control store, and is silent for {rules.hold_s:.3g} s")
-    return tuple(rows.items())

@@ -168,18 +168,6 @@ def test_a_store_begins_with_what_it_kept_and_members_have_time_to_come_back() -
     assert again.lost() == {"c"}
 
 
-def test_who_was_lost_or_left_is_not_waited_for_by_the_next_store() -> None:
-    played = Played()
-    played.meets("m", "a", "b", "c")
-    played.passes(7.0, "a", "c")
-    played.of(WriteRow("c", "left/1/c", "143"))
-    kept = [output.rows for output in played.sent if isinstance(output, KeepRows)][-1]
-    assert [key for key, _ in kept] == ["epoch/1", "lost/1/b", "left/1/c"]
-    again = Played(kept)
-    assert again.lost() == {"b"}
-    assert nodes_of(again.state.rows, "left", 1) == {"c"}
-
-
 def test_what_must_be_on_disk_comes_before_what_is_sent_of_it() -> None:
     played = Played()
     played.of(*(NodeHello(node) for node in "abc"))

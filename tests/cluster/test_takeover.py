@@ -16,7 +16,6 @@ from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, remembered
 from supervisor.cluster.model import FAILURE, RESTART, STOP, ClusterDecision, ClusterRules, Epoch
 from supervisor.cluster.node import NodeMemory
 from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnreachable, StoreRecord
-from supervisor.cluster.takeover import ServeStoreHere, StoreFinder
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -150,18 +149,6 @@ def test_a_member_takes_over_from_a_host_that_is_lost_and_all_act_on_one_decisio
         assert any(address is not None and address.port == second.port and memory.acted is None for memory, address in node.kept)
     lost = next(one for node in nodes for one in node.done if isinstance(one, protocol.JudgeReports)).missing
     assert lost == ((nodes[0].name, f"lost: it served the control store, and is silent for {RULES.hold_s:g} s"),)
-
-
-def test_who_takes_over_for_the_second_time_in_an_epoch_waits_for_no_host_of_before(held: HeldRegister) -> None:
-    rows = (Epoch(1, ("a", "b", "c"), "a", "token").row(),)
-    for version, host, after in ((1, "a", "b"), (2, "b", "c")):
-        held.found = Registered(version, StoreRecord(f"store of {host}", host, host, 1, "key", rows).value())
-        finder = StoreFinder(ReachedRegister(held, after), RULES, after, "key")
-        finder.look(0.0, 0.0, None)
-        asked = finder.look(RULES.hold_s + 0.1, RULES.lease_s + 0.1, None)
-        assert isinstance(asked, ServeStoreHere)
-        rows = asked.rows
-    assert [key for key, _ in rows] == ["epoch/1", "lost/1/a", "lost/1/b"]
 
 
 def test_a_store_that_cannot_renew_its_record_serves_on_while_it_hears_all_members_and_decides_nothing(

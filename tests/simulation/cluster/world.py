@@ -101,11 +101,11 @@ class Machine:
                 version = register.write(record.value(), asked.version)
             except (RegisterUnreachable, RegisterChanged):
                 return
-            self.store = storage.new_store(record.store, self.name, world.rules, world.t, asked.rows)
+            self.store = storage.new_store(record.store, self.name, world.rules, world.t, asked.rows, lost=asked.lost)
             self.hold = StoreHold(register, record, version, world.rules, world.t, lambda: world.t)
             self.target, self.followed = self.index, record.key
             self.finder.serves(record.key)
-            world.happened("serves", self)
+            world.happened("takes over" if asked.lost else "serves", self)
             if not asked.key:
                 world.books.forgotten += 1
 

@@ -148,7 +148,8 @@ def test_a_second_node_that_joins_is_let_in_through_a_new_attempt(supervise: Cal
     elastic += ["--rdzv-id=e2e", "--rdzv-conf=last_call_timeout=1"]
     job = [
         NO_TORCH,
-        "--steps=200",
+        "--steps=600",
+        "--step-ms=50",
         "--hold-at=100",
         f"--held-until={tmp_path}/go-on",
         "--save-every=5",
@@ -161,8 +162,9 @@ def test_a_second_node_that_joins_is_let_in_through_a_new_attempt(supervise: Cal
     wait_for(lambda: list((tmp_path / "ckpt").glob("*095.pt")), "a checkpoint of the first node alone", alive=first.alive)
     wait_for(lambda: ranks_started(tmp_path) == [0, 1], "both of its ranks", 60, alive=first.alive)
     second = supervise(*elastic, *job, options=options, place=tmp_path / "second")
-    wait_for(lambda: len(ranks_started(tmp_path)) >= 6, "ranks on both nodes", alive=first.alive)
-    (tmp_path / "go-on").touch()
+    first.wait_for_line(r"1 node\(s\) ask to join", 60)
+    (tmp_path / "go-on").touch()  # a checkpoint that is verified later lets it in
+    wait_for(lambda: len(ranks_started(tmp_path)) >= 6, "ranks on both nodes", 120, alive=first.alive)
     assert ranks_started(tmp_path) == [0, 0, 1, 1, 2, 3]
     assert first.exit_code() == 0
     assert second.exit_code() == 0

@@ -280,7 +280,7 @@ class JudgeReports:
 
 @dataclass(frozen=True, slots=True)
 class ActOn:
-    """Act on the decision about an epoch. live: how many of its members are neither lost nor left, and so come to the next meeting."""
+    """Act on the decision about an epoch. live: how many of its members come to the next meeting, 0: not known."""
 
     epoch: Epoch
     decision: ClusterDecision

@@ -366,6 +366,12 @@ def _live(state: MemberState, epoch: Epoch) -> tuple[str, ...]:
     return tuple(node for node in epoch.members if node not in out)
 
 
+def _coming(state: MemberState, epoch: Epoch) -> int:
+    """Return how many members come to the next meeting. 0 to one that was lost: it is none of them, and would begin with one too few."""
+    live = _live(state, epoch)
+    return len(live) if state.memory.node in live else 0
+
+
 def _leads(state: MemberState, epoch: Epoch) -> bool:
     """Return whether this node is the leader, and may decide: nothing is decided that this store does not hold."""
     live, key = _live(state, epoch), f"decision/{epoch.number}"
@@ -407,7 +413,7 @@ def _acting(state: MemberState) -> Step | None:
     state = changed(state, memory=changed(memory, acted=decision, aside=memory.aside or not is_certain))
     if memory.aside:
         return state, ()
-    return state, (ActOn(epoch, decision, len(_live(state, epoch))) if is_certain else StepAside(epoch),)
+    return state, (ActOn(epoch, decision, _coming(state, epoch)) if is_certain else StepAside(epoch),)
 
 
 def _passed(state: MemberState) -> Step | None:

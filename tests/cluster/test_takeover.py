@@ -14,7 +14,8 @@ from supervisor.cluster.client import NodeClient, StoreAddress
 from supervisor.cluster.follower import LEAST_ANSWERED, MOST_UNANSWERED, StoreFollower, WatchedRegister
 from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, remembered
 from supervisor.cluster.model import FAILURE, RESTART, STOP, ClusterDecision, ClusterRules, Epoch
-from supervisor.cluster.node import NodeMemory
+from supervisor.cluster.node import NodeMemory, new_node
+from supervisor.cluster.node import step as node_step
 from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnreachable, StoreRecord
 from tests.support.waiting import wait_for
 
@@ -306,3 +307,13 @@ def test_a_node_goes_back_to_the_store_of_its_job_unless_that_life_of_the_job_is
     kept = KeptNode(RUN, memory, StoreAddress("b", 4711, "key"))
     assert remembered(kept, RUN, "a/2") == ((NodeMemory("a/2"), None) if is_over else (memory, kept.address))
     assert remembered(kept, KeptFor("run", "job.1"), "a/2") == (NodeMemory("a/2"), None), "these nodes meet elsewhere"
+
+
+@pytest.mark.parametrize(("me", "live"), [("a", 2), ("c", 0)])
+def test_a_node_that_was_lost_does_not_know_how_many_come_to_the_next_meeting(me: str, live: int) -> None:
+    """It is none of those that are left: where it counted itself as one of them, the round began without the slowest of them."""
+    epoch, decision = Epoch(1, ("a", "b", "c"), "a", "token"), ClusterDecision(RESTART)
+    rows = (epoch.row(), ("lost/1/c", "silent for 6 s"), ("decision/1", decision.value()))
+    state, _ = node_step(new_node(NodeMemory(me, epoch, "store"), RULES, 0.0), protocol.StoreOpened(0.0))
+    _, outputs = node_step(state, protocol.FromStore(1.0, protocol.StoreRows("store", "a", 0, 1, rows)))
+    assert protocol.ActOn(epoch, decision, live) in outputs

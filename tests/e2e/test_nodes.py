@@ -238,6 +238,7 @@ def test_nodes_with_directories_of_their_own_stop_and_each_card_names_what_is_mi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_script_that_loads_another_step_on_one_node_is_ended_and_nothing_that_it_saved_is_resumed_from(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:

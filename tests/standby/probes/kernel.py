@@ -131,7 +131,6 @@ show(
     status=status(),
     stat_tail=text("/proc/self/stat").rpartition(")")[2].split()[35:36],
     tasks=[task(f"/proc/self/task/{number}", int(number)) for number in sorted(os.listdir("/proc/self/task"))],
-    mounts=hash(text("/proc/self/mountinfo")) if sys.flags.hash_randomization == 0 else len(text("/proc/self/mountinfo")),
     namespaces={name: os.readlink(f"/proc/self/ns/{name}") for name in sorted(os.listdir("/proc/self/ns"))},
     descriptors=descriptors(),
     first_fd=first_fd,

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 FETCHED = re.compile(r"""<(?:script|img|iframe|link|source|object|embed)\b[^>]*?\b(?:src|href|data)\s*=\s*["'](https?:)?//[^"']+""")
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(400)
 def test_the_site_is_built_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:

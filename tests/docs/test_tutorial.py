@@ -150,6 +150,7 @@ def last_chapter(reader: Reader, server: servers.Server) -> str:
     return digest
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 @pytest.mark.timeout(400)
 def test_a_job_whose_disk_is_wiped_goes_on_from_s3_to_the_same_model(reader: Callable[[Path], Reader], tmp_path: Path) -> None:

@@ -174,6 +174,7 @@ def test_a_job_that_ends_before_anybody_notices_is_not_reported_as_awaited(tmp_p
     said(done, r"exit code  0$")
 
 
+@pytest.mark.slow
 def test_nan_that_the_script_looks_for_is_answered_by_an_older_checkpoint(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(light.IMPORT + LOOKS)

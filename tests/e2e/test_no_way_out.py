@@ -39,7 +39,8 @@ def begun(supervise: Callable[..., Supervised], place: Path, *options: str) -> S
     return run
 
 
-@pytest.mark.parametrize("terms", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("terms", [1, 3])
 def test_a_guardian_that_does_not_answer_cannot_hold_up_the_end(supervise: Callable[..., Supervised], tmp_path: Path, terms: int) -> None:
     run = begun(supervise, tmp_path, "--stop-deadline-s", "1")
     os.kill(guardian_of(run), signal.SIGSTOP)

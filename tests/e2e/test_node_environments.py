@@ -48,6 +48,7 @@ def compared_s(run: Supervised) -> float:
     return float(found["CheckpointSelected"] - found["NodesGathered"])
 
 
+@pytest.mark.slow
 def test_what_matters_is_named_on_both_nodes_with_both_values_and_the_job_runs(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:

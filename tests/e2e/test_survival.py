@@ -344,7 +344,8 @@ def stalling(place: Path) -> str:
     return f"{starter.parent}:{real}:{os.environ['PATH']}"
 
 
-@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["ends within the stall", "outlives the stall"])
+@pytest.mark.slow
+@pytest.mark.parametrize("long", [False, True], ids=["ends within the stall", "outlives the stall"])
 @pytest.mark.bench
 def test_a_journal_whose_fsync_stalls_for_30_s_delays_no_stop_and_a_restart_by_no_more_than_5_s(
     supervise: Callable[..., Supervised], tmp_path: Path, *, long: bool

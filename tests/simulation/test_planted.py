@@ -196,7 +196,16 @@ PLANTED: tuple[Plant, ...] = (
 #: What only a job to which this happens can show.
 NEEDS = {"requeue_loses_overrides": "crash", "stop_request_lost": "signal"}
 #: Many seeds pass before one meets these; a scenario finds each of them at once.
-FOUND_LATE = (rung_removed, sizes_ignored, last_verified_forgotten, requeue_loses_overrides)
+FOUND_LATE = (
+    rung_removed,
+    sizes_ignored,
+    last_verified_forgotten,
+    requeue_loses_overrides,
+    unknown_step_changed,
+    stop_request_lost,
+    counted_steps_are_no_place,
+    same_line_not_seen,
+)
 NAMES = [plant.__name__ for plant in PLANTED]
 
 

@@ -73,6 +73,7 @@ def test_a_fault_on_the_way_does_not_stop_it_and_leaves_no_lie(place: Place, wha
     assert place.no_manifest_lies() == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_says_nothing_is_given_up_and_asked_again(place: Place) -> None:
     path = place.home / "ckpt" / "step_100.pt"
     place.proxy.faults.append(Fault(STALL, "^PUT.*partNumber=2"))

@@ -49,6 +49,7 @@ def test_encryption_that_the_server_confirms_is_asked_for(moto: servers.Server, 
     assert (head["ServerSideEncryption"], head["SSEKMSKeyId"]) == ("aws:kms", "key-1")
 
 
+@pytest.mark.slow
 def test_two_nodes_that_send_the_same_content_at_once_leave_one_whole_checkpoint(place: Place) -> None:
     path = place.home / "ckpt" / "step_1.pt"
     described = save(path)

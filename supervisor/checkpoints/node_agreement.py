@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.node_offer import NodeOffer
     from supervisor.checkpoints.repair import RepairPermission
     from supervisor.core.actions import SelectCheckpoint
-    from supervisor.node.node_check import NodeCheck
+    from supervisor.node.node_check import NodeCheck, UnfitNodes
     from supervisor.node.node_environment import EnvironmentComparison
 
     #: (number, text): sends the text to the all-gather of this number; returns the texts of all nodes, in their order.
@@ -202,9 +202,12 @@ def agree(  # noqa: PLR0913  the request, and this node's part
             leavers = _leavers(action, [state.agreed for state in states], comparison.fits)
             event = CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, cannot_work=cannot_work)
             return _with_leavers(event, action, leavers)
-        unfit = _tried(all_gather, action.node, [state.check for state in states], check)
+        unfit, may_leave = _tried(all_gather, action.node, [state.check for state in states], check)
         if unfit:
-            return CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, unfit=unfit)
+            held = _NodeRows(tuple(states), (), Selection(None, 0)).newest.batch
+            event = CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, unfit=unfit, batch=held)
+            goes_on = may_leave and 0 < action.least_nodes <= len(states) - len(unfit)
+            return _with_leavers(event, action, [node for node, _ in unfit] if goes_on else ())
         ways = [state.resume_by(_programs(states)) for state in states]
         node_offer.set_resume_way(ways[action.node], own_only=action.own_only)
         rows = _listed(action, node_offer, all_gather, states, problem)
@@ -235,10 +238,10 @@ def _with_leavers(event: CheckpointSelected, action: SelectCheckpoint, leavers: 
     return replace(event, this_node_leaves=leaves, peer_leaves=bool(leavers) and not leaves)
 
 
-def _tried(all_gather: AllGather, node: int, wanted: Sequence[str], check: NodeCheck | None) -> tuple[tuple[int, str], ...]:
-    """Return the nodes that fail the node check, where one of them asks for it."""
+def _tried(all_gather: AllGather, node: int, wanted: Sequence[str], check: NodeCheck | None) -> tuple[UnfitNodes, bool]:
+    """Return the nodes that fail the node check, where one of them asks for it, and whether they may leave alone."""
     why = "doubt" if "doubt" in wanted else next(filter(None, wanted), "")
-    return check.run(all_gather, node, why) if why and check is not None else ()
+    return check.run(all_gather, node, why) if why and check is not None else ((), False)
 
 
 def _listed(

@@ -272,7 +272,7 @@ class CheckpointSelected:
     what each node has if they have none in common, as (node, text), or how each resumes if `resume_differs`: only some nodes add the
     option of a program. remedy: what helps then, with the command. programs: what ranks of any node were seen to run. ever_loaded: whether
     those of any node were seen to load.
-    this_node_leaves: this node joined, does not fit the others for one of these reasons, and ends. peer_leaves: only another node does.
+    this_node_leaves: this node does not fit the others for one of these reasons, and ends. peer_leaves: only another node does.
     """
 
     t: float

@@ -2,7 +2,7 @@
 
     GatherNodes ─> NodesGathered ─> SelectCheckpoint ─> CheckpointSelected ─> BeginAttempt
                                                               │ they do not fit each other ─> stop (65, 78) on every node
-                                                              │ only this node joined and does not, and the others can go on ─> stop here
+                                                              │ only this node does not, and the others can go on ─> stop here
                                                               └ only another node does not: its exit ends the attempt
 
 A node chooses nothing before the meeting. What happens otherwise: rank 2 is killed while rank 0 saves step 60 for 1.5 s. The node of rank 2
@@ -11,6 +11,7 @@ searches at once and finds step 40. The others search when their ranks are gone 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core import failure, global_batch, lifecycle, node_health, planning, resumption, sharing, start
@@ -144,9 +145,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     if not state.attempt.awaits_agreement or not event.agreement:
         return state, ()
     if event.peer_leaves:
-        why = "; ".join(event.cannot_work) or "; ".join(f"{node}: {text}" for node, text in event.node_offers)
-        what = "work with this one" if event.cannot_work else "resume as this one does"
-        return state, (PrintMessage("warning", f"another node cannot {what}, and leaves the job: {why}"[:600]),)
+        return _others_leave(state, event)
     ends = _leave_the_others if event.this_node_leaves else _stop_unlike if event.cannot_work else _stop_unfit if event.unfit else None
     ends = _stop_for_batch if ends is None and event.batch.refused else ends
     if ends is not None:
@@ -177,8 +176,19 @@ def _batch_reported(state: JobState, held: HeldBatch) -> tuple[Action, ...]:
     return (PrintMessage("info" if held.kept else "warning", held.text), *alert)
 
 
+def _others_leave(state: JobState, event: CheckpointSelected) -> Step:
+    """Begin nothing: their exit ends the attempt. The global batch stays that of all nodes that met, if a node failed the node check."""
+    why = "; ".join(event.cannot_work) or "; ".join(f"{node}: {text}" for node, text in event.node_offers or _named(state, event))
+    what = "work with this one" if event.cannot_work else "pass the node check" if event.unfit else "resume as this one does"
+    if event.unfit:
+        state = changed(state, run=changed(state.run, batch_ranks=event.batch.ranks))
+    return state, (PrintMessage("warning", f"another node cannot {what}, and leaves the job: {why}"[:600]),)
+
+
 def _leave_the_others(state: JobState, event: CheckpointSelected) -> Step:
     """End this node alone: the others go on without it."""
+    if event.unfit:
+        return _stop_unfit(state, event)
     state = changed(state, attempt=changed(state.attempt, members=()))
     if event.cannot_work:
         return _stop_unlike(state, event)
@@ -203,17 +213,24 @@ def _stop_unlike(state: JobState, event: CheckpointSelected) -> Step:
 
 
 def _stop_unfit(state: JobState, event: CheckpointSelected) -> Step:
-    """Stop on every node before a rank starts: one of them failed the node check, and its supervisor has excluded it."""
-    members = state.attempt.members
-    named = [(sharing.shown(members[index], members) if index < len(members) else str(index), text) for index, text in event.unfit]
+    """Stop before a rank starts: a node failed the node check, and its supervisor has excluded it. On every node, or on that one."""
+    alone = event.this_node_leaves
+    named = _named(state, replace(event, unfit=tuple(row for row in event.unfit if not alone or row[0] == state.attempt.node)))
     because = tuple(Evidence("health", "node_check", f"{node}: {text}", node=node, t=event.t) for node, text in named)
     node, text = named[0]
     summary = f"node {node} fails the node check: {text}"[:300]
     verdict = Verdict(Cause.NONE, node_health.SURE, summary, "node:unfit", because=because, node=node)
-    hint = (
-        f"the scheduler's requeue continues this run on other nodes; once it is repaired: `supervise nodes allow {node.partition(':')[0]}`"
-    )
-    return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{summary}; the node is excluded", hint, "beginning", 75))
+    hint = f"once it is repaired: `supervise nodes allow {node.partition(':')[0]}`"
+    hint = hint if alone else f"the scheduler's requeue continues this run on other nodes; {hint}"
+    why = f"{summary}; the node is excluded{', and the others go on without it' if alone else ''}"
+    state = changed(state, attempt=changed(state.attempt, members=())) if alone else state
+    return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, why, hint, "beginning", 75))
+
+
+def _named(state: JobState, event: CheckpointSelected) -> list[tuple[str, str]]:
+    """Return what people call the nodes that failed the node check, each with the finding."""
+    members = state.attempt.members
+    return [(sharing.shown(members[index], members) if index < len(members) else str(index), text) for index, text in event.unfit]
 
 
 def _stop_for_batch(state: JobState, event: CheckpointSelected) -> Step:

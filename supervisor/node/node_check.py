@@ -4,7 +4,7 @@ A failure between nodes rarely shows which of them is bad. Every rank of the che
 fails with several partners, is gone, or is slow. The node that serves the control store is rank 0 of the check: the others know how to
 reach it. A check without a verdict holds back no attempt.
 
-Two all-gathers of the agreement belong to it: where the check meets, and what came of it.
+Three all-gathers of the agreement belong to it: where the check meets, what came of it, and whether each node that failed may leave alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from supervisor.launch import orphans
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    #: By their number among the nodes of the attempt, each with the finding.
+    UnfitNodes = tuple[tuple[int, str], ...]
+
 #: Their numbers among the all-gathers of an attempt, above those of the checkpoints.
-MEET, RESULT = 100_000, 100_001
+MEET, RESULT, LEAVE = 100_000, 100_001, 100_002
 #: By why it is wanted: seconds until the verdict, and rounds.
 EXTENT: Final = {"start": (30.0, 3), "doubt": (60.0, 21)}
 #: For torch to be imported, beside the deadline.
@@ -46,7 +49,7 @@ class NodeCheckPlace:
     """How the check runs on this node.
 
     interpreter: the ranks'. environ: theirs. gpus: UUIDs of those that they may use. store_host: where the control store is served, ""
-    here, None: not known. program: the check's, with its first options.
+    here, None: not known. program: the check's, with its first options. store_moves: another node serves the store once its host leaves.
     """
 
     interpreter: str
@@ -54,22 +57,25 @@ class NodeCheckPlace:
     gpus: tuple[str, ...]
     store_host: str | None
     program: tuple[str, ...] = ()
+    store_moves: bool = False
 
 
 class NodeCheck:
     """This node's part.
 
-    show: prints a line of a level. exclude: takes this node out of use. goes_on: whether the attempt is still to begin.
+    show: prints a line of a level. exclude: takes this node out of use; returns whether it could. goes_on: whether the attempt is still to
+    begin.
     """
 
     def __init__(
-        self, place: NodeCheckPlace, show: Callable[[str, str], None], exclude: Callable[[str], None], goes_on: Callable[[], bool]
+        self, place: NodeCheckPlace, show: Callable[[str, str], None], exclude: Callable[[str], bool], goes_on: Callable[[], bool]
     ) -> None:
         self._place, self._print, self._exclude, self._goes_on = place, show, exclude, goes_on
 
-    def run(self, all_gather: Callable[[int, str], list[str]], node: int, why: str) -> tuple[tuple[int, str], ...]:
-        """Run it, and return the nodes that failed, each with the finding; the same on all nodes. This one is excluded if it is among them.
+    def run(self, all_gather: Callable[[int, str], list[str]], node: int, why: str) -> tuple[UnfitNodes, bool]:
+        """Run it, and return the nodes that failed, and whether these may leave alone; the same on all nodes.
 
+        This one is excluded if it is among them. A node that is not excluded would come back, and with the store goes what the others need.
         Raises what all_gather raises where the attempt ends first.
         """
         host = self._place.store_host
@@ -78,7 +84,7 @@ class NodeCheck:
         first = next((index for index, row in enumerate(rows) if row["port"]), None)
         if first is None or not all(row["reaches"] for row in rows):
             self._print("warning", "the nodes are not tried against each other: not all of them know where the control store is")
-            return ()
+            return (), False
         ranks, began = min(int(row["ranks"]) for row in rows), time.monotonic()
         self._print_start(node, len(rows), why)
         code, report = self._tried((node - first) % len(rows), len(rows), ranks, int(rows[first]["port"]), why)
@@ -87,15 +93,16 @@ class NodeCheck:
         if verdict is None:
             codes = ", ".join(str(row["code"]) for row in found)
             self._print("warning", f"the node check gave no verdict (it ended with {codes}): the attempt begins without it")
-            return ()
+            return (), False
         unfit = {(rank // ranks + first) % len(rows): text for rank, text in _failed(verdict).items()}
         for text in _others(verdict):
             self._print("warning", f"node check: {text}")
-        if node in unfit:
-            self._exclude(f"node check: {unfit[node]}")
-        elif not unfit and node == first:
+        if unfit:
+            may_leave = node not in unfit or (self._exclude(f"node check: {unfit[node]}") and (host != "" or self._place.store_moves))
+            return tuple(sorted(unfit.items())), all(json.loads(text) for text in all_gather(LEAVE, json.dumps(may_leave)))
+        if node == first:
             self._print("info", f"the node check of {len(rows)} nodes found none that fails ({time.monotonic() - began:.0f} s)")
-        return tuple(sorted(unfit.items()))
+        return (), False
 
     def _print_start(self, node: int, nodes: int, why: str) -> None:
         if node == 0:

@@ -133,15 +133,17 @@ class CheckpointRequests:
         """Return this node's part in a check of the nodes."""
         host, command = self._nodes.store_host, self._factory.torchrun
         interpreter = command.interpreter if command is not None and command.interpreter is not None else ""
-        place = NodeCheckPlace(interpreter, self._job.environ, action.gpus, host)
+        place = NodeCheckPlace(interpreter, self._job.environ, action.gpus, host, store_moves=self._nodes.finds_store)
 
         def show(level: str, text: str) -> None:
             self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage(level, text)))
 
-        def exclude(reason: str) -> None:
+        def exclude(reason: str) -> bool:
             try:
                 self._factory.ledger.exclude(reason, time.time(), "node check")
             except OSError as error:
                 show("warning", f"this node is not excluded: {self._factory.ledger.path}: {error}")
+                return False
+            return True
 
         return NodeCheck(place, show, exclude, lambda: self._loop.state.awaits_ranks(action.attempt))

@@ -21,6 +21,12 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 STEPS = 400
 SCRIPT = str(JOBS / "same_batch.py")
+#: Read by every Python of a node, before its script: a rank of the node check fails in each of its meetings.
+REHEARSAL = """
+import sys
+if sys.argv[0].endswith("nodecheck/__main__.py"):
+    sys.argv += ["--deadline", "70", "--rehearse", "fail:RANK:1"]
+"""
 KNOBS = ("--knob", "batch_size=--batch-size", "--knob", "grad_accum=--accum")
 
 
@@ -85,3 +91,32 @@ def test_too_few_nodes_wait_for_one_more_take_it_and_stop_with_75_when_none_come
     assert first.exit_code(150) == 75
     assert "1 of the 2 nodes that the job needs are there, and no other came in time" in first.ask("why").stdout
     assert first.status()["incidents"] == 2, "that they waited is no failure"
+
+
+@pytest.mark.parametrize(("rank", "go_on"), [(1, 2), (0, 0)], ids=["another node", "the node that serves the store"])
+def test_a_node_that_fails_the_node_check_stops_alone_and_comes_not_back_unless_the_others_need_it(
+    supervise: Callable[..., Supervised], tmp_path: Path, rank: int, go_on: int
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(REHEARSAL.replace("RANK", str(rank)))
+    log = tmp_path / "log"
+    job = ("--batch-size=8", "--accum=1", f"--made={log}", "--step-ms=50", f"--steps={STEPS}")
+    options = (*KNOBS, "--check-nodes", "start")
+    nodes = Cluster(
+        supervise, tmp_path, *job, nnodes="2:3", script=(SCRIPT,), options=options, last_call_s=30, PYTHONPATH=str(tmp_path / "site")
+    )
+    is_over = lambda run: not run.alive() and run.exit_code() == 75  # noqa: E731
+    bad = wait_for(lambda: next((run for run in nodes.runs if is_over(run)), None), "a node to stop", 200)
+    assert "fails the node check: rehearsal: rank" in bad.stderr
+    others = [run for run in nodes.runs if run is not bad]
+    if go_on:
+        wait_for(lambda: log.exists() and rows(log)[-1][0] > EVERY, "the others to train", 120, alive=others[0].alive)
+        again = nodes.start(nodes.runs.index(bad))
+        assert again.exit_code(60) == 69
+        assert "this node is excluded since" in again.stderr
+    assert [run.exit_code(200) for run in others] == [0 if go_on else 75] * 2
+    assert {row[1:] for row in (rows(log) if log.exists() else ())} == ({(2, 6, 2, 24)} if go_on else set())
+    assert [run.attempts() for run in others] == [1 if go_on else 0] * 2
+    assert all("leaves the job" in run.stderr for run in others) == bool(go_on)
+    ledgers = [path for run in nodes.runs for path in run.state.glob(".gpus/*.jsonl")]
+    assert len(ledgers) == 1

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from supervisor.node.node_check import UnfitNodes
+
 NODES = 3
 DEADLINE_S = 120.0
 #: Prints what rank 0 of the check would, and how it was called to a file.
@@ -37,24 +39,24 @@ sys.exit(69)
 class Nodes:
     """Three nodes; that of the number `serves` has the control store."""
 
-    def __init__(self, *program: str, serves: int = 1, gpus: Sequence[int] = (0, 0, 0), unknown: int = -1) -> None:
+    def __init__(self, *program: str, serves: int = 1, gpus: Sequence[int] = (0, 0, 0), unknown: int = -1, moves: bool = False) -> None:
         self.lines: list[list[str]] = [[] for _ in range(NODES)]
         self.excluded: dict[int, str] = {}
-        self.goes_on = True
+        self.goes_on, self.ledger_full = True, False
         environ = clean_environment(RANK="7")
         self.checks = []
         for node in range(NODES):
             host = None if node == unknown else "" if node == serves else "127.0.0.1"
-            place = NodeCheckPlace("", environ, tuple(f"GPU-{n}" for n in range(gpus[node])), host, program)
-            exclude = lambda text, node=node: self.excluded.__setitem__(node, text)  # noqa: E731
+            place = NodeCheckPlace("", environ, tuple(f"GPU-{n}" for n in range(gpus[node])), host, program, store_moves=moves)
+            exclude = lambda text, node=node: not self.ledger_full and self.excluded.setdefault(node, text) == text  # noqa: E731
             show = lambda level, text, node=node: self.lines[node].append(f"{level}: {text}")  # noqa: E731
             self.checks.append(NodeCheck(place, show, exclude, lambda: self.goes_on))
 
-    def run(self, why: str = "doubt") -> list[tuple[tuple[int, str], ...]]:
+    def run(self, why: str = "doubt") -> list[tuple[UnfitNodes, bool]]:
         """Let all take part, and return what each came to."""
         said: dict[int, list[str]] = {}
         barrier = threading.Barrier(NODES, timeout=DEADLINE_S)
-        found: dict[int, tuple[tuple[int, str], ...]] = {}
+        found: dict[int, tuple[UnfitNodes, bool]] = {}
 
         def one(node: int) -> None:
             def all_gather(number: int, text: str) -> list[str]:
@@ -92,7 +94,7 @@ def calls(place: Path) -> list[list[Any]]:
 def test_the_node_of_a_rank_that_failed_is_named_by_all_and_excludes_itself(made: Callable[..., Nodes], tmp_path: Path) -> None:
     more = finding("rank:2", "rank 2 is slow", "degraded"), finding("host", "differs", check="env_nodes")
     nodes = made([finding("rank:3", "rank 3 fails"), *more], gpus=(2, 3, 2))
-    assert nodes.run() == [((2, "rank 3 fails"),)] * NODES, "the check counts from node 1: its ranks 2 and 3 are on node 2"
+    assert nodes.run() == [(((2, "rank 3 fails"),), True)] * NODES, "the check counts from node 1: its ranks 2 and 3 are on node 2"
     assert nodes.excluded == {2: "node check: rank 3 fails"}
     assert sum(line.startswith("info: 3 nodes are tried against each other") for lines in nodes.lines for line in lines) == 1
     (given, gpus, has_rank), *others = calls(tmp_path)
@@ -102,9 +104,25 @@ def test_the_node_of_a_rank_that_failed_is_named_by_all_and_excludes_itself(made
     assert {row[0]["--master"] for row in others} == {given["--master"]}
 
 
+@pytest.mark.parametrize(
+    ("moves", "ledger_full", "may_leave"),
+    [(False, False, False), (True, False, True), (True, True, False)],
+    ids=["it serves the store", "another would serve it", "it is not excluded"],
+)
+def test_a_node_that_the_others_need_or_that_would_come_back_does_not_leave_alone(
+    made: Callable[..., Nodes],
+    moves: bool,  # noqa: FBT001  columns of the table
+    ledger_full: bool,  # noqa: FBT001
+    may_leave: bool,  # noqa: FBT001
+) -> None:
+    nodes = made([finding("rank:0", "rank 0 fails")], moves=moves)
+    nodes.ledger_full = ledger_full
+    assert nodes.run() == [(((1, "rank 0 fails"),), may_leave)] * NODES
+
+
 def test_a_link_of_which_neither_end_is_to_blame_is_a_warning(made: Callable[..., Nodes]) -> None:
     nodes = made([finding("link:0-2", "their link is slow", "degraded", "node_links")])
-    assert nodes.run("start") == [()] * NODES
+    assert nodes.run("start") == [((), False)] * NODES
     assert not nodes.excluded
     assert all("warning: node check: their link is slow" in lines for lines in nodes.lines)
     assert sum(line.startswith("info: the node check of 3 nodes found none that fails") for lines in nodes.lines for line in lines) == 1
@@ -113,7 +131,7 @@ def test_a_link_of_which_neither_end_is_to_blame_is_a_warning(made: Callable[...
 @pytest.mark.parametrize(("results", "more", "line"), [("silent", {}, "gave no verdict"), ([], {"unknown": 2}, "not all of them know")])
 def test_a_check_without_a_verdict_holds_nothing_back(made: Callable[..., Nodes], results: Any, more: dict[str, Any], line: str) -> None:
     nodes = made(results, **more)
-    assert nodes.run() == [()] * NODES
+    assert nodes.run() == [((), False)] * NODES
     assert all(any(line in text for text in lines) for lines in nodes.lines)
 
 
@@ -126,13 +144,14 @@ def test_it_ends_with_the_attempt_that_it_was_to_precede(made: Callable[..., Nod
         nodes.goes_on = False
 
     threading.Thread(target=stop, daemon=True).start()
-    assert nodes.run() == [()] * NODES
+    assert nodes.run() == [((), False)] * NODES
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_real_check_finds_the_node_whose_rank_fails() -> None:
     nodes = Nodes(*_program(""), "--rehearse", "fail:1:1", serves=0)
-    (unfit,) = set(nodes.run())
+    ((unfit, may_leave),) = set(nodes.run())
+    assert may_leave
     assert [node for node, _ in unfit] == [1]
     assert "rehearsal: rank 1" in unfit[0][1]

@@ -22,6 +22,7 @@ from supervisor.core.model import (
     Gpu,
     Hang,
     HangKind,
+    HeldBatch,
     JobDecision,
     Knob,
     Launcher,
@@ -88,6 +89,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "refused": lambda rows: tuple((path, why) for path, why in rows),
     "unused": lambda rows: tuple(UnusedCheckpoints(**row) for row in rows),
     "repaired": lambda rows: tuple((path, what) for path, what in rows),
+    "batch": lambda given: HeldBatch(**given),
     "unfit": lambda rows: tuple((node, text) for node, text in rows),
 }
 #: What a row leaves out.

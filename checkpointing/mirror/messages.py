@@ -108,6 +108,14 @@ class CheckpointUploaded(TypedDict):
     left_bytes: int
 
 
+class PartsJoined(TypedDict):
+    """A checkpoint of which this node sent its part before others did is whole in the mirror: it has the joint manifest."""
+
+    ev: Literal["joined"]
+    mirror: str
+    key: str
+
+
 class MirrorAlert(TypedDict):
     """A trouble begins. `what` names it.
 
@@ -181,6 +189,7 @@ MirrorEvent = (
     | CheckpointSpooled
     | UploadProgress
     | CheckpointUploaded
+    | PartsJoined
     | MirrorAlert
     | MirrorRecovered
     | CopyPruned
@@ -196,6 +205,7 @@ EVENTS: dict[str, type[MirrorEvent]] = {
     "spooled": CheckpointSpooled,
     "progress": UploadProgress,
     "uploaded": CheckpointUploaded,
+    "joined": PartsJoined,
     "alert": MirrorAlert,
     "recovered": MirrorRecovered,
     "pruned": CopyPruned,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io.reader import Interrupted
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _PROGRESS_S: Final = 1.0
 _LEFTOVER_S: Final = 3 * 86400.0  # an upload of our job that nobody continues: a node that is down for longer has lost its disk, too
+_MOST_APART: Final = 64  # so many checkpoints that lack parts of other nodes are asked for: the newest
 #: The trouble that is reported → first pause and longest one, in seconds.
 _PAUSES: Final[dict[str, tuple[float, float]]] = {
     "away": (1.0, 300.0),
@@ -74,6 +76,7 @@ class MirrorWorker:
         self._pause_s = 0.0
         self._swept = False
         self._untidy = False
+        self._apart: deque[str] = deque(maxlen=_MOST_APART)  # keys of checkpoints of which other nodes' parts were not there yet
         self._known: dict[str, listing.MirroredCheckpoint] = {}  # the cache of listing.newest_first
         self.is_waiting = False
         self.n_waits = 0
@@ -152,13 +155,16 @@ class MirrorWorker:
                 **self._spool.left(),
             }
         )
-        if key:
-            self._tidy(key)
+        self._tidy(key or None)
+        if not key and (apart := keys.key_of(entry.manifest)) not in self._apart:
+            self._apart.append(apart)
 
-    def _tidy(self, arrived: str) -> None:
-        """Tidy up after an upload. A failure is reported once, and uploads go on."""
+    def _tidy(self, arrived: str | None) -> None:
+        """Tidy up after an upload. A failure is reported once, and uploads go on. `arrived`: None if no whole checkpoint did."""
         try:
-            self._remove_old(arrived)
+            self._report_joined()
+            if arrived is not None:
+                self._remove_old(arrived)
         except BackendError as error:
             if not self._untidy:
                 self._untidy = True
@@ -167,6 +173,16 @@ class MirrorWorker:
             if self._untidy:
                 self._untidy = False
                 self._emit({"ev": "recovered", "mirror": self._backend.url, "what": "tidy"})
+
+    def _report_joined(self) -> None:
+        """Report the checkpoints that other nodes' parts made whole since: only the node with the last part knew it at once."""
+        for key in tuple(self._apart):
+            try:
+                self._backend.stat(key + keys.MANIFEST)
+            except NotFound:
+                continue
+            self._apart.remove(key)
+            self._emit({"ev": "joined", "mirror": self._backend.url, "key": key})
 
     def _remove_old(self, arrived: str) -> None:
         """Remove old unfinished uploads of our job, once, and the checkpoints beyond the policy.

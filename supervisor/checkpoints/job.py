@@ -63,6 +63,7 @@ class JobCheckpoints:
     def began(self, attempt: int) -> None:
         """Note that an attempt's ranks are started. From the loop's thread."""
         self.records.begin_attempt(attempt)
+        self.retention.go_on()
 
     def ended(self) -> None:
         """Note that no rank is left: what is written from now on is not this job's. From the loop's thread."""
@@ -118,7 +119,9 @@ class JobCheckpoints:
         if identity is not None and manifest:
             known = decode(manifest.encode("ascii"))
             if known.about.job == self._job.name:
-                records.manifests.put(replace(known, path=path, identity=identity))
+                part = self._parts.manifests.get(path)  # its run and attempt as this node counts them
+                about = part.about if part is not None and part.save == known.save else known.about
+                records.manifests.put(replace(known, path=path, identity=identity, about=about))
         if records.discovery is not None:
             records.discovery.add(path)
         records.restored = path

@@ -199,6 +199,7 @@ class NodeOffer:
         agreed_attempts: those of this run that began with an agreement of the nodes. Raises CheckpointingError, OSError.
         """
         records = self._records
+        self._retention.pause()  # before anything is offered
         records.order.step_back(avoid, records.copies)
         listing = records.resumable()
         whole = tuple(one for one in listing.candidates if not one.is_directory or self._parts.get(one.path, one.identity) is None)

@@ -7,6 +7,7 @@ job's own older checkpoints are removed. Before the disk is full, all copies but
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from checkpointing import ordering
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from checkpointing.retention.copies import Copy
     from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.checkpoints.mirror.feed import MirrorFeed
+    from supervisor.checkpoints.recording.parts import PartRecorder
     from supervisor.checkpoints.recording.recorder import CheckpointRecorder
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.checkpoints.records import CheckpointRecords
@@ -40,6 +42,8 @@ class Retention:
         self._settings = records.job.settings.checkpoints
         self._pruner = Pruner(str(records.directory))
         self._in_use: frozenset[str] = frozenset()
+        self._pruning = threading.Lock()
+        self._is_paused = records.several_nodes  # until the first attempt
         self._is_short = False
         self._reported: set[str] = set()  # files without a copy
         self._reported_stays: set[tuple[str, str]] = set()  # (path, reason) of checkpoints that were not removed
@@ -47,6 +51,15 @@ class Retention:
     def use(self, path: str | None) -> None:
         """Keep the checkpoint or copy that the attempt is given. None: it is given none."""
         self._in_use = frozenset() if path is None else frozenset({path})
+
+    def pause(self) -> None:
+        """Remove no checkpoint until `go_on`: the nodes agree on one of those that are here, and bring what they lack of it."""
+        with self._pruning:
+            self._is_paused = True
+
+    def go_on(self) -> None:
+        """Note that an attempt begins. Waits for no disk."""
+        self._is_paused = False
 
     def keep_copy(self, made: Manifest, reading: ReadOptions, recorder: CheckpointRecorder) -> None:
         """Copy a file that the script writes in place.
@@ -96,31 +109,48 @@ class Retention:
         if found.room is not free_space.Room.UNKNOWN:
             self._is_short = found.room is free_space.Room.SHORT
 
-    def prune(self, verified: Manifest, recorder: CheckpointRecorder, feed: MirrorFeed | None) -> None:
-        """Remove this job's older checkpoints of the same location, where `checkpoints.keep` asks for it. `verified` was just read."""
+    def prune(self, verified: Manifest, recorder: CheckpointRecorder, feed: MirrorFeed | None, parts: PartRecorder) -> None:
+        """Remove this job's older checkpoints of the same location, where `checkpoints.keep` asks for it.
+
+        `verified` was just read, or is this node's part of a save that a mirror has whole.
+        """
+        with self._pruning:
+            if not self._is_paused:
+                self._prune(verified, recorder, feed, parts)
+
+    def _prune(self, verified: Manifest, recorder: CheckpointRecorder, feed: MirrorFeed | None, parts: PartRecorder) -> None:
         discovery = self._records.discovery
         if not self._settings.keep or discovery is None or not self._records.locations.is_checkpoint(verified.path):
             return
         pattern, order = pattern_of(verified.path), self._records.order.order()
+        whole_saves = [made for made in ([] if feed is None else feed.whole(parts)) if pattern_of(made.path) == pattern]
         # of those that are read in one look the newest comes first, and stands for those that it lets go
         read = [made for made in recorder.newest.values() if pattern_of(made.path) == pattern]
-        newest = min(read, key=lambda made: order.of_manifest(made, ordering.HERE, made.path))
-        for done in self._pruner.prune(self._rows(newest, pattern, discovery, feed), self._policy, newest.path, order):
+        newest = min([*read, *whole_saves], key=lambda made: order.of_manifest(made, ordering.HERE, made.path))
+        for done in self._pruner.prune(self._rows(newest, pattern, discovery, feed, whole_saves), self._policy, newest.path, order):
             if not done.reason:
                 recorder.forget(done.path)
+                parts.manifests.forget(done.path)
             if not done.reason or (done.path, done.reason) not in self._reported_stays:
                 self._reported_stays.add((done.path, done.reason))
                 self._report(CheckpointPruned(done.path, done.step, done.reason))
 
-    def _rows(self, newest: Manifest, pattern: str, discovery: Discovery, feed: MirrorFeed | None) -> list[PruneRow]:
+    def _rows(
+        self, newest: Manifest, pattern: str, discovery: Discovery, feed: MirrorFeed | None, whole_saves: list[Manifest]
+    ) -> list[PruneRow]:
         records = self._records
-        here = [made for made in records.manifests.all() if pattern_of(made.path) == pattern and records.locations.is_checkpoint(made.path)]
+        recorded = (made for made in records.manifests.all() if pattern_of(made.path) == pattern)
+        here = [made for made in recorded if records.locations.is_checkpoint(made.path)]
+        # a part is as it was recorded, so what was recorded of all of it at the same path is of an earlier content
+        here = list(({made.path: made for made in here} | {made.path: made for made in whole_saves}).values())
+        # a part does not always have the step and the run of the whole, by which the nodes order it: those that were saved last stay
+        last = {made.path for made in sorted(whole_saves, key=numerics.saved_order)[-self._policy.newest :]}
         finite = numerics.newest_of_run([made for made in here if not made.has_lost_weights], records.job.run_id)
         return [
             PruneRow(
                 made,
                 discovery.written_files(made.path, (made.made_unix_s + 1) * 10**9, made.identity),
-                in_use=made.path in self._in_use or (made is finite and newest.has_lost_weights),
+                in_use=made.path in self._in_use | last or (made is finite and newest.has_lost_weights),
                 uploading=feed is not None and feed.is_sending(made),
                 is_rejected=self._is_rejected(made),
                 leads=leads_to(made.path),

@@ -73,6 +73,8 @@ class CheckpointWatch:
         records.absorb()
         if records.discovery is not None and (shared := records.discovery.shared_saves.take()) is not None:
             self._report(SavesShared(shared.path, shared.ranks))
+        for made in () if self._feed is None else self._feed.newly_whole(self._parts):
+            self._retention.prune(made, self._recorder, self._feed, self._parts)
         for path in self._unread_saves():
             self._listed.forget(path)
         listing = records.locations.listing(candidates=True, cache=None if self.watcher.is_finishing else self._listed)
@@ -89,7 +91,7 @@ class CheckpointWatch:
             if self._feed is not None:
                 self._feed.send(made)
             self._retention.check_space(made)
-            self._retention.prune(made, self._recorder, self._feed)
+            self._retention.prune(made, self._recorder, self._feed, self._parts)
         if self._records.locations.is_likely(found.path):
             self._recorder.note_checkpoint(found.path)
         if is_new and self._records.locations.is_checkpoint(found.path):

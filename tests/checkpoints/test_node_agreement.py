@@ -40,7 +40,7 @@ def ignore(_report: CheckpointReport) -> None:
 class Nodes:
     """So many nodes; `shared`: their checkpoints lie in one directory, else each has one of its own. pattern: of these below it."""
 
-    def __init__(self, place: Path, count: int, *, shared: bool, pattern: str = "*.pt", mirror: tuple[str, ...] = ()) -> None:
+    def __init__(self, place: Path, count: int, *, shared: bool, pattern: str = "*.pt", mirror: tuple[str, ...] = (), **keep: int) -> None:
         self.directories = [place / "ckpt" if shared else place / f"ckpt-{node}" for node in range(count)]
         self.nodes = []
         self.environments: dict[int, str] = {}
@@ -48,7 +48,7 @@ class Nodes:
         self.warned: list[str] = []
         for node, directory in enumerate(self.directories):
             directory.mkdir(exist_ok=True)
-            settings = Settings(checkpoints=Checkpoints(paths=(f"{directory}/{pattern}",), mirror=mirror))
+            settings = Settings(checkpoints=Checkpoints(paths=(f"{directory}/{pattern}",), mirror=mirror, **keep))
             # a directory above it is not shared: a node learns from those beside its own which attempts there were
             state, here = place / f"node-{node}" / "state", directory if mirror else place
             run, environ = f"run-{node}" if mirror else "run", dict(os.environ)

@@ -7,14 +7,17 @@ import shutil
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from checkpointing.manifest import documents
+from checkpointing.mirror import keys
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import TransferControl, upload
 from checkpointing.model import Verdict
+from checkpointing.retention import prune
 from checkpointing.verification import verify
 from supervisor.checkpoints import node_agreement
 from supervisor.checkpoints.job import JobCheckpoints
@@ -47,6 +50,17 @@ class Uploads:
             self.release()
         return was
 
+    def whole_saves(self) -> frozenset[str]:
+        """Return what is whole in the mirror now."""
+        return frozenset(key for key in self._keys() if keys.holds_parts(key))
+
+    def _keys(self) -> list[str]:
+        return [one.key.removesuffix(keys.MANIFEST) for one in self._backend.list("job/") if one.key.endswith(f"/{keys.MANIFEST}")]
+
+    def drop(self, path: str) -> None:
+        """Never send a part, because newer ones wait (Spool.drop_waiting)."""
+        self.waiting = [one for one in self.waiting if one[0] != path]
+
     def release(self) -> None:
         """Send what waits."""
         waiting, self.waiting = self.waiting, []
@@ -62,14 +76,17 @@ class Uploads:
 class PartNodes(Nodes):
     """Two nodes whose ranks save together with torch.distributed.checkpoint, each to its own disk."""
 
-    def __init__(self, place: Path, *, with_mirror: bool = True) -> None:
+    def __init__(self, place: Path, *, with_mirror: bool = True, is_second_early: bool = False, **keep: int) -> None:
         mirror = place / "mirror"
         mirror.mkdir()
-        super().__init__(place, 2, shared=False, pattern="step_*", mirror=(str(mirror),))
+        super().__init__(place, 2, shared=False, pattern="step_*", mirror=(str(mirror),), **keep)
         self._place, self._n_saves, self._n_made = place, 0, 0
         self.uploads = [Uploads(one.records.job.state, str(mirror)) for one in self.nodes]
         for node in (0, 1) if with_mirror else ():
             self.connect(node)
+        if is_second_early:
+            self.nodes[0].records.begin_run()
+            self.nodes[0].records.order.restored(int(time.time()) + 100)
         self.attempt(1)
 
     def connect(self, node: int) -> None:
@@ -92,11 +109,11 @@ class PartNodes(Nodes):
         self.number, self.found, self._n_saves = number, found, 0
         return self.steps(found)
 
-    def save_together(self, step: int, *, cut: int | None = None, seed: int = 1) -> None:
+    def save_together(self, step: int, *, cut: int | None = None, seed: int = 1, is_nan: bool = False) -> None:
         """Save a step on both nodes, and log it as the ranks do. The rank of node `cut` is killed in it."""
         self._n_saves += 1
         self._n_made += 1
-        whole = node_parts.save_whole(self._place / f"whole-{self._n_made}" / f"step_{step}", step, seed)
+        whole = node_parts.save_whole(self._place / f"whole-{self._n_made}" / f"step_{step}", step, seed, is_nan=is_nan)
         for node, one in enumerate(self.nodes):
             path = self.directories[node] / whole.name
             log = one.records.job.attempt_dir(self.number) / "saves-0.jsonl"
@@ -117,6 +134,24 @@ class PartNodes(Nodes):
             self.nodes[node].records.absorb()
             self.nodes[node].node_offer.record_parts()
             assert self.uploads[node].n_sent
+
+    def look(self, *nodes: int) -> None:
+        """Let the watchers of nodes look once, while the ranks run."""
+        for node in nodes:
+            one = self.nodes[node]
+            watcher = one.watcher(one.node_offer.feed)
+            assert watcher is not None
+            watcher.start()
+            assert watcher.finish(20.0)
+
+    def on_disk(self, node: int) -> list[int]:
+        """Return the steps of which a node has anything."""
+        return sorted(int(path.name.removeprefix("step_")) for path in self.directories[node].iterdir() if not path.name.startswith("."))
+
+    def pruned(self, node: int) -> list[dict[str, Any]]:
+        """Return what a node recorded of its removals."""
+        lines = (self.nodes[node].records.directory / prune.FILE_NAME).read_text().splitlines()
+        return [json.loads(line) for line in lines if line]
 
     def are_whole(self, step: int) -> bool:
         """Return whether each node has all of a step."""
@@ -237,3 +272,156 @@ def test_without_a_mirror_all_stop_and_are_told_what_each_lacks(tmp_path: Path) 
         for node in (0, 1):
             source, target = f"n{1 - node}:{nodes.directories[1 - node]}/step_40", f"{nodes.directories[node]}/"
             assert f"on n{node}: rsync -a --ignore-existing {source} {target}" in one.remedy
+
+
+def test_keep_removes_the_parts_of_saves_that_the_mirror_has_whole(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path, keep=2)
+    for step in (20, 40, 60, 80):
+        nodes.save_together(step)
+        nodes.look(0, 1)
+    nodes.look(0)  # it sent its part of 80 before the other did
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[60, 80]] * 2
+    assert [(row["step"], row["phase"]) for row in nodes.pruned(0)] == [(20, "intent"), (20, "done"), (40, "intent"), (40, "done")]
+    assert nodes.attempt(2) == [80, 80]
+    assert nodes.are_whole(80)
+
+
+def test_keep_removes_no_part_whose_whole_is_not_in_the_mirror(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path, keep=1)
+    nodes.save_together(20)
+    nodes.look(0, 1)
+    nodes.uploads[1].held = True  # its link is slow
+    for step in (40, 60):
+        nodes.save_together(step)
+        nodes.look(0, 1)
+    nodes.look(0)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[20, 40, 60]] * 2, "only 20 is whole, and the newest that is stays"
+    nodes.uploads[1].drop(f"{nodes.directories[1]}/step_40")
+    nodes.uploads[1].release()
+    nodes.look(0, 1)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[40, 60]] * 2
+
+
+def test_keep_leaves_a_part_whose_save_another_node_did_not_end(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path, keep=1)
+    nodes.save_together(20)
+    nodes.save_together(40, cut=1)
+    nodes.look(0, 1)
+    assert nodes.attempt(2) == [20, 20]
+    for step in (60, 80):
+        nodes.save_together(step)
+        nodes.look(0, 1)
+    nodes.look(0)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[20, 40, 80]] * 2, "20 is what they resumed from, and 40 is in no mirror"
+
+
+def test_keep_removes_what_was_brought_from_the_mirror_once_the_nodes_resume_from_a_newer_one(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path, keep=1)
+    nodes.save_together(20)
+    nodes.look(0, 1)
+    assert nodes.attempt(2) == [20, 20]
+    nodes.look(0, 1)
+    for step in (40, 60):
+        nodes.save_together(step)
+        nodes.look(0, 1)
+    nodes.look(0)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[20, 60]] * 2
+    assert nodes.are_whole(20)
+    assert nodes.attempt(3) == [60, 60]
+    nodes.save_together(80)
+    nodes.look(0, 1)
+    nodes.look(0)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[60, 80]] * 2
+    assert nodes.are_whole(60)
+
+
+def test_keep_removes_nothing_while_the_nodes_agree(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path, keep=1)
+    for step in (20, 40):
+        nodes.save_together(step)
+    nodes.send_parts(0, 1)
+    for one in nodes.nodes:
+        one.node_offer.list_checkpoints((), ())
+    nodes.look(0, 1)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[20, 40]] * 2
+    for one in nodes.nodes:
+        one.began(1)
+    nodes.save_together(60)
+    nodes.look(0, 1)
+    nodes.look(0)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[60]] * 2
+
+
+def test_a_supervisor_that_takes_over_removes_the_older_parts_of_its_run(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path, keep=1)
+    for step in (20, 40):
+        nodes.save_together(step)
+    nodes.send_parts(0, 1)
+    for node in (0, 1):
+        nodes.take_over(node)
+    nodes.look(0, 1)
+    assert nodes.on_disk(0) == [20, 40], "the nodes have not met: they may resume from any"
+    assert nodes.attempt(2) == [40, 40]
+    nodes.save_together(60)
+    nodes.look(0, 1)
+    nodes.look(0)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[40, 60]] * 2
+
+
+@pytest.mark.parametrize("changes", ["a file of somebody's", "written since", "a link leads to it"])
+def test_keep_leaves_a_part_that_is_not_as_this_job_wrote_it(tmp_path: Path, changes: str) -> None:
+    nodes = PartNodes(tmp_path, keep=1)
+    nodes.save_together(20)
+    nodes.look(0, 1)
+    part = nodes.directories[0] / "step_20"
+    if changes == "a link leads to it":
+        (tmp_path / "best").symlink_to(part)
+    else:
+        (part / ("notes.txt" if changes == "a file of somebody's" else node_parts.FILES[0][-1])).write_bytes(b"mine")
+    nodes.save_together(40)
+    nodes.look(0, 1)
+    nodes.look(0)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[20, 40], [40]]
+
+
+def test_the_first_part_of_each_so_many_steps_stays(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path, keep=1, keep_every=50)
+    for step in (20, 40, 60, 80, 100):
+        nodes.save_together(step)
+        nodes.look(0, 1)
+    nodes.look(0)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[20, 60, 100]] * 2
+
+
+def test_the_last_part_of_before_the_weights_turned_to_nan_stays(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path, keep=1)
+    for step in (20, 40, 60, 80):
+        nodes.save_together(step, is_nan=step > 40)
+        nodes.look(0, 1)
+    nodes.look(0)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[40, 80], [80]], "node 0 has the metadata, which names the weights"
+    (joint,) = (tmp_path / "mirror").glob("job/nodes/step_80-*/manifest.json")
+    assert documents.decode(joint.read_bytes()).has_lost_weights, "so the mirror keeps the last finite one, too"
+    assert nodes.attempt(2) == [40, 40]
+
+
+def test_what_a_node_brought_has_its_place_in_the_order_of_this_nodes_run(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path, keep=2, is_second_early=True)  # each node counts its own run, and the joint manifest has that of node 0
+    for attempt, step in ((2, 20), (3, 40)):
+        nodes.save_together(step)
+        nodes.look(0, 1)
+        assert nodes.attempt(attempt) == [step] * 2
+    for step in (60, 80):
+        nodes.save_together(step)
+        nodes.look(0, 1)
+    nodes.look(0)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[40, 60, 80]] * 2
+
+
+def test_the_parts_that_were_saved_last_stay_whatever_their_order(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path, keep=2)
+    for step in (60, 80, 20, 40, 10, 30):  # a part can lack the step that the whole has, and the order is of steps
+        nodes.save_together(step)
+        nodes.look(0, 1)
+    nodes.look(0)
+    assert [nodes.on_disk(node) for node in (0, 1)] == [[10, 30, 60, 80]] * 2

@@ -75,7 +75,7 @@ class TwoNodes:
         torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}", "--rdzv-id=e2e", "--nnodes=2"]
         script = [SCRIPT, f"--steps={STEPS}", f"--save-every={EVERY}", "--save-ms=1500", "--step-ms=20"]
         script += [f"--progress={self.place}/progress", f"--hold-at={4 * EVERY + 6}", f"--held-until={self.place}/go-on"]
-        options = ["--checkpoints", "ckpt/step_*", "--resume-args", "--resume {resume}", "--mirror", self._bucket.url]
+        options = ["--checkpoints", "ckpt/step_*", "--resume-args", "--resume {resume}", "--mirror", self._bucket.url, "--keep=2"]
         quick = {"SUPERVISE_CHECKPOINTS_SCAN_INTERVAL_S": "0.2", **self._bucket.reach}
         command = [*torchrun, "--nproc-per-node=1", *script, f"--digest={self.place}/digest"]
         return self._start(*command, options=options, place=self.place / f"node-{node}", **quick)
@@ -127,5 +127,6 @@ def test_a_kill_in_a_save_and_a_wiped_disk_of_nodes_whose_shards_lie_on_their_ow
     assert [run.exit_code(180) for run in nodes.runs] == [0, 0]
     assert f"restored {lost.place}/ckpt/step_{4 * EVERY} of step {4 * EVERY} from {bucket.url}" in nodes.runs[1].stderr
     assert selections(nodes.runs[0])[-1]["chosen"]["step"] == 4 * EVERY
+    assert not (nodes.runs[0].place / "ckpt" / f"step_{EVERY}").exists(), "the mirror has it whole, and newer ones"
     (tmp_path / "plain").mkdir()
     assert (tmp_path / "digest").read_bytes() == digest_of_plain_torchrun(tmp_path / "plain")

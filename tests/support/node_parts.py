@@ -18,10 +18,12 @@ Files = tuple[tuple[str, ...], ...]
 FILES: Files = ((".metadata", "__0_0.distcp"), ("__0_1.distcp",))
 
 
-def save_whole(directory: Path, step: int = 40, seed: int = 1) -> Path:
+def save_whole(directory: Path, step: int = 40, seed: int = 1, *, is_nan: bool = False) -> Path:
     """Save two shards with one process; both have tensors and other items."""
     generator = torch.Generator().manual_seed(seed)
-    state = {"model": {f"w{n}": torch.randn(50, 20, generator=generator) for n in range(4)}, "step": step, "epoch": 1, "note": "text"}
+    factor = float("nan") if is_nan else 1.0
+    model = {f"w{n}": factor * torch.randn(50, 20, generator=generator) for n in range(4)}
+    state = {"model": model, "step": step, "epoch": 1, "note": "text"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save(state, storage_writer=dcp.FileSystemWriter(str(directory), thread_count=2))

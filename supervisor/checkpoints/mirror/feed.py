@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
+from checkpointing.mirror import keys
 from supervisor.checkpoints.origin.provenance import CheckpointWriter
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ class Uploads(Protocol):
         """Send a checkpoint, some time; return at once. manifest: the file of its manifest."""
         ...
 
+    def whole_saves(self) -> frozenset[str]:
+        """Return the keys of the saves of several nodes that were seen whole in a mirror."""
+        ...
+
 
 class MirrorFeed:
     """Feeds one job's mirrors, in the watcher's thread."""
@@ -51,6 +56,7 @@ class MirrorFeed:
         self._records, self._recorder, self._shared = records, recorder, shared
         self._uploads, self._has_rank_0 = uploads, has_rank_0
         self._sent: set[tuple[str, str]] = set()
+        self._whole_saves: frozenset[str] = frozenset()  # those that were returned by `newly_whole`
 
     def send_known(self, listing: Listing) -> None:
         """Send the files that were recorded before they were likely to be checkpoints."""
@@ -72,6 +78,15 @@ class MirrorFeed:
         if made is not None and (made.path, made.id) not in self._sent:
             self._sent.add((made.path, made.id))
             self._uploads.send(made.path, made.step, parts.manifests.file_of(made.path))
+
+    def whole(self, parts: PartRecorder) -> list[Manifest]:
+        """Return the parts here of saves that a mirror has whole: all files were listed there, and the joint manifest is written."""
+        return _of(self._uploads.whole_saves(), parts)
+
+    def newly_whole(self, parts: PartRecorder) -> list[Manifest]:
+        """Return those of them that it did not return before."""
+        before, self._whole_saves = self._whole_saves, self._uploads.whole_saves()
+        return _of(self._whole_saves - before, parts)
 
     def is_sending(self, made: Manifest) -> bool:
         """Return whether a checkpoint is still to be sent, so that it must stay."""
@@ -102,3 +117,7 @@ class MirrorFeed:
             return self._shared.is_first(made.path, discovery)
         meeting = self._records.meetings.newest
         return meeting is None or meeting.is_first or made.layout not in _OF_EVERY_RANK
+
+
+def _of(saves: frozenset[str], parts: PartRecorder) -> list[Manifest]:
+    return [made for made in parts.present() if keys.key_of(made) in saves] if saves else []

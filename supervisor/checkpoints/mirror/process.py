@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from checkpointing.mirror import keys
 from checkpointing.mirror.messages import EVENTS
 from supervisor.launch import orphans
 from supervisor.launch.environment import job_environment
@@ -74,6 +75,7 @@ class MirrorLink:
         self._queue: queue.SimpleQueue[MirrorCommand | None] = queue.SimpleQueue()
         self._changed = threading.Lock()
         self._pending: dict[str, MirrorCheckpoint] = {}  # path → what was asked and is not held yet
+        self._whole_saves: frozenset[str] = frozenset()  # keys, as the process reported them
         self._spooled = (0, 0)  # entries in its spool and their bytes, as it reported last
         self._left: int | None = None  # entries in its spool, None while it is busy or has not reported
         self._still_since: float | None = None  # something waits, and nothing has moved since then (monotonic seconds)
@@ -105,6 +107,11 @@ class MirrorLink:
         with self._changed:
             pending = path in self._pending
         return pending or os.path.exists(f"{self._configuration['spool']}/{content}/entry.json")  # noqa: PTH110 (as the spool does)
+
+    def whole_saves(self) -> frozenset[str]:
+        """Return the keys of the saves of several nodes that were seen whole in a mirror since we began."""
+        with self._changed:
+            return self._whole_saves
 
     def waits_s(self) -> float:
         """Return how long a checkpoint has waited without any upload moving, in seconds; 0 where none waits."""
@@ -235,6 +242,8 @@ class MirrorLink:
                 self._left = None
             elif row["ev"] in {"idle", "stopped"}:
                 self._left = row["left"]
+            if row["ev"] in {"joined", "uploaded"} and row["key"] and keys.holds_parts(row["key"]):
+                self._whole_saves |= {row["key"]}
             if row["ev"] in {"progress", "uploaded"} or (row["ev"] == "ready" and row["left"] and self._still_since is None):
                 self._still_since = time.monotonic()
             elif row.get("left") == 0 and not self._pending and row["ev"] != "ready":

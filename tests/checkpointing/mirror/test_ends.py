@@ -82,6 +82,10 @@ class Sent:
         """Nothing waits."""
         return False
 
+    def whole_saves(self) -> frozenset[str]:
+        """No node has a part of a save."""
+        return frozenset()
+
 
 def sent(checkpoints: JobCheckpoints, *, has_rank_0: bool | None = True) -> list[str]:
     """Let the watcher look once; return the names of what is to be sent."""

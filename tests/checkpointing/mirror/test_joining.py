@@ -26,6 +26,7 @@ from tests.support import node_parts
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from checkpointing.manifest.documents import Manifest
     from checkpointing.mirror.backends import Backend
     from tests.checkpointing.mirror.process import Place
 
@@ -44,12 +45,16 @@ class Nodes:
         self.whole, self.backend, self.save, self._home = whole, backend, save, home
         self.paths = node_parts.split(whole, home / "node-0", home / "node-1", files=files)
 
-    def send(self, node: int, *, save: str = "") -> str:
-        """Send a node's part, as its mirror process does."""
+    def part(self, node: int, *, save: str = "") -> Manifest:
+        """Return what a node records of its part."""
         part = verify_part(str(self.paths[node]), ReadOptions())
         assert part is not None
         made = check.build(part.found, About("job", f"run-{node}", began=100, attempt=1))
-        made = replace(made, host=f"host-{node}", save=save or self.save, part=NodePart(node, part.absent, part.leads))
+        return replace(made, host=f"host-{node}", save=save or self.save, part=NodePart(node, part.absent, part.leads))
+
+    def send(self, node: int, *, save: str = "") -> str:
+        """Send a node's part, as its mirror process does."""
+        made = self.part(node, save=save)
         with closing(Spool(str(self._home / f"spool-{node}"))) as spool:
             entry = spool.add(str(self.paths[node]), 40, documents.encode(made))
             key = upload(self.backend, entry, spool.log(entry, self.backend.url), TransferControl(pause=lambda _s: None))

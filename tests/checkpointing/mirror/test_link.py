@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from checkpointing.manifest import documents
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror.process import MirrorLink
@@ -18,6 +20,8 @@ from supervisor.job.job import Job
 from supervisor.journal.records import MIRRORED, Note
 from supervisor.report.mirror_report import MirrorReport
 from tests.checkpointing.mirror.process import ROOT, save
+from tests.checkpointing.mirror.test_joining import OTHER, SAVE, Nodes
+from tests.support import node_parts
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -170,3 +174,19 @@ def test_how_long_a_checkpoint_waits_is_known_from_the_asking_until_bytes_move(j
         link.send(str(path), 1, str(tmp_path / "gone.json"))
         wait_for(lambda: any(row.get("what") == "refused" for row in events), "the refusal")
         assert link.waits_s() == 0, "nobody waits for what was refused"
+
+
+def test_a_node_that_sent_its_part_first_learns_with_its_next_one_that_the_mirror_has_the_whole(job: Job, tmp_path: Path) -> None:
+    backend, described = open_backend(str(tmp_path / "mirror")), tmp_path / "part.json"
+    with linked(job) as (link, events):
+        for n_sent, save_name in ((1, SAVE), (2, OTHER)):
+            home = tmp_path / save_name
+            nodes = Nodes(home, node_parts.save_whole(home / "whole" / "step_40", seed=n_sent), backend, save_name)
+            described.write_bytes(documents.encode(nodes.part(0)))
+            link.send(str(nodes.paths[0]), 40, str(described))
+            wait_for(lambda n=n_sent: [row["key"] for row in events if row["ev"] == "uploaded"] == [""] * n, "the part")  # type: ignore[misc]
+            if n_sent == 1:
+                assert nodes.send(1)
+                assert not link.whole_saves()
+        wait_for(link.whole_saves, "the news of the first save")
+        assert link.whole_saves() == {f"job/nodes/step_40-{SAVE}/"}

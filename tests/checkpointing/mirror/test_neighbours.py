@@ -54,6 +54,10 @@ class Node:
         """Nothing is kept for the mirror."""
         return False
 
+    def whole_saves(self) -> frozenset[str]:
+        """No node has a part of a save."""
+        return frozenset()
+
     def saves(self, path: Path, *, began: float = 0.0, ended: bool = True) -> None:
         """Log a save as a rank of this node does; of a file as it is now."""
         assert self.checkpoints.records.discovery is not None

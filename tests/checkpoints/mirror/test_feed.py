@@ -24,6 +24,10 @@ class UploadList:
         """Nothing is under way."""
         return False
 
+    def whole_saves(self) -> frozenset[str]:
+        """No node has a part of a save."""
+        return frozenset()
+
     def send(self, path: str, step: int | None, manifest: str) -> None:  # noqa: ARG002  the protocol's
         """Take a checkpoint."""
         self.sent.append(path.rpartition("/")[2])

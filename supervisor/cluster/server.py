@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from supervisor.cluster.store import StoreInput, StoreOutput, StoreState
 
 TICK_S = 0.2
+#: Name of the thread.
+THREAD = "control-store"
 #: Who does not greet within this time is no node.
 GREETING_S = 10.0
 #: Connections that have not greeted yet; a port scanner opens many.
@@ -82,7 +84,7 @@ class StoreServer:
         self._selector = selectors.DefaultSelector()
         self._listener = LineListener(listener, self._selector)
         self._end_t: float | None = None  # by when it closes at the latest
-        self._thread = threading.Thread(target=self._run, name="control-store", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
 
     def start(self) -> None:
         """Begin to serve. Raises RuntimeError where no thread is to be had; its port is free then."""

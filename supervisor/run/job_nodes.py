@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 #: What the host of the store gives the other nodes to decide and to learn how the job ended, and a node gives its last messages to leave.
 LINGER_S = 15.0
 GOODBYE_S = 2.0
+#: Bugs in a row that end the thread of the store, after which it is given up.
+MOST_STORE_BUGS = 3
 #: All-gather 0 of the agreement is the second of the protocol, in which 0 is how the ranks began.
 _FIRST_GATHER = 1
 
@@ -89,6 +91,7 @@ class JobNodes:
         self._server: StoreServer | None = None  # of the control store beside torch's; with a register the follower has it
         self._rows: RowsOnDisk | None = None  # of that store
         self._serves_again_t = 0.0  # when a store whose thread dies may be served again
+        self._store_bugs = 0  # that ended the store's thread here since the last decision
         self._met_for = 0  # the number that the attempt had here when its nodes met
         self._met_ranks = 0  # of all nodes that met
         self.expected = 0  # nodes of the last attempt that come to the next meeting, 0: not known
@@ -229,6 +232,11 @@ class JobNodes:
             self._server = None
         client.find_at(StoreAddress(message.host, message.port, message.key))
 
+    def store_failed(self) -> bool:
+        """Note that a bug ended the thread of the store here; return whether it is given up. From that thread."""
+        self._store_bugs += 1
+        return self._store_bugs >= MOST_STORE_BUGS and not self._is_closing
+
     def done(self, attempt: int) -> None:
         """All ranks of this node exited 0: they are done, or they left after the save that was requested of them for nodes that join."""
         admission = self._loop.state.attempt.admission
@@ -364,7 +372,7 @@ class JobNodes:
                 end, read = self._end, tuple(self._read_report(text) for _, text in reports)
                 self._loop.feed(events.ReportsGathered(now, number, read, missing, end.kind, end.node, end.text))
             case protocol.ActOn(epoch, decision, live):
-                self.expected = live
+                self.expected, self._store_bugs = live, 0
                 self._loop.feed(events.DecisionMade(now, epoch.number, decision.kind, _decision(decision)))
             case protocol.StepAside(epoch):
                 self.expected = 0

@@ -15,6 +15,7 @@ from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror import session as mirror_session
 from supervisor.checkpoints.mirror.process import MirrorLink
 from supervisor.cluster.client import THREAD as CONTROL_NODE
+from supervisor.cluster.server import THREAD as CONTROL_STORE
 from supervisor.config import plugins
 from supervisor.config.policy import to_policy
 from supervisor.core import losses
@@ -214,12 +215,14 @@ class JobRun:
         """Report a bug that ended a thread which nobody waits for; threads.py reports those that the loop waits for.
 
         Without the thread that speaks with the other nodes this one would train on when they have begun another attempt: it ends the run.
+        So does a bug that comes again with each new store: nothing would be decided.
         """
         threading.__excepthook__(args)
-        if args.thread is not None and args.thread.name == CONTROL_NODE:
+        name = args.thread.name if args.thread is not None else ""
+        if name == CONTROL_NODE or (name == CONTROL_STORE and self.executor.nodes.store_failed()):
             self.loop.fail(args.exc_value or args.exc_type())
-        elif args.thread is not None:
-            text = f"a part of supervise failed ({args.thread.name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"
+        elif name:
+            text = f"a part of supervise failed ({name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"
             self.loop.call_soon(lambda: self.terminal.message(text, "error"))
 
     def _has_rank_0(self) -> bool | None:

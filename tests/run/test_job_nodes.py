@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ from supervisor.core.model import CheckpointRef, Evidence, Policy, RankExit, Ran
 from supervisor.core.state import Attempt, JobState, Stage, changed
 from supervisor.job.clock import Clock
 from supervisor.run.job_nodes import AttemptOrders, JobNodes
+from supervisor.run.main import JobRun
 from tests.launch.conftest import make_job
 from tests.support.waiting import wait_for
 
@@ -212,6 +214,42 @@ def test_a_store_whose_thread_dies_of_a_bug_is_served_anew_with_its_rows(pair: P
     pair.until(lambda: all(node.find(act.ReportDecision) for node in pair.nodes), "the decision")
     assert {node.find(act.ReportDecision)[0].verdict.rank for node in pair.nodes} == {1}
     assert len(died) == 1
+
+
+def test_a_bug_that_comes_again_with_each_store_ends_the_run_unless_something_is_decided_in_between(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair.nodes
+    failed: list[BaseException] = []
+    run = SimpleNamespace(loop=SimpleNamespace(fail=failed.append, call_soon=first.call_soon), executor=first)
+    run.terminal = SimpleNamespace(message=lambda text, _kind: first.told.append(text))
+    monkeypatch.setattr(threading, "__excepthook__", lambda _args: None)
+    monkeypatch.setattr(threading, "excepthook", lambda args: JobRun._thread_failed(run, args))  # type: ignore[arg-type]  # noqa: SLF001
+
+    def dies() -> None:
+        server = first.nodes._server  # noqa: SLF001
+        assert server is not None
+        monkeypatch.setattr(server, "_drop_strangers", None)
+        wait_for(lambda: not server.serves, "the end of its thread")
+        first.nodes._serves_again_t = 0.0  # noqa: SLF001  a lease is over
+        pair.until(lambda: first.nodes._server is not server, "another store")  # noqa: SLF001
+
+    pair.meet("t", 1, 1)
+    pair.train()
+    dies()
+    dies()
+    second.feed(events.RankExited(second.clock.now(), 1, RankExit(1, 101, 1, signal=11)))
+    pair.until(lambda: first.state.stage is Stage.TEARDOWN, "the end on the other node")
+    pair.gone(first, 0)
+    pair.gone(second, 1, Evidence("exit", "signal", "11", 1, t=second.clock.now()))
+    pair.until(lambda: all(node.find(act.ReportDecision) for node in pair.nodes), "the decision")
+    dies()
+    dies()
+    assert not failed
+    assert [text.rpartition("; ")[2] for text in first.told] == ["the job goes on"] * 4
+    dies()
+    assert [type(error) for error in failed] == [TypeError]
+    pair.until(lambda: len(first.nodes._server._have) == 2, "the nodes at the last store: it need not linger for them")  # type: ignore[union-attr]  # noqa: SLF001
 
 
 def test_a_supervisor_that_takes_over_finds_the_others_by_itself_and_ends_its_attempt(pair: Pair) -> None:

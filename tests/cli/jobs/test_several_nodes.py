@@ -116,3 +116,20 @@ def test_the_report_shows_the_attempts_of_each_node_together(job: JobOfNodes, ca
     assert report(settings(job), "train") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"nodes {HERE}: attempts 1-3 gpu-2: attempts 1-3 gpu-3: attempts 1, 2; its journal is not here" in text
+
+
+@pytest.mark.parametrize("content", [b"", b"no record\n"], ids=["empty", "damaged"])
+def test_a_node_whose_journal_has_no_run_reports_by_that_of_another_node_of_the_job(
+    job: JobOfNodes, capsys: pytest.CaptureFixture[str], root: Path, content: bytes
+) -> None:
+    job.nodes[HERE].close()
+    (root / "train" / "nodes" / HERE / "journal.jsonl").write_bytes(content)
+    (root / "train" / "nodes" / "gpu-3" / "journal.jsonl").write_bytes(b"")
+    capsys.readouterr()
+    assert report(settings(job), "train", as_json=True) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["node"] == "gpu-2"
+    assert [one["number"] for one in found["incidents"]] == [1, 2]
+    assert {one["node"]: one["attempts"] for one in found["nodes"]} == {"gpu-2": [1, 2, 3], HERE: [1, 2, 3], "gpu-3": [1, 2]}
+    assert f"no run is recorded on {HERE}: this is the report of gpu-2" in err

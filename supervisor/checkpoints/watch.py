@@ -104,7 +104,9 @@ class CheckpointWatch:
             return True
         if self._parts.is_under_way(candidate.path):
             return self.watcher.is_finishing
-        self._feed.send_part(self._parts, candidate, reading)
+        made = self._feed.send_part(self._parts, candidate, reading)
+        if made is not None:
+            self._retention.check_space(made)
         return True
 
     def _attempt_of(self, found: Verification) -> int:

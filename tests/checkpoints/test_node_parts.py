@@ -17,7 +17,7 @@ from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import TransferControl, upload
 from checkpointing.model import Verdict
-from checkpointing.retention import prune
+from checkpointing.retention import free_space, prune
 from checkpointing.verification import verify
 from supervisor.checkpoints import node_agreement
 from supervisor.checkpoints.job import JobCheckpoints
@@ -300,6 +300,21 @@ def test_keep_removes_no_part_whose_whole_is_not_in_the_mirror(tmp_path: Path) -
     nodes.uploads[1].release()
     nodes.look(0, 1)
     assert [nodes.on_disk(node) for node in (0, 1)] == [[40, 60]] * 2
+
+
+def test_a_disk_without_room_for_the_next_parts_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def forecast(directory: str, n_bytes: int) -> free_space.Forecast:
+        asked.append((directory, n_bytes))
+        return free_space.Forecast(directory, free_space.Room.ENOUGH, n_bytes, 2, 0)
+
+    monkeypatch.setattr(free_space, "forecast", forecast)
+    nodes = PartNodes(tmp_path)
+    nodes.save_together(20)
+    nodes.look(1)
+    part = sum((nodes.directories[1] / "step_20" / name).stat().st_size for name in node_parts.FILES[1])
+    assert asked == [(str(nodes.directories[1]), part)]
 
 
 def test_keep_leaves_a_part_whose_save_another_node_did_not_end(tmp_path: Path) -> None:

@@ -72,12 +72,14 @@ class MirrorFeed:
             self._sent.add(name)
             self._uploads.send(made.path, made.step, self._records.manifests.file_of(made.path))
 
-    def send_part(self, parts: PartRecorder, candidate: Candidate, reading: ReadOptions) -> None:
-        """Record this node's part of a checkpoint of several nodes, if it is one, and send it once."""
+    def send_part(self, parts: PartRecorder, candidate: Candidate, reading: ReadOptions) -> Manifest | None:
+        """Record this node's part of a checkpoint of several nodes, if it is one, and send it once. Return it if it is sent now."""
         made = parts.record(candidate.path, candidate.identity, reading)
-        if made is not None and (made.path, made.id) not in self._sent:
-            self._sent.add((made.path, made.id))
-            self._uploads.send(made.path, made.step, parts.manifests.file_of(made.path))
+        if made is None or (made.path, made.id) in self._sent:
+            return None
+        self._sent.add((made.path, made.id))
+        self._uploads.send(made.path, made.step, parts.manifests.file_of(made.path))
+        return made
 
     def whole(self, parts: PartRecorder) -> list[Manifest]:
         """Return the parts here of saves that a mirror has whole: all files were listed there, and the joint manifest is written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.machines import EVERY, NODES, PORT, STEPS, Machines
+from tests.e2e.test_node_batch import REHEARSAL
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -77,3 +79,19 @@ def test_a_host_that_loses_its_power_and_comes_back_is_taken_in_where_all_are_ne
     time.sleep(15.0)
     nodes.runs[host] = nodes.start(host)
     nodes.end_well()
+
+
+def test_another_host_serves_where_the_one_that_does_fails_the_node_check_and_leaves(
+    supervise: Callable[..., Supervised], tmp_path: Path, network: Network
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(REHEARSAL.replace("RANK", "0"))  # rank 0 of the check is where the store is served
+    start = functools.partial(supervise, SUPERVISE_HEALTH_CHECK_NODES="start", PYTHONPATH=str(tmp_path))
+    nodes = Listed(start, tmp_path, network, nnodes="2:3")
+    is_over = lambda run: not run.alive() and run.exit_code() == 75  # noqa: E731
+    bad = wait_for(lambda: next((run for run in nodes.runs if is_over(run)), None), "the host to stop", 200)
+    assert "the node is excluded, and the others go on without it" in " ".join(bad.stderr.split())
+    others = [run for run in nodes.runs if run is not bad]
+    assert [run.exit_code(300) for run in others] == [0, 0]
+    assert [run.attempts() for run in others] == [1, 1]
+    for run in nodes.runs:
+        run.wait_for_nothing_left()

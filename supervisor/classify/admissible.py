@@ -71,7 +71,7 @@ def _in_table(fact: Evidence) -> bool:
 def admissible(candidates: Sequence[CauseCandidate], facts: Sequence[Evidence]) -> list[CauseCandidate]:
     """Return the candidates that may be the cause."""
     ends = [c for c in candidates if _ended_its_rank(c)]
-    ended = {f.rank for f in facts if f.name == "ended_by_us"}
+    ended = {f.rank for f in facts if f.name == exits.ENDED_BY_US}
     signals = [f for f in facts if f.source == "exit" and f.name == "signal" and f.text in _NO_EXCEPTIONS_END]
     good_end = good_end_time(facts)
     tables = sorted(f.line for f in facts if _in_table(f))

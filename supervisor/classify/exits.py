@@ -42,6 +42,9 @@ END_SIGNALS = frozenset({1, 2, 10, 12, 15})
 #: A shell exits with this plus the number of the signal that ended its child; so do many programs that handle a signal: 143 for TERM.
 OF_A_SIGNAL = 128
 
+#: Name of the evidence that we ended a rank, because another had failed or a stop was requested. It proves nothing about the cause.
+ENDED_BY_US = "ended_by_us"
+
 #: Causes that only say that another process failed.
 OF_PEERS = (Cause.GLOO_ERROR, Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK, Cause.RENDEZVOUS, Cause.HANG_NO_ERROR, Cause.KILLED_UNKNOWN)
 _OWN_CAUSES = tuple(cause.value for cause in Cause if cause not in {*OF_PEERS, Cause.USER_CODE, Cause.NONE, Cause.UNKNOWN})

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
+from supervisor.classify.exits import ENDED_BY_US
 from supervisor.core import failure, lifecycle, sharing, start
 from supervisor.core.actions import (
     SIGTERM,
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 MEMBERSHIP, VOID, RESTART, STOP, SUCCESS, ASIDE = "membership", "void", "restart", "stop", "success", "aside"
 #: Ends of an attempt in which nothing failed.
 _WITHOUT_FAILURE = frozenset({MEMBERSHIP, VOID})
-#: That a rank was stopped since another had failed (observe/collect.py): no evidence of anything.
-STOPPED_BY_US = "ended_by_us"
 #: What the ranks of the others show when a node goes: they lose their connections, or wait for it.
 _OF_A_LOSS = frozenset(
     {
@@ -221,7 +220,7 @@ def _lost(node: str, how: str, seen: Verdict, t: float) -> Verdict:
         summary,
         "node:left" if left else "node:lost",
         transient=True,
-        because=(fact, *(other for other in seen.because if other.name != STOPPED_BY_US))[:10],
+        because=(fact, *(other for other in seen.because if other.name != ENDED_BY_US))[:10],
         node=node,
         runner_up=seen.cause if seen.cause not in {Cause.UNKNOWN, Cause.NONE} else None,
         runner_up_confidence=seen.confidence,

@@ -107,7 +107,7 @@ def exits(  # noqa: PLR0913  what is known of the ends, each by name
         end_t = stopped_t if first is None else clock.at_monotonic_ns(first.at_ns)
         by_kill = death.signal == signal.SIGKILL
         if end_t is not None and t >= end_t and (is_term or (by_kill and t - end_t > grace_s - GRACE_MARGIN_S)):
-            name = "ended_by_us"
+            name = exits_of.ENDED_BY_US
         first = first or death
         if pids.get(death.rank, death.pid) != death.pid:
             found.append(Evidence("launcher", name, text, t=t))

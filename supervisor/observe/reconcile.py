@@ -56,7 +56,7 @@ def reconciled(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Seq
     # and would have written down the exception that ended it: without that, what its log quotes is one that it caught
     wrote = {fact.rank for fact in facts if (fact.source, fact.name) == ("error_file", "exception")}
     without_exception = frozenset(
-        fact.rank for fact in facts if fact.name in {"exit_code", "ended_by_us"} and fact.rank in speaking - wrote
+        fact.rank for fact in facts if fact.name in {"exit_code", exits.ENDED_BY_US} and fact.rank in speaking - wrote
     )
     handled = _handled(facts)
     stepped = {beat.rank: clock.at_monotonic_ns(beat.last_step_ns) for beat in beats if beat.last_step_ns is not None}

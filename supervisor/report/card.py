@@ -201,7 +201,7 @@ def _nodes(incident: RecordedIncident, last: Round, by_node: Mapping[str, Record
 
 def _ends(part: Round) -> str:
     """Return how the ranks of a node ended."""
-    stopped = {fact.rank for fact in part.evidence if fact.name == "ended_by_us"}
+    stopped = {fact.rank for fact in part.evidence if fact.name == exits.ENDED_BY_US}
     own = [row for row in part.deaths if row[1].rank not in stopped]
     if not own:
         return "its ranks were stopped" if part.ended_t is not None else "how its ranks ended is not recorded"

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.node_offer import NodeOffer
     from supervisor.checkpoints.repair import RepairPermission
     from supervisor.core.actions import SelectCheckpoint
-    from supervisor.node.node_check import NodeCheck, UnfitNodes
+    from supervisor.node.node_check import NodeCheck, NodeCheckResult
     from supervisor.node.node_environment import EnvironmentComparison
 
     #: (number, text): sends the text to the all-gather of this number; returns the texts of all nodes, in their order.
@@ -145,8 +145,8 @@ class _NodeRows:
 
     @property
     def newest(self) -> NodeState:
-        """The state with the newest agreement; of several the first."""
-        return max(self.states, key=lambda state: state.agreed)
+        """The state that hands over what belongs to the job."""
+        return _newest(self.states)
 
     @property
     def rejected(self) -> tuple[str, ...]:
@@ -158,6 +158,11 @@ class _NodeRows:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The nodes in groups that see the same directories; () if that is not known."""
         return shared_directories.groups([state.markers for state in self.states], [one.sees for one in self.offers])
+
+
+def _newest(states: Sequence[NodeState]) -> NodeState:
+    """Return the state with the newest agreement; of several the first."""
+    return max(states, key=lambda state: state.agreed)
 
 
 def agree(  # noqa: PLR0913  the request, and this node's part
@@ -202,12 +207,9 @@ def agree(  # noqa: PLR0913  the request, and this node's part
             leavers = _leavers(action, [state.agreed for state in states], comparison.fits)
             event = CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, cannot_work=cannot_work)
             return _with_leavers(event, action, leavers)
-        unfit, may_leave = _tried(all_gather, action.node, [state.check for state in states], check)
-        if unfit:
-            held = _NodeRows(tuple(states), (), Selection(None, 0)).newest.batch
-            event = CheckpointSelected(t, action.attempt, None, 0, agreement=action.attempt, unfit=unfit, batch=held)
-            goes_on = may_leave and 0 < action.least_nodes <= len(states) - len(unfit)
-            return _with_leavers(event, action, [node for node, _ in unfit] if goes_on else ())
+        checked = _tried(all_gather, action.node, [state.check for state in states], check)
+        if checked is not None and checked.unfit:
+            return _without_unfit(action, checked, states, t)
         ways = [state.resume_by(_programs(states)) for state in states]
         node_offer.set_resume_way(ways[action.node], own_only=action.own_only)
         rows = _listed(action, node_offer, all_gather, states, problem)
@@ -238,10 +240,26 @@ def _with_leavers(event: CheckpointSelected, action: SelectCheckpoint, leavers: 
     return replace(event, this_node_leaves=leaves, peer_leaves=bool(leavers) and not leaves)
 
 
-def _tried(all_gather: AllGather, node: int, wanted: Sequence[str], check: NodeCheck | None) -> tuple[UnfitNodes, bool]:
-    """Return the nodes that fail the node check, where one of them asks for it, and whether they may leave alone."""
+def _tried(all_gather: AllGather, node: int, wanted: Sequence[str], check: NodeCheck | None) -> NodeCheckResult | None:
+    """Return what came of the node check, None where no node asks for it."""
     why = "doubt" if "doubt" in wanted else next(filter(None, wanted), "")
-    return check.run(all_gather, node, why) if why and check is not None else ((), False)
+    return check.run(all_gather, node, why) if why and check is not None else None
+
+
+def _without_unfit(action: SelectCheckpoint, checked: NodeCheckResult, states: Sequence[NodeState], t: float) -> CheckpointSelected:
+    """Return the event where nodes failed the node check: they leave if the others are enough, else all nodes stop."""
+    event = CheckpointSelected(
+        t,
+        action.attempt,
+        None,
+        0,
+        agreement=action.attempt,
+        unfit=checked.unfit,
+        not_excluded=checked.not_excluded,
+        batch=_newest(states).batch,
+    )
+    goes_on = checked.may_leave and 0 < action.least_nodes <= len(states) - len(checked.unfit)
+    return _with_leavers(event, action, [node for node, _ in checked.unfit] if goes_on else ())
 
 
 def _listed(

@@ -267,7 +267,7 @@ class CheckpointSelected:
     `notes`: for people.
 
     cannot_work: what differs between the nodes' environments so that no attempt can work, the same on all nodes. unfit: nodes that failed
-    the node check, by their number, each with the finding.
+    the node check, by their number, each with the finding. not_excluded: those of them whose ledger could not be written.
     agreement: attempt of the agreement of several nodes on it, else 0; overrides, batch, rejected and past then hold on all. node_offers:
     what each node has if they have none in common, as (node, text), or how each resumes if `resume_differs`: only some nodes add the
     option of a program. remedy: what helps then, with the command. programs: what ranks of any node were seen to run. ever_loaded: whether
@@ -301,6 +301,7 @@ class CheckpointSelected:
     past: PastFailures | None = None
     remedy: str = ""
     unfit: tuple[tuple[int, str], ...] = ()
+    not_excluded: tuple[int, ...] = ()
     batch: HeldBatch = HeldBatch()
     ever_loaded: bool = False
 

@@ -1,7 +1,7 @@
 """Several nodes begin an attempt together: they meet, agree on what to resume from, and only then start their ranks.
 
     GatherNodes ─> NodesGathered ─> SelectCheckpoint ─> CheckpointSelected ─> BeginAttempt
-                                                              │ they do not fit each other ─> stop (65, 78) on every node
+                                                              │ they do not fit each other ─> stop (65, 75, 78) on every node
                                                               │ only this node does not, and the others can go on ─> stop here
                                                               └ only another node does not: its exit ends the attempt
 
@@ -11,7 +11,6 @@ searches at once and finds step 40. The others search when their ranks are gone 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core import failure, global_batch, lifecycle, node_health, planning, resumption, sharing, start
@@ -178,7 +177,7 @@ def _batch_reported(state: JobState, held: HeldBatch) -> tuple[Action, ...]:
 
 def _others_leave(state: JobState, event: CheckpointSelected) -> Step:
     """Begin nothing: their exit ends the attempt. The global batch stays that of all nodes that met, if a node failed the node check."""
-    why = "; ".join(event.cannot_work) or "; ".join(f"{node}: {text}" for node, text in event.node_offers or _named(state, event))
+    why = "; ".join(event.cannot_work) or "; ".join(f"{node}: {text}" for node, text in event.node_offers or _named(state, event.unfit))
     what = "work with this one" if event.cannot_work else "pass the node check" if event.unfit else "resume as this one does"
     if event.unfit:
         state = changed(state, run=changed(state.run, batch_ranks=event.batch.ranks))
@@ -213,24 +212,29 @@ def _stop_unlike(state: JobState, event: CheckpointSelected) -> Step:
 
 
 def _stop_unfit(state: JobState, event: CheckpointSelected) -> Step:
-    """Stop before a rank starts: a node failed the node check, and its supervisor has excluded it. On every node, or on that one."""
+    """Stop before a rank starts: a node failed the node check. On every node, or on that one."""
     alone = event.this_node_leaves
-    named = _named(state, replace(event, unfit=tuple(row for row in event.unfit if not alone or row[0] == state.attempt.node)))
+    unfit = tuple(row for row in event.unfit if not alone or row[0] == state.attempt.node)
+    named = _named(state, unfit)
     because = tuple(Evidence("health", "node_check", f"{node}: {text}", node=node, t=event.t) for node, text in named)
     node, text = named[0]
     summary = f"node {node} fails the node check: {text}"[:300]
     verdict = Verdict(Cause.NONE, node_health.SURE, summary, "node:unfit", because=because, node=node)
-    hint = f"once it is repaired: `supervise nodes allow {node.partition(':')[0]}`"
-    hint = hint if alone else f"the scheduler's requeue continues this run on other nodes; {hint}"
-    why = f"{summary}; the node is excluded{', and the others go on without it' if alone else ''}"
+    why, hint = f"{summary}; the node is excluded", f"once it is repaired: `supervise nodes allow {node.partition(':')[0]}`"
+    if alone:
+        why = f"{why}, and the others go on without it"
+    elif unfit[0][0] in event.not_excluded:
+        why, hint = f"{summary}; the node is not excluded: its ledger cannot be written", "keep the job off that node until it is repaired"
+    else:
+        hint = f"the scheduler's requeue continues this run on other nodes; {hint}"
     state = changed(state, attempt=changed(state.attempt, members=())) if alone else state
     return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, why, hint, "beginning", 75))
 
 
-def _named(state: JobState, event: CheckpointSelected) -> list[tuple[str, str]]:
+def _named(state: JobState, unfit: tuple[tuple[int, str], ...]) -> list[tuple[str, str]]:
     """Return what people call the nodes that failed the node check, each with the finding."""
     members = state.attempt.members
-    return [(sharing.shown(members[index], members) if index < len(members) else str(index), text) for index, text in event.unfit]
+    return [(sharing.shown(members[index], members) if index < len(members) else str(index), text) for index, text in unfit]
 
 
 def _stop_for_batch(state: JobState, event: CheckpointSelected) -> Step:

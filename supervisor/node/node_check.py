@@ -4,7 +4,7 @@ A failure between nodes rarely shows which of them is bad. Every rank of the che
 fails with several partners, is gone, or is slow. The node that serves the control store is rank 0 of the check: the others know how to
 reach it. A check without a verdict holds back no attempt.
 
-Three all-gathers of the agreement belong to it: where the check meets, what came of it, and whether each node that failed may leave alone.
+Three all-gathers of the agreement belong to it: where the check meets, what came of it, and whether each node that failed is excluded.
 """
 
 from __future__ import annotations
@@ -26,11 +26,8 @@ from supervisor.launch import orphans
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    #: By their number among the nodes of the attempt, each with the finding.
-    UnfitNodes = tuple[tuple[int, str], ...]
-
 #: Their numbers among the all-gathers of an attempt, above those of the checkpoints.
-MEET, RESULT, LEAVE = 100_000, 100_001, 100_002
+MEET, RESULT, EXCLUDED = 100_000, 100_001, 100_002
 #: By why it is wanted: seconds until the verdict, and rounds.
 EXTENT: Final = {"start": (30.0, 3), "doubt": (60.0, 21)}
 #: For torch to be imported, beside the deadline.
@@ -60,6 +57,19 @@ class NodeCheckPlace:
     store_moves: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NodeCheckResult:
+    """What came of the check, the same on all nodes.
+
+    unfit: the nodes that failed, by their number among the nodes of the attempt, each with the finding. not_excluded: those of them that
+    could not be taken out of use. may_leave: whether they may leave alone: none of them would come back, or takes the store with it.
+    """
+
+    unfit: tuple[tuple[int, str], ...] = ()
+    not_excluded: tuple[int, ...] = ()
+    may_leave: bool = False
+
+
 class NodeCheck:
     """This node's part.
 
@@ -72,19 +82,15 @@ class NodeCheck:
     ) -> None:
         self._place, self._print, self._exclude, self._goes_on = place, show, exclude, goes_on
 
-    def run(self, all_gather: Callable[[int, str], list[str]], node: int, why: str) -> tuple[UnfitNodes, bool]:
-        """Run it, and return the nodes that failed, and whether these may leave alone; the same on all nodes.
-
-        This one is excluded if it is among them. A node that is not excluded would come back, and with the store goes what the others need.
-        Raises what all_gather raises where the attempt ends first.
-        """
+    def run(self, all_gather: Callable[[int, str], list[str]], node: int, why: str) -> NodeCheckResult:
+        """Run it, and exclude this node if it fails. Raises what all_gather raises where the attempt ends first."""
         host = self._place.store_host
         own = {"port": _free_port() if host == "" else 0, "reaches": host is not None, "ranks": max(1, len(self._place.gpus))}
         rows = [json.loads(text) for text in all_gather(MEET, json.dumps(own))]
         first = next((index for index, row in enumerate(rows) if row["port"]), None)
         if first is None or not all(row["reaches"] for row in rows):
             self._print("warning", "the nodes are not tried against each other: not all of them know where the control store is")
-            return (), False
+            return NodeCheckResult()
         ranks, began = min(int(row["ranks"]) for row in rows), time.monotonic()
         self._print_start(node, len(rows), why)
         code, report = self._tried((node - first) % len(rows), len(rows), ranks, int(rows[first]["port"]), why)
@@ -93,16 +99,24 @@ class NodeCheck:
         if verdict is None:
             codes = ", ".join(str(row["code"]) for row in found)
             self._print("warning", f"the node check gave no verdict (it ended with {codes}): the attempt begins without it")
-            return (), False
+            return NodeCheckResult()
         unfit = {(rank // ranks + first) % len(rows): text for rank, text in _failed(verdict).items()}
         for text in _others(verdict):
             self._print("warning", f"node check: {text}")
         if unfit:
-            may_leave = node not in unfit or (self._exclude(f"node check: {unfit[node]}") and (host != "" or self._place.store_moves))
-            return tuple(sorted(unfit.items())), all(json.loads(text) for text in all_gather(LEAVE, json.dumps(may_leave)))
+            return self._excluded(unfit, all_gather, node)
         if node == first:
             self._print("info", f"the node check of {len(rows)} nodes found none that fails ({time.monotonic() - began:.0f} s)")
-        return (), False
+        return NodeCheckResult()
+
+    def _excluded(self, unfit: Mapping[int, str], all_gather: Callable[[int, str], list[str]], node: int) -> NodeCheckResult:
+        """Exclude this node if it is unfit; return which nodes are unfit, and which of them are not excluded."""
+        is_excluded = node in unfit and self._exclude(f"node check: {unfit[node]}")
+        is_needed = self._place.store_host == "" and not self._place.store_moves
+        rows = [json.loads(text) for text in all_gather(EXCLUDED, json.dumps({"excluded": is_excluded, "needed": is_needed}))]
+        found = tuple(sorted(unfit.items()))
+        not_excluded = tuple(number for number, _ in found if not rows[number]["excluded"])
+        return NodeCheckResult(found, not_excluded, not not_excluded and not any(rows[number]["needed"] for number, _ in found))
 
     def _print_start(self, node: int, nodes: int, why: str) -> None:
         if node == 0:

@@ -194,8 +194,8 @@ class LogEvent(StrEnum):
         "info",
         (
             "attempt chosen found torn dangerous refused older repaired agreement overrides rejected node_offers this_node_leaves "
-            "peer_leaves not_finite notes unused torn_in_use kept_copies programs resume_differs cannot_work remedy unfit batch "
-            "ever_loaded"
+            "peer_leaves not_finite notes unused torn_in_use kept_copies programs resume_differs cannot_work remedy unfit "
+            "not_excluded batch ever_loaded"
         ),
         (
             "the checkpoint for the next attempt is selected, out of how many; `older`: what stands behind it; `repaired`: what was moved "
@@ -203,7 +203,8 @@ class LogEvent(StrEnum):
             "they found nothing in common (or how each resumes, if `resume_differs`), and whether this or another node leaves for it; "
             "`programs`: what ranks of any node were seen to run; `ever_loaded`: whether any were seen to load; "
             "`cannot_work`: what differs between the nodes so that no attempt can "
-            "work; `remedy`: what helps if they found nothing in common; `unfit`: the nodes that failed the node check; "
+            "work; `remedy`: what helps if they found nothing in common; `unfit`: the nodes that failed the node check, `not_excluded`: "
+            "those of them whose ledger could not be written; "
             "`batch`: how the attempt keeps the global batch"
         ),
     )

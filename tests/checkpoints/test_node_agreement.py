@@ -21,6 +21,7 @@ from supervisor.core.actions import SelectCheckpoint
 from supervisor.core.model import Cause, Failure, HeldBatch, Knob, PastFailures
 from supervisor.job.job import Job
 from supervisor.knobs.knob_set import KnobSet, ResumeWay
+from supervisor.node.node_check import NodeCheckResult
 from supervisor.node.node_environment import EnvironmentComparison
 
 if TYPE_CHECKING:
@@ -475,7 +476,7 @@ def test_where_one_node_asks_for_the_node_check_all_take_part_and_none_begins_wi
     nodes.saved(40, 0)
     asked = [SelectCheckpoint(1, nodes=3, node=node, check=why) for node, why in enumerate(("start", "", "doubt"))]
     nodes.check = MagicMock()
-    nodes.check.run.return_value = unfit, True
+    nodes.check.run.return_value = NodeCheckResult(unfit, may_leave=True)
     found = nodes.agree(*asked)
     assert sorted(call.args[1:] for call in nodes.check.run.call_args_list) == [(node, "doubt") for node in range(3)]
     assert [one.unfit for one in found] == [unfit] * 3
@@ -506,11 +507,13 @@ def test_a_node_that_fails_the_node_check_goes_alone_where_the_others_are_enough
     nodes = Nodes(tmp_path, 3, shared=True)
     nodes.saved(40, 0)
     nodes.check = MagicMock()
-    nodes.check.run.return_value = tuple((node, "it fails") for node in unfit), may_leave
+    stays = () if may_leave else unfit
+    nodes.check.run.return_value = NodeCheckResult(tuple((node, "it fails") for node in unfit), stays, may_leave)
     held = HeldBatch(3)
     asked = [SelectCheckpoint(1, nodes=3, node=node, check="start", least_nodes=least, most_nodes=4, batch=held) for node in range(3)]
     found = nodes.agree(*asked)
     assert [one.this_node_leaves for one in found] == leaves
     assert [one.peer_leaves for one in found] == [any(leaves) and not one for one in leaves]
+    assert [one.not_excluded for one in found] == [stays] * 3
     assert [one.batch.ranks for one in found] == [3] * 3, "the batch that is held is that of all who met"
     assert nodes.steps(found) == [None] * 3

@@ -100,3 +100,25 @@ def test_what_was_seen_while_the_program_ran_holds_for_its_next_attempt() -> Non
     _, actions = failed(Cause.USER_CODE, events.HealthChanged(3.0, (lost,)))
     assert [action.gpu.uuid for action in actions if isinstance(action, Quarantine)] == ["GPU-1"]
     assert [action.gpus for action in actions if isinstance(action, BeginAttempt)] == [("GPU-0",)]
+
+
+@pytest.mark.parametrize(
+    ("not_excluded", "reason", "hint"),
+    [
+        ((), "the node is excluded", "once it is repaired: `supervise nodes allow b`"),
+        ((1,), "the node is not excluded: its ledger cannot be written", "keep the job off that node"),
+    ],
+    ids=["excluded", "its ledger cannot be written"],
+)
+def test_the_card_names_a_node_that_failed_the_node_check_as_excluded_only_where_it_is(
+    not_excluded: tuple[int, ...], reason: str, hint: str
+) -> None:
+    state, _ = decide(initial(), events.SupervisorStarted(0.0, "run", Policy(nodes=3)))
+    state, _ = decide(state, events.NodesGathered(1.0, 1, 0, 3, 1, ("a/1", "b/1", "c/1"), 3))
+    unfit = ((1, "rank 1 fails"), (2, "rank 2 fails"))
+    state, _ = decide(state, events.CheckpointSelected(9.0, 1, None, 0, agreement=1, unfit=unfit, not_excluded=not_excluded))
+    wanted = state.attempt.stop_wanted
+    assert wanted is not None
+    assert wanted.plan.reason == f"node b:1 fails the node check: rank 1 fails; {reason}"
+    assert hint in wanted.plan.next_rung
+    assert ("requeue" in wanted.plan.next_rung) == (not not_excluded)

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.node.node_check import NodeCheck, NodeCheckPlace, _program
+from supervisor.node.node_check import NodeCheck, NodeCheckPlace, NodeCheckResult, _program
 from tests.e2e.conftest import clean_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-    from supervisor.node.node_check import UnfitNodes
 
 NODES = 3
 DEADLINE_S = 120.0
@@ -52,11 +50,11 @@ class Nodes:
             show = lambda level, text, node=node: self.lines[node].append(f"{level}: {text}")  # noqa: E731
             self.checks.append(NodeCheck(place, show, exclude, lambda: self.goes_on))
 
-    def run(self, why: str = "doubt") -> list[tuple[UnfitNodes, bool]]:
+    def run(self, why: str = "doubt") -> list[NodeCheckResult]:
         """Let all take part, and return what each came to."""
         said: dict[int, list[str]] = {}
         barrier = threading.Barrier(NODES, timeout=DEADLINE_S)
-        found: dict[int, tuple[UnfitNodes, bool]] = {}
+        found: dict[int, NodeCheckResult] = {}
 
         def one(node: int) -> None:
             def all_gather(number: int, text: str) -> list[str]:
@@ -94,7 +92,9 @@ def calls(place: Path) -> list[list[Any]]:
 def test_the_node_of_a_rank_that_failed_is_named_by_all_and_excludes_itself(made: Callable[..., Nodes], tmp_path: Path) -> None:
     more = finding("rank:2", "rank 2 is slow", "degraded"), finding("host", "differs", check="env_nodes")
     nodes = made([finding("rank:3", "rank 3 fails"), *more], gpus=(2, 3, 2))
-    assert nodes.run() == [(((2, "rank 3 fails"),), True)] * NODES, "the check counts from node 1: its ranks 2 and 3 are on node 2"
+    assert nodes.run() == [NodeCheckResult(((2, "rank 3 fails"),), may_leave=True)] * NODES, (
+        "the check counts from node 1: its ranks 2 and 3 are on node 2"
+    )
     assert nodes.excluded == {2: "node check: rank 3 fails"}
     assert sum(line.startswith("info: 3 nodes are tried against each other") for lines in nodes.lines for line in lines) == 1
     (given, gpus, has_rank), *others = calls(tmp_path)
@@ -105,24 +105,25 @@ def test_the_node_of_a_rank_that_failed_is_named_by_all_and_excludes_itself(made
 
 
 @pytest.mark.parametrize(
-    ("moves", "ledger_full", "may_leave"),
-    [(False, False, False), (True, False, True), (True, True, False)],
+    ("moves", "ledger_full", "not_excluded", "may_leave"),
+    [(False, False, (), False), (True, False, (), True), (True, True, (1,), False)],
     ids=["it serves the store", "another would serve it", "it is not excluded"],
 )
 def test_a_node_that_the_others_need_or_that_would_come_back_does_not_leave_alone(
     made: Callable[..., Nodes],
     moves: bool,  # noqa: FBT001  columns of the table
     ledger_full: bool,  # noqa: FBT001
+    not_excluded: tuple[int, ...],
     may_leave: bool,  # noqa: FBT001
 ) -> None:
     nodes = made([finding("rank:0", "rank 0 fails")], moves=moves)
     nodes.ledger_full = ledger_full
-    assert nodes.run() == [(((1, "rank 0 fails"),), may_leave)] * NODES
+    assert nodes.run() == [NodeCheckResult(((1, "rank 0 fails"),), not_excluded, may_leave)] * NODES
 
 
 def test_a_link_of_which_neither_end_is_to_blame_is_a_warning(made: Callable[..., Nodes]) -> None:
     nodes = made([finding("link:0-2", "their link is slow", "degraded", "node_links")])
-    assert nodes.run("start") == [((), False)] * NODES
+    assert nodes.run("start") == [NodeCheckResult()] * NODES
     assert not nodes.excluded
     assert all("warning: node check: their link is slow" in lines for lines in nodes.lines)
     assert sum(line.startswith("info: the node check of 3 nodes found none that fails") for lines in nodes.lines for line in lines) == 1
@@ -131,7 +132,7 @@ def test_a_link_of_which_neither_end_is_to_blame_is_a_warning(made: Callable[...
 @pytest.mark.parametrize(("results", "more", "line"), [("silent", {}, "gave no verdict"), ([], {"unknown": 2}, "not all of them know")])
 def test_a_check_without_a_verdict_holds_nothing_back(made: Callable[..., Nodes], results: Any, more: dict[str, Any], line: str) -> None:
     nodes = made(results, **more)
-    assert nodes.run() == [((), False)] * NODES
+    assert nodes.run() == [NodeCheckResult()] * NODES
     assert all(any(line in text for text in lines) for lines in nodes.lines)
 
 
@@ -144,14 +145,14 @@ def test_it_ends_with_the_attempt_that_it_was_to_precede(made: Callable[..., Nod
         nodes.goes_on = False
 
     threading.Thread(target=stop, daemon=True).start()
-    assert nodes.run() == [((), False)] * NODES
+    assert nodes.run() == [NodeCheckResult()] * NODES
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_real_check_finds_the_node_whose_rank_fails() -> None:
     nodes = Nodes(*_program(""), "--rehearse", "fail:1:1", serves=0)
-    ((unfit, may_leave),) = set(nodes.run())
-    assert may_leave
-    assert [node for node, _ in unfit] == [1]
-    assert "rehearsal: rank 1" in unfit[0][1]
+    (found,) = set(nodes.run())
+    assert found.may_leave
+    assert [node for node, _ in found.unfit] == [1]
+    assert "rehearsal: rank 1" in found.unfit[0][1]

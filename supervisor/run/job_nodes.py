@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 #: What the host of the store gives the other nodes to decide and to learn how the job ended, and a node gives its last messages to leave.
 LINGER_S = 15.0
 GOODBYE_S = 2.0
-#: Bugs in a row that end the thread of the store, after which it is given up.
+#: Bugs in a row that end the thread of the store, after which it is given up; and leases without one, after which a bug is no other's next.
 MOST_STORE_BUGS = 3
+STORE_WELL_LEASES = 20
 #: All-gather 0 of the agreement is the second of the protocol, in which 0 is how the ranks began.
 _FIRST_GATHER = 1
 
@@ -91,7 +92,8 @@ class JobNodes:
         self._server: StoreServer | None = None  # of the control store beside torch's; with a register the follower has it
         self._rows: RowsOnDisk | None = None  # of that store
         self._serves_again_t = 0.0  # when a store whose thread dies may be served again
-        self._store_bugs = 0  # that ended the store's thread here since the last decision
+        self._store_bugs = 0  # in a row that ended the store's thread here since the last decision
+        self._store_bug_t = 0.0  # of the last of them
         self._met_for = 0  # the number that the attempt had here when its nodes met
         self._met_ranks = 0  # of all nodes that met
         self.expected = 0  # nodes of the last attempt that come to the next meeting, 0: not known
@@ -233,8 +235,13 @@ class JobNodes:
         client.find_at(StoreAddress(message.host, message.port, message.key))
 
     def store_failed(self) -> bool:
-        """Note that a bug ended the thread of the store here; return whether it is given up. From that thread."""
-        self._store_bugs += 1
+        """Note that a bug ended the thread of the store here; return whether it is given up. From that thread.
+
+        A healthy attempt may last for weeks without a decision, so only those that come soon after one another count.
+        """
+        now = time.monotonic()
+        is_next = now - self._store_bug_t < STORE_WELL_LEASES * self._rules().lease_s
+        self._store_bugs, self._store_bug_t = self._store_bugs + 1 if is_next else 1, now
         return self._store_bugs >= MOST_STORE_BUGS and not self._is_closing
 
     def done(self, attempt: int) -> None:

@@ -21,7 +21,7 @@ from supervisor.core.decide import decide
 from supervisor.core.model import CheckpointRef, Evidence, Policy, RankExit, RankInfo
 from supervisor.core.state import Attempt, JobState, Stage, changed
 from supervisor.job.clock import Clock
-from supervisor.run.job_nodes import AttemptOrders, JobNodes
+from supervisor.run.job_nodes import STORE_WELL_LEASES, AttemptOrders, JobNodes
 from supervisor.run.main import JobRun
 from tests.launch.conftest import make_job
 from tests.support.waiting import wait_for
@@ -247,6 +247,11 @@ def test_a_bug_that_comes_again_with_each_store_ends_the_run_unless_something_is
     dies()
     assert not failed
     assert [text.rpartition("; ")[2] for text in first.told] == ["the job goes on"] * 4
+    first.nodes._store_bug_t -= STORE_WELL_LEASES * SETTINGS.nodes.lease_s  # noqa: SLF001  a healthy attempt goes on without a decision
+    dies()
+    dies()
+    assert not failed
+    assert first.nodes._store_bugs == 2  # noqa: SLF001
     dies()
     assert [type(error) for error in failed] == [TypeError]
     pair.until(lambda: len(first.nodes._server._have) == 2, "the nodes at the last store: it need not linger for them")  # type: ignore[union-attr]  # noqa: SLF001

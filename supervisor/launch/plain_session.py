@@ -42,6 +42,7 @@ class PlainSession:
         self._shim = shim
         self._ending = AttemptEnding(context)
         self._pid: int | None = None
+        self._may_run = False  # the command was asked for, and neither failed to start nor ended
         self._started: tuple[list[str], dict[str, str]] | None = None  # what the attempt was started with
 
     @property
@@ -74,7 +75,7 @@ class PlainSession:
         """See Session."""
         context = self._context
         self._ending.start(action.attempt)
-        self._pid = None
+        self._pid, self._may_run = None, True
         job = context.job
         given = resume_handover(job.settings, job.command, action.resume, job.knobs.resume_way(action.resume_by))
         environ = job_environment(context.job.environ) | attempt_variables(context.job, action, applied, self._shim) | given.variables
@@ -94,15 +95,15 @@ class PlainSession:
 
     def refuse(self, attempt: int, text: str, who: str) -> None:
         """See Session."""
-        self._pid = None
+        self._pid, self._may_run = None, False
         self._ending.refused(attempt, text, who)
 
     def stop(self, action: StopRanks) -> None:
-        """See Session. A person's TERM goes to the command alone: it ends its loader processes itself."""
+        """See Session. A person's signal goes to the command alone, also before the guardian reported it: it ends its loaders itself."""
         if action.why == "failure":
             self._ending.sweep("command", "failed", action.grace_s)
             return
-        if self._pid is None:
+        if not self._may_run:
             self._ending.sweep("all", "stopped", action.grace_s)
             return
         self._context.guardian().signal(action.signum, to="command")
@@ -110,7 +111,7 @@ class PlainSession:
         self._context.loop.call_later(action.grace_s, lambda: self._grace_over(attempt))
 
     def _grace_over(self, attempt: int) -> None:
-        if attempt == self._ending.attempt and self._pid is not None:
+        if attempt == self._ending.attempt and self._may_run:
             self._ending.sweep("all", "stopped", KILL_GRACE_S)
 
     def end(self, action: EndLauncher) -> None:
@@ -146,7 +147,7 @@ class PlainSession:
     def on_guardian_died(self, code: int | None, signum: int | None) -> None:
         """See Session."""
         self._ending.launcher_died(code, signum, "the guardian")
-        self._pid = None
+        self._pid, self._may_run = None, False
 
     def on_guardian(self, message: GuardianEvent) -> None:
         """See Session."""
@@ -165,13 +166,20 @@ class PlainSession:
             rank = RankInfo(0, 0, self._pid, message["start_ticks"])
             self._context.loop.post(AttemptStarted(self._context.loop.clock.now(), attempt, (rank,), 1, self._pid))
         elif message["ev"] == "spawn_failed":
-            self._ending.not_spawned(f"{self._program}: {message['text']}")
-            self._context.loop.post(LauncherExited(self._context.loop.clock.now(), attempt, "command", code=1))
+            self._not_spawned(message["text"])
         elif message["ev"] == "exited" and message["pid"] == self._pid:  # not the agent's that was tried before us, in the same attempt
             self._exited(message)
 
+    def _not_spawned(self, text: str) -> None:
+        self._may_run = False
+        self._ending.not_spawned(f"{self._program}: {text}")
+        if self._context.loop.state.stops_ranks:
+            self._ending.sweep("all", "stopped", KILL_GRACE_S)
+        else:
+            self._context.loop.post(LauncherExited(self._context.loop.clock.now(), self._ending.attempt, "command", code=1))
+
     def _exited(self, message: CommandExited) -> None:
-        pid, self._pid = message["pid"], None
+        pid, self._pid, self._may_run = message["pid"], None, False
         loop, attempt = self._context.loop, self._ending.attempt
         self._context.last_sample()
         if loop.state.stops_ranks:

@@ -19,6 +19,7 @@ from supervisor.core.model import Cause
 from supervisor.node.node_check import NodeCheck, NodeCheckPlace
 from supervisor.node.node_environment import EnvironmentComparison
 from supervisor.run.rank_requests import wall_t
+from supervisor.run.threads import attempted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
 #: How often the thread that waits for other nodes checks whether the attempt is still to begin.
 AGREE_POLL_S = 0.5
+#: How long the other nodes wait for a disk on which this one is to note that it is excluded.
+LEDGER_DEADLINE_S = 10.0
 
 
 class CheckpointRequests:
@@ -139,10 +142,19 @@ class CheckpointRequests:
             self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage(level, text)))
 
         def exclude(reason: str) -> bool:
-            try:
-                self._factory.ledger.exclude(reason, time.time(), "node check")
-            except OSError as error:
-                show("warning", f"this node is not excluded: {self._factory.ledger.path}: {error}")
+            problems = ["the disk does not answer"]
+
+            def work() -> None:
+                try:
+                    self._factory.ledger.exclude(reason, time.time(), "node check")
+                except OSError as error:
+                    problems.append(str(error))
+                else:
+                    problems.clear()
+
+            attempted(work, LEDGER_DEADLINE_S)
+            for problem in problems[-1:]:
+                show("warning", f"this node is not excluded: {self._factory.ledger.path}: {problem}")
                 return False
             return True
 

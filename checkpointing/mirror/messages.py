@@ -109,7 +109,7 @@ class CheckpointUploaded(TypedDict):
 
 
 class PartsJoined(TypedDict):
-    """A checkpoint of which this node sent its part before others did is whole in the mirror: it has the joint manifest."""
+    """A checkpoint is whole in the mirror: it has the joint manifest. This node sent its part before others did."""
 
     ev: Literal["joined"]
     mirror: str

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _PROGRESS_S: Final = 1.0
 _LEFTOVER_S: Final = 3 * 86400.0  # an upload of our job that nobody continues: a node that is down for longer has lost its disk, too
-_MOST_APART: Final = 64  # so many checkpoints that lack parts of other nodes are asked for: the newest
+_MOST_UNJOINED: Final = 64  # the newest checkpoints that still lack parts of other nodes, which the mirror is asked for
 #: The trouble that is reported → first pause and longest one, in seconds.
 _PAUSES: Final[dict[str, tuple[float, float]]] = {
     "away": (1.0, 300.0),
@@ -76,7 +76,7 @@ class MirrorWorker:
         self._pause_s = 0.0
         self._swept = False
         self._untidy = False
-        self._apart: deque[str] = deque(maxlen=_MOST_APART)  # keys of checkpoints of which other nodes' parts were not there yet
+        self._unjoined: deque[str] = deque(maxlen=_MOST_UNJOINED)  # keys of checkpoints of which other nodes' parts were not there yet
         self._known: dict[str, listing.MirroredCheckpoint] = {}  # the cache of listing.newest_first
         self.is_waiting = False
         self.n_waits = 0
@@ -156,8 +156,8 @@ class MirrorWorker:
             }
         )
         self._tidy(key or None)
-        if not key and (apart := keys.key_of(entry.manifest)) not in self._apart:
-            self._apart.append(apart)
+        if not key and (unjoined := keys.key_of(entry.manifest)) not in self._unjoined:
+            self._unjoined.append(unjoined)
 
     def _tidy(self, arrived: str | None) -> None:
         """Tidy up after an upload. A failure is reported once, and uploads go on. `arrived`: None if no whole checkpoint did."""
@@ -176,12 +176,12 @@ class MirrorWorker:
 
     def _report_joined(self) -> None:
         """Report the checkpoints that other nodes' parts made whole since: only the node with the last part knew it at once."""
-        for key in tuple(self._apart):
+        for key in tuple(self._unjoined):
             try:
                 self._backend.stat(key + keys.MANIFEST)
             except NotFound:
                 continue
-            self._apart.remove(key)
+            self._unjoined.remove(key)
             self._emit({"ev": "joined", "mirror": self._backend.url, "key": key})
 
     def _remove_old(self, arrived: str) -> None:

@@ -26,6 +26,13 @@ def newest_of_run(manifests: Iterable[Manifest], run: str, pattern: str | None =
     return max(of_run, key=saved_order, default=None)
 
 
+def last_before(made: Manifest, recorded: Iterable[Manifest], run: str) -> Manifest | None:
+    """Return the checkpoint of a run and of the same pattern that was saved last before this one, at another path."""
+    when = saved_order(made)
+    earlier = (one for one in recorded if one.path != made.path and saved_order(one) < when)
+    return newest_of_run(earlier, run, pattern_of(made.path))
+
+
 def saved_order(one: Manifest) -> tuple[int, int]:
     """Return by what the saves of a run are ordered: the time, and the step, because saves within one tick of a clock have one time."""
     return one.saved_ns, -1 if one.step is None else one.step

@@ -16,7 +16,6 @@ from checkpointing.manifest import check
 from checkpointing.manifest.documents import About, Manifests, NodePart
 from checkpointing.verification import identity_of, verify_part
 from supervisor.checkpoints.recording import numerics
-from supervisor.observe.ranks.path_patterns import pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,17 +71,12 @@ class PartRecorder:
             return None
         lineage = records.provenance.of(path, identity, made.saved_ns).lineage
         if made.non_finite:
-            made = replace(made, non_finite=numerics.compared(made.non_finite, self._last_before(made)))
+            last = numerics.last_before(made, self.manifests.all(), records.job.run_id)
+            made = replace(made, non_finite=numerics.compared(made.non_finite, last))
         about = replace(made.about, run=lineage.run, began=lineage.began, attempt=lineage.attempt)
         made = replace(made, about=about, save=save, part=NodePart(meeting.node, part.absent, part.leads))
         records.order.write()
         return made if self.manifests.put(made) else None
-
-    def _last_before(self, made: Manifest) -> Manifest | None:
-        """Return this node's part of the save of this run before this one."""
-        when = numerics.saved_order(made)
-        earlier = (one for one in self.manifests.all() if one.path != made.path and numerics.saved_order(one) < when)
-        return numerics.newest_of_run(earlier, self._records.job.run_id, pattern_of(made.path))
 
     def _may_be_part(self, path: str) -> bool:
         """Return whether this node's ranks saved to a directory in this attempt, and this node is the one to record its part."""

@@ -119,9 +119,9 @@ class CheckpointRecorder:
 
         `before`: the last record of the same path, whose content is gone.
         """
-        earlier = [one for one in self._records.manifests.all() if one.path != made.path and saved_order(one) < saved_order(made)]
-        earlier += [before] if before is not None else []
-        last = numerics.newest_of_run(earlier, self._records.job.run_id, pattern_of(made.path))
+        run = self._records.job.run_id
+        elsewhere = numerics.last_before(made, self._records.manifests.all(), run)
+        last = numerics.newest_of_run([one for one in (elsewhere, before) if one is not None], run, pattern_of(made.path))
         made = replace(made, non_finite=numerics.compared(made.non_finite, last))
         if numerics.turned(made) and not (last is not None and numerics.turned(last)):
             self._report(CheckpointAlert(CheckpointTrouble.NOT_FINITE, numerics.report(made)))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.cli import stdio
-from supervisor.cli.jobs.job_files import JobFiles, places_in, standing_of
+from supervisor.cli.jobs.job_files import JobFiles, other_nodes, standing_of
 from supervisor.cli.jobs.job_status import status_from
 from supervisor.core.numeric import rank_list
 from supervisor.core.values import dataclass
@@ -68,7 +68,7 @@ def journals_of(root: Path, place: JobFiles) -> list[NodeJournal]:
     from supervisor.cluster.kept import KeptFile, KeptNode  # noqa: PLC0415  loads msgspec: not for --help
 
     found = []
-    for one in [place, *(other for other in places_in(root) if other.job == place.job and other != place)]:
+    for one in [place, *other_nodes(root, place)]:
         try:
             history, alive = standing_of(one)
         except SuperviseError as error:

@@ -95,6 +95,11 @@ def places_in(root: Path) -> list[JobFiles]:
     return sorted(found, key=lambda place: (changed_at(place), place.node == here), reverse=True)
 
 
+def other_nodes(root: Path, place: JobFiles) -> list[JobFiles]:
+    """Return the job's files on the other nodes that share the directory, in the order of `places_in`."""
+    return [one for one in places_in(root) if one.job == place.job and one.node != place.node]
+
+
 def changed_at(place: JobFiles) -> float:
     """Return when the journal changed last (Unix seconds)."""
     try:
@@ -154,12 +159,11 @@ def histories_of(root: Path, place: JobFiles, own: History) -> dict[str, History
 
     found = {place.node: own}
     if own.meetings or any(one.members for incident in own.incidents for one in incident.rounds):
-        for other in places_in(root):
-            if other.job == place.job and other.node != place.node:
-                try:
-                    found[other.node], _ = history_of(other)
-                except SuperviseError as error:
-                    stdio.say(f"{other.node}: {error.message}")
+        for other in other_nodes(root, place):
+            try:
+                found[other.node], _ = history_of(other)
+            except SuperviseError as error:
+                stdio.say(f"{other.node}: {error.message}")
     hosts = of_one_job(place.node, found)
     return {host: history for host, history in found.items() if host in hosts}
 

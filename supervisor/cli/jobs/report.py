@@ -14,7 +14,7 @@ import click
 from checkpointing.io import staging
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
-from supervisor.cli.jobs.job_files import JobFiles, find_job, histories_of, history_by, places_in, show_problems, state_root
+from supervisor.cli.jobs.job_files import JobFiles, find_job, histories_of, history_by, other_nodes, show_problems, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.file import earlier
 from supervisor.report.layout import render, surface_of
@@ -61,11 +61,11 @@ def report(settings: Settings, job: str | None, *, all_runs: bool = False, html_
 
 
 def _recorded(root: Path, place: JobFiles) -> tuple[JobFiles, list[tuple[History, list[RunLedger]]]]:
-    """Return what has a run of the job, and its journals: this node's part, else that of another node which shares the directory."""
+    """Return a node's files of the job, and what `read_journals` reads there: this node's if it has a run, else the newest that has one."""
     read = read_journals(place)
     if any(ledgers for _, ledgers in read):
         return place, read
-    for other in (one for one in places_in(root) if one.job == place.job and one.node != place.node):
+    for other in other_nodes(root, place):
         try:
             found = read_journals(other)
         except SuperviseError as error:

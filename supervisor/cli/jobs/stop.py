@@ -18,7 +18,7 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, setting_options
-from supervisor.cli.jobs.job_files import JobFiles, find_job, live_beats, places_in, progress_of, standing_of, state_root
+from supervisor.cli.jobs.job_files import JobFiles, find_job, live_beats, other_nodes, places_in, progress_of, standing_of, state_root
 from supervisor.core.model import Phase
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
@@ -215,5 +215,4 @@ def _end(place: JobFiles) -> str:
 
 
 def _other_nodes(root: Path, place: JobFiles) -> Sequence[str]:
-    others = (other for other in places_in(root) if other.job == place.job and other.node != place.node)
-    return [other.node for other in others if standing_of(other)[0].end is None]
+    return [other.node for other in other_nodes(root, place) if standing_of(other)[0].end is None]

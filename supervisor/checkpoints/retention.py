@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 
 class Retention:
-    """Keeps copies and removes old checkpoints of one job. `use` is called by the selection, all else in the watcher's thread."""
+    """Keeps copies and removes old checkpoints of one job.
+
+    `use` and `pause` are called by the selection, `go_on` by the loop's thread, `copy` in any worker thread, all else in the watcher's.
+    """
 
     def __init__(self, records: CheckpointRecords, report: Callable[[CheckpointReport], None]) -> None:
         self._records, self._report = records, report
@@ -53,12 +56,12 @@ class Retention:
         self._in_use = frozenset() if path is None else frozenset({path})
 
     def pause(self) -> None:
-        """Remove no checkpoint until `go_on`: the nodes agree on one of those that are here, and bring what they lack of it."""
+        """Remove no checkpoint until `go_on`: the nodes agree on one of those that are here. Waits for a removal that is under way."""
         with self._pruning:
             self._is_paused = True
 
     def go_on(self) -> None:
-        """Note that an attempt begins. Waits for no disk."""
+        """Note that an attempt begins: older checkpoints may go again. Waits for no disk."""
         self._is_paused = False
 
     def keep_copy(self, made: Manifest, reading: ReadOptions, recorder: CheckpointRecorder) -> None:
@@ -126,7 +129,9 @@ class Retention:
         whole_saves = [made for made in ([] if feed is None else feed.whole(parts)) if pattern_of(made.path) == pattern]
         # of those that are read in one look the newest comes first, and stands for those that it lets go
         read = [made for made in recorder.newest.values() if pattern_of(made.path) == pattern]
-        newest = min([*read, *whole_saves], key=lambda made: order.of_manifest(made, ordering.HERE, made.path))
+        newest = min([*read, *whole_saves], key=lambda made: order.of_manifest(made, ordering.HERE, made.path), default=None)
+        if newest is None:  # the script saves there anew since the part was found whole
+            return
         for done in self._pruner.prune(self._rows(newest, pattern, discovery, feed, whole_saves), self._policy, newest.path, order):
             if not done.reason:
                 recorder.forget(done.path)
@@ -140,10 +145,10 @@ class Retention:
     ) -> list[PruneRow]:
         records = self._records
         recorded = (made for made in records.manifests.all() if pattern_of(made.path) == pattern)
-        here = [made for made in recorded if records.locations.is_checkpoint(made.path)]
-        # a part is as it was recorded, so what was recorded of all of it at the same path is of an earlier content
-        here = list(({made.path: made for made in here} | {made.path: made for made in whole_saves}).values())
-        # a part does not always have the step and the run of the whole, by which the nodes order it: those that were saved last stay
+        by_path = {made.path: made for made in recorded if records.locations.is_checkpoint(made.path)}
+        # the identity of these parts was compared just now, so the record of a whole checkpoint at the same path is of an earlier content
+        here = list((by_path | {made.path: made for made in whole_saves}).values())
+        # the nodes order saves by the step and the run of the whole, which a part may lack: so those that were saved last stay, too
         last = {made.path for made in sorted(whole_saves, key=numerics.saved_order)[-self._policy.newest :]}
         finite = numerics.newest_of_run([made for made in here if not made.has_lost_weights], records.job.run_id)
         return [

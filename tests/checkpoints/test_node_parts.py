@@ -77,6 +77,7 @@ class PartNodes(Nodes):
     """Two nodes whose ranks save together with torch.distributed.checkpoint, each to its own disk."""
 
     def __init__(self, place: Path, *, with_mirror: bool = True, is_second_early: bool = False, **keep: int) -> None:
+        """`is_second_early`: the run of node 1 began before that of node 0. keep: settings of the checkpoints."""
         mirror = place / "mirror"
         mirror.mkdir()
         super().__init__(place, 2, shared=False, pattern="step_*", mirror=(str(mirror),), **keep)
@@ -440,3 +441,16 @@ def test_the_parts_that_were_saved_last_stay_whatever_their_order(tmp_path: Path
         nodes.look(0, 1)
     nodes.look(0)
     assert [nodes.on_disk(node) for node in (0, 1)] == [[10, 30, 60, 80]] * 2
+
+
+def test_a_part_that_is_saved_anew_when_the_older_ones_are_to_go_lets_none_go(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path, keep=1)
+    nodes.save_together(20)
+    nodes.look(0, 1)
+    one = nodes.nodes[0]
+    feed, parts = one.node_offer.feed, one._parts  # noqa: SLF001
+    assert feed is not None
+    (made,) = feed.whole(parts)
+    (Path(made.path) / node_parts.FILES[0][-1]).write_bytes(b"the next save to the same directory")
+    one.retention.prune(made, one.recorder, feed, parts)
+    assert nodes.on_disk(0) == [20]

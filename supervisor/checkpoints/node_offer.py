@@ -196,10 +196,11 @@ class NodeOffer:
     def list_checkpoints(self, avoid: Collection[str], agreed_attempts: Collection[int]) -> tuple[tuple[NodeCheckpoint, ...], Selection]:
         """List the checkpoints that this node could resume from, newest first, and the reasons against the rest. Reads no tensor data.
 
+        From here until the attempt begins, retention removes nothing.
         agreed_attempts: those of this run that began with an agreement of the nodes. Raises CheckpointingError, OSError.
         """
         records = self._records
-        self._retention.pause()  # before anything is offered
+        self._retention.pause()
         records.order.step_back(avoid, records.copies)
         listing = records.resumable()
         whole = tuple(one for one in listing.candidates if not one.is_directory or self._parts.get(one.path, one.identity) is None)

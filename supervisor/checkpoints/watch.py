@@ -99,7 +99,7 @@ class CheckpointWatch:
             self._report(CheckpointFound(ref, self._attempt_of(found)))
 
     def _incomplete(self, candidate: Candidate, reading: ReadOptions) -> bool:
-        """Record and send the part of a checkpoint of several nodes. Return False while its save is under way."""
+        """Record and send the part of a checkpoint of several nodes, and check the room for the next. Return False while it is saved."""
         if self._feed is None or not candidate.is_directory:
             return True
         if self._parts.is_under_way(candidate.path):

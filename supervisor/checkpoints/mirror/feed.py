@@ -56,7 +56,7 @@ class MirrorFeed:
         self._records, self._recorder, self._shared = records, recorder, shared
         self._uploads, self._has_rank_0 = uploads, has_rank_0
         self._sent: set[tuple[str, str]] = set()
-        self._whole_saves: frozenset[str] = frozenset()  # those that were returned by `newly_whole`
+        self._whole_saves: frozenset[str] = frozenset()  # as of the last call of `newly_whole`
 
     def send_known(self, listing: Listing) -> None:
         """Send the files that were recorded before they were likely to be checkpoints."""
@@ -82,11 +82,11 @@ class MirrorFeed:
         return made
 
     def whole(self, parts: PartRecorder) -> list[Manifest]:
-        """Return the parts here of saves that a mirror has whole: all files were listed there, and the joint manifest is written."""
+        """Return the parts here, as they were recorded, of saves that a mirror has whole: with the joint manifest."""
         return _of(self._uploads.whole_saves(), parts)
 
     def newly_whole(self, parts: PartRecorder) -> list[Manifest]:
-        """Return those of them that it did not return before."""
+        """Return the parts here of saves that became whole in a mirror since the last call."""
         before, self._whole_saves = self._whole_saves, self._uploads.whole_saves()
         return _of(self._whole_saves - before, parts)
 

@@ -1,8 +1,9 @@
 """Keeps the global batch of a run when nodes come or go, and with them ranks (docs/explanation/many-nodes.md#the-global-batch).
 
 `Run.batch_ranks` are those with which the values of the command, and of the plans of the run, make its global batch: those of its first
-attempt, or of the one that a plan about the batch was made for. An attempt with other ranks gets values of its own (HeldBatch.values),
-computed from these each time. So they come back with the nodes, and no micro-batch is greater than one that the run had before:
+attempt, with the nodes that left it for the node check, or of the one that a plan about the batch was made for. An attempt with other
+ranks gets values of its own (HeldBatch.values), computed from these each time. So they come back with the nodes, and no micro-batch is
+greater than one that the run had before:
 
     3 ranks × 8 × 1 = 24     as the command says                         batch_ranks 3
     2 ranks × 6 × 2 = 24     a node is lost

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 #: What the host of the store gives the other nodes to decide and to learn how the job ended, and a node gives its last messages to leave.
 LINGER_S = 15.0
 GOODBYE_S = 2.0
-#: Bugs in a row that end the thread of the store, after which it is given up; and leases without one, after which a bug is no other's next.
+#: After so many bugs in a row that end its thread the store is given up. One that comes so many leases after the last begins a new row.
 MOST_STORE_BUGS = 3
 STORE_WELL_LEASES = 20
 #: All-gather 0 of the agreement is the second of the protocol, in which 0 is how the ranks began.

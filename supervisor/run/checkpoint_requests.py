@@ -142,20 +142,10 @@ class CheckpointRequests:
             self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage(level, text)))
 
         def exclude(reason: str) -> bool:
-            problems = ["the disk does not answer"]
-
-            def work() -> None:
-                try:
-                    self._factory.ledger.exclude(reason, time.time(), "node check")
-                except OSError as error:
-                    problems.append(str(error))
-                else:
-                    problems.clear()
-
-            attempted(work, LEDGER_DEADLINE_S)
-            for problem in problems[-1:]:
-                show("warning", f"this node is not excluded: {self._factory.ledger.path}: {problem}")
-                return False
-            return True
+            ledger = self._factory.ledger
+            problem = attempted(lambda: ledger.exclude(reason, time.time(), "node check"), LEDGER_DEADLINE_S)
+            if problem:
+                show("warning", f"this node is not excluded: {ledger.path}: {problem}")
+            return not problem
 
         return NodeCheck(place, show, exclude, lambda: self._loop.state.awaits_ranks(action.attempt))

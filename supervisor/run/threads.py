@@ -51,17 +51,26 @@ def _runs(thread: int) -> bool:
     return stat.rpartition(")")[2].split()[:1] == ["R"]
 
 
-def attempted(work: Callable[[], None], deadline_s: float) -> None:
-    """Do `work` in a thread and wait for its end until the deadline: it may be left undone. Its OSError is left unreported."""
+def attempted(work: Callable[[], None], deadline_s: float) -> str:
+    """Do `work` in a thread and wait for its end until the deadline; return why it is not done by then, "" if it is."""
+    problem = f"not done within {deadline_s:g} s"
 
     def run() -> None:
-        with contextlib.suppress(OSError):
+        nonlocal problem
+        try:
             work()
+        except OSError as error:
+            problem = str(error)
+        else:
+            problem = ""
 
     thread = threading.Thread(target=run, name="attempted", daemon=True)
-    with contextlib.suppress(RuntimeError):
+    try:
         thread.start()
-        thread.join(deadline_s)
+    except RuntimeError as error:
+        return str(error)
+    thread.join(deadline_s)
+    return problem
 
 
 class Threads:

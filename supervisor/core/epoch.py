@@ -26,7 +26,7 @@ from supervisor.core.actions import (
     StopRanks,
 )
 from supervisor.core.model import Cause, Claim, Evidence, JobDecision, Plan, PlanKind, Verdict
-from supervisor.core.state import Admission, JobState, NodeReport, Stage, changed
+from supervisor.core.state import Admission, Attempt, JobState, NodeReport, Stage, changed
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     )
     from supervisor.core.state import Step
 
-#: Kinds of an end, of a decision, and what stands in for one (supervisor/cluster/model.py has the first two).
-MEMBERSHIP, VOID, RESTART, STOP, SUCCESS, ASIDE = "membership", "void", "restart", "stop", "success", "aside"
+#: Kinds of an end (supervisor/cluster/model.py has all), of a decision, and what stands in for one.
+MEMBERSHIP, VOID, LEFT = "membership", "void", "left"
+RESTART, STOP, SUCCESS, ASIDE = "restart", "stop", "success", "aside"
 #: Ends of an attempt in which nothing failed.
 _WITHOUT_FAILURE = frozenset({MEMBERSHIP, VOID})
 #: What the ranks of the others show when a node goes: they lose their connections, or wait for it.
@@ -72,13 +73,18 @@ def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step
     ended = changed(state, attempt=changed(attempt, ended_by=node, ended_as=event.kind))
     if state.stage is Stage.TEARDOWN:  # it had ended here by itself, a moment later
         return changed(state, attempt=changed(attempt, ended_as=event.kind)), ()
-    if event.kind in _WITHOUT_FAILURE:
+    if _is_without_failure(attempt, event.kind):
         text = f"node {node} lets waiting nodes join" if event.kind == MEMBERSHIP else event.text
         message = PrintMessage("info", f"{text}: attempt {attempt.number} is stopped, and the next one begins with a meeting of the nodes")
         return admit(ended, message)
     ended, actions = failure.tear_down(ended, event.t, None, f"node {node}: {event.text}")
     stop = StopRanks(attempt.number, SIGTERM, state.run.policy.grace_s, "failure", event.text)
     return ended, (stop, *actions)
+
+
+def _is_without_failure(attempt: Attempt, kind: str) -> bool:
+    """Whether nothing failed in an attempt that ended so: a node that leaves for the node check uses up no restart of the others."""
+    return kind in _WITHOUT_FAILURE or (kind == LEFT and attempt.peers_unfit)
 
 
 def admit(state: JobState, message: PrintMessage) -> Step:
@@ -170,7 +176,7 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
 def on_reports_gathered(state: JobState, event: ReportsGathered) -> Step:
     """Decide for all nodes, on what all of them saw."""
     number = state.attempt.number
-    if event.kind in _WITHOUT_FAILURE:
+    if _is_without_failure(state.attempt, event.kind):
         return state, (ProposeDecision(number, VOID if event.kind == VOID else RESTART),)
     decision = decided(state, event)
     decision = replace(decision, by=state.attempt.me)

@@ -180,7 +180,8 @@ def _others_leave(state: JobState, event: CheckpointSelected) -> Step:
     why = "; ".join(event.cannot_work) or "; ".join(f"{node}: {text}" for node, text in event.node_offers or _named(state, event.unfit))
     what = "work with this one" if event.cannot_work else "pass the node check" if event.unfit else "resume as this one does"
     if event.unfit:
-        state = changed(state, run=changed(state.run, batch_ranks=event.batch.ranks))
+        run = changed(state.run, batch_ranks=event.batch.ranks)
+        state = changed(state, run=run, attempt=changed(state.attempt, peers_unfit=True))
     return state, (PrintMessage("warning", f"another node cannot {what}, and leaves the job: {why}"[:600]),)
 
 

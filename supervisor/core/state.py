@@ -235,6 +235,7 @@ class Attempt:
     # what the nodes decide about it
     ended_by: str = ""  # another node that ended it
     ended_as: str = ""  # kind of that end (supervisor/cluster/model.py)
+    peers_unfit: bool = False  # others failed the node check before its ranks, and leave
     stop_wanted: JobDecision | None = None  # this node cannot begin it, and a person has to act
     decided: str = ""  # kind of the decision about it, or aside: the job went on without this node
     decision: JobDecision | None = None  # None where it counts nothing

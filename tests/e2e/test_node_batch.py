@@ -103,7 +103,14 @@ def test_a_node_that_fails_the_node_check_stops_alone_and_comes_not_back_unless_
     job = ("--batch-size=8", "--accum=1", f"--made={log}", "--step-ms=50", f"--steps={STEPS}")
     options = (*KNOBS, "--check-nodes", "start")
     nodes = Cluster(
-        supervise, tmp_path, *job, nnodes="2:3", script=(SCRIPT,), options=options, last_call_s=30, PYTHONPATH=str(tmp_path / "site")
+        supervise,
+        tmp_path,
+        *job,
+        nnodes="2:3",
+        script=("--max-restarts=0", SCRIPT),
+        options=options,
+        last_call_s=30,
+        PYTHONPATH=str(tmp_path / "site"),
     )
     is_over = lambda run: not run.alive() and run.exit_code() == 75  # noqa: E731
     bad = wait_for(lambda: next((run for run in nodes.runs if is_over(run)), None), "a node to stop", 200)
@@ -118,5 +125,6 @@ def test_a_node_that_fails_the_node_check_stops_alone_and_comes_not_back_unless_
     assert {row[1:] for row in (rows(log) if log.exists() else ())} == ({(2, 6, 2, 24)} if go_on else set())
     assert [run.attempts() for run in others] == [1 if go_on else 0] * 2
     assert all("leaves the job" in run.stderr for run in others) == bool(go_on)
+    assert all(run.status()["incidents"] == 1 - bool(go_on) for run in others), "that a node left is no failure"
     ledgers = [path for run in nodes.runs for path in run.state.glob(".gpus/*.jsonl")]
     assert len(ledgers) == 1

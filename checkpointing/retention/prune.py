@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.io import durable
@@ -25,7 +26,7 @@ from checkpointing.retention import ownership, rules
 from checkpointing.verification import identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 FILE_NAME: Final = "pruned.jsonl"
 _HIDDEN: Final = ".supervise-pruned-"
@@ -100,10 +101,11 @@ class Pruner:
         policy: rules.RetentionPolicy,
         proven: str,
         order: Order = Order(),  # noqa: B008 -- a frozen value
+        goes_on: Callable[[], bool] = lambda: True,
     ) -> tuple[Pruned, ...]:
-        """Remove what a policy does not keep. `proven`: the path of the one that was just read in full."""
+        """Remove what a policy does not keep, each only if it `goes_on`. `proven`: the path of the one that was just read in full."""
         self.finish()
-        planned = plan(rows, policy, proven, order)
+        planned = takewhile(lambda _: goes_on(), plan(rows, policy, proven, order))
         return tuple(_outcome(row, why or self._remove(row.manifest)) for row, why in planned)
 
     def finish(self) -> None:

@@ -56,9 +56,13 @@ class Retention:
         self._in_use = frozenset() if path is None else frozenset({path})
 
     def pause(self) -> None:
-        """Remove no checkpoint until `go_on`: the nodes agree on one of those that are here. Waits for a removal that is under way."""
+        """Remove no checkpoint until `go_on`: the nodes agree on one of those that are here.
+
+        Waits for the removal of one that is under way, and not for those after it: all nodes would wait for them.
+        """
+        self._is_paused = True
         with self._pruning:
-            self._is_paused = True
+            pass
 
     def go_on(self) -> None:
         """Note that an attempt begins: older checkpoints may go again. Waits for no disk."""
@@ -132,7 +136,8 @@ class Retention:
         newest = min([*read, *whole_saves], key=lambda made: order.of_manifest(made, ordering.HERE, made.path), default=None)
         if newest is None:  # the script saves there anew since the part was found whole
             return
-        for done in self._pruner.prune(self._rows(newest, pattern, discovery, feed, whole_saves), self._policy, newest.path, order):
+        rows = self._rows(newest, pattern, discovery, feed, whole_saves)
+        for done in self._pruner.prune(rows, self._policy, newest.path, order, lambda: not self._is_paused):
             if not done.reason:
                 recorder.forget(done.path)
                 parts.manifests.forget(done.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -366,6 +367,33 @@ def test_keep_removes_nothing_while_the_nodes_agree(tmp_path: Path) -> None:
     nodes.look(0, 1)
     nodes.look(0)
     assert [nodes.on_disk(node) for node in (0, 1)] == [[60]] * 2
+
+
+def test_nodes_that_agree_wait_for_one_removal_and_not_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, destroy = PartNodes(tmp_path, keep=1), prune._destroy  # noqa: SLF001
+    for step in (20, 40, 60):
+        nodes.save_together(step)
+        nodes.send_parts(0, 1)
+    retention = nodes.nodes[0].retention
+    agreeing = threading.Thread(target=retention.pause)
+
+    def destroyed(hidden: str) -> None:
+        if not agreeing.ident:
+            agreeing.start()
+            agreeing.join(1.0)
+        assert agreeing.is_alive(), "it waits for this one"
+        destroy(hidden)
+
+    monkeypatch.setattr(prune, "_destroy", destroyed)
+    nodes.look(0)
+    agreeing.join(20.0)
+    assert not agreeing.is_alive()
+    assert nodes.on_disk(0) == [40, 60]
+    retention.go_on()
+    monkeypatch.undo()
+    nodes.save_together(80)
+    nodes.look(1, 0)
+    assert nodes.on_disk(0) == [80]
 
 
 def test_a_supervisor_that_takes_over_removes_the_older_parts_of_its_run(tmp_path: Path) -> None:

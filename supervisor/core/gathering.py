@@ -128,6 +128,8 @@ def _wanted_check(state: JobState) -> str:
     A failure between nodes rarely shows which of them is bad. One such failure may be chance.
     """
     when, reason = state.run.policy.check_nodes, state.run.reason
+    if when == "start" and not state.run.last_agreement and not state.run.batch_ranks:
+        return "start"  # no attempt has begun, and no node has left for it
     if when == "never" or reason not in {"start", "failure"}:
         return ""
     if reason == "start":

@@ -137,7 +137,8 @@ class RoundOps:
 
     torch drops a dead node 15 s after its last sign of life, and lets fewer nodes than the greatest number begin 30 s after the least
     number has come. But an attempt ends on all of its nodes together. So who leaves a complete round empties it: nobody waits for a node
-    or an agent that is dead. And a round is complete when all are there that are `expected` (0: not known). A node that waits while the
+    or an agent that is dead. And a round is complete when all are there that are `returning` from the last one (0: not known) and that
+    are `joining`: a node that nobody knew of may come before one that returns, and does not take its place. A node that waits while the
     others train waits without end, and so does one that waits for the least number of nodes, until the supervisor ends it: torch's
     `join_timeout` counts from the end of that. Signs of life and the 30 s count by the clock of the node that looks: torch compares the
     clocks of two nodes, and where they differ its nodes drop each other, or do not wait for one that is about to come.
@@ -150,7 +151,9 @@ class RoundOps:
         self._waited_t = 0.0
         self._seen: dict[Any, tuple[datetime, float]] = {}  # the newest sign of life of each node, and when it was new here
         self._last_call: tuple[datetime | None, float] = None, 0.0  # the one that torch's state holds, and when it was new here
-        self.expected = 0
+        self._last: frozenset[Any] = frozenset()  # the nodes of the last round that this one took part in
+        self.returning = 0
+        self.joining = 0
 
     @classmethod
     def of(cls, handler: RendezvousHandler, missing: MissingNodes) -> RoundOps | None:
@@ -193,16 +196,23 @@ class RoundOps:
         is_in = context.node in state.participants
         missing = settings.min_nodes - len(state.participants) if is_in and not state.complete and not state.closed else 0
         self._missing.counted(missing, settings.timeout.join.total_seconds())
+        if is_in and state.complete:
+            self._last = frozenset(state.participants)
         if (state.complete and not is_in) or missing > 0:
             self._waited_t = time.monotonic()
-        elif is_in and self.expected and not state.closed and self._are_all_in(state, settings):
+        elif is_in and self.returning and not state.closed and self._are_all_in(state, settings):
             return step(context, deadline) if state.complete else dynamic_rendezvous._Action.MARK_RENDEZVOUS_COMPLETE  # noqa: SLF001
         return self._with_last_call(step, context, max(deadline, self._waited_t + settings.timeout.join.total_seconds()))
 
     def _are_all_in(self, state: Any, settings: Any) -> bool:  # noqa: ANN401  torch's
-        """Whether all take part that are expected, and those that asked to join after the last count of them."""
-        count = len(state.participants)
-        return count >= max(self.expected, settings.min_nodes) and (count >= settings.max_nodes or not state.wait_list)
+        """Whether all take part that are expected, and those that asked to join after the last count of them.
+
+        For a new agent, which has no last round, any node counts: where it comes in place of one that ended, it completes the round.
+        """
+        count, returned = len(state.participants), len(self._last.intersection(state.participants))
+        expected = max(min(self.returning + self.joining, settings.max_nodes), settings.min_nodes)
+        is_back = returned >= min(self.returning, len(self._last))
+        return is_back and count >= expected and (count >= settings.max_nodes or not state.wait_list)
 
     def _with_last_call(self, step: Callable[..., Any], context: Any, deadline: float) -> Any:  # noqa: ANN401  as above
         """Take a step to which the last call is over when it has lasted long enough by this node's clock alone."""
@@ -230,7 +240,6 @@ class RoundRendezvous(RendezvousHandler):
         self._attempt_store: TCPStore | None = None
         self._met: RendezvousInfo | None = None
         self._controller = controller
-        self._most = nodes
         self._several = nodes > 1
         self._missing = MissingNodes(controller)
         self._ops = RoundOps.of(inner, self._missing) if nodes > 1 else None
@@ -281,7 +290,7 @@ class RoundRendezvous(RendezvousHandler):
 
     def _meet(self) -> RendezvousInfo:
         if self._ops is not None:
-            self._ops.expected = min(self.expected + self._waiting, self._most) if self.expected else 0
+            self._ops.returning, self._ops.joining = self.expected, self._waiting
         info = self._inner.next_rendezvous()
         store = info.store
         if self._inner.get_backend() == "static":  # the one that gives every attempt the same keys

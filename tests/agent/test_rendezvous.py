@@ -166,9 +166,9 @@ class DynamicNode:
         self.ops = ops
         self.found: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
 
-    def meets(self, expected: int = 0, *, behind: timedelta = timedelta()) -> None:
+    def meets(self, returning: int = 0, *, joining: int = 0, behind: timedelta = timedelta()) -> None:
         """Go to the next round, with a clock that is behind; its number of nodes is in `found`."""
-        self.ops.expected = expected
+        self.ops.returning, self.ops.joining = returning, joining
         threading.Thread(target=self._meet, args=(behind,), daemon=True).start()
 
     def _meet(self, behind: timedelta) -> None:
@@ -186,7 +186,7 @@ def test_nobody_waits_for_a_node_that_is_lost_or_for_more_than_are_expected(stor
         node.meets()
     assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
     for node in nodes[:2]:  # the third is gone, and torch does not know it
-        node.meets(expected=2)
+        node.meets(returning=2)
     assert [node.found.get(timeout=DEADLINE_S) for node in nodes[:2]] == [2, 2]
 
 
@@ -194,14 +194,14 @@ def test_nobody_waits_for_a_node_that_is_lost_or_for_more_than_are_expected(stor
 def test_a_node_waits_for_the_end_of_a_round_longer_than_it_waits_for_others_to_join(store: Store) -> None:
     nodes = [DynamicNode(store) for _ in range(2)]
     for node in nodes:
-        node.meets(expected=2)
+        node.meets(returning=2)
     assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [2, 2]
     late = DynamicNode(store, join_s=2.5)
     late.meets()
     with pytest.raises(queue.Empty):
         late.found.get(timeout=4.0)
     for node in nodes:
-        node.meets(expected=3)
+        node.meets(returning=2, joining=1)
     assert [node.found.get(timeout=DEADLINE_S) for node in (*nodes, late)] == [3, 3, 3]
 
 
@@ -211,12 +211,12 @@ def test_a_node_below_the_minimum_waits_for_as_long_as_its_supervisor_lets_it_an
 ) -> None:
     monkeypatch.setattr(rendezvous, "MISSING_S", 0.5)
     first = DynamicNode(store, join_s=1.0)
-    first.meets(expected=2)
+    first.meets(returning=2)
     assert first.missing.get(timeout=DEADLINE_S) == (1, 1.0)
     with pytest.raises(queue.Empty):
         first.found.get(timeout=3.0)
     second = DynamicNode(store)
-    second.meets(expected=2)
+    second.meets(returning=2)
     assert [node.found.get(timeout=DEADLINE_S) for node in (first, second)] == [2, 2]
     assert first.missing.get(timeout=DEADLINE_S) == (0, 1.0)
     assert second.missing.empty()
@@ -268,13 +268,29 @@ def test_a_node_whose_clock_is_ahead_waits_for_those_that_may_still_come_for_as_
 def test_a_round_is_not_complete_without_a_node_that_waits_for_it_though_nobody_knew_of_it(store: Store) -> None:
     first, second, late = nodes = [DynamicNode(store) for _ in range(3)]
     for node in (first, second):
-        node.meets(expected=2)
+        node.meets(returning=2)
     assert [node.found.get(timeout=DEADLINE_S) for node in (first, second)] == [2, 2]
     late.meets()
     wait_for(lambda: first.handler.num_nodes_waiting() == 1, "a node to wait", DEADLINE_S)
-    for node in (first, second):
-        node.meets(expected=2)
+    first.meets(returning=2)
+    wait_for(lambda: second.handler.num_nodes_waiting() == 0, "it to come before the second", DEADLINE_S)
+    with pytest.raises(queue.Empty):
+        first.found.get(timeout=2.0)
+    second.meets(returning=2)
     assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
+
+
+@pytest.mark.usefixtures("as_the_agent_sets_it")
+def test_a_new_agent_returns_in_place_of_the_one_that_ended(store: Store) -> None:
+    first, second = nodes = [DynamicNode(store) for _ in range(2)]
+    for node in nodes:
+        node.meets(returning=2)
+    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [2, 2]
+    new = DynamicNode(store)
+    for node in (first, new):
+        node.meets(returning=2)
+    assert [node.found.get(timeout=DEADLINE_S) for node in (first, new)] == [2, 2]
+    assert second.found.empty()
 
 
 class LostMeeting(Meeting):

@@ -26,6 +26,7 @@ from supervisor.checkpoints.mirror import restore_process
 from supervisor.core.actions import SelectCheckpoint
 from tests.checkpoints.test_node_agreement import Nodes, ignore
 from tests.support import node_parts
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.process
 
@@ -138,13 +139,15 @@ class PartNodes(Nodes):
             assert self.uploads[node].n_sent
 
     def look(self, *nodes: int) -> None:
-        """Let the watchers of nodes look once, while the ranks run."""
+        """Let the watchers of nodes look exactly twice: a look sends parts, and the next sees what is whole with them."""
         for node in nodes:
             one = self.nodes[node]
-            watcher = one.watcher(one.node_offer.feed)
-            assert watcher is not None
-            watcher.start()
-            assert watcher.finish(20.0)
+            for _ in range(2):
+                watcher = one.watcher(one.node_offer.feed)
+                assert watcher is not None
+                watcher.finish(0.0)  # its first look is the last
+                watcher.start()
+                assert watcher.finish(20.0)
 
     def on_disk(self, node: int) -> list[int]:
         """Return the steps of which a node has anything."""
@@ -375,19 +378,20 @@ def test_nodes_that_agree_wait_for_one_removal_and_not_for_all(tmp_path: Path, m
         nodes.save_together(step)
         nodes.send_parts(0, 1)
     retention = nodes.nodes[0].retention
-    agreeing = threading.Thread(target=retention.pause)
+    agreeing, waits = threading.Thread(target=retention.pause), list[bool]()
 
-    def destroyed(hidden: str) -> None:
-        if not agreeing.ident:
-            agreeing.start()
-            agreeing.join(1.0)
-        assert agreeing.is_alive(), "it waits for this one"
+    def destroyed(hidden: str) -> None:  # in a watcher's thread, which reports what is raised
+        agreeing.start()
+        wait_for(lambda: retention._is_paused, "the nodes to begin to agree", 20.0)  # noqa: SLF001
+        agreeing.join(0.2)
+        waits.append(agreeing.is_alive())
         destroy(hidden)
 
     monkeypatch.setattr(prune, "_destroy", destroyed)
     nodes.look(0)
     agreeing.join(20.0)
     assert not agreeing.is_alive()
+    assert waits == [True], "for this one"
     assert nodes.on_disk(0) == [40, 60]
     retention.go_on()
     monkeypatch.undo()

@@ -161,8 +161,8 @@ class _NodeRows:
 
 
 def _newest(states: Sequence[NodeState]) -> NodeState:
-    """Return the state with the newest agreement; of several the first."""
-    return max(states, key=lambda state: state.agreed)
+    """Return the state with the newest agreement; of several the one that knows of most ranks: it saw who left. Of these the first."""
+    return max(states, key=lambda state: (state.agreed, state.batch.ranks))
 
 
 def agree(  # noqa: PLR0913  the request, and this node's part

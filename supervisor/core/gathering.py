@@ -215,21 +215,25 @@ def _stop_unlike(state: JobState, event: CheckpointSelected) -> Step:
 
 
 def _stop_unfit(state: JobState, event: CheckpointSelected) -> Step:
-    """Stop before a rank starts: a node failed the node check. On every node, or on that one."""
+    """Stop before a rank starts: nodes failed the node check. On every node, or on one of those."""
     alone = event.this_node_leaves
     unfit = tuple(row for row in event.unfit if not alone or row[0] == state.attempt.node)
     named = _named(state, unfit)
     because = tuple(Evidence("health", "node_check", f"{node}: {text}", node=node, t=event.t) for node, text in named)
-    node, text = named[0]
-    summary = f"node {node} fails the node check: {text}"[:300]
-    verdict = Verdict(Cause.NONE, node_health.SURE, summary, "node:unfit", because=because, node=node)
-    why, hint = f"{summary}; the node is excluded", f"once it is repaired: `supervise nodes allow {node.partition(':')[0]}`"
-    if alone:
-        why = f"{why}, and the others go on without it"
-    elif unfit[0][0] in event.not_excluded:
-        why, hint = f"{summary}; the node is not excluded: its ledger cannot be written", "keep the job off that node until it is repaired"
-    else:
-        hint = f"the scheduler's requeue continues this run on other nodes; {hint}"
+    failed = [f"node {node} fails the node check: {text}"[:300] for node, text in named]
+    verdict = Verdict(Cause.NONE, node_health.SURE, failed[0], "node:unfit", because=because, node=named[0][0])
+    reasons, allowing, in_use = [], [], []
+    for text, (node, _), (number, _) in zip(failed, named, unfit, strict=True):
+        host, is_excluded = node.partition(":")[0], number not in event.not_excluded
+        reasons.append(f"{text}; the node is {'excluded' if is_excluded else 'not excluded: its ledger cannot be written'}")
+        (allowing if is_excluded else in_use).append(host)
+    why = "; ".join(reasons) + (", and the others go on without it" if alone else "")
+    hints = [f"once it is repaired: `supervise nodes allow {host}`" for host in allowing]
+    if in_use:
+        hints.insert(0, f"keep the job off {', '.join(in_use)} until that is repaired")
+    elif not alone:
+        hints.insert(0, "the scheduler's requeue continues this run on other nodes")
+    hint = "; ".join(hints)
     state = changed(state, attempt=changed(state.attempt, members=())) if alone else state
     return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, why, hint, "beginning", 75))
 

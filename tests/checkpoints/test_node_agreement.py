@@ -185,6 +185,13 @@ def test_a_node_that_joins_takes_the_knobs_and_leaves_out_what_the_others_do(tmp
     assert [(one.agreement, one.overrides, one.rejected) for one in found] == [(9, (("batch_size", "16"),), (bad,))] * 2
 
 
+def test_the_batch_of_those_that_left_at_the_first_meeting_is_held_though_the_first_node_did_not_see_them_leave(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=True)
+    held = HeldBatch(2), HeldBatch(3, (("grad_accum", "3"),))
+    found = nodes.agree(*(SelectCheckpoint(2, nodes=2, node=node, batch=held[node]) for node in range(2)))
+    assert [one.batch for one in found] == [held[1]] * 2
+
+
 def test_a_node_that_missed_the_newest_attempt_does_not_tell_the_others_which_checkpoint_is_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,23 +102,29 @@ def test_what_was_seen_while_the_program_ran_holds_for_its_next_attempt() -> Non
     assert [action.gpus for action in actions if isinstance(action, BeginAttempt)] == [("GPU-0",)]
 
 
+REQUEUE = "the scheduler's requeue continues this run on other nodes"
+FAILS = {"b": "node b:1 fails the node check: rank 1 fails", "c": "node c:2 fails the node check: rank 2 fails"}
+KEPT_OFF, IN_USE = "the node is excluded", "the node is not excluded: its ledger cannot be written"
+ALLOW = {host: f"once it is repaired: `supervise nodes allow {host}`" for host in "bc"}
+
+
 @pytest.mark.parametrize(
-    ("not_excluded", "reason", "hint"),
+    ("unfit", "not_excluded", "reason", "hint"),
     [
-        ((), "the node is excluded", "once it is repaired: `supervise nodes allow b`"),
-        ((1,), "the node is not excluded: its ledger cannot be written", "keep the job off that node"),
+        ("b", (), f"{FAILS['b']}; {KEPT_OFF}", f"{REQUEUE}; {ALLOW['b']}"),
+        ("b", (1,), f"{FAILS['b']}; {IN_USE}", "keep the job off b until that is repaired"),
+        ("bc", (), f"{FAILS['b']}; {KEPT_OFF}; {FAILS['c']}; {KEPT_OFF}", f"{REQUEUE}; {ALLOW['b']}; {ALLOW['c']}"),
+        ("bc", (1,), f"{FAILS['b']}; {IN_USE}; {FAILS['c']}; {KEPT_OFF}", f"keep the job off b until that is repaired; {ALLOW['c']}"),
+        ("bc", (1, 2), f"{FAILS['b']}; {IN_USE}; {FAILS['c']}; {IN_USE}", "keep the job off b, c until that is repaired"),
     ],
-    ids=["excluded", "its ledger cannot be written"],
 )
-def test_the_card_names_a_node_that_failed_the_node_check_as_excluded_only_where_it_is(
-    not_excluded: tuple[int, ...], reason: str, hint: str
+def test_the_card_names_each_node_that_failed_the_node_check_as_excluded_only_where_it_is(
+    unfit: str, not_excluded: tuple[int, ...], reason: str, hint: str
 ) -> None:
     state, _ = decide(initial(), events.SupervisorStarted(0.0, "run", Policy(nodes=3)))
     state, _ = decide(state, events.NodesGathered(1.0, 1, 0, 3, 1, ("a/1", "b/1", "c/1"), 3))
-    unfit = ((1, "rank 1 fails"), (2, "rank 2 fails"))
-    state, _ = decide(state, events.CheckpointSelected(9.0, 1, None, 0, agreement=1, unfit=unfit, not_excluded=not_excluded))
+    found = tuple((number, f"rank {number} fails") for number in range(1, 1 + len(unfit)))
+    state, _ = decide(state, events.CheckpointSelected(9.0, 1, None, 0, agreement=1, unfit=found, not_excluded=not_excluded))
     wanted = state.attempt.stop_wanted
     assert wanted is not None
-    assert wanted.plan.reason == f"node b:1 fails the node check: rank 1 fails; {reason}"
-    assert hint in wanted.plan.next_rung
-    assert ("requeue" in wanted.plan.next_rung) == (not not_excluded)
+    assert (wanted.plan.reason, wanted.plan.next_rung) == (reason, hint)

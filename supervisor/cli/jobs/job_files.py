@@ -100,6 +100,26 @@ def other_nodes(root: Path, place: JobFiles) -> list[JobFiles]:
     return [one for one in places_in(root) if one.job == place.job and one.node != place.node]
 
 
+def with_a_run(root: Path, place: JobFiles) -> JobFiles:
+    """Return these files if they record a run, else those of the job's last changed other node that do; a line on stderr says so then."""
+    if _has_run(place):
+        return place
+    for other in other_nodes(root, place):
+        try:
+            found = _has_run(other)
+        except SuperviseError as error:
+            stdio.say(f"{other.node}: {error.message}")
+            continue
+        if found:
+            stdio.say(f"no run is recorded on {place.node}: this is from the journal of {other.node}")
+            return other
+    return place
+
+
+def _has_run(place: JobFiles) -> bool:
+    return bool(earlier(place.journal)) or standing_of(place)[0].run is not None
+
+
 def changed_at(place: JobFiles) -> float:
     """Return when the journal changed last (Unix seconds)."""
     try:

@@ -14,7 +14,7 @@ import click
 from checkpointing.io import staging
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
-from supervisor.cli.jobs.job_files import JobFiles, find_job, histories_of, history_by, other_nodes, show_problems, state_root
+from supervisor.cli.jobs.job_files import JobFiles, find_job, histories_of, history_by, show_problems, state_root, with_a_run
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.file import earlier
 from supervisor.report.layout import render, surface_of
@@ -44,7 +44,8 @@ def command(invocation: Invocation, *, all_runs: bool, html_file: str | None, as
 def report(settings: Settings, job: str | None, *, all_runs: bool = False, html_file: str | None = None, as_json: bool = False) -> int:
     """Print the report on a job's last run, or on all that are kept, and write it to `html_file`. Returns 0."""
     root = state_root(settings)
-    place, read = _recorded(root, find_job(root, job))
+    place = with_a_run(root, find_job(root, job))
+    read = read_journals(place)
     found, address = job_report(place, read, all_runs=all_runs), settings.address(place.job)
     _add_nodes(found, root, place, read[-1][0])
     if html_file is not None:
@@ -58,23 +59,6 @@ def report(settings: Settings, job: str | None, *, all_runs: bool = False, html_
 
         stdio.write(sys.stdout, render(report_page(found, address, all_runs=all_runs), surface_of(sys.stdout)))
     return 0
-
-
-def _recorded(root: Path, place: JobFiles) -> tuple[JobFiles, list[tuple[History, list[RunLedger]]]]:
-    """Return a node's files of the job, and what `read_journals` reads there: this node's if it has a run, else the newest that has one."""
-    read = read_journals(place)
-    if any(ledgers for _, ledgers in read):
-        return place, read
-    for other in other_nodes(root, place):
-        try:
-            found = read_journals(other)
-        except SuperviseError as error:
-            stdio.say(f"{other.node}: {error.message}")
-            continue
-        if any(ledgers for _, ledgers in found):
-            stdio.say(f"no run is recorded on {place.node}: this is the report of {other.node}")
-            return other, found
-    return place, read
 
 
 def _add_nodes(found: JobReport, root: Path, place: JobFiles, history: History) -> None:

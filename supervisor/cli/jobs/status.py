@@ -17,7 +17,7 @@ from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.jobs.all_nodes import all_nodes as all_nodes_of
 from supervisor.cli.jobs.all_nodes import as_dict as all_nodes_as_dict
-from supervisor.cli.jobs.job_files import find_job, state_root
+from supervisor.cli.jobs.job_files import find_job, state_root, with_a_run
 from supervisor.cli.jobs.job_status import as_dict, status_of
 from supervisor.report.layout import render, surface_of
 from supervisor.report.nodes_page import nodes_page
@@ -65,7 +65,7 @@ def status(
 ) -> int:
     """Print where the job stands, or all its nodes; with `watch` again and again until it ends. Returns 0."""
     root = state_root(settings)
-    place = find_job(root, job)
+    place = with_a_run(root, find_job(root, job))
     address, indent = settings.address(place.job), None if watch else 1
     try:
         while True:

@@ -19,6 +19,7 @@ from supervisor.cli.jobs.job_files import (
     history_of,
     show_problems,
     state_root,
+    with_a_run,
 )
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
@@ -51,7 +52,7 @@ def why(settings: Settings, job: str | None, incident: int | None, *, show_all: 
     if show_all and incident is not None:
         raise SuperviseError(f"--all explains every incident: {incident}", hint="Leave out --all, or the number.", exit_code=ExitCode.USAGE)
     root = state_root(settings)
-    place = find_job(root, job)
+    place = with_a_run(root, find_job(root, job))
     history, _ = history_of(place)
     show_problems(history)
     chosen = _chosen(root, place, history, incident, show_all=show_all)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.cli.jobs.report import report
+from supervisor.cli.jobs.status import status
 from supervisor.cli.jobs.why import why
 from supervisor.core.events import AttemptEnded, EvidenceCollected, LauncherExited
 from supervisor.core.model import Cause, Claim, Evidence
@@ -119,17 +120,26 @@ def test_the_report_shows_the_attempts_of_each_node_together(job: JobOfNodes, ca
 
 
 @pytest.mark.parametrize("content", [b"", b"no record\n"], ids=["empty", "damaged"])
-def test_a_node_whose_journal_has_no_run_reports_by_that_of_another_node_of_the_job(
+def test_a_node_whose_journal_has_no_run_shows_the_job_by_that_of_another_node(
     job: JobOfNodes, capsys: pytest.CaptureFixture[str], root: Path, content: bytes
 ) -> None:
     job.nodes[HERE].close()
     (root / "train" / "nodes" / HERE / "journal.jsonl").write_bytes(content)
     (root / "train" / "nodes" / "gpu-3" / "journal.jsonl").write_bytes(b"")
     capsys.readouterr()
+    told = f"no run is recorded on {HERE}: this is from the journal of gpu-2"
     assert report(settings(job), "train", as_json=True) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["node"] == "gpu-2"
     assert [one["number"] for one in found["incidents"]] == [1, 2]
     assert {one["node"]: one["attempts"] for one in found["nodes"]} == {"gpu-2": [1, 2, 3], HERE: [1, 2, 3], "gpu-3": [1, 2]}
-    assert f"no run is recorded on {HERE}: this is the report of gpu-2" in err
+    assert told in err
+    assert why(settings(job), "train", None, as_json=True) == 0
+    out, err = capsys.readouterr()
+    assert [(one["node"], one["nodes"]) for one in json.loads(out)["incidents"]] == [("gpu-2", {"gpu-2": 2})]
+    assert told in err
+    assert status(settings(job), "train", as_json=True) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["node"], json.loads(out)["incidents"]) == ("gpu-2", 2)
+    assert told in err

@@ -222,7 +222,7 @@ def _stop_unfit(state: JobState, event: CheckpointSelected) -> Step:
     because = tuple(Evidence("health", "node_check", f"{node}: {text}", node=node, t=event.t) for node, text in named)
     failed = [f"node {node} fails the node check: {text}"[:300] for node, text in named]
     verdict = Verdict(Cause.NONE, node_health.SURE, failed[0], "node:unfit", because=because, node=named[0][0])
-    reasons, allowing, in_use = [], [], []
+    reasons, allowing, in_use = list[str](), list[str](), list[str]()
     for text, (node, _), (number, _) in zip(failed, named, unfit, strict=True):
         host, is_excluded = node.partition(":")[0], number not in event.not_excluded
         reasons.append(f"{text}; the node is {'excluded' if is_excluded else 'not excluded: its ledger cannot be written'}")

@@ -22,6 +22,8 @@ from tests.support.waiting import is_running, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from torch.distributed import Store
+
     from supervisor.agent.messages import Command
 
 HERE = Path(__file__).parent
@@ -187,3 +189,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     for agent in agents:
         agent.close()
     wait_for(lambda: not any(map(is_running, pids)), f"the end of the ranks {pids}: none may outlive its agent", DEADLINE_S)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    """A rendezvous store that is served here."""
+    from tests.agent.stores import served_store  # noqa: PLC0415  loads torch
+
+    served = served_store()
+    yield served
+    del served

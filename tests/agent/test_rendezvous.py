@@ -7,7 +7,6 @@ import functools
 import queue
 import socket
 import threading
-from datetime import datetime, timedelta, tzinfo
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,26 +14,17 @@ import pytest
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-from supervisor.agent import rendezvous
-from tests.support.waiting import wait_for
+from supervisor.agent import dynamic_rounds, rendezvous
+from tests.agent.stores import another_client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from torch.distributed import Store
 
 DEADLINE_S = 30.0
 FIRST, SECOND = (rendezvous.MetNode(index, 2, f"10.0.0.{index}") for index in (0, 1))
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  positional in every version
-    yield PrefixStore("run", server)
-    del server
 
 
 def never() -> bool:
@@ -44,12 +34,6 @@ def never() -> bool:
 def waits(store: Store, keys: list[str], what: str) -> None:
     """Wait for other nodes of a static round, and report nothing."""
     rendezvous.wait_keys(store, keys, never, what)
-
-
-def another_client(store: Store) -> Store:
-    """Return a client of another node."""
-    base = rendezvous.unprefixed(store)
-    return PrefixStore("run", TCPStore(base.host, base.port, None, False, wait_for_workers=False))  # noqa: FBT003  as above
 
 
 def test_a_port_is_one_that_no_outgoing_connection_is_given(tmp_path: Path) -> None:
@@ -132,102 +116,12 @@ def test_a_node_alone_meets_nobody_again_and_has_a_new_store_each_time(store: St
     assert theirs.met == meetings
 
 
-SET = threading.local()
-
-
-class SetClock(datetime):
-    """A clock that is set differently in each thread."""
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-        """See datetime."""
-        return datetime.now(tz) - getattr(SET, "behind", timedelta())
-
-
-@pytest.fixture
-def as_the_agent_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-
-
-class DynamicNode:
-    """A node in torch's own dynamic rendezvous, of 2 to 3 nodes, that would wait ten minutes for a third, and for one that is dead."""
-
-    def __init__(self, store: Store, *, join_s: float = 600.0) -> None:
-        client = another_client(store)
-        timeout = dynamic_rendezvous.RendezvousTimeout(join=timedelta(seconds=join_s), last_call=timedelta(seconds=600))
-        backend = C10dRendezvousBackend(client, "run")
-        self.handler = dynamic_rendezvous.DynamicRendezvousHandler.from_backend(
-            "run", client, backend, 2, 3, timeout=timeout, keep_alive_max_attempt=120
-        )
-        self.missing: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
-        listener = SimpleNamespace(nodes_missing=lambda count, within_s: self.missing.put((count, within_s)))
-        ops = rendezvous.RoundOps.of(self.handler, rendezvous.MissingNodes(listener))  # type: ignore[arg-type]  # nothing else is asked
-        assert ops is not None
-        self.ops = ops
-        self.found: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
-
-    def meets(self, returning: int = 0, *, joining: int = 0, behind: timedelta = timedelta()) -> None:
-        """Go to the next round, with a clock that is behind; its number of nodes is in `found`."""
-        self.ops.returning, self.ops.joining = returning, joining
-        threading.Thread(target=self._meet, args=(behind,), daemon=True).start()
-
-    def _meet(self, behind: timedelta) -> None:
-        SET.behind = behind
-        try:
-            self.found.put(self.handler.next_rendezvous().world_size)
-        except Exception as error:  # noqa: BLE001  for the test
-            self.found.put(error)
-
-
-@pytest.mark.usefixtures("as_the_agent_sets_it")
-def test_nobody_waits_for_a_node_that_is_lost_or_for_more_than_are_expected(store: Store) -> None:
-    nodes = [DynamicNode(store) for _ in range(3)]
-    for node in nodes:
-        node.meets()
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
-    for node in nodes[:2]:  # the third is gone, and torch does not know it
-        node.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes[:2]] == [2, 2]
-
-
-@pytest.mark.usefixtures("as_the_agent_sets_it")
-def test_a_node_waits_for_the_end_of_a_round_longer_than_it_waits_for_others_to_join(store: Store) -> None:
-    nodes = [DynamicNode(store) for _ in range(2)]
-    for node in nodes:
-        node.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [2, 2]
-    late = DynamicNode(store, join_s=2.5)
-    late.meets()
-    with pytest.raises(queue.Empty):
-        late.found.get(timeout=4.0)
-    for node in nodes:
-        node.meets(returning=2, joining=1)
-    assert [node.found.get(timeout=DEADLINE_S) for node in (*nodes, late)] == [3, 3, 3]
-
-
-@pytest.mark.usefixtures("as_the_agent_sets_it")
-def test_a_node_below_the_minimum_waits_for_as_long_as_its_supervisor_lets_it_and_reports_who_is_missing(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rendezvous, "MISSING_S", 0.5)
-    first = DynamicNode(store, join_s=1.0)
-    first.meets(returning=2)
-    assert first.missing.get(timeout=DEADLINE_S) == (1, 1.0)
-    with pytest.raises(queue.Empty):
-        first.found.get(timeout=3.0)
-    second = DynamicNode(store)
-    second.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in (first, second)] == [2, 2]
-    assert first.missing.get(timeout=DEADLINE_S) == (0, 1.0)
-    assert second.missing.empty()
-
-
 def test_the_nodes_that_are_missing_in_a_static_round_are_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "MISSING_S", 0.1)
+    monkeypatch.setattr(dynamic_rounds, "MISSING_S", 0.1)
     monkeypatch.setattr(rendezvous, "COUNT_S", 0.2)
     reported: queue.SimpleQueue[int] = queue.SimpleQueue()
     listener = SimpleNamespace(nodes_missing=lambda count, _within_s: reported.put(count))
-    missing = rendezvous.MissingNodes(listener)  # type: ignore[arg-type]  # nothing else is asked
+    missing = dynamic_rounds.MissingNodes(listener)  # type: ignore[arg-type]  # nothing else is asked
     counts = functools.partial(rendezvous.wait_nodes, missing=missing, cancelled=never)
 
     def enter(rank: int, waits: Any) -> None:  # noqa: ANN401  a partial, or a function
@@ -239,58 +133,6 @@ def test_the_nodes_that_are_missing_in_a_static_round_are_reported(store: Store,
         assert reported.get(timeout=DEADLINE_S) == left
     for node in nodes:
         node.join()
-
-
-@pytest.mark.usefixtures("as_the_agent_sets_it")
-def test_nodes_whose_clocks_differ_by_an_hour_meet(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamic_rendezvous, "datetime", SetClock)
-    nodes = [DynamicNode(store) for _ in range(3)]
-    for node, hours in zip(nodes, (0, 1, -1), strict=True):
-        node.meets(behind=timedelta(hours=hours))
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
-
-
-@pytest.mark.usefixtures("as_the_agent_sets_it")
-def test_a_node_whose_clock_is_ahead_waits_for_those_that_may_still_come_for_as_long_as_the_others(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dynamic_rendezvous, "datetime", SetClock)
-    first, ahead, late = nodes = [DynamicNode(store) for _ in range(3)]
-    first.meets()
-    ahead.meets(behind=timedelta(hours=-1))
-    with pytest.raises(queue.Empty):
-        ahead.found.get(timeout=4.0)
-    late.meets(behind=timedelta(hours=1))
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
-
-
-@pytest.mark.usefixtures("as_the_agent_sets_it")
-def test_a_round_is_not_complete_without_a_node_that_waits_for_it_though_nobody_knew_of_it(store: Store) -> None:
-    first, second, late = nodes = [DynamicNode(store) for _ in range(3)]
-    for node in (first, second):
-        node.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in (first, second)] == [2, 2]
-    late.meets()
-    wait_for(lambda: first.handler.num_nodes_waiting() == 1, "a node to wait", DEADLINE_S)
-    first.meets(returning=2)
-    wait_for(lambda: second.handler.num_nodes_waiting() == 0, "it to come before the second", DEADLINE_S)
-    with pytest.raises(queue.Empty):
-        first.found.get(timeout=2.0)
-    second.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
-
-
-@pytest.mark.usefixtures("as_the_agent_sets_it")
-def test_a_new_agent_returns_in_place_of_the_one_that_ended(store: Store) -> None:
-    first, second = nodes = [DynamicNode(store) for _ in range(2)]
-    for node in nodes:
-        node.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [2, 2]
-    new = DynamicNode(store)
-    for node in (first, new):
-        node.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in (first, new)] == [2, 2]
-    assert second.found.empty()
 
 
 class LostMeeting(Meeting):

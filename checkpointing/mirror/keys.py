@@ -28,6 +28,14 @@ def key_of(manifest: Manifest) -> str:
     return f"{prefix_of(manifest.about.job)}{_quoted(manifest.about.run)}/{_quoted(step)}-{manifest.id}/"
 
 
+def spool_name(manifest: Manifest) -> str:
+    """Return the name of a checkpoint in the queue of what is to be sent (mirror/spool.py): equal content is sent once.
+
+    But a node's part of each save: the content of one may stay the same, while other nodes' parts change.
+    """
+    return f"{manifest.id}-{manifest.save}" if manifest.save else manifest.id
+
+
 def document_key(manifest: Manifest) -> str:
     """Return the key of a manifest itself."""
     return key_of(manifest) + (MANIFEST if manifest.part is None else f"{PARTS}{manifest.part.node}.json")

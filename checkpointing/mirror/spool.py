@@ -1,6 +1,6 @@
 """The queue of checkpoints to upload, on disk: it survives this process, an outage, and the removal of the files by the job.
 
-Each entry is a directory, named by the content's id:
+Each entry is a directory, named by `keys.spool_name`:
 
     entry.json       written last: a directory without it is a leftover and is removed
     manifest.json    the manifest, byte for byte as it will be uploaded
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from checkpointing.io import durable, reflink, staging
 from checkpointing.manifest import documents as manifests
 from checkpointing.manifest.documents import Manifest
+from checkpointing.mirror import keys
 from checkpointing.model import CheckpointingError, Identity
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class SpoolEntry:
 
     @property
     def id(self) -> str:
-        """The content's id."""
+        """Its name: `keys.spool_name`."""
         return os.path.basename(self.directory)  # noqa: PTH119
 
     @property
@@ -157,12 +158,13 @@ class Spool:
         os.close(self._fd)
 
     def add(self, path: str, step: int | None, raw_manifest: bytes) -> SpoolEntry:
-        """Pin a checkpoint and add it durably; the same content is the same entry. Raises OSError, ManifestDamaged."""
+        """Pin a checkpoint and add it durably, if it is not here. Raises OSError, ManifestDamaged."""
         made = manifests.decode(raw_manifest)
+        name = keys.spool_name(made)
         with self._lock:
-            if made.id in self._entries:
-                return self._entries[made.id]
-        directory = f"{self._directory}/{made.id}"
+            if name in self._entries:
+                return self._entries[name]
+        directory = f"{self._directory}/{name}"
         shutil.rmtree(directory, ignore_errors=True)
         durable.make_directory(f"{directory}/pins")
         held = []

@@ -208,6 +208,18 @@ def test_a_directory_that_is_saved_to_again_never_gives_a_mix_of_two_saves(tmp_p
     assert nodes.attempt(2) == [20, 20]
 
 
+def test_a_directory_that_is_saved_to_again_with_the_same_content_is_sent_again(tmp_path: Path) -> None:
+    nodes = PartNodes(tmp_path)
+    nodes.save_together(40)
+    nodes.send_parts(0, 1)
+    before = nodes.uploads[0].whole_saves()
+    nodes.save_together(40)
+    nodes.send_parts(0, 1)
+    assert len(before) == 1
+    assert len(nodes.uploads[0].whole_saves()) == 2
+    assert nodes.attempt(2) == [40, 40]
+
+
 def test_a_supervisor_that_takes_over_records_the_part_of_the_last_save(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path)
     nodes.save_together(20)

@@ -28,8 +28,8 @@ _OF_EVERY_RANK: Final = ("dcp", "fsdp", "deepspeed", "megatron", "hf_trainer", "
 class Uploads(Protocol):
     """What sends checkpoints to the mirrors."""
 
-    def is_sending(self, path: str, content: str) -> bool:
-        """Return whether a checkpoint is still to be sent. content: its manifest's id."""
+    def is_sending(self, path: str, name: str) -> bool:
+        """Return whether a checkpoint is still to be sent. name: its keys.spool_name."""
         ...
 
     def send(self, path: str, step: int | None, manifest: str) -> None:
@@ -67,7 +67,7 @@ class MirrorFeed:
 
     def send(self, made: Manifest) -> None:
         """Send a checkpoint, once, if this node is the one to send it."""
-        name = made.path, made.id
+        name = made.path, keys.spool_name(made)
         if name not in self._sent and self._is_ours_to_send(made):
             self._sent.add(name)
             self._uploads.send(made.path, made.step, self._records.manifests.file_of(made.path))
@@ -75,9 +75,9 @@ class MirrorFeed:
     def send_part(self, parts: PartRecorder, candidate: Candidate, reading: ReadOptions) -> Manifest | None:
         """Record this node's part of a checkpoint of several nodes, if it is one, and send it once. Return it if it is sent now."""
         made = parts.record(candidate.path, candidate.identity, reading)
-        if made is None or (made.path, made.id) in self._sent:
+        if made is None or (name := (made.path, keys.spool_name(made))) in self._sent:
             return None
-        self._sent.add((made.path, made.id))
+        self._sent.add(name)
         self._uploads.send(made.path, made.step, parts.manifests.file_of(made.path))
         return made
 
@@ -92,7 +92,7 @@ class MirrorFeed:
 
     def is_sending(self, made: Manifest) -> bool:
         """Return whether a checkpoint is still to be sent, so that it must stay."""
-        return self._uploads.is_sending(made.path, made.id)
+        return self._uploads.is_sending(made.path, keys.spool_name(made))
 
     def _is_ours_to_send(self, made: Manifest) -> bool:
         """Return whether this node sends a checkpoint: one that its ranks saved; of what no hook saw, the node of rank 0.

@@ -102,11 +102,11 @@ class MirrorLink:
             self._busy_since = self._busy_since or time.monotonic()
         self._queue.put(row)
 
-    def is_sending(self, path: str, content: str) -> bool:
-        """Return whether a checkpoint is still to be sent, by its manifest's id: asked for and not held, or held in the spool."""
+    def is_sending(self, path: str, name: str) -> bool:
+        """Return whether a checkpoint is still to be sent, by its keys.spool_name: asked for and not held, or held in the spool."""
         with self._changed:
             pending = path in self._pending
-        return pending or os.path.exists(f"{self._configuration['spool']}/{content}/entry.json")  # noqa: PTH110 (as the spool does)
+        return pending or os.path.exists(f"{self._configuration['spool']}/{name}/entry.json")  # noqa: PTH110 (as the spool does)
 
     def whole_saves(self) -> frozenset[str]:
         """Return the keys of the saves of several nodes that were seen whole in a mirror since we began."""

@@ -79,6 +79,19 @@ def nodes(place: Place, whole: Path) -> Nodes:
     return Nodes(place.home, whole, place.backend())
 
 
+def test_a_part_with_the_content_of_one_that_still_waits_is_sent_too(nodes: Nodes, place: Place) -> None:
+    frozen = [nodes.part(1, save=save) for save in (SAVE, OTHER)]
+    assert frozen[0].id == frozen[1].id
+    with closing(Spool(str(place.home / "spool"))) as spool:
+        waiting = [spool.add(str(nodes.paths[1]), step, documents.encode(made)) for step, made in zip((40, 60), frozen, strict=True)]
+        assert [entry.manifest.save for entry in waiting] == [SAVE, OTHER]
+        assert len(spool.entries()) == 2
+    with closing(Spool(str(place.home / "spool"))) as spool:
+        assert {entry.manifest.save for entry in spool.entries()} == {SAVE, OTHER}
+        assert spool.add(str(nodes.paths[1]), 60, documents.encode(frozen[1])).id == waiting[1].id
+
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_last_part_makes_the_checkpoint_and_each_node_gets_all_of_it(nodes: Nodes, place: Place, first: int) -> None:

@@ -20,7 +20,7 @@ class UploadList:
     def __init__(self) -> None:
         self.sent: list[str] = []
 
-    def is_sending(self, path: str, content: str) -> bool:  # noqa: ARG002  the protocol's
+    def is_sending(self, path: str, name: str) -> bool:  # noqa: ARG002  the protocol's
         """Nothing is under way."""
         return False
 

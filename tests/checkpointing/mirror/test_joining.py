@@ -91,7 +91,6 @@ def test_a_part_with_the_content_of_one_that_still_waits_is_sent_too(nodes: Node
         assert spool.add(str(nodes.paths[1]), 60, documents.encode(frozen[1])).id == waiting[1].id
 
 
-
 @pytest.mark.process
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_last_part_makes_the_checkpoint_and_each_node_gets_all_of_it(nodes: Nodes, place: Place, first: int) -> None:

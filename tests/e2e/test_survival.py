@@ -388,7 +388,7 @@ def test_kill_9_of_a_dataloader_worker_is_survived(supervise: Callable[..., Supe
 
 
 def test_a_checkpoint_that_rank_0_was_killed_in_is_not_handed_out(supervise: Callable[..., Supervised]) -> None:
-    job = ["--steps=40", "--step-ms=5", "--save-every=10", "--save-in-place", "--save-ms=700", "--progress=progress"]
+    job = ["--steps=20", "--step-ms=5", "--save-every=10", "--save-in-place", "--save-ms=3000", "--progress=progress"]
     run = supervise(sys.executable, NO_TORCH, *job, options=RESUMING)
     pid = run.rank_pids()[0]
     torn = run.place / "ckpt" / "step-000020.pt"

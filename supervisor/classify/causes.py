@@ -55,8 +55,7 @@ _ROWS = {
     ),
     Cause.NCCL_INIT: Explanation(
         "NCCL could not start: versions, devices or plugins do not match",
-        "invalid usage, 'Duplicate GPU detected', no CUDA device, versions that differ between nodes, a missing "
-        "network plugin that was asked for",
+        "invalid usage, 'Duplicate GPU detected', no CUDA device, versions that differ between nodes, a missing requested network plugin",
         "Give each rank a GPU of its own, and make driver, CUDA, NCCL and torch equal on all nodes; NCCL_DEBUG=INFO shows the rest",
     ),
     Cause.GLOO_ERROR: Explanation(

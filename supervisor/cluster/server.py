@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TICK_S = 0.2
 #: Name of the thread.
 THREAD = "control-store"
-#: Who does not greet within this time is no node.
+#: A connection without a greeting within this time is not a node.
 GREETING_S = 10.0
 #: Connections that have not greeted yet; a port scanner opens many.
 MOST_STRANGERS = 256

@@ -1,6 +1,6 @@
 """The control store's messages on the wire: one line of JSON each, `["name", {fields}]`.
 
-A connection begins with a line that has the job's key: who does not know it is no node of the job.
+A connection begins with a line that has the job's key; without it, it is refused.
 """
 
 from __future__ import annotations

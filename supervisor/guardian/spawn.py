@@ -40,7 +40,7 @@ _LFLAG = 3
 
 
 class SpawnedCommand:
-    """A process that was asked for. `exec_fd` is -1 once it is known whether the exec was done; `forked_at` is monotonic."""
+    """A requested process. `exec_fd` is -1 once it is known whether the exec was done; `forked_at` is monotonic."""
 
     __slots__ = ("attempt", "exec_fd", "forked_at", "kind", "pid", "start_ticks")
 

@@ -84,7 +84,7 @@ def undo_command(invocation: Invocation, *, change: int | None, as_json: bool) -
 
 @click.command()
 @setting_options(*JOB)
-@click.option("--reason", metavar="TEXT", default="a person said so", help="Record this reason.")
+@click.option("--reason", metavar="TEXT", default="rejected by hand", help="Record this reason.")
 @click.argument("path", metavar="PATH")
 def quarantine_command(invocation: Invocation, *, path: str, reason: str) -> int:
     """It holds for the checkpoint as it is now: a new file in its place is not rejected. Not while the job runs."""

@@ -1,7 +1,7 @@
 """Serves one page to scrapers, over HTTP, in threads of its own.
 
 Nobody who connects can cost the supervisor more than a bound: MOST_CONNECTIONS at a time, each ended after DEADLINE_S whatever it does,
-one accepted in PACE_S. Who does not fit waits in the kernel's queue. A request reads nothing and changes nothing.
+one accepted in PACE_S. The rest wait in the kernel's queue. A request reads nothing and changes nothing.
 """
 
 from __future__ import annotations

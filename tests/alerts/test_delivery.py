@@ -244,7 +244,7 @@ def test_enqueue_takes_under_a_millisecond_while_disk_and_endpoint_hang(
         took_s.append(time.perf_counter() - before)
         time.sleep(0.001)
     try:
-        assert hung_disk.entered.wait(5), "the disk was not reached: this measured nothing"
+        assert hung_disk.entered.wait(30), "the disk was not reached: this measured nothing"
         took_s.sort()
         assert took_s[len(took_s) // 2] < 0.001
         assert took_s[-10] < 0.01, "even with other processes on these cores"

@@ -162,7 +162,7 @@ def test_term_to_every_process_of_the_job_is_no_failure(supervise: Callable[...,
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         if first == "ranks" and pid == ranks[-1]:
-            wait_for(lambda: not any(map(is_running, ranks)), "the ranks have died of it", 5)
+            wait_for(lambda: not any(map(is_running, ranks)), "the ranks have died of it", 30)
             time.sleep(0.2)  # the scheduler comes to us last: later than that we have surely heard of the deaths
     assert run.exit_code(deadline_s=10) == 143
     assert incidents(run) == 0

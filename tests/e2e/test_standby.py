@@ -121,7 +121,7 @@ def test_no_standby_outlives_supervise(supervise: Callable[..., Supervised]) -> 
     run = supervise(*TORCHRUN, *TRAINING, options=OPTIONS)
     waiting = ready(run, 1)
     run.signal(signal.SIGKILL)
-    wait_for(lambda: not any(map(is_running, waiting)), "the standbys are gone", 5)
+    wait_for(lambda: not any(map(is_running, waiting)), "the standbys are gone", 30)
     run.wait_for_nothing_left()
 
 

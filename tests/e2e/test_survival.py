@@ -140,7 +140,7 @@ def test_a_guardian_that_is_killed_before_its_first_word_is_started_again(superv
             with contextlib.suppress(ProcessLookupError):  # listed, and ended since
                 strike(pid)
                 struck += 1
-            wait_for(lambda pid=pid: not is_running(pid), "it is dead", 5)  # type: ignore[misc]  # a bound loop variable
+            wait_for(lambda pid=pid: not is_running(pid), "it is dead", 30)  # type: ignore[misc]  # a bound loop variable
     assert run.exit_code() == 0
     assert struck == 2
     assert run.attempts() in {1, 2}  # the second where its first word was quicker than we

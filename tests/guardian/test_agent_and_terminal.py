@@ -84,7 +84,7 @@ def test_an_agents_ranks_come_over_its_link_untorn_filtered_and_attempt_by_attem
         ours.sendall(b"go\\n")
         assert exited.wait(20)
         guardian.finish()
-        assert left.wait(5)
+        assert left.wait(30)
     """)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     argv = [sys.executable, "-c", code, textwrap.dedent(AGENT)]

@@ -55,7 +55,7 @@ AS_FIRST = textwrap.dedent("""
     subprocess.run(["sh", "-c", "exec sleep 600 >/dev/null & echo $! > stranger"], env={})
     stranger = pid_in("stranger")
     os.kill(guardian.pid, signal.SIGKILL)
-    died.wait(5)
+    died.wait(30)
     orphans.end(0.5)
     zombies = [p.pid for p in process_tree.snapshot().values() if p.ppid == os.getpid() and not p.alive]
     print(nameless, marked, stranger, len(zombies))

@@ -67,7 +67,7 @@ def test_a_file_system_whose_clock_is_wrong_does_not_move_what_is_read_into_anot
 ) -> None:
     directory = tmp_path / "0001"
     directory.mkdir()
-    wait_for(lambda: watch.passes > 1, "a look before it", 5)
+    wait_for(lambda: watch.passes > 1, "a look before it", 30)
     began = time.time()
     new = tmp_path / "new"
     new.write_text(TRACEBACK.format(mib=20))
@@ -87,9 +87,9 @@ def test_nothing_is_lost_where_the_guardian_rotates(watch: LogWatch, tmp_path: P
         written += len(data)
         appender.put(log, data)
         if mib % 8 == 0:
-            wait_for(lambda: appender.idle, "the guardian's thread has written", 5)
+            wait_for(lambda: appender.idle, "the guardian's thread has written", 30)
             watch.hurry()
-            wait_for(lambda: watch.bytes_passed == written, "a look at all of it", 5)  # noqa: B023  waited for in this round
+            wait_for(lambda: watch.bytes_passed == written, "a look at all of it", 30)  # noqa: B023  waited for in this round
     (stream,) = watch.finish(5)
     assert os.path.exists(f"{log.path}.4")  # noqa: PTH110  it was rotated
     assert (stream.skipped, stream.gaps) == (0, 0)
@@ -106,7 +106,7 @@ def test_what_was_rotated_away_between_two_looks_is_reported(tmp_path: Path, kno
     def write(first: int, count: int) -> None:
         for mib in range(first, first + count):
             appender.put(log, TRACEBACK.format(mib=mib).encode().ljust(64 * 1024 - 1, b".") + b"\n")
-        wait_for(lambda: appender.idle, "the guardian's thread has written", 5)
+        wait_for(lambda: appender.idle, "the guardian's thread has written", 30)
 
     write(1, 1)
     looked, goes_on = threading.Event(), threading.Event()
@@ -119,7 +119,7 @@ def test_what_was_rotated_away_between_two_looks_is_reported(tmp_path: Path, kno
 
     watch = LogWatch(tmp_path, known, now)
     watch.start()
-    wait_for(lambda: watch.bytes_passed == 64 * 1024, "the first look", 5)
+    wait_for(lambda: watch.bytes_passed == 64 * 1024, "the first look", 30)
     write(2, KEPT + 1)
     goes_on.set()
     wait_for(lambda: watch.bytes_passed == (1 + KEPT) * 64 * 1024, "a look at all that is left", 10)
@@ -177,7 +177,7 @@ def test_a_file_that_is_emptied_is_read_from_its_beginning(watch: LogWatch, tmp_
     log = tmp_path / "0001" / "rank-0.out"
     log.write_text("step 1\n" * 1000 + TRACEBACK.format(mib=1))
     watch.hurry()
-    wait_for(lambda: watch.bytes_passed == log.stat().st_size, "the first look", 5)
+    wait_for(lambda: watch.bytes_passed == log.stat().st_size, "the first look", 30)
     log.write_text(TRACEBACK.format(mib=2))
     assert asked(watch.finish(5)) == [1, 2]
 
@@ -229,7 +229,7 @@ def test_sixteen_quiet_files_cost_next_to_nothing(watch: LogWatch, tmp_path: Pat
     (tmp_path / "0001").mkdir()
     for rank in range(16):
         (tmp_path / "0001" / f"rank-{rank}.log").write_text("step 1\n")
-    wait_for(lambda: watch.bytes_passed == 16 * 7, "all files have been read", 5)
+    wait_for(lambda: watch.bytes_passed == 16 * 7, "all files have been read", 30)
     passes, began = watch.passes, time.process_time()
     wait_for(lambda: watch.passes >= passes + 3, "three more passes", 10)
     assert time.process_time() - began < 0.2  # 3 looks; most of this is the waiting itself

@@ -164,7 +164,7 @@ def captured(written: Any, monkeypatch: pytest.MonkeyPatch, *blocks: tuple[float
     for at, data in blocks:
         clock[0] = at
         appender.put(log, data)
-        wait_for(lambda: appender.idle, "the guardian's thread has written", 5)
+        wait_for(lambda: appender.idle, "the guardian's thread has written", 30)
     appender.close(log)
     return path
 

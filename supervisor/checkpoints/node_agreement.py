@@ -161,8 +161,8 @@ class _NodeRows:
 
 
 def _newest(states: Sequence[NodeState]) -> NodeState:
-    """Return the state with the newest agreement; of several the one that knows of most ranks: it saw who left. Of these the first."""
-    return max(states, key=lambda state: (state.agreed, state.batch.ranks))
+    """Return the state with the newest agreement, of several the first. Before any agreement who knows of most ranks saw who left."""
+    return max(states, key=lambda state: (state.agreed, 0 if state.agreed else state.batch.ranks))
 
 
 def agree(  # noqa: PLR0913  the request, and this node's part

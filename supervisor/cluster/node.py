@@ -80,8 +80,8 @@ _OF_A_STORE = frozenset({"returned", "here", "read"})
 class NodeMemory:
     """What a node keeps for good: the newest epoch in which it took part, and what it did there.
 
-    store: name of the store that numbered it. acted: the decision, None: none yet. aside: this node takes no part in the rest of the epoch.
-    over: it ended as the job did without it, in a newer epoch.
+    store: name of the store that numbered it. acted: the decision, None: none yet. coming: how many members come to the next meeting, 0:
+    not known. aside: this node takes no part in the rest of the epoch. over: it ended as the job did without it, in a newer epoch.
     """
 
     node: str
@@ -90,6 +90,7 @@ class NodeMemory:
     acted: ClusterDecision | None = None
     aside: bool = False
     over: bool = False
+    coming: int = 0
 
 
 @dataclass(frozen=True)
@@ -410,10 +411,12 @@ def _acting(state: MemberState) -> Step | None:
         return None
     decision = ClusterDecision.read(value)
     is_certain = decision.kind != VOID or _remembers(state, epoch)
-    state = changed(state, memory=changed(memory, acted=decision, aside=memory.aside or not is_certain))
+    aside = memory.aside or not is_certain
+    coming = 0 if aside or decision.is_final else _coming(state, epoch)
+    state = changed(state, memory=changed(memory, acted=decision, aside=aside, coming=coming))
     if memory.aside:
         return state, ()
-    return state, (ActOn(epoch, decision, _coming(state, epoch)) if is_certain else StepAside(epoch),)
+    return state, (ActOn(epoch, decision, coming) if is_certain else StepAside(epoch),)
 
 
 def _passed(state: MemberState) -> Step | None:

@@ -121,6 +121,7 @@ class JobNodes:
         self._taken_over = self._known_about(None if kept is None else kept.memory)
         if kept is None:
             return
+        self.expected = kept.memory.coming
         client = self._connected(kept)
         if not self.finds_store:
             self._serve_or_find(client)
@@ -149,7 +150,7 @@ class JobNodes:
         epoch = None if memory is None else memory.epoch
         if memory is None or epoch is None or epoch.number != attempt.number or memory.aside:
             return protocol.StepAside(Epoch(attempt.number, attempt.members, "", ""))
-        return None if memory.acted is None else protocol.ActOn(epoch, memory.acted, 0)
+        return None if memory.acted is None else protocol.ActOn(epoch, memory.acted, memory.coming)
 
     def _connected(self, kept: KeptNode | None) -> NodeClient:
         """Return the client, starting it where none runs."""

@@ -192,6 +192,14 @@ def test_the_batch_of_those_that_left_at_the_first_meeting_is_held_though_the_fi
     assert [one.batch for one in found] == [held[1]] * 2
 
 
+def test_a_node_that_missed_that_the_batch_was_halved_does_not_undo_it_though_it_knows_of_more_ranks(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=True)
+    halved, before = (("batch_size", "4"),), (("batch_size", "8"),)
+    acted = SelectCheckpoint(6, nodes=2, node=0, last_agreement=5, overrides=halved, batch=HeldBatch(2))
+    missed = SelectCheckpoint(6, nodes=2, node=1, last_agreement=5, overrides=before, batch=HeldBatch(3))
+    assert [(one.overrides, one.batch) for one in nodes.agree(acted, missed)] == [(halved, HeldBatch(2))] * 2
+
+
 def test_a_node_that_missed_the_newest_attempt_does_not_tell_the_others_which_checkpoint_is_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

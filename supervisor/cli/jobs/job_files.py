@@ -111,6 +111,7 @@ def with_a_run(root: Path, place: JobFiles) -> JobFiles:
             stdio.say(f"{other.node}: {error.message}")
             continue
         if found:
+            show_problems(standing_of(place)[0])  # a damaged one may have had a run
             stdio.say(f"no run is recorded on {place.node}: this is from the journal of {other.node}")
             return other
     return place

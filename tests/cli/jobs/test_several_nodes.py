@@ -135,11 +135,14 @@ def test_a_node_whose_journal_has_no_run_shows_the_job_by_that_of_another_node(
     assert [one["number"] for one in found["incidents"]] == [1, 2]
     assert {one["node"]: one["attempts"] for one in found["nodes"]} == {"gpu-2": [1, 2, 3], HERE: [1, 2, 3], "gpu-3": [1, 2]}
     assert told in err
+    assert ("journal: " in err) is bool(content)
     assert why(settings(job), "train", None, as_json=True) == 0
     out, err = capsys.readouterr()
     assert [(one["node"], one["nodes"]) for one in json.loads(out)["incidents"]] == [("gpu-2", {"gpu-2": 2})]
     assert told in err
+    assert ("journal: " in err) is bool(content)
     assert status(settings(job), "train", as_json=True) == 0
     out, err = capsys.readouterr()
     assert (json.loads(out)["node"], json.loads(out)["incidents"]) == ("gpu-2", 2)
     assert told in err
+    assert ("journal: " in err) is bool(content)

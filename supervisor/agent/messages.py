@@ -206,8 +206,8 @@ class Go:
 
     `env` and `unset` edit the ranks' environment. First `script_args` replaces the script's arguments (None: they stay), then `replace`
     fills placeholders in them (placeholder → value), then `args` are appended. The agent outlives many attempts, so it fills the
-    placeholders. `nproc`: ranks of this node, None: as in torchrun's arguments. `nodes`: how many of the last attempt's come, 0: not known.
-    `finds_store`: the supervisors find the control store by themselves.
+    placeholders. `nproc`: ranks of this node, None: as in torchrun's arguments. `returning`: how many nodes of the last attempt come,
+    0: not known. `finds_store`: the supervisors find the control store by themselves.
     """
 
     attempt: int
@@ -217,7 +217,7 @@ class Go:
     replace: Mapping[str, str] = field(default_factory=dict)
     script_args: ScriptArgs | None = None
     nproc: int | None = None
-    nodes: int = 0
+    returning: int = 0
     finds_store: bool = False
 
 

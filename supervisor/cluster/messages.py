@@ -280,11 +280,11 @@ class JudgeReports:
 
 @dataclass(frozen=True, slots=True)
 class ActOn:
-    """Act on the decision about an epoch. live: how many of its members come to the next meeting, 0: not known."""
+    """Act on the decision about an epoch. returning: how many of its members come to the next meeting, 0: not known."""
 
     epoch: Epoch
     decision: ClusterDecision
-    live: int
+    returning: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ _OF_A_STORE = frozenset({"returned", "here", "read"})
 class NodeMemory:
     """What a node keeps for good: the newest epoch in which it took part, and what it did there.
 
-    store: name of the store that numbered it. acted: the decision, None: none yet. coming: how many members come to the next meeting, 0:
+    store: name of the store that numbered it. acted: the decision, None: none yet. returning: how many members come to the next meeting, 0:
     not known. aside: this node takes no part in the rest of the epoch. over: it ended as the job did without it, in a newer epoch.
     """
 
@@ -90,7 +90,7 @@ class NodeMemory:
     acted: ClusterDecision | None = None
     aside: bool = False
     over: bool = False
-    coming: int = 0
+    returning: int = 0
 
 
 @dataclass(frozen=True)
@@ -367,7 +367,7 @@ def _live(state: MemberState, epoch: Epoch) -> tuple[str, ...]:
     return tuple(node for node in epoch.members if node not in out)
 
 
-def _coming(state: MemberState, epoch: Epoch) -> int:
+def _count_returning(state: MemberState, epoch: Epoch) -> int:
     """Return how many members come to the next meeting. 0 to one that was lost: it is none of them, and would begin with one too few."""
     live = _live(state, epoch)
     return len(live) if state.memory.node in live else 0
@@ -412,11 +412,11 @@ def _acting(state: MemberState) -> Step | None:
     decision = ClusterDecision.read(value)
     is_certain = decision.kind != VOID or _remembers(state, epoch)
     aside = memory.aside or not is_certain
-    coming = 0 if aside or decision.is_final else _coming(state, epoch)
-    state = changed(state, memory=changed(memory, acted=decision, aside=aside, coming=coming))
+    returning = 0 if aside or decision.is_final else _count_returning(state, epoch)
+    state = changed(state, memory=changed(memory, acted=decision, aside=aside, returning=returning))
     if memory.aside:
         return state, ()
-    return state, (ActOn(epoch, decision, coming) if is_certain else StepAside(epoch),)
+    return state, (ActOn(epoch, decision, returning) if is_certain else StepAside(epoch),)
 
 
 def _passed(state: MemberState) -> Step | None:

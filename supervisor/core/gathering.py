@@ -46,6 +46,7 @@ class _NodesApart:
     hint: str = "put the checkpoints on storage that all nodes share, or copy the same one to every node, and start again"
 
 
+_NAMED = 3  # of the nodes that failed the node check, each with the command that allows it again
 _MIXED = "nodes would train on from different states"
 _NOTHING_IN_COMMON = _NodesApart("no checkpoint that every node has and can load", _MIXED, "checkpoint_mismatch:nodes")
 _LEAVES = _NodesApart(  # of this node alone: the others have what they resume from
@@ -227,10 +228,12 @@ def _stop_unfit(state: JobState, event: CheckpointSelected) -> Step:
         host, is_excluded = node.partition(":")[0], number not in event.not_excluded
         reasons.append(f"{text}; the node is {'excluded' if is_excluded else 'not excluded: its ledger cannot be written'}")
         (allowing if is_excluded else in_use).append(host)
-    why = "; ".join(reasons) + (", and the others go on without it" if alone else "")
-    hints = [f"once it is repaired: `supervise nodes allow {host}`" for host in allowing]
+    why = "; ".join(reasons)[:600] + (", and the others go on without it" if alone else "")
+    hints = [f"once it is repaired: `supervise nodes allow {host}`" for host in allowing[:_NAMED]]
+    if len(allowing) > _NAMED:
+        hints.append("`supervise nodes` lists the others")
     if in_use:
-        hints.insert(0, f"keep the job off {', '.join(in_use)} until that is repaired")
+        hints.insert(0, f"keep the job off {', '.join(in_use)[:300]} until that is repaired")
     elif not alone:
         hints.insert(0, "the scheduler's requeue continues this run on other nodes")
     hint = "; ".join(hints)

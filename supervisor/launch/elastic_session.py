@@ -135,7 +135,7 @@ class ElasticSession:
     def gather(self, action: GatherNodes) -> None:
         """See Session. The agent meets the other nodes, and starts its ranks with the order that `begin` sends."""
         nodes = self._context.nodes
-        self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc, nodes=nodes.expected, finds_store=nodes.finds_store))
+        self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc, returning=nodes.returning, finds_store=nodes.finds_store))
 
     def meet_elsewhere(self) -> None:
         """See Session."""

@@ -75,7 +75,7 @@ class NodesListener(Protocol):
     """Who speaks with the other nodes, as a session sees it (supervisor/run/job_nodes.py)."""
 
     @property
-    def expected(self) -> int:
+    def returning(self) -> int:
         """How many nodes of the last attempt come to the next meeting, 0: not known."""
         ...
 

@@ -96,7 +96,7 @@ class JobNodes:
         self._store_bug_t = 0.0  # of the last of them
         self._met_for = 0  # the number that the attempt had here when its nodes met
         self._met_ranks = 0  # of all nodes that met
-        self.expected = 0  # nodes of the last attempt that come to the next meeting, 0: not known
+        self.returning = 0  # nodes of the last attempt that come to the next meeting, 0: not known
         self._began_t = time.monotonic()
         self._end = EpochEnd("", "", "")  # of the newest epoch
         self._closed_without_us: ClusterDecision | None = None  # how the job ended, until the core can take it
@@ -121,7 +121,7 @@ class JobNodes:
         self._taken_over = self._known_about(None if kept is None else kept.memory)
         if kept is None:
             return
-        self.expected = kept.memory.coming
+        self.returning = kept.memory.returning
         client = self._connected(kept)
         if not self.finds_store:
             self._serve_or_find(client)
@@ -150,7 +150,7 @@ class JobNodes:
         epoch = None if memory is None else memory.epoch
         if memory is None or epoch is None or epoch.number != attempt.number or memory.aside:
             return protocol.StepAside(Epoch(attempt.number, attempt.members, "", ""))
-        return None if memory.acted is None else protocol.ActOn(epoch, memory.acted, memory.coming)
+        return None if memory.acted is None else protocol.ActOn(epoch, memory.acted, memory.returning)
 
     def _connected(self, kept: KeptNode | None) -> NodeClient:
         """Return the client, starting it where none runs."""
@@ -379,11 +379,11 @@ class JobNodes:
             case protocol.JudgeReports(number, reports, missing):
                 end, read = self._end, tuple(self._read_report(text) for _, text in reports)
                 self._loop.feed(events.ReportsGathered(now, number, read, missing, end.kind, end.node, end.text))
-            case protocol.ActOn(epoch, decision, live):
-                self.expected, self._store_bugs = live, 0
+            case protocol.ActOn(epoch, decision, returning):
+                self.returning, self._store_bugs = returning, 0
                 self._loop.feed(events.DecisionMade(now, epoch.number, decision.kind, _decision(decision)))
             case protocol.StepAside(epoch):
-                self.expected = 0
+                self.returning = 0
                 self._loop.feed(events.LeftBehind(now, epoch.number))
             case protocol.ClosedWithoutUs(_, decision):
                 self._closed_without_us = decision
@@ -416,7 +416,7 @@ class JobNodes:
     def _began(self, number: int, members: tuple[str, ...]) -> None:
         """The attempt has its number. Where it has ended here meanwhile, no rank of it starts anywhere."""
         client, met_for = self._client, self._met_for
-        self._met_for, self._end, self.expected = 0, EpochEnd("", "", ""), 0
+        self._met_for, self._end, self.returning = 0, EpochEnd("", "", ""), 0
         if client is None:
             return
         if not met_for or not self._loop.state.awaits_ranks(met_for):

@@ -128,3 +128,16 @@ def test_the_card_names_each_node_that_failed_the_node_check_as_excluded_only_wh
     wanted = state.attempt.stop_wanted
     assert wanted is not None
     assert (wanted.plan.reason, wanted.plan.next_rung) == (reason, hint)
+
+
+def test_the_card_of_many_nodes_that_failed_the_node_check_is_short() -> None:
+    members = tuple(f"n{number}/1" for number in range(40))
+    state, _ = decide(initial(), events.SupervisorStarted(0.0, "run", Policy(nodes=40)))
+    state, _ = decide(state, events.NodesGathered(1.0, 1, 0, 40, 1, members, 40))
+    found = tuple((number, "it fails " * 40) for number in range(30))
+    state, _ = decide(state, events.CheckpointSelected(9.0, 1, None, 0, agreement=1, unfit=found))
+    wanted = state.attempt.stop_wanted
+    assert wanted is not None
+    assert len(wanted.plan.reason) <= 600
+    hint = f"{REQUEUE}; {'; '.join(f'once it is repaired: `supervise nodes allow n{number}`' for number in range(3))}"
+    assert wanted.plan.next_rung == f"{hint}; `supervise nodes` lists the others"

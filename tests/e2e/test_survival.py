@@ -388,11 +388,11 @@ def test_kill_9_of_a_dataloader_worker_is_survived(supervise: Callable[..., Supe
 
 
 def test_a_checkpoint_that_rank_0_was_killed_in_is_not_handed_out(supervise: Callable[..., Supervised]) -> None:
-    job = ["--steps=20", "--step-ms=5", "--save-every=10", "--save-in-place", "--save-ms=3000", "--progress=progress"]
+    job = ["--steps=40", "--step-ms=5", "--save-every=10", "--save-in-place", "--save-ms=100000", "--slow-save=20", "--progress=progress"]
     run = supervise(sys.executable, NO_TORCH, *job, options=RESUMING)
     pid = run.rank_pids()[0]
     torn = run.place / "ckpt" / "step-000020.pt"
-    wait_for(torn.exists, "the second checkpoint is begun", 30, alive=run.alive)
+    wait_for(lambda: torn.exists() and torn.stat().st_size, "the second checkpoint is begun", 30, alive=run.alive)
     kept = listing(run.place / "ckpt", without=[torn])  # which the second attempt writes anew
     strike(pid)
     assert run.exit_code() == 0

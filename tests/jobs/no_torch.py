@@ -56,6 +56,7 @@ def main() -> None:
     """Run the job."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
+    parser.add_argument("--slow-save", type=int, help="--save-ms is spent in the save of this step alone, where nothing stands there yet")
     parser.add_argument("--all-save", action="store_true", help="not rank 0 alone: each has a directory of its own")
     args = parser.parse_args()
     job = Job(args)
@@ -68,7 +69,8 @@ def main() -> None:
         job.after_step(step)
         stopping = job.term_seen
         if (args.all_save or job.rank == 0) and (stopping or (args.save_every and step % args.save_every == 0)):
-            save(args.ckpt_dir, step, state, in_place=args.save_in_place, pause_s=args.save_ms / 1e3)
+            is_slow = args.slow_save is None or (step == args.slow_save and not checkpoint_path(args.ckpt_dir, step).exists())
+            save(args.ckpt_dir, step, state, in_place=args.save_in_place, pause_s=args.save_ms / 1e3 if is_slow else 0.0)
         if stopping:
             return
     job.end(state)

@@ -74,7 +74,7 @@ class Stage:
         self.graces: list[float] = []
         self.agent: socket.socket | None = None
         self.spawned = 0
-        self.expected, self.finds_store = 2, True  # of the other nodes
+        self.returning, self.finds_store = 2, True  # of the other nodes
         self.log_dirs: list[object] = []
         self.t = 0.0
         self.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=1))
@@ -369,7 +369,7 @@ def test_nodes_meet_and_start_under_the_number_that_they_agreed_on(stage: Stage)
     stage.hears()
     stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=2))
     stage.session.gather(GatherNodes(2, nproc=2))
-    assert stage.hears() == Go(2, nproc=2, nodes=2, finds_store=True)
+    assert stage.hears() == Go(2, nproc=2, returning=2, finds_store=True)
     stage.says({"ev": "gathered", "attempt": 2, "node": 1, "nodes": 2, "token": "t", "host": "a", "port": 4711, "key": "k"})
     stage.take(1)
     assert stage.of_nodes == [NodesMet(2, 1, 2, "t", "a", 4711, "k")]

@@ -306,13 +306,13 @@ def test_a_supervisor_that_takes_over_acts_at_once_where_nobody_awaits_its_repor
     assert second.state.stage is not Stage.FOLLOWING
     assert bool(second.find(events.DecisionMade)) is (kept == "the decision")
     assert bool(second.find(events.LeftBehind)) is (kept != "the decision")
-    coming = 2 if kept == "the decision" else 0
-    assert second.nodes.expected == coming
+    returning = 2 if kept == "the decision" else 0
+    assert second.nodes.returning == returning
     if second.nodes._client is not None:  # noqa: SLF001
         second.nodes._client.close(5.0)  # noqa: SLF001  this one ends too, before they meet
     second.nodes = second.fresh(rdzv_id=second.nodes._owner.rdzv_id)  # noqa: SLF001
     second.nodes.take_over()
-    assert second.nodes.expected == coming
+    assert second.nodes.returning == returning
 
 
 def test_a_job_of_one_node_has_no_thread_no_socket_and_no_file(tmp_path: Path) -> None:

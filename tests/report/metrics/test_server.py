@@ -113,12 +113,17 @@ def test_slow_and_silent_scrapers_hold_no_more_than_a_bound_and_are_cut_off(
 
 def test_a_scraper_that_reads_nothing_is_cut_off(serve: Callable[..., tuple[MetricsServer, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "DEADLINE_S", 0.5)
-    threads = threading.active_count()
-    _, url = serve(lambda: bytes(64 << 20))
+    threads, asked = threading.active_count(), threading.Event()
+
+    def page() -> bytes:
+        asked.set()  # in the thread of this scraper
+        return bytes(64 << 20)
+
+    _, url = serve(page)
     with connect(url) as sock:
         sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        wait_for(lambda: threading.active_count() == threads + 2, "its thread", 10)
-        wait_for(lambda: threading.active_count() == threads + 1, "its end", 20)
+        assert asked.wait(30)
+        wait_for(lambda: threading.active_count() == threads + 1, "its end", 30)
 
 
 @pytest.mark.slow

@@ -169,8 +169,9 @@ class Supervised:
         return found
 
     def journal(self) -> str:
-        """Return the journal as it is written so far."""
-        return "".join(path.read_text(errors="replace") for path in sorted(self.state.glob("*/nodes/*/journal.jsonl")))
+        """Return the whole lines of the journal that are written so far."""
+        texts = (path.read_text(errors="replace") for path in sorted(self.state.glob("*/nodes/*/journal.jsonl")))
+        return "".join(text[: text.rfind("\n") + 1] for text in texts)
 
     def attempts(self) -> int:
         """Return how many attempts were started."""

@@ -74,7 +74,7 @@ class MirrorLink:
         }
         self._queue: queue.SimpleQueue[MirrorCommand | None] = queue.SimpleQueue()
         self._changed = threading.Lock()
-        self._pending: dict[str, MirrorCheckpoint] = {}  # path → what was asked and is not held yet
+        self._pending: list[MirrorCheckpoint] = []  # what was asked and is not held yet: to one path a job may save again and again
         self._whole_saves: frozenset[str] = frozenset()  # keys, as the process reported them
         self._spooled = (0, 0)  # entries in its spool and their bytes, as it reported last
         self._left: int | None = None  # entries in its spool, None while it is busy or has not reported
@@ -96,7 +96,7 @@ class MirrorLink:
         """Send a checkpoint to the mirrors; return at once. `manifest` is the file of its manifest."""
         row: MirrorCheckpoint = {"cmd": "mirror", "path": path, "step": step, "manifest": manifest}
         with self._changed:
-            self._pending[path] = row
+            self._pending.append(row)
             self._left = None
             self._still_since = self._still_since or time.monotonic()
             self._busy_since = self._busy_since or time.monotonic()
@@ -105,7 +105,7 @@ class MirrorLink:
     def is_sending(self, path: str, name: str) -> bool:
         """Return whether a checkpoint is still to be sent, by its keys.spool_name: asked for and not held, or held in the spool."""
         with self._changed:
-            pending = path in self._pending
+            pending = any(row["path"] == path for row in self._pending)
         return pending or os.path.exists(f"{self._configuration['spool']}/{name}/entry.json")  # noqa: PTH110 (as the spool does)
 
     def whole_saves(self) -> frozenset[str]:
@@ -186,7 +186,7 @@ class MirrorLink:
             errors = threading.Thread(target=self._listen_to_errors, args=(process,), name="mirror-err", daemon=True)
             errors.start()
             with self._changed:
-                rows: list[MirrorCommand | None] = [self._configuration, *self._pending.values()]
+                rows: list[MirrorCommand | None] = [self._configuration, *self._pending]
                 while not self._queue.empty():
                     self._queue.get()
                 if self._closing.is_set():
@@ -237,8 +237,10 @@ class MirrorLink:
             left, size = row.get("left"), row.get("left_bytes")
             if isinstance(left, int) and isinstance(size, int):
                 self._spooled = left, size
-            if row["ev"] == "spooled" or (row["ev"] == "alert" and row.get("path")):
-                self._pending.pop(row["path"], None)
+            if row["ev"] == "spooled" or (row["ev"] == "alert" and row["what"] == "refused" and row.get("path")):
+                answered = next((asked for asked in self._pending if asked["path"] == row["path"]), None)  # in the order of asking
+                if answered is not None:
+                    self._pending.remove(answered)
                 self._left = None
             elif row["ev"] in {"idle", "stopped"}:
                 self._left = row["left"]

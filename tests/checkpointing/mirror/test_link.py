@@ -75,6 +75,17 @@ def test_a_process_that_was_killed_is_started_again_and_brings_what_was_asked(jo
         assert link.close(20.0) == 0
 
 
+def test_of_two_saves_to_one_path_the_second_waits_until_it_is_held_too(job: Job) -> None:
+    link = MirrorLink(job, lambda _row: None)
+    for _ in range(2):
+        link.send("/ckpt/last", 1, "/manifest")
+    for row in ({"ev": "spooled"}, {"ev": "alert", "what": "dropped"}):
+        link._note({**row, "path": "/ckpt/last"})  # type: ignore[typeddict-item, arg-type]  # noqa: SLF001  of the first, from the process
+        assert link.is_sending("/ckpt/last", "none")
+    link._note({"ev": "spooled", "path": "/ckpt/last"})  # type: ignore[typeddict-item]  # noqa: SLF001  as above
+    assert not link.is_sending("/ckpt/last", "none")
+
+
 def test_a_process_that_dies_as_the_run_ends_is_started_once_more_to_bring_the_rest(job: Job, tmp_path: Path) -> None:
     path = tmp_path / "ckpt" / "step_1.pt"
     described = save(path, 1 << 20, 1)

@@ -101,7 +101,7 @@ def other_nodes(root: Path, place: JobFiles) -> list[JobFiles]:
 
 
 def with_a_run(root: Path, place: JobFiles) -> JobFiles:
-    """Return these files if they record a run, else those of the job's last changed other node that do; a line on stderr says so then."""
+    """Return these files if their journal has a run, else another node's whose journal has one, the last changed; stderr names it."""
     if _has_run(place):
         return place
     for other in other_nodes(root, place):
@@ -112,13 +112,13 @@ def with_a_run(root: Path, place: JobFiles) -> JobFiles:
             continue
         if found:
             show_problems(standing_of(place)[0])  # a damaged one may have had a run
-            stdio.say(f"no run is recorded on {place.node}: this is from the journal of {other.node}")
+            stdio.say(f"the journal of {place.node} has no run: this is from that of {other.node}")
             return other
     return place
 
 
 def _has_run(place: JobFiles) -> bool:
-    return bool(earlier(place.journal)) or standing_of(place)[0].run is not None
+    return standing_of(place)[0].run is not None
 
 
 def changed_at(place: JobFiles) -> float:

@@ -127,7 +127,7 @@ def test_a_node_whose_journal_has_no_run_shows_the_job_by_that_of_another_node(
     (root / "train" / "nodes" / HERE / "journal.jsonl").write_bytes(content)
     (root / "train" / "nodes" / "gpu-3" / "journal.jsonl").write_bytes(b"")
     capsys.readouterr()
-    told = f"no run is recorded on {HERE}: this is from the journal of gpu-2"
+    told = f"the journal of {HERE} has no run: this is from that of gpu-2"
     assert report(settings(job), "train", as_json=True) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)

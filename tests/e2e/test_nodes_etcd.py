@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.test_nodes import ALONE, EVERY, NODES, STEPS, Cluster, digest_of, selections
 from tests.support import etcd_server
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,10 +52,14 @@ def test_jobs_on_one_etcd_fail_and_go_on_each_with_a_control_store_of_its_own(
     for job in ("first", "second"):  # what the first left in etcd must mean nothing to the second
         place = tmp_path / job
         place.mkdir()
-        nodes = Cluster(supervise, place, "--step-ms=50", script=ALONE, etcd=etcd, job_id=job)
+        go_on = place / "go-on"
+        hold = [f"--hold-at={EVERY + 2}", f"--held-until={go_on}"]
+        nodes = Cluster(supervise, place, *hold, script=ALONE, etcd=etcd, job_id=job)
         pids = nodes.pids()
         nodes.reached(0, EVERY + 1)
         os.kill(pids[2], signal.SIGKILL)
+        wait_for(lambda: all(run.attempts() >= 2 for run in nodes.runs), "the second attempt", 60)  # noqa: B023  waited for in this round
+        go_on.touch()
         assert [run.exit_code(120) for run in nodes.runs] == [0] * NODES
         chosen = {row["chosen"]["step"] for run in nodes.runs for row in selections(run)}
         assert len(chosen) == 1

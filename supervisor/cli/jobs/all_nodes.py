@@ -47,7 +47,7 @@ class NodeJournal:
 def all_nodes(root: Path, place: JobFiles) -> JobNodesStatus:
     """Return where the nodes of a job stand. place: its files on one of them."""
     journals = journals_of(root, place)
-    newest = max(journals, key=lambda one: (bool(one.history.members), one.history.last_t))
+    newest = max(journals, key=lambda one: (bool(one.history.members), not _is_behind(one, journals), one.history.last_t))
     known, problem = (None, "the job has ended: no control store is asked") if newest.history.end is not None else _asked(journals)
     if known is not None and known.number:
         rows = [_by_store(one, journals) for one in known.nodes]
@@ -61,6 +61,12 @@ def all_nodes(root: Path, place: JobFiles) -> JobNodesStatus:
     if not rows:  # its nodes have never met: a job of one node, or one that only begins
         rows = [_of_journal(one, index if len(journals) == 1 else None) for index, one in enumerate(journals)]
     return JobNodesStatus(place.job, attempt, tuple(rows), store, "" if store else problem)
+
+
+def _is_behind(one: NodeJournal, journals: Sequence[NodeJournal]) -> bool:
+    """Return whether a node that was at this one's last meeting has met others since: it knows more, whatever their clocks show."""
+    attempt, members = next(reversed(one.history.meetings.items()), (0, ()))
+    return any(other.history.meetings.get(attempt) == members and max(other.history.meetings) > attempt for other in journals)
 
 
 def journals_of(root: Path, place: JobFiles) -> list[NodeJournal]:

@@ -20,6 +20,7 @@ from supervisor.cluster.reader import NodeStanding, known_nodes
 from supervisor.cluster.server import StoreServer, listen
 from supervisor.cluster.store import FromNode, new_store, step
 from supervisor.job import identity
+from supervisor.journal.records import Ended
 from tests.cli.jobs.several import JobOfNodes
 from tests.support.waiting import wait_for
 
@@ -162,6 +163,23 @@ def test_after_the_end_no_store_is_asked(make_job: Any, root: Path, capsys: pyte
     found = shown(job, capsys)
     assert [row["state"] for row in found["nodes"]] == ["ended with 0", "ended with 0"]
     assert "no control store is asked" in found["no_store"]
+
+
+def test_a_node_that_left_with_a_clock_ahead_does_not_end_the_job_of_the_others(
+    make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
+    job.meet(1, 1)
+    job.train(5, 7)
+    job.fail(10, "gpu-3", lost=True)
+    job.nodes["gpu-3"].journal.append(Ended(75), t=job.nodes["gpu-3"].T0 + 3600, durable=True)
+    job.meet(20, 2, HERE, "gpu-2")
+    job.train(25, 8)
+    job.close()
+    found = shown(job, capsys)
+    assert found["attempt"] == 2
+    assert "has ended" not in found["no_store"]
+    assert {one["node"]: one["state"] for one in found["nodes"]} == {HERE: "running", "gpu-2": "running", "gpu-3": "ended with 75"}
 
 
 def test_a_job_of_one_node_is_one_line(written: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from supervisor.launch.environment import job_environment
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from checkpointing.mirror.messages import MirrorCheckpoint, MirrorCommand, MirrorConfiguration, MirrorEvent
     from supervisor.config.settings import Settings
@@ -51,6 +51,11 @@ def s3_options(settings: Settings) -> dict[str, Any]:
 def mirrors(settings: Settings) -> list[str]:
     """Return the places, a directory as an absolute path: the working directory's, wherever it was written."""
     return [url if "://" in url else str(Path(settings.cwd, url)) for url in settings.checkpoints.mirror]
+
+
+def _by_path(rows: Iterable[MirrorCheckpoint]) -> list[MirrorCheckpoint]:
+    """Return the last row of each path: the manifest that it names is the newest one there."""
+    return list({row["path"]: row for row in rows}.values())
 
 
 class MirrorLink:
@@ -127,7 +132,7 @@ class MirrorLink:
         """Return how many checkpoints the mirrors do not all have yet, and the bytes of those that the process holds in its spool."""
         with self._changed:
             entries, size = self._spooled
-            return entries + len(self._pending), size
+            return entries + len(_by_path(self._pending)), size
 
     def close(self, deadline_s: float) -> int | None:
         """Give it so many seconds to send all, then end it. Return how many are left in the spool, None where it did not report that."""
@@ -140,7 +145,7 @@ class MirrorLink:
         if process is not None and process.poll() is None:
             process.kill()
         with self._changed:
-            return None if self._left is None and not self._pending else (self._left or 0) + len(self._pending)
+            return None if self._left is None and not self._pending else (self._left or 0) + len(_by_path(self._pending))
 
     def _run(self) -> None:
         wait_s = FIRST_WAIT_S
@@ -186,6 +191,7 @@ class MirrorLink:
             errors = threading.Thread(target=self._listen_to_errors, args=(process,), name="mirror-err", daemon=True)
             errors.start()
             with self._changed:
+                self._pending = _by_path(self._pending)  # a new process reads what is there now
                 rows: list[MirrorCommand | None] = [self._configuration, *self._pending]
                 while not self._queue.empty():
                     self._queue.get()

@@ -79,6 +79,7 @@ def test_of_two_saves_to_one_path_the_second_waits_until_it_is_held_too(job: Job
     link = MirrorLink(job, lambda _row: None)
     for _ in range(2):
         link.send("/ckpt/last", 1, "/manifest")
+    assert link.backlog() == (1, 0), "one path"
     for row in ({"ev": "spooled"}, {"ev": "alert", "what": "dropped"}):
         link._note({**row, "path": "/ckpt/last"})  # type: ignore[typeddict-item, arg-type]  # noqa: SLF001  of the first, from the process
         assert link.is_sending("/ckpt/last", "none")

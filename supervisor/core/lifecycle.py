@@ -298,15 +298,15 @@ def done(state: JobState) -> Step:
 def _closed(state: JobState, incident: Incident, outcome: str) -> Step:
     """Close the incident of a run that ends. One that is withdrawn was no failure, so it is no loss."""
     if outcome == "withdrawn":
-        state = changed(state, run=changed(state.run, losses=losses.withdrawn(state.run.losses)))
+        state = changed(state, run=changed(state.run, losses=losses.withdrawn(state.run.losses, incident.opened_t)))
     return state, (CloseIncident(incident.number, state.attempt.number, outcome, state.attempt.progress.step),)
 
 
 def finish_stopped(state: JobState, outcome: str = "") -> Step:
     """Leave with 75 where the job is to go on later, else with 128+n: nothing failed, a stop was requested.
 
-    It goes on later after a scheduler's notice, and where the ranks saved on request, or ended well by themselves after one. A job that
-    came to its own end before any request is done.
+    It goes on later after a scheduler's notice, and where the ranks saved on request, or ended well by themselves after one; never where a
+    person ended it by INT, before or after that. A job that came to its own end before any request is done.
     """
     stop = state.run.stop
     if stop is not None and stop.spares_ranks and not stop.save_requested and outcome == "succeeded":
@@ -319,8 +319,8 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
     if stop is not None and stop.count == 1 and unanswered:
         return state, ()  # awaited: why a rank failed, and whether one saved
     signum = stop.signum if stop else SIGTERM
-    saved = signum != SIGINT and (state.attempt.saved or (stop is not None and stop.save_requested and outcome == "succeeded"))
-    code = planning.REQUEUE if saved or signum in NOTICES else 128 + signum
+    saved = state.attempt.saved or (stop is not None and stop.save_requested and outcome == "succeeded")
+    code = planning.REQUEUE if signum != SIGINT and (saved or signum in NOTICES) else 128 + signum
     reason = (
         "stopped by a signal" + (", to go on later" if code == planning.REQUEUE else "") + ("; the checkpoint is made" if saved else "")
     )

@@ -25,9 +25,13 @@ def since(losses: Losses, t: float) -> Losses:
     return replace(losses, since_t=t if losses.since_t is None else min(t, losses.since_t))
 
 
-def withdrawn(losses: Losses) -> Losses:
-    """Return the losses without the newest incident: nothing had failed."""
-    return replace(losses, incidents=losses.incidents - 1, since_t=None, seen_step=None)
+def withdrawn(losses: Losses, opened_t: float) -> Losses:
+    """Return the losses without the newest incident, which opened at `opened_t`: nothing had failed.
+
+    A training that was behind already, since an earlier incident, is behind still.
+    """
+    since_t = losses.since_t if losses.since_t is not None and losses.since_t < opened_t else None
+    return replace(losses, incidents=losses.incidents - 1, since_t=since_t, seen_step=None)
 
 
 def with_progress(run: Run, t: float, step: int | None) -> Losses:

@@ -11,7 +11,10 @@ A script that does not poll it is stopped at once by TERM and HUP. After a notic
 then gets TERM. If a rank fails meanwhile, the wait ends and a card says why. After any request no rank is started. So an attempt whose
 ranks are not there yet is stopped at once, after a notice too.
 
-TERM after a notice is the announced end: the time left counts from there anew. Anything more hurries.
+What came counts in whatever order (`StopRequest.signum`): a job that a person ended by INT ends with 130, else one that was given notice
+with 75. TERM or HUP after a notice is the announced end: the time left counts from there anew. The first INT after a notice stops ranks that
+still train, as a first INT does. A further notice shortens nothing. Anything more hurries. Only a signal that comes twice is one request:
+`SIGINT` of the terminal and of a wrapper, TERM with systemd's `SendSIGHUP=`.
 """
 
 from __future__ import annotations
@@ -40,8 +43,10 @@ if TYPE_CHECKING:
     from supervisor.core.events import EvidenceCollected, RankExited, Saved, SaveOnRequestSeen, StacksRequested, TimerFired
     from supervisor.core.state import Step
 
-#: Signals closer together than this are one request: schedulers, process groups and shells send them in bursts.
+#: Signals of one meaning closer together than this are one request: terminals, wrappers and schedulers double them.
 BURST_S = 0.25
+#: What a signal says. systemd's SendSIGHUP= sends HUP at once after TERM, and the two mean the same.
+PERSON, END, NOTICE = "person", "end", "notice"
 HURRY_GRACE_S = 2.0
 #: The share of the time left that is reserved for TERM to KILL, and as much for the supervisor's own end, at most.
 RESERVED_SHARE = 0.2
@@ -57,23 +62,45 @@ def _with_stop(state: JobState, stop: StopRequest) -> JobState:
     return changed(state, run=changed(state.run, stop=stop))
 
 
+def _meaning(signum: int) -> str:
+    """Return what a signal says: a person ends the job, it ends, or its end is coming and it is to go on later."""
+    if signum in NOTICES:
+        return NOTICE
+    return PERSON if signum == lifecycle.SIGINT else END
+
+
 def on_stop_requested(state: JobState, event: StopRequested) -> Step:
     """First: save, or let the ranks end by themselves until the deadline. Second: TERM, then KILL within seconds. Third: now."""
-    stop = state.run.stop
+    stop, meaning = state.run.stop, _meaning(event.signum)
     if stop is None:
         return _first(state, event)
-    if event.t - stop.t < BURST_S:
+    heard = dict(stop.heard)
+    if meaning in heard and event.t - heard[meaning] < BURST_S:
         return state, ()
+    before, stop = stop, replace(stop, heard=tuple((heard | {meaning: event.t}).items()))
+    if meaning == PERSON:
+        stop = replace(stop, signum=event.signum)
+    elif meaning == NOTICE and _meaning(stop.signum) == END:
+        stop = replace(stop, signum=event.signum, end_announced=True)
+    if meaning == NOTICE:  # it shortens nothing
+        return _with_stop(state, stop), ()
     if state.attempt.ended and (stop.rank_failed or stop.save_search):  # only the reason, or the search for a save, is awaited
         stop = replace(stop, save_search=True, save_search_done=True)
         state = changed(state, attempt=changed(state.attempt, evidence=state.attempt.evidence or ()))
         return lifecycle.finish_stopped(_with_stop(state, stop))
-    if event.signum == SIGTERM and stop.signum in NOTICES and stop.count == 1 and not stop.end_announced:
-        state = _with_stop(state, replace(stop, t=event.t, end_announced=True))
-        return _in_time(changed(state, token=state.token + 1), event, SIGTERM) if stop.spares_ranks else (state, ())
-    count = stop.count + 1
-    state = changed(_with_stop(state, replace(stop, count=count, t=event.t, spares_ranks=False)), token=state.token + 1)
-    if count == 2:  # noqa: PLR2004 (the second signal)
+    if before.count == 1 and _meaning(before.signum) == NOTICE:
+        if meaning == END and not before.end_announced:
+            state = _with_stop(state, replace(stop, end_announced=True))
+            return _in_time(changed(state, token=state.token + 1), event, event.signum) if stop.spares_ranks else (state, ())
+        if meaning == PERSON and stop.spares_ranks:
+            return _in_time(changed(_with_stop(state, stop), token=state.token + 1), event, event.signum)
+    return _hurried(state, event, replace(stop, count=stop.count + 1, spares_ranks=False))
+
+
+def _hurried(state: JobState, event: StopRequested, stop: StopRequest) -> Step:
+    """The end is asked for once more: TERM and KILL within seconds, and the time after that KILL."""
+    state = changed(_with_stop(state, stop), token=state.token + 1)
+    if stop.count == 2:  # noqa: PLR2004 (the second signal)
         hurry = StopRanks(state.attempt.number, SIGTERM, HURRY_GRACE_S, "hurry")
         message = PrintMessage(
             "warning", f"{signal_name(event.signum)} again: ranks are killed in {HURRY_GRACE_S:.0f} s; once more kills them now"
@@ -89,7 +116,8 @@ def _first(state: JobState, event: StopRequested) -> Step:
     trains = state.stage is Stage.RUNNING or (starts and state.attempt.save_on_request)
     admission = state.attempt.admission
     asked = event.signum != lifecycle.SIGINT and admission is not None and admission.save_requested
-    state = _with_stop(state, StopRequest(event.signum, 1, event.t, first_t=event.t, save_requested=asked))
+    heard = ((_meaning(event.signum), event.t),)
+    state = _with_stop(state, StopRequest(event.signum, 1, event.t, save_requested=asked, heard=heard))
     state = changed(state, stage=Stage.STOPPING, token=state.token + 1)
     if nothing_runs:
         return lifecycle.finish_stopped(state)

@@ -57,17 +57,18 @@ NOTICES = frozenset({10, 12})
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """A request to stop: the first signal, how many came, and when the last one counted.
+    """A request to stop: the signal that counts most of those that came, and how often the end was asked for.
 
-    left_s: seconds that the environment left at left_from_t, None: unknown. first_t: when the first signal came. save_requested: the
-    ranks were asked to save. spares_ranks: no rank was asked to end yet. end_announced: TERM came after a notice. rank_failed: a rank
-    failed while they were spared, and the cause is being determined. save_search: the disk is being searched for what they saved;
-    save_search_done: it was.
+    signum: INT before a notice, and a notice before TERM and HUP, in whatever order they came. first_t: when the first signal came. heard:
+    the meanings that were heard (core/shutdown.py), each with the time of the last signal that counted. left_s: seconds that the
+    environment left at left_from_t, None: unknown. save_requested: the ranks were asked to save. spares_ranks: no rank was asked to end
+    yet. end_announced: TERM or HUP came beside a notice. rank_failed: a rank failed while they were spared, and the cause is being
+    determined. save_search: the disk is being searched for what they saved; save_search_done: it was.
     """
 
     signum: int
     count: int
-    t: float
+    first_t: float
     left_s: float | None = None
     left_from_t: float = 0.0
     save_requested: bool = False
@@ -76,7 +77,7 @@ class StopRequest:
     rank_failed: bool = False
     save_search: bool = False
     save_search_done: bool = False
-    first_t: float = 0.0
+    heard: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

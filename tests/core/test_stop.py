@@ -1,8 +1,14 @@
-"""Nothing is started after a stop was asked for: in whichever stage it comes, and whatever is heard late, in whatever order."""
+"""What a request to stop means: of several signals, in every order, near and far in time; and nothing is started after it.
+
+What the ranks get is told in four words. save: they are asked to save. stop: they are asked to end, with the full grace. hurry: they are
+killed in 2 s. kill: they are killed now.
+"""
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import permutations, product
+from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +17,9 @@ from supervisor.core import events as core_events
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, Claim, Evidence, Gpu, Launcher, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import JobState, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 POLICY = Policy(checkpoints_learned=True, health=True)
 STARTED = core_events.SupervisorStarted(0.0, "run", POLICY)
@@ -70,3 +79,128 @@ def test_the_step_of_a_stopped_attempt_is_the_last_one_that_its_ranks_made() -> 
     stop, last = core_events.StopRequested(9.0, 15), core_events.ProgressObserved(10.0, 1, 85, 85, Phase.TRAIN)
     state, _ = played(initial(), *BEFORE[Stage.RUNNING], trained, stop, last, core_events.AttemptEnded(10.0, 1, "stopped"))
     assert (state.stage, state.attempt.progress.step) == (Stage.ENDED, 85)
+
+
+SIGNALS = (SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2)
+NOTICES = {SIGUSR1, SIGUSR2}
+NEAR_S, FAR_S = 0.1, 5.0
+SAVES = core_events.SaveOnRequestSeen(4.0, 1)
+Gaps = tuple[float, ...]
+
+
+def same_meaning(one: int, other: int) -> bool:
+    return one == other or {one, other} in ({SIGTERM, SIGHUP}, NOTICES)
+
+
+def word(action: act.Action) -> str:
+    if isinstance(action, act.RequestSave):
+        return "save"
+    if isinstance(action, act.EndLauncher):
+        return "kill"
+    return action.why if isinstance(action, act.StopRanks) else ""
+
+
+def answers(signals: Sequence[int], gaps: Gaps, *between: core_events.Event, saves: bool = True) -> tuple[list[list[str]], int]:
+    """Return what the ranks get for each signal, and the exit code once they have ended. `between`: after the first signal."""
+    state, _ = played(initial(), *BEFORE[Stage.RUNNING], *((SAVES,) if saves else ()))
+    t, got = 10.0, []
+    for number, signum in enumerate(signals):
+        t += gaps[number - 1] if number else 0.0
+        state, actions = decide(state, core_events.StopRequested(t, signum, 600.0 if signum in NOTICES else None))
+        got.append([text for action in actions if (text := word(action))])
+        if not number:
+            state, more = played(state, *between)
+            got[0] += [text for action in more if (text := word(action))]
+    ended = (core_events.AttemptEnded(t + 1.0, 1, "stopped"), core_events.SaveSearched(t + 1.0, 1, None))
+    _, actions = played(state, *ended)
+    return got, next(action.exit_code for action in actions if isinstance(action, act.Finish))
+
+
+@pytest.mark.parametrize(
+    ("signals", "gap_s", "ranks_get", "code"),
+    [
+        ((SIGINT, SIGINT), FAR_S, [["stop"], ["hurry"]], 130),
+        ((SIGINT, SIGINT), NEAR_S, [["stop"], []], 130),
+        ((SIGINT, SIGTERM), FAR_S, [["stop"], ["hurry"]], 130),
+        ((SIGINT, SIGTERM), NEAR_S, [["stop"], ["hurry"]], 130),
+        ((SIGINT, SIGUSR1), FAR_S, [["stop"], []], 130),
+        ((SIGINT, SIGUSR1), NEAR_S, [["stop"], []], 130),
+        ((SIGTERM, SIGINT), FAR_S, [["save"], ["hurry"]], 130),
+        ((SIGTERM, SIGINT), NEAR_S, [["save"], ["hurry"]], 130),
+        ((SIGTERM, SIGTERM), FAR_S, [["save"], ["hurry"]], 143),
+        ((SIGTERM, SIGTERM), NEAR_S, [["save"], []], 143),
+        ((SIGTERM, SIGHUP), FAR_S, [["save"], ["hurry"]], 143),
+        ((SIGTERM, SIGHUP), NEAR_S, [["save"], []], 143),
+        ((SIGTERM, SIGUSR1), FAR_S, [["save"], []], 75),
+        ((SIGTERM, SIGUSR1), NEAR_S, [["save"], []], 75),
+        ((SIGUSR1, SIGINT), FAR_S, [["save"], ["stop"]], 130),
+        ((SIGUSR1, SIGINT), NEAR_S, [["save"], ["stop"]], 130),
+        ((SIGUSR1, SIGTERM), FAR_S, [["save"], []], 75),
+        ((SIGUSR1, SIGTERM), NEAR_S, [["save"], []], 75),
+        ((SIGUSR1, SIGHUP), FAR_S, [["save"], []], 75),
+        ((SIGUSR1, SIGUSR1), FAR_S, [["save"], []], 75),
+        ((SIGUSR1, SIGUSR1), NEAR_S, [["save"], []], 75),
+        ((SIGUSR1, SIGUSR2), FAR_S, [["save"], []], 75),
+        ((SIGUSR2, SIGUSR1), NEAR_S, [["save"], []], 75),
+    ],
+)
+def test_two_signals_while_the_ranks_save(signals: tuple[int, int], gap_s: float, ranks_get: list[list[str]], code: int) -> None:
+    assert answers(signals, (gap_s,)) == (ranks_get, code)
+
+
+@pytest.mark.parametrize(
+    ("signals", "second", "code"),
+    [
+        ((SIGUSR1, SIGINT), ["hurry"], 130),
+        ((SIGUSR1, SIGTERM), [], 75),
+        ((SIGUSR1, SIGUSR1), [], 75),
+        ((SIGTERM, SIGINT), ["hurry"], 130),
+        ((SIGTERM, SIGTERM), ["hurry"], 75),
+        ((SIGTERM, SIGUSR1), [], 75),
+    ],
+)
+def test_a_signal_after_the_save_finds_ranks_that_are_asked_to_end(signals: tuple[int, int], second: list[str], code: int) -> None:
+    assert answers(signals, (FAR_S,), core_events.Saved(12.0, 1)) == ([["save", "stop"], second], code)
+
+
+@pytest.mark.parametrize(("second", "code"), [(SIGINT, 130), (SIGTERM, 75)])
+def test_who_asks_again_waits_for_no_search_of_a_save(second: int, code: int) -> None:
+    ended = core_events.AttemptEnded(10.5, 1, "stopped")
+    state, _ = played(initial(), *BEFORE[Stage.RUNNING], SAVES, core_events.StopRequested(10.0, SIGUSR1, 600.0), ended)
+    _, asked = played(state, core_events.StopRequested(10.6, second))
+    assert [action.exit_code for action in asked if isinstance(action, act.Finish)] == [code]
+
+
+def test_a_notice_and_the_time_after_it_are_told_a_script_that_cannot_save() -> None:
+    """It trains on after the notice: the announced end, or a person, is the first to stop it."""
+    assert answers((SIGUSR1, SIGTERM), (NEAR_S,), saves=False) == ([[], ["stop"]], 75)
+    assert answers((SIGUSR1, SIGINT, SIGINT), (FAR_S, FAR_S), saves=False) == ([[], ["stop"], ["hurry"]], 130)
+
+
+THREE = [(signals, gaps) for signals in product(SIGNALS, repeat=3) for gaps in product((NEAR_S, FAR_S), repeat=2)]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_of_three_signals_a_person_s_counts_most_then_a_notice(*, saved: bool) -> None:
+    for signals, gaps in THREE:
+        between = (core_events.Saved(10.05, 1),) if saved and signals[0] != SIGINT else ()
+        code = 130 if SIGINT in signals else 75 if between or NOTICES & set(signals) else 128 + signals[0]
+        assert answers(signals, gaps, *between)[1] == code, (signals, gaps)
+
+
+def test_of_three_signals_only_one_that_comes_twice_is_passed_over() -> None:
+    for signals, gaps in THREE:
+        doubled = same_meaning(signals[0], signals[1]) and gaps[0] == NEAR_S
+        got, code = answers(signals, gaps)
+        if doubled:
+            rest, rest_code = answers((signals[0], signals[2]), (sum(gaps),))
+            assert (got, code) == ([rest[0], [], rest[1]], rest_code), (signals, gaps)
+
+
+def test_each_further_demand_for_the_end_takes_one_step_more_and_a_notice_takes_none() -> None:
+    steps = ["stop", "hurry", "kill"]
+    for signals in product(SIGNALS, repeat=3):
+        got, _ = answers(signals, (FAR_S, FAR_S), saves=False)
+        demands = [signum for signum in signals if signum not in NOTICES]
+        assert [words for words, signum in zip(got, signals, strict=True) if signum not in NOTICES] == [[w] for w in steps[: len(demands)]]
+        assert not any(words for words, signum in zip(got, signals, strict=True) if signum in NOTICES)

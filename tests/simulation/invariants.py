@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from signal import SIGINT
 from typing import TYPE_CHECKING
 
 from supervisor.core import actions as act
@@ -194,7 +195,7 @@ class Watch:
 
     def on_stop(self, event: events.StopRequested, before: JobState) -> None:
         """Note who wants the end."""
-        if before.stage is not Stage.ENDED and not self.stopped:
+        if before.stage is not Stage.ENDED and (not self.stopped or event.signum == SIGINT):
             self.stopped = event.signum
 
     def on_supervisor(self, event: events.SupervisorStarted, before: JobState) -> None:
@@ -327,7 +328,7 @@ class Watch:
         if code == 0:
             demand(self.world.done, "0, and the training is not done")
         elif self.stopped:
-            demand(code in {75, 128 + self.stopped}, f"{code} after signal {self.stopped}")
+            demand(code in {75, 128 + self.stopped} - ({75} if self.stopped == SIGINT else set()), f"{code} after signal {self.stopped}")
         else:
             demand(self.decided is not None and self.decided[1].kind is PlanKind.STOP, f"{code} without a decision to stop")
             assert self.decided is not None

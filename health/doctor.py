@@ -87,7 +87,7 @@ class Doctor:
         self._runner = Runner(plugged.probes, environ, awaited=awaited)
         self._lasting = lasting
         self._first: Readings | None = None
-        self._events: dict[str, list[dict[str, Json]]] = {}
+        self._events: dict[str, dict[tuple[str, str], dict[str, Json]]] = {}
 
     def examine(self) -> Diagnosis:
         """Ask every probe, and judge; from the second time on with the first readings as baseline."""
@@ -100,11 +100,18 @@ class Doctor:
         return Diagnosis(results, _unseen(now, results), time.monotonic() - started, time.time(), now)
 
     def _with_events(self, now: Readings) -> Readings:
-        """Return the readings with all events since the first look: each is delivered once, and should stay in sight."""
-        for one in now.of("gpu.events"):
-            self._events.setdefault(one.subject, []).extend(now.rows("gpu.events", one.subject))
+        """Return the readings with all events since the first look: each is delivered once, and should stay in sight.
+
+        Of events of one kind and number the newest is kept, with how often it came (`times`): a watch may last for weeks.
+        """
+        for reading in now.of("gpu.events"):
+            kept = self._events.setdefault(reading.subject, {})
+            for row in now.rows("gpu.events", reading.subject):
+                kind = (str(row.get("kind")), str(row.get("data")))
+                times = kept.pop(kind, {}).get("times", 0)
+                kept[kind] = {**row, "times": (times if isinstance(times, int) else 0) + 1}
         return now + Readings(
-            Reading("nvml", subject, "gpu.events", [*rows], t=now.of(OUTCOME)[0].t) for subject, rows in self._events.items()
+            Reading("nvml", subject, "gpu.events", [*rows.values()], t=now.of(OUTCOME)[0].t) for subject, rows in self._events.items()
         )
 
     def close(self) -> None:

@@ -79,7 +79,8 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     if not died_with_us:  # the wait since then, in a queue, is no cost of a failure
         state = changed(state, run=changed(state.run, losses=losses.until(state.run.losses, ended_t)))
     actions: tuple[Action, ...] = ()
-    summary, hang = "supervise died, and its attempt with it", state.attempt.hang
+    summary = "supervise died, and its attempt with it" if state.attempt.number else "supervise died before its first attempt"
+    hang = state.attempt.hang
     if died_with_us and state.attempt.is_shared:  # the others decide about it with what is known here
         is_new = state.run.incident is None
         state, opening = start.with_incident(state, event.t, summary)
@@ -289,9 +290,10 @@ def done(state: JobState) -> Step:
     closing: tuple[Action, ...] = ()
     if state.attempt.number > 1 and state.attempt.began_as is None:  # no step was ever seen: it is over before that could be reported
         state, closing = resumption.reported(state, over=True)
-    elif state.run.incident is not None:
+    if state.run.incident is not None:
         withdrawn = bool(state.attempt.eviction) and state.run.incident.opened_t > state.attempt.began_t
-        state, closing = _closed(state, state.run.incident, "withdrawn" if withdrawn else "resolved")
+        state, over = _closed(state, state.run.incident, "withdrawn" if withdrawn else "resolved")
+        closing += over
     return changed(state, stage=Stage.ENDED, run=changed(state.run, incident=None, exit_code=0)), (*closing, Finish(0, "done"))
 
 

@@ -97,7 +97,8 @@ def is_shown(state: JobState) -> bool:
 def reported(state: JobState, *, over: bool = False) -> Step:
     """Report how the attempt began, once it trains or is `over`, and again where what was not known then is known now.
 
-    A run's first attempt that was given nothing and loaded nothing may begin from scratch: this is reported once, without an alert.
+    A run's first attempt that was given nothing and loaded nothing may begin from scratch: this is reported once, without an alert. The
+    incident of what came before this attempt is over with it; one of its own end is not.
     """
     known = state.attempt.began_as
     if (not state.attempt.trains and not over) or known is Beginning.RESUMED:
@@ -106,10 +107,14 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     if known is not None and report.began not in {Beginning.RESUMED, *({Beginning.FROM_SCRATCH} if known is Beginning.UNCONFIRMED else ())}:
         return state, ()
     number, incident = state.attempt.number, state.run.incident
-    state = changed(state, attempt=changed(state.attempt, began_as=report.began), run=changed(state.run, incident=None))
+    closing: tuple[Action, ...] = ()
+    if incident is not None and incident.attempt < number:
+        closing = (CloseIncident(incident.number, number, "resolved", state.attempt.progress.step),)
+        incident = None
+    state = changed(state, attempt=changed(state.attempt, began_as=report.began), run=changed(state.run, incident=incident))
     if number == 1 and report.resume_from is None and report.path is None:
         kept = (KeepCopies(number),) if state.run.unfinished_before else ()
-        return state, () if report.began is Beginning.UNCONFIRMED else (report, *kept)
+        return state, closing if report.began is Beginning.UNCONFIRMED else (report, *kept, *closing)
     actions: tuple[Action, ...] = (report,)
     newest = state.run.newest
     lost = report.resume_from or (newest.path if newest is not None else "") or next((one.newest for one in state.run.unused), "")
@@ -118,9 +123,7 @@ def reported(state: JobState, *, over: bool = False) -> Step:
         actions = (*actions, KeepCopies(number))
     if report.began is Beginning.FROM_SCRATCH and lost:
         actions = (*actions, Alert("started_from_scratch", number, f"attempt {number} started from scratch, although {lost} is there"))
-    if incident is not None:
-        actions = (*actions, CloseIncident(incident.number, number, "resolved", state.attempt.progress.step))
-    return state, actions
+    return state, (*actions, *closing)
 
 
 def with_save(state: JobState, found: CheckpointRef) -> JobState:

@@ -12,9 +12,9 @@ then gets TERM. If a rank fails meanwhile, the wait ends and a card says why. Af
 ranks are not there yet is stopped at once, after a notice too.
 
 What came counts in whatever order (`StopRequest.signum`): a job that a person ended by INT ends with 130, else one that was given notice
-with 75. TERM or HUP after a notice is the announced end: the time left counts from there anew. The first INT after a notice stops ranks that
-still train, as a first INT does. A further notice shortens nothing. Anything more hurries. Only a signal that comes twice is one request:
-`SIGINT` of the terminal and of a wrapper, TERM with systemd's `SendSIGHUP=`.
+with 75. TERM or HUP after a notice is the announced end: the time left counts from there anew. The first INT after a notice stops ranks
+that still train, as a first INT does. A further notice shortens nothing. Anything more hurries. Only a signal that comes twice is one
+request: INT of the terminal and of a wrapper, TERM with systemd's SendSIGHUP=.
 """
 
 from __future__ import annotations
@@ -74,26 +74,22 @@ def on_stop_requested(state: JobState, event: StopRequested) -> Step:
     stop, meaning = state.run.stop, _meaning(event.signum)
     if stop is None:
         return _first(state, event)
-    heard = dict(stop.heard)
-    if meaning in heard and event.t - heard[meaning] < BURST_S:
+    received = dict(stop.received)
+    if meaning in received and event.t - received[meaning] < BURST_S:
         return state, ()
-    before, stop = stop, replace(stop, heard=tuple((heard | {meaning: event.t}).items()))
+    before, stop = stop, replace(stop, received=tuple((received | {meaning: event.t}).items()))
     if meaning == PERSON:
         stop = replace(stop, signum=event.signum)
-    elif meaning == NOTICE and _meaning(stop.signum) == END:
-        stop = replace(stop, signum=event.signum, end_announced=True)
-    if meaning == NOTICE:  # it shortens nothing
+    elif meaning == NOTICE:  # it shortens nothing
+        stop = replace(stop, signum=event.signum, end_announced=True) if _meaning(stop.signum) == END else stop
         return _with_stop(state, stop), ()
     if state.attempt.ended and (stop.rank_failed or stop.save_search):  # only the reason, or the search for a save, is awaited
         stop = replace(stop, save_search=True, save_search_done=True)
         state = changed(state, attempt=changed(state.attempt, evidence=state.attempt.evidence or ()))
         return lifecycle.finish_stopped(_with_stop(state, stop))
-    if before.count == 1 and _meaning(before.signum) == NOTICE:
-        if meaning == END and not before.end_announced:
-            state = _with_stop(state, replace(stop, end_announced=True))
-            return _in_time(changed(state, token=state.token + 1), event, event.signum) if stop.spares_ranks else (state, ())
-        if meaning == PERSON and stop.spares_ranks:
-            return _in_time(changed(_with_stop(state, stop), token=state.token + 1), event, event.signum)
+    if before.count == 1 and _meaning(before.signum) == NOTICE and not before.end_announced and (meaning == END or stop.spares_ranks):
+        state = _with_stop(state, replace(stop, end_announced=True))
+        return _in_time(changed(state, token=state.token + 1), event, event.signum) if stop.spares_ranks else (state, ())
     return _hurried(state, event, replace(stop, count=stop.count + 1, spares_ranks=False))
 
 
@@ -116,8 +112,8 @@ def _first(state: JobState, event: StopRequested) -> Step:
     trains = state.stage is Stage.RUNNING or (starts and state.attempt.save_on_request)
     admission = state.attempt.admission
     asked = event.signum != lifecycle.SIGINT and admission is not None and admission.save_requested
-    heard = ((_meaning(event.signum), event.t),)
-    state = _with_stop(state, StopRequest(event.signum, 1, event.t, save_requested=asked, heard=heard))
+    received = ((_meaning(event.signum), event.t),)
+    state = _with_stop(state, StopRequest(event.signum, 1, event.t, save_requested=asked, received=received))
     state = changed(state, stage=Stage.STOPPING, token=state.token + 1)
     if nothing_runs:
         return lifecycle.finish_stopped(state)

@@ -59,8 +59,8 @@ NOTICES = frozenset({10, 12})
 class StopRequest:
     """A request to stop: the signal that counts most of those that came, and how often the end was asked for.
 
-    signum: INT before a notice, and a notice before TERM and HUP, in whatever order they came. first_t: when the first signal came. heard:
-    the meanings that were heard (core/shutdown.py), each with the time of the last signal that counted. left_s: seconds that the
+    signum: INT before a notice, and a notice before TERM and HUP, in whatever order they came. first_t: when the first signal came.
+    received: the meanings that came (core/shutdown.py), each with the time of the last signal that counted. left_s: seconds that the
     environment left at left_from_t, None: unknown. save_requested: the ranks were asked to save. spares_ranks: no rank was asked to end
     yet. end_announced: TERM or HUP came beside a notice. rank_failed: a rank failed while they were spared, and the cause is being
     determined. save_search: the disk is being searched for what they saved; save_search_done: it was.
@@ -77,7 +77,7 @@ class StopRequest:
     rank_failed: bool = False
     save_search: bool = False
     save_search_done: bool = False
-    heard: tuple[tuple[str, float], ...] = ()
+    received: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ import pytest
 
 from health import render
 from health.checks import kernel_log
-from health.doctor import Diagnosis
+from health.doctor import Diagnosis, Doctor
 from health.local_time import stamped
-from health.model import CheckResult, Reading, Readings, Result
+from health.model import Ask, CheckResult, Reading, Readings, Result
+from health.probing.runner import OUTCOME
 from health.thresholds import Thresholds
 from supervisor.job import identity
 
@@ -220,6 +221,27 @@ def test_watch_tells_what_moves_and_ends_by_interrupt(fake_nvml: FakeNvml, tmp_p
         watch.stdout.read()
         assert watch.wait(20) == 69
         killer.cancel()
+
+
+def test_a_watch_of_weeks_keeps_each_kind_of_event_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    watching, looks = Doctor(Ask(), lasting=True), iter(range(1, 301))
+
+    def sample(*_: object) -> Readings:
+        t = float(next(looks))
+        kinds = (("xid", 31), ("ecc_single_bit_storm", 0))
+        arrived: list[Json] = [{"kind": kind, "data": data, "t": t, "pci": "5e:00.0"} for kind, data in kinds]
+        if t == 1.0:
+            arrived.append({"kind": "xid", "data": 79, "t": t, "pci": "5e:00.0"})
+        done = Reading("runner", "probe:nvml", OUTCOME, {"state": "answered"}, t=t)
+        return Readings([Reading("nvml", "gpu:0", "gpu.events", arrived, t=t), done])
+
+    monkeypatch.setattr("health.probing.runner.Runner.sample", sample)
+    for _ in range(300):
+        diagnosis = watching.examine()
+    shown = [(one.event, one.t, one.evidence[0]) for one in diagnosis.results if one.check == "gpu_events"]
+    assert len(shown) == 3
+    assert ("xid 79", 1.0) in [row[:2] for row in shown], "an event stays in sight"
+    assert all("300 times since the first look" in evidence for event, _, evidence in shown if event != "xid 79")
 
 
 def test_fix_clears_away_what_a_killed_supervisor_left(tmp_path: Path) -> None:

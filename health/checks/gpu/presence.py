@@ -210,7 +210,9 @@ def gpu_events(now: Readings, _before: Readings | None, _limits: Thresholds) -> 
             why = f"{gpus.label(now, reading.subject)}: {words}"
             t = event.get("t")
             at = float(t) if isinstance(t, int | float) else None
-            evidence = (f"{stamped(at)}{event.get('kind')} {event.get('data')}, {event.get('pci')}",)
+            times = event.get("times")
+            often = f", {times} times since the first look, this is the newest" if isinstance(times, int) and times > 1 else ""
+            evidence = (f"{stamped(at)}{event.get('kind')} {event.get('data')}, {event.get('pci')}{often}",)
             command, look = gpus.reset_command(now, reading.subject) if repair is Repair.RESET_GPU else "", (gpus.LOG_COMMAND,)
             about = f"{event.get('kind')} {event.get('data')}" if event.get("kind") == "xid" else str(event.get("kind"))
             yield CheckResult("gpu_events", reading.subject, result, why, evidence, repair, command, event=about, look=look, t=at)

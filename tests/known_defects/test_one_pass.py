@@ -1,0 +1,216 @@
+"""Reading, keeping and restoring checkpoints: see the table of this package."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from checkpointing.discover import find
+from checkpointing.io.reader import CHUNK_BYTES, Throttle
+from checkpointing.mirror import restore, restore_target
+from checkpointing.mirror.backends.opening import open_backend
+from checkpointing.mirror.restore import NoSpace
+from checkpointing.mirror.stall import RestoreProgress, Stalled, StallTimeout
+from checkpointing.retention.ownership import not_written
+from checkpointing.verification import Cache, identity_of
+from supervisor.checkpoints.discovery.from_logs import Discovery
+from supervisor.checkpoints.recording import watcher as watcher_module
+from supervisor.checkpoints.recording.watcher import CheckpointWatcher
+from tests.checkpointing.mirror.test_restore import bring
+from tests.checkpointing.mirror.process import save
+from tests.checkpoints.discovery.test_from_logs import Rank
+from tests.known_defects import ONE_PASS, later, prepared
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from checkpointing.mirror.backends import Backend
+
+MIB = 1 << 20
+#: How long a thread has for what it should do at once; it is spent where the defect is.
+MOMENT_S = 2.0
+
+
+@later(ONE_PASS)
+def test_background_reading_follows_a_quick_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a disk that takes no time the reader asks for no pauses; those of the fixed rate are 2.6 h for each TB that is read twice."""
+    torch.save({"step": 5, "weights": torch.ones(16 * MIB // 4)}, tmp_path / "step_5.pt")
+    paused_s, verified = [0.0], threading.Event()
+
+    class Still(Throttle):
+        """A throttle for which no time passes but its own pauses."""
+
+        def __init__(self, rate_bytes_per_s: float, **_others: object) -> None:
+            super().__init__(rate_bytes_per_s, clock=lambda: paused_s[0], wait=self._pause)
+
+        def _pause(self, seconds: float) -> None:
+            paused_s[0] += seconds
+
+    monkeypatch.setattr(watcher_module, "Throttle", Still)
+    watcher = CheckpointWatcher(
+        lambda: find(("*.pt",), str(tmp_path)), lambda *_: verified.set(), Cache(), interval_s=0.02, quiet_s=0.0, is_wanted=lambda _: True
+    )
+    watcher.start()
+    try:
+        prepared(verified.wait(20), "the checkpoint was not verified")
+    finally:
+        watcher.stop(10)
+    assert paused_s[0] < CHUNK_BYTES / 200e6, f"{16 / paused_s[0]:.0f} MiB/s"
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Backend:
+    (tmp_path / "mirror").mkdir()
+    return open_backend(str(tmp_path / "mirror"))
+
+
+@pytest.fixture
+def mirrored(tmp_path: Path, backend: Backend) -> Path:
+    """Return the path of a checkpoint that is in the mirror alone."""
+    path = tmp_path / "ckpt" / "step_1.pt"
+    bring(tmp_path, backend, path, save(path, 16 * MIB, 1), 1)
+    path.unlink()
+    return path
+
+
+def bytes_read() -> int:
+    """Return how many bytes this process has read by now."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@later(ONE_PASS)
+def test_a_node_takes_what_another_has_just_restored_without_reading_it_again(backend: Backend, mirrored: Path) -> None:
+    """Of a hundred nodes on one disk the last would begin after a hundred readings, one after the other."""
+    restore.newest([backend], "job")
+    prepared(mirrored.exists(), "it was not restored")
+    before = bytes_read()
+    restore.newest([backend], "job")
+    assert bytes_read() - before < 8 * MIB
+
+
+@pytest.mark.slow
+@later(ONE_PASS)
+def test_a_node_that_waits_for_another_one_s_restore_says_so(backend: Backend, mirrored: Path) -> None:
+    (kept,), _ = restore.available([backend], "job")
+    mirrored.parent.mkdir(exist_ok=True)
+    lines, said = list[str](), threading.Event()
+
+    def report(text: str) -> None:
+        lines.append(text)
+        said.set()
+
+    progress = RestoreProgress(report=report)
+    with restore_target.alone(restore_target.beside(str(mirrored), kept.manifest)):
+        thread = threading.Thread(target=lambda: restore.newest([backend], "job", progress=progress), daemon=True)
+        thread.start()
+        said.wait(12)
+    thread.join(60)
+    prepared(mirrored.exists(), "it was not restored when the other one was done")
+    assert lines
+
+
+@later(ONE_PASS)
+def test_a_checkpoint_of_more_files_than_are_remembered_can_be_removed(tmp_path: Path) -> None:
+    """Three checkpoints of 300 files each, as 300 ranks write them: the oldest is this job's too."""
+    rank = Rank(tmp_path / "attempt-0001")
+    known = Discovery(tmp_path / "checkpoints", "r1")
+    oldest = tmp_path / "checkpoint-10"
+    for step in (10, 20, 30):
+        directory = tmp_path / f"checkpoint-{step}"
+        directory.mkdir()
+        for number in range(300):
+            path = directory / f"rng_state_{number}.pth"
+            path.write_bytes(b"state")
+            st = path.stat()
+            rank.saves(str(path), now=[st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns])
+        known.absorb(rank.directory, 1)
+    identity = identity_of(str(oldest))
+    prepared(identity is not None, "it is not there")
+    assert identity is not None
+    assert not_written(str(oldest), identity, known.written_files(str(oldest), 0)) == ""
+
+
+@later(ONE_PASS)
+def test_a_restore_whose_disk_hangs_is_given_up() -> None:
+    ends, outcome = threading.Event(), list[BaseException]()
+    timeout = StallTimeout("the restore", 0.1, lambda _text: None)
+
+    def write_to_a_dead_disk() -> None:
+        with timeout.writing():
+            ends.wait()
+
+    def wait_for_it() -> None:
+        try:
+            timeout.run(write_to_a_dead_disk)
+        except Stalled as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=wait_for_it, daemon=True)
+    thread.start()
+    thread.join(MOMENT_S)
+    has_ended = not thread.is_alive()
+    ends.set()
+    thread.join(20)
+    assert has_ended
+    assert len(outcome) == 1
+
+
+@later(ONE_PASS)
+def test_parts_of_a_restore_are_written_at_once() -> None:
+    timeout, together = StallTimeout("the restore", 60.0, lambda _text: None), threading.Barrier(2)
+    met: list[bool] = []
+
+    def write_a_part() -> None:
+        with timeout.writing():
+            try:
+                together.wait(MOMENT_S)
+            except threading.BrokenBarrierError:
+                met.append(False)
+            else:
+                met.append(True)
+
+    threads = [threading.Thread(target=write_a_part) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert met == [True, True]
+
+
+@later(ONE_PASS)
+def test_a_download_that_was_cut_at_its_start_has_no_room_yet(backend: Backend, mirrored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its full length and hardly a block, so the restore would meet the full disk in its middle."""
+    (kept,), _ = restore.available([backend], "job")
+    mirrored.parent.mkdir(exist_ok=True)
+    beside = Path(restore_target.beside(str(mirrored), kept.manifest))
+    with beside.open("wb") as file:
+        file.truncate(kept.manifest.n_bytes)
+    prepared(beside.stat().st_blocks == 0, "this file system knows no holes")
+    real = os.statvfs(mirrored.parent)
+    monkeypatch.setattr(os, "statvfs", lambda _path: os.statvfs_result((*real[:3], 0, 0, *real[5:10])))
+    try:
+        restore.newest([backend], "job")
+    except NoSpace:
+        return
+    raise AssertionError("a restore began on a disk without room")
+
+
+def test_the_lines_of_a_rank_are_those_that_the_log_reader_takes(tmp_path: Path) -> None:
+    """So the tests above fail for their own reason: a checkpoint of few files is found to be this job's."""
+    rank = Rank(tmp_path / "attempt-0001")
+    directory = tmp_path / "checkpoint-10"
+    directory.mkdir()
+    path = directory / "rng_state_0.pth"
+    path.write_text(json.dumps("state"))
+    st = path.stat()
+    rank.saves(str(path), now=[st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns])
+    known = Discovery(tmp_path / "checkpoints", "r1")
+    known.absorb(rank.directory, 1)
+    identity = identity_of(str(directory))
+    assert identity is not None
+    assert not_written(str(directory), identity, known.written_files(str(directory), 0)) == ""

@@ -1,0 +1,172 @@
+"""What people see, and what plug-ins say: see the table of this package."""
+
+from __future__ import annotations
+
+import resource
+import shlex
+import socket
+import sys
+import threading
+import types
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from supervisor.alerts import sinks
+from supervisor.alerts.endpoint import HttpEndpoint
+from supervisor.alerts.text import AlertDetail
+from supervisor.alerts.sinks import SinkOptions
+from supervisor.core import actions as act
+from supervisor.core import events as core_events
+from supervisor.core.decide import decide, initial
+from supervisor.core.model import Cause, Evidence, Phase, Plan, Policy, RankExit, RankInfo
+from supervisor.report.alert_watch import AlertWatch
+from supervisor.report.metrics import publisher as module
+from supervisor.report.metrics.publisher import MetricsPublisher
+from supervisor.run.alerting import start_program
+from tests.alerts.conftest import served
+from tests.known_defects import FOR_PEOPLE, PLUG_INS, later, prepared
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., MetricsPublisher]]:
+    """Start publishers of which each scrape wants a new page."""
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    monkeypatch.setattr(module, "WRITE_S", 0.0)
+    running: list[tuple[MetricsPublisher, threading.Thread]] = []
+
+    def start(make: Callable[[], bytes], textfile: Path | None = None) -> MetricsPublisher:
+        publisher = MetricsPublisher(make, textfile, lambda _text: None)
+        thread = threading.Thread(target=publisher.run, daemon=True)
+        thread.start()
+        running.append((publisher, thread))
+        return publisher
+
+    yield start
+    for publisher, thread in running:
+        publisher.close()
+        thread.join(10)
+
+
+@later(FOR_PEOPLE)
+def test_metrics_that_cannot_be_made_are_not_answered_with_the_old_ones(publish: Callable[..., MetricsPublisher]) -> None:
+    """The scrape fails, or the page shows its age; else Prometheus takes the old values for present ones."""
+    first = b"supervise_step 120\n"
+    pages = iter((first,))
+    publisher = publish(lambda: next(pages))
+    prepared(publisher.page() == first, "the first page could not be made")
+    assert publisher.page() != first
+
+
+@later(FOR_PEOPLE)
+def test_a_textfile_is_replaced_by_whole_pages_only(publish: Callable[..., MetricsPublisher], tmp_path: Path) -> None:
+    """A disk that is nearly full takes a part of a write, and refuses the rest; a limit of the file's size does the same."""
+    file, made = tmp_path / "supervise.prom", list[int]()
+
+    def make() -> bytes:
+        made.append(len(made))
+        return b"supervise_step %d\n" % len(made) * 5000 + b"# EOF\n"
+
+    publisher = publish(make, file)
+    wait_for(lambda: publisher.page() and file.exists(), "the first page", 20)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        so_many = len(made) + 2  # when this one is made, the one before it is written
+        wait_for(lambda: publisher.page() and len(made) >= so_many, "two more pages", 20)
+        content = file.read_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert content.endswith(b"# EOF\n")
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """Be the only way out of a cluster, and give what was asked of it."""
+    asked: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                asked.append(connection.recv(4096))
+                connection.sendall(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+
+    threading.Thread(target=accept, daemon=True).start()
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{listener.getsockname()[1]}")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    yield asked
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+@later(FOR_PEOPLE)
+def test_a_webhook_goes_by_the_proxy_of_the_environment(proxy: list[bytes]) -> None:
+    HttpEndpoint("https://hooks.example.invalid/x", None).send("id", b"{}", 2.0)
+    assert any(text.startswith(b"CONNECT hooks.example.invalid:443 ") for text in proxy)
+
+
+@later(FOR_PEOPLE)
+def test_a_program_of_alerts_gets_the_proxy_and_the_session_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "localhost", "XDG_RUNTIME_DIR": "/run/user/1000"}
+    for name, value in wanted.items():
+        monkeypatch.setenv(name, value)
+    argv = ("/bin/sh", "-c", f"env > {shlex.quote(str(tmp_path / 'env'))}")
+    sink = sinks.make(SinkOptions("exec", "", b"", argv, AlertDetail.LINES, start_program))
+    sink.deliver("id", b"{}", 10.0)
+    given = dict(line.partition("=")[::2] for line in (tmp_path / "env").read_text().splitlines())
+    assert given.items() >= wanted.items()
+
+
+@later(FOR_PEOPLE)
+def test_a_heartbeat_that_is_refused_is_reported_once() -> None:
+    with served() as endpoint:
+        endpoint.script = [(404, {})]
+        reporter = MagicMock()
+        reporter.vitals.without_checkpoint_s.return_value = 0.0
+        alerts = SimpleNamespace(no_checkpoint_s=0.0, mirror_behind_s=0.0, heartbeat_s=10.0, heartbeat_stall_s=600.0)
+        job: Any = SimpleNamespace(settings=SimpleNamespace(alerts=alerts))
+        watch = AlertWatch(job, reporter, lambda: 0.0)
+        watch.heartbeat = HttpEndpoint(endpoint.url, None)
+        state: Any = SimpleNamespace(attempt=SimpleNamespace(number=1))
+        for now in (100.0, 200.0, 300.0):
+            ping = watch.tick(state, now)
+            ping() if ping is not None else pytest.fail("no ping was due")
+    prepared(len(endpoint.received) == 3, "a ping did not arrive")
+    assert len([call for call in map(str, reporter.mock_calls) if "404" in call]) == 1
+
+
+@later(PLUG_INS)
+def test_a_plug_in_s_plan_whose_kind_is_a_text_stops_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`PlanKind` is an enum of texts, so "stop" looks like one: it is taken as PlanKind.STOP, or refused as the other wrong types are."""
+    plug_in: Any = types.ModuleType("stops_by_text")
+    stop: Any = {"kind": "stop", "reason": "my rule says stop", "next_rung": "", "strategy": "stops_by_text:stop", "exit_code": 65}
+    plug_in.stop = lambda _situation: Plan(**stop)
+    monkeypatch.setitem(sys.modules, "stops_by_text", plug_in)
+    policy = Policy(checkpoints_declared=True, ladders=((Cause.KILLED_UNKNOWN, ("stops_by_text:stop",)),))
+    state, finished = initial(), list[act.Finish]()
+    for event in (
+        core_events.SupervisorStarted(0.0, "run", policy),
+        core_events.CheckpointSelected(1.0, 0, None, 0),
+        core_events.AttemptStarted(2.0, 1, (RankInfo(0, 0, 10, 1),), 1),
+        core_events.ProgressObserved(9.0, 1, 50, 50, Phase.TRAIN, first_step=0),
+        core_events.RankExited(10.0, 1, RankExit(0, 10, 5, signal=9)),
+        core_events.AttemptEnded(11.0, 1, "failed"),
+        core_events.EvidenceCollected(12.0, 1, 1, (Evidence("exit", "signal", "9", 0, 10.0),), 0.5),
+    ):
+        state, actions = decide(state, event)
+        finished += [action for action in actions if isinstance(action, act.Finish)]
+    assert [action.exit_code for action in finished] == [65]

@@ -4,34 +4,33 @@ A later change replaces the code that is at fault, so it is left as it is until 
 xfail that passes is a failure of the suite, so the marker must go with the mend, and the test moves beside its subject. The reason of
 each marker names that change.
 
-| test | what is wrong | where | later |
-| --- | --- | --- | --- |
-| test_one_pass.py | one background rate, whatever the disk gives, holds up copy and upload | checkpointing/io/reader.py | one pass |
-| test_one_pass.py | nodes on one disk queue for a restore, and each reads all of it again, silently | checkpointing/mirror/restore.py | one pass |
-| test_one_pass.py | a directory of which another node wrote a file is never removed (`--keep`) | checkpoints/discovery | one pass |
-| test_one_pass.py | of more than 512 writes the older are forgotten, and their checkpoints never removed | checkpoints/discovery | one pass |
-| test_one_pass.py | a disk that hangs cannot be given up by a restore | checkpointing/mirror/stall.py | one pass |
-| test_one_pass.py | writers of one restore take turns | checkpointing/mirror/stall.py | one pass |
-| test_one_pass.py | a hole in a download that was cut counts as room | checkpointing/mirror/restore.py | one pass |
-| test_one_pass.py | what lies at a path is trusted because this job once wrote there | checkpoints/origin/provenance.py | one pass |
-| test_starts_and_ends.py | a last save that the mirror does not hold: "done" does not say so | run/main.py | one pass |
-| test_starts_and_ends.py | a start that cannot restore leaves its directory in /dev/shm | run/main.py | one pass |
-| tests/scale/test_listing.py | a long list of a mirror counts as a stall, and every object is listed | checkpointing/mirror/listing.py | one pass |
-| test_coordinator.py | a supervisor that stands still for some seconds ends a healthy job | cluster/store.py | one coordinator |
-| test_coordinator.py | the reports of all nodes are one line, which may be too long for ever | cluster/store.py | one coordinator |
-| test_coordinator.py | a connection that is closed for three seconds is a lost node, whatever the lease | cluster/store.py | one coordinator |
-| test_coordinator.py | a word of another version's report ends the supervisor that reads it | run/job_nodes.py | one coordinator |
-| test_coordinator.py | the deciding thread asks processes that KILL did not end, one after the other | run/left_processes.py | one coordinator |
-| test_people.py | metrics that could not be made are the old ones; a short write is put in place | report/metrics/publisher.py | what people see |
-| test_people.py | alerts and programs of alerts do not get the proxy; a heartbeat's refusal is not reported | alerts | what people see |
-| test_people.py | a plug-in's plan that stops by the text "stop" restarts | strategies/rung.py | plug-ins |
+| test | what is wrong | later |
+| --- | --- | --- |
+| test_one_pass.py | one background rate, whatever the disk gives, holds up copy and upload | one pass |
+| test_one_pass.py | nodes on one disk queue for a restore, and each reads all of it again, silently | one pass |
+| test_one_pass.py | of more writes than 512 the oldest are forgotten, and `--keep` removes their checkpoints no more | one pass |
+| test_one_pass.py | a disk that hangs cannot be given up by a restore, and writers of one restore take turns | one pass |
+| test_one_pass.py | a hole in a download that was cut counts as room | one pass |
+| test_one_pass.py | what lies at a path is trusted because this job once wrote there | one pass |
+| test_starts_and_ends.py | a directory of which another node wrote a file is never removed (`--keep`) | one pass |
+| test_starts_and_ends.py | a last save that the mirror does not hold: "done" does not say so | one pass |
+| test_starts_and_ends.py | a start that cannot restore leaves its directory in /dev/shm | one pass |
+| tests/scale/test_listing.py | a long list of a mirror counts as a stall, and every object is listed | one pass |
+| test_coordinator.py | a supervisor that stands still for some seconds ends a healthy job | one coordinator |
+| test_coordinator.py | the reports of all nodes are one line, which may be too long for ever | one coordinator |
+| test_coordinator.py | a connection that is closed for three seconds is a lost node, whatever the lease | one coordinator |
+| test_coordinator.py | a word of another version's report ends the supervisor that reads it | one coordinator |
+| test_coordinator.py | the deciding thread asks processes that KILL did not end, one after the other | one coordinator |
+| test_people.py | metrics that could not be made are the old ones; a short write is put in place | what people see |
+| test_people.py | alerts and programs of alerts do not get the proxy; a heartbeat's refusal is not reported | what people see |
+| test_people.py | a plug-in's plan that stops by the text "stop" restarts | plug-ins |
 """
 
 from __future__ import annotations
 
 import pytest
 
-ONE_PASS = "later: checkpoints in one pass"
+ONE_PASS = "later: checkpoints in one pass"  # noqa: S105  no password
 ONE_COORDINATOR = "later: one coordinator"
 FOR_PEOPLE = "later: what people see"
 PLUG_INS = "later: plug-ins"

@@ -22,11 +22,10 @@ from checkpointing.verification import Cache, identity_of
 from supervisor.checkpoints.discovery.from_logs import Discovery
 from supervisor.checkpoints.recording import watcher as watcher_module
 from supervisor.checkpoints.recording.watcher import CheckpointWatcher
-from tests.checkpointing.mirror.test_restore import bring
 from tests.checkpointing.mirror.process import save
+from tests.checkpointing.mirror.test_restore import bring
 from tests.checkpoints.discovery.test_from_logs import Rank
 from tests.known_defects import ONE_PASS, later, prepared
-from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from checkpointing.mirror.backends import Backend

@@ -16,8 +16,8 @@ import pytest
 
 from supervisor.alerts import sinks
 from supervisor.alerts.endpoint import HttpEndpoint
-from supervisor.alerts.text import AlertDetail
 from supervisor.alerts.sinks import SinkOptions
+from supervisor.alerts.text import AlertDetail
 from supervisor.core import actions as act
 from supervisor.core import events as core_events
 from supervisor.core.decide import decide, initial

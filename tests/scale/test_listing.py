@@ -1,0 +1,112 @@
+"""What a start asks of a mirror with 300,000 objects: 293 checkpoints of 1,024 shards, or ten jobs in one bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from checkpointing.mirror import restore
+from checkpointing.mirror.backends import S3Options
+from checkpointing.mirror.backends.opening import open_backend
+from checkpointing.mirror.restore import OtherJob, Unreachable
+from checkpointing.mirror.stall import RestoreProgress
+from tests.e2e.conftest import supervise  # noqa: F401  a fixture
+from tests.known_defects import ONE_PASS, later, prepared
+from tests.scale.object_store import MOST_KEYS, ObjectStore, mirror_keys, object_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from checkpointing.mirror.backends import Backend
+    from tests.e2e.conftest import Supervised
+
+CHECKPOINTS, SHARDS = 293, 1024
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[ObjectStore]:
+    """Serve the mirror of a job that runs for weeks."""
+    with object_store(mirror_keys("job", CHECKPOINTS, SHARDS)) as store:
+        yield store
+
+
+def backend_of(store: ObjectStore) -> Backend:
+    return open_backend("s3://bucket", S3Options(endpoint=store.url))
+
+
+def test_the_server_pages_as_s3_does(large: ObjectStore) -> None:
+    assert len(large.keys) == CHECKPOINTS * (SHARDS + 1)
+    keys, prefixes, last = large.page("job/", "", "", MOST_KEYS)
+    assert (len(keys), prefixes, last) == (MOST_KEYS, [], keys[-1])
+    assert large.page("job/", "", last, 1)[0] == [large.keys[MOST_KEYS]]
+    run = large.page("job/", "/", "", MOST_KEYS)[1]
+    assert run == ["job/20261101T000000-aaaa/"]
+    checkpoints = large.page(run[0], "/", "", MOST_KEYS)[1]
+    assert len(checkpoints) == CHECKPOINTS
+    keys, prefixes, last = large.page(checkpoints[0], "/", "", MOST_KEYS)
+    assert ([key.rpartition("/")[2] for key in keys], [text.rpartition("/data/")[1] for text in prefixes]) == (
+        ["manifest.json"],
+        ["/data/"],
+    )
+    assert large.page("other/", "/", "", MOST_KEYS) == ([], [], "")
+
+
+def test_a_client_of_s3_reads_every_page() -> None:
+    with object_store(mirror_keys("job", 2, 600), {"job/x/y/manifest.json": b"{}"}) as store:
+        found = [stored.key for stored in backend_of(store).list("job/")]
+        assert found == store.keys
+        assert b"".join(backend_of(store).read("job/x/y/manifest.json", 0, 2)) == b"{}"
+        assert store.n_lists == 2
+
+
+@later(ONE_PASS)
+def test_a_list_of_many_pages_is_no_stall(large: ObjectStore) -> None:
+    """Each page came within a moment; the list of all takes longer than a mirror may be silent."""
+    large.latency_s = 0.01
+    try:
+        restore.available([backend_of(large)], "job", RestoreProgress(stall_s=1.0))
+    except Unreachable as error:
+        raise AssertionError(error.message) from error
+    finally:
+        large.latency_s = 0.0
+
+
+@later(ONE_PASS)
+@pytest.mark.parametrize("job", ["job", "another"])
+def test_what_a_start_lists_does_not_grow_with_the_shards_of_a_checkpoint(job: str) -> None:
+    pages = []
+    for shards in (4, 1100):
+        with object_store(mirror_keys("job", 2, shards)) as store:
+            with contextlib.suppress(OtherJob):
+                restore.available([backend_of(store)], job, RestoreProgress(stall_s=600.0))
+            prepared(store.n_lists > 0, "nothing was listed")
+            pages.append(store.n_lists)
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(400)
+@later(ONE_PASS)
+def test_a_new_job_beside_300_000_objects_of_another_begins(large: ObjectStore, supervise: Callable[..., Supervised]) -> None:  # noqa: F811
+    """With the latency of S3, and with the limits as they are."""
+    large.latency_s = 0.25
+    environment = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "key") | {"AWS_DEFAULT_REGION": "us-east-1"}
+    options = ["--mirror", "s3://bucket", "--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}", "--restore-from", "none"]
+    run = supervise(sys.executable, "-c", "print('it began')", options=options, SUPERVISE_CHECKPOINTS_S3_ENDPOINT=large.url, **environment)
+    code = run.exit_code(300)
+    large.latency_s = 0.0
+    prepared(large.n_lists > 0, "the mirror was not asked")
+    assert code == 0, run.stderr

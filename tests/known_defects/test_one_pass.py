@@ -6,7 +6,8 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from checkpointing.mirror.stall import RestoreProgress, Stalled, StallTimeout
 from checkpointing.retention.ownership import not_written
 from checkpointing.verification import Cache, identity_of
 from supervisor.checkpoints.discovery.from_logs import Discovery
+from supervisor.checkpoints.origin.provenance import Provenance
 from supervisor.checkpoints.recording import watcher as watcher_module
 from supervisor.checkpoints.recording.watcher import CheckpointWatcher
 from tests.checkpointing.mirror.process import save
@@ -197,6 +199,25 @@ def test_a_download_that_was_cut_at_its_start_has_no_room_yet(backend: Backend, 
     except NoSpace:
         return
     raise AssertionError("a restore began on a disk without room")
+
+
+@later(ONE_PASS)
+def test_what_another_put_in_the_place_of_a_checkpoint_is_not_trusted(tmp_path: Path) -> None:
+    """A download, or another user of a shared directory, may put a file with a call there."""
+    path, rank = tmp_path / "step-40.pt", Rank(tmp_path / "attempt-0001")
+    path.write_bytes(b"what the job saved")
+    st = path.stat()
+    rank.saves(str(path), now=[st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns])
+    known = Discovery(tmp_path / "checkpoints", "r1")
+    known.absorb(rank.directory, 1)
+    job: Any = SimpleNamespace(settings=SimpleNamespace(checkpoints=SimpleNamespace(trusted=False)))
+    none: Any = SimpleNamespace(is_declared=lambda _: False, has=lambda *_: True, get=lambda _: None, has_saved=lambda *_: False)
+    origin = Provenance(job, none, known, none, manifests=none, baseline=none, other_jobs=none, several_nodes=False)
+    prepared(origin.trusts(str(path)), "the job's own is not trusted")
+    other = tmp_path / "download"
+    other.write_bytes(b"what somebody else wrote")
+    other.replace(path)
+    assert not origin.trusts(str(path))
 
 
 def test_the_lines_of_a_rank_are_those_that_the_log_reader_takes(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.support.figures import within
 from tests.support.waiting import is_running, wait_for, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.e2e.conftest import Supervised
 
@@ -171,6 +171,17 @@ def test_term_to_every_process_of_the_job_is_no_failure(supervise: Callable[...,
     run.wait_for_nothing_left()
 
 
+@contextlib.contextmanager
+def agent_held(ranks: list[int]) -> Iterator[None]:
+    """Hold the agent of these ranks: between two signals it could see the first rank dead, and end the second with TERM."""
+    (agent,) = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in ranks}
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(agent, signal.SIGCONT)
+
+
 def test_an_interrupt_of_one_rank_of_several_is_a_kill_and_the_job_goes_on(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*LAUNCHED, *LONG, options=["--resumes-itself"])
     run.wait_for_step(3)
@@ -186,8 +197,11 @@ def test_an_interrupt_of_one_rank_of_several_is_a_kill_and_the_job_goes_on(super
 def test_an_interrupt_of_all_ranks_stops_the_run(supervise: Callable[..., Supervised], kind: str) -> None:
     run = supervise(*(PLAIN if kind == "the only rank" else LAUNCHED), *LONG)
     run.wait_for_step(3)
-    for pid in run.rank_pids().values():
-        os.kill(pid, signal.SIGINT)
+    ranks = [*run.rank_pids().values()]
+    with agent_held(ranks) if len(ranks) > 1 else contextlib.nullcontext():
+        for pid in ranks:
+            os.kill(pid, signal.SIGINT)
+        wait_for(lambda: len(ranks) == 1 or not any(map(is_running, ranks)), "the ranks have died of it", 30)
     assert run.exit_code(deadline_s=20) == 130
     assert run.attempts() == 1
     run.wait_for_nothing_left()

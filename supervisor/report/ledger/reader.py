@@ -111,7 +111,8 @@ class RunReader:
         """Begin with the run's first record."""
         self._run, self._t = run, run.begin_t
         self._is_lost = False  # records before the next event are missing
-        self._stage, self._attempt, self._incident = str(Stage.NEW), 0, 0
+        self._stage, self._attempt = str(Stage.NEW), 0
+        self._incident = self._earlier_incident = 0  # which the time belongs to, and which it would without that
         self._absence: TimeState | None = None  # supervise is gone, and so the time is spent
         self._left_progress: dict[str, Any] | None = None  # the progress in the heartbeats that its ranks left
         self._failures: dict[int, tuple[float, int]] = {}  # of the newest attempts: when each failed, and its incident
@@ -238,10 +239,10 @@ class RunReader:
             self._leave_attempt()
             self._new_attempt(_whole(data.get("attempt")) or 0, _whole(resume.get("step")) if isinstance(resume, dict) else first)
         elif name == "OpenIncident":
-            self._incident = _whole(data.get("incident")) or 0
+            self._earlier_incident, self._incident = self._incident, _whole(data.get("incident")) or 0
             self._run.incidents.add(self._incident)
         elif name == "CloseIncident" and data.get("outcome") == "withdrawn":
-            self._incident = 0
+            self._incident = self._earlier_incident
 
     # --- progress
 

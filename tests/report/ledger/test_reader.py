@@ -76,6 +76,19 @@ def test_a_run_that_nothing_happens_to(journal: Journal) -> None:
     assert [(sample.step, sample.step_s) for sample in run.samples][:2] == [(11, 1.0), (21, 1.0)]
 
 
+def test_an_incident_that_is_withdrawn_leaves_the_time_to_an_earlier_one(journal: Journal) -> None:
+    """The training was behind since that, when the ranks died of a scheduler's signal a moment before it came to us."""
+    trained(journal).fail(70)
+    journal.start(72, attempt=2, resume=20)
+    journal.train(78, 21, 1, attempt=2)
+    journal.event(80, "RankExited", "teardown", ("OpenIncident", {"incident": 2}), attempt=2)
+    journal.event(81, "StopRequested", "stopping", attempt=2, signum=15)
+    closing = ("CloseIncident", {"incident": 2, "outcome": "withdrawn"})
+    journal.event(82, "AttemptEnded", "ended", closing, attempt=2, outcome="failed")
+    journal.add(85, Ended(143))
+    assert journal.ledger().spans[-1].incident == 1
+
+
 def test_a_long_training_keeps_a_bounded_number_of_samples(journal: Journal) -> None:
     journal.start(1)
     for n in range(10_000):

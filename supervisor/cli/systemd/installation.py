@@ -6,8 +6,8 @@
     etc/systemd/system/supervise-doctor.service.d/user.conf    User= of the first job, and for supervise-alert@doctor the same
     etc/supervise/JOB.env, doctor.env                          PATH: where supervise and the job's programs are
 
-A unit that differs is replaced, and the old one is kept beside it with `.old`. A drop-in or environment file that is there stays. People put
-keys into environment files: only root may read them, and systemd reads them as root. The root directory may be that of an image: its
+A unit that differs is replaced, and the old one is kept beside it with `.old`. A drop-in or environment file that is there stays. People
+put keys into environment files: only root may read them, and systemd reads them as root. The root directory may be that of an image: its
 users count then, and its directories.
 """
 
@@ -37,7 +37,7 @@ _MODE: Final = 0o644  # systemctl cat works for everybody
 _SECRET_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o755  # whatever the umask is: nobody else may write here, and the job's user reads its configuration
 _HOST: Final = Path("/")
-_PASSWD: Final = "etc/passwd"
+_PASSWD: Final = "etc/passwd"  # noqa: S105  the file of users
 
 
 @dataclass(frozen=True, slots=True)

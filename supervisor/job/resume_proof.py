@@ -116,4 +116,4 @@ def opening_line(proof: ResumeProof | None, subject: ProvenCommand) -> str:
     ]
     if changed:
         return f"{_UNPROVEN}: {' and '.join(changed)} changed since the proof of {day}"
-    return f"resume: proven on {day} for command {subject.command[:8]} ({', '.join(proof.shown)})"
+    return f"resume: proven on {day} for this command ({', '.join(proof.shown)})"

@@ -87,7 +87,7 @@ def test_a_resume_is_proven_without_a_file_of_the_user_s_changed_and_the_start_s
     assert files(project) == before
     assert not list((project / ".supervise").glob(".drill-*"))
     line = opening(project, *RESUMED, "--", *TRAIN)
-    assert re.fullmatch(r"resume: proven on \d{4}-\d\d-\d\d for command [0-9a-f]{8} \(weights, optimizer, data\)", line)
+    assert re.fullmatch(r"resume: proven on \d{4}-\d\d-\d\d for this command \(weights, optimizer, data\)", line)
 
 
 def test_a_write_outside_of_the_scratch_directory_is_refused_by_the_kernel(tmp_path: Path) -> None:

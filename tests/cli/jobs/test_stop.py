@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import stat
 import subprocess
 import sys
 import textwrap
@@ -81,6 +82,7 @@ def test_a_job_is_stopped_by_its_name_and_what_became_of_it_is_shown(
     assert main(["stop"]) == 0
     assert capsys.readouterr().out == f"no job runs here: {tmp_path / '.supervise'}\n"
     assert main(["stop", "--job", "tran"]) == 64
+    assert stat.S_IMODE((tmp_path / ".supervise/train/digest.key").stat().st_mode) == 0o600, "what the run hid is keyed"
 
 
 @pytest.mark.process

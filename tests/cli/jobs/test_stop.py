@@ -86,6 +86,22 @@ def test_a_job_is_stopped_by_its_name_and_what_became_of_it_is_shown(
 
 
 @pytest.mark.process
+def test_how_to_start_again_is_the_whole_command_with_a_variable_for_each_secret(
+    tmp_path: Path, supervise: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = [f"--option{number:03}=value{number:03}" for number in range(100)]
+    supervise("--job", "train", "--", "sh", "-c", "touch began; sleep 1000", "--hub-token=hunter2", "my dir/x", *options)
+    began(tmp_path)
+    assert main(["stop", "--job", "train"]) == 0
+    _, again, first = capsys.readouterr().out.splitlines()
+    assert "hunter2" not in again
+    assert again.endswith(f"""'touch began; sleep 1000' --hub-token="${{HUB_TOKEN:?}}" 'my dir/x' {" ".join(options)}""")
+    assert first == "set HUB_TOKEN first: secrets are not shown"
+
+
+@pytest.mark.process
 def test_a_stop_that_takes_longer_goes_on_and_can_be_hurried(
     tmp_path: Path, supervise: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

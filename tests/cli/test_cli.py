@@ -208,7 +208,7 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
         (["ls", "train"], "unexpected extra argument (train)\nsupervise: Run `supervise ls --help` for its options."),
         (["status", "--", "true"], "`supervise status` takes no command: true"),
         (["config", "show", "x", "--", "true"], "unexpected extra argument (x)"),
-        (["checkpoints", "ls", "x", "--", "true"], "`supervise checkpoints ls` takes no command: true"),
+        (["ls", "--", "true"], "`supervise ls` takes no command: true"),
         (["ui", "--listen", "no-such-host.invalid:9410"], "no address to listen at: ui.listen = 'no-such-host.invalid:9410'"),
         (["why", "first"], "invalid value for INCIDENT: 'first' is not a number\nsupervise: Write the number of an incident"),
         (["logs", "--rank", "-1"], "invalid value for --rank: -1 is less than 0"),

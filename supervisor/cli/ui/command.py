@@ -37,7 +37,7 @@ def ui(settings: Settings) -> int:
     if missing:
         raise SuperviseError(
             f"supervise ui needs {' and '.join(missing)}: not installed here",
-            hint="Run `pip install 'torch-supervise[ui]'`.",
+            hint="Run `pip install -e '.[ui]'` in the checkout that supervise was installed from.",
             exit_code=ExitCode.CONFIG,
         )
     from supervisor.cli.jobs.job_files import state_root  # noqa: PLC0415  none of these is for --help

@@ -411,7 +411,7 @@ def test_without_the_extra_the_line_that_installs_it_is_named(monkeypatch: pytes
     with pytest.raises(SuperviseError, match="supervise ui needs uvicorn: not installed here") as caught:
         command.ui(replace(Settings(), ui=UiSection(listen="0")))
     assert caught.value.exit_code == ExitCode.CONFIG
-    assert "pip install 'torch-supervise[ui]'" in caught.value.hint
+    assert "pip install -e '.[ui]'" in caught.value.hint
 
 
 def test_a_step_that_nobody_looks_at_costs_nothing(serve: Serve, root: Path, written: Any, sleeper: Sleeper) -> None:

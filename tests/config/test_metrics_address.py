@@ -58,3 +58,9 @@ def test_the_directory_of_the_textfile_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(SuperviseError, match="no such directory: prom") as raised:
         metrics_address.require_metrics(settings(textfile_dir="prom", cwd=tmp_path))
     assert "mkdir -p prom" in raised.value.hint
+
+
+def test_the_command_that_makes_a_missing_directory_is_quoted(tmp_path: Path) -> None:
+    with pytest.raises(SuperviseError) as caught:
+        metrics_address.require_metrics(settings(textfile_dir="my dir; reboot", cwd=tmp_path))
+    assert "`mkdir -p 'my dir; reboot'`" in caught.value.hint

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 UNFIT: Final = 69
+#: What fails here is no fault of the node: another job of the next minute may find it well. A prolog must not drain the node for it.
+OF_A_JOB: Final = frozenset({"net_ports"})
 _DEFAULT: Final = Thresholds()
 _ASK: Final = Ask()
 
@@ -44,8 +46,8 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """0, or UNFIT where something is FAILED."""
-        return UNFIT if any(one.result is Result.FAILED for one in self.results) else 0
+        """0, or UNFIT where anything of the node is FAILED, whether it would hold a start back or not."""
+        return UNFIT if any(one.result is Result.FAILED and one.check not in OF_A_JOB for one in self.results) else 0
 
     def to_json(self) -> dict[str, Json]:
         """Return it as JSON."""

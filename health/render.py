@@ -118,6 +118,7 @@ def _verdict(found: Diagnosis, counts: Counter[Result]) -> str:
     if found.exit_code:
         blocks = "; no job starts here before" if any(one.blocks for one in found.results) else ""
         return f"this node is not fit for a job until what is FAILED is repaired{blocks}"
-    but = [f"{counts[Result.DEGRADED]} degraded: look at it at the next occasion"] * bool(counts[Result.DEGRADED])
+    but = [one.reason for one in found.results if one.result is Result.FAILED]  # of a job: else the exit code would be another
+    but += [f"{counts[Result.DEGRADED]} degraded: look at it at the next occasion"] * bool(counts[Result.DEGRADED])
     but += [f"{counts[Result.UNKNOWN]} could not be judged"] * bool(counts[Result.UNKNOWN])
     return "this node is fit for a job" + (f" ({'; '.join(but)})" if but else "")

@@ -53,7 +53,7 @@ class ExitCode(IntEnum):
             "this node is not fit for the job: it is excluded (`supervise nodes`), a GPU failed and nothing may replace it, other "
             "processes hold its memory, its driver does not fit, or no room is left for a checkpoint at the first start of a run (later a "
             "start waits for room). "
-            "`supervise doctor`: something must be repaired first"
+            "`supervise doctor`: anything of the node is FAILED, also what would hold no start back"
         ),
         "run it elsewhere, or do what the card says",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from health.checks import common
@@ -80,7 +81,13 @@ def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) 
             why = f"{key}={row[key]} has an old name: torch's is TORCH_{key}"
             found.append(
                 CheckResult(
-                    "env_variables", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, f"export TORCH_{key}={row[key]} && unset {key}"
+                    "env_variables",
+                    HOST,
+                    Result.DEGRADED,
+                    why,
+                    (),
+                    Repair.CONFIGURE,
+                    f"export TORCH_{key}={quote(str(row[key]))} && unset {key}",
                 )
             )
     evidence = tuple(f"{key}={value}" for key, value in row.items())
@@ -117,7 +124,14 @@ def env_code(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
     evidence = (f"root {row.get('root')}",)
     if was and (was.get("head"), was.get("changed")) != (row.get("head"), row.get("changed")):
         why = f"the code is {state}, and was another when the job started ({str(was.get('head'))[:12]})"
-        yield CheckResult("env_code", HOST, Result.DEGRADED, why, evidence, look=(f"git -C {row.get('root')} diff {was.get('head')}",))
+        yield CheckResult(
+            "env_code",
+            HOST,
+            Result.DEGRADED,
+            why,
+            evidence,
+            look=(f"git -C {quote(str(row.get('root')))} diff {quote(str(was.get('head')))}",),
+        )
     else:
         yield CheckResult("env_code", HOST, Result.OK, f"the code is {state}", evidence)
 

@@ -1,6 +1,7 @@
 """Judges the findings of the kernel's log. The log keeps events that a device has long recovered from, so only recent ones are failures.
 
-A critical event of the last day is a failure. Older events, and lesser ones of the last day, are DEGRADED. Corrected errors, echoes and
+A critical event of the last day is a failure, and so is one whose time nobody knows: a broken GPU must not pass. Older events, and lesser
+ones of the last day, are DEGRADED. Corrected errors, echoes and
 ended events are left out, and so are those of the baseline. The log blocks no start: whether a GPU needs a repair now, NVML reports
 (gpu_recovery).
 """
@@ -64,7 +65,7 @@ def _key(row: dict[str, Json]) -> tuple[Json, ...]:
 def _judged(row: dict[str, Json], read_t: float) -> CheckResult | None:
     """Return the result for one finding, None if it needs none. read_t: when the log was read."""
     severity, age = row.get("severity"), row.get("age_s")
-    recent = isinstance(age, int | float) and age <= RECENT_S
+    recent = not isinstance(age, int | float) or age <= RECENT_S
     if severity == "info" or (severity == "warning" and not recent):
         return None
     # if only the job must restart, the node is healthy again and there is nothing to repair
@@ -75,8 +76,10 @@ def _judged(row: dict[str, Json], read_t: float) -> CheckResult | None:
     parts = [f"{code} {where}".strip(), str(row.get("meaning", ""))]
     if row.get("reason"):
         parts.append(str(row["reason"]))
-    if not recent:
-        parts.append(f"{age / RECENT_S:.0f} days ago" if isinstance(age, int | float) else "at a time that is not known")
+    if not isinstance(age, int | float):
+        parts.append("at a time that is not known")
+    elif not recent:
+        parts.append(f"{age / RECENT_S:.0f} days ago")
     repair = Repair(str(row.get("repair", "none"))) if failed else Repair.NONE
     t = read_t - age if isinstance(age, int | float) else None
     line = str(row.get("line", ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from health.checks import common
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
 
     from health.model import Json, Readings
     from health.thresholds import Thresholds
+
+
+#: Mount points without which the node itself does not work ("" is the root directory).
+_OF_THE_SYSTEM: Final = frozenset(
+    ("", "/bin", "/boot", "/dev", "/dev/shm", "/etc", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var")  # noqa: S108
+)
+_CHECK_FIRST: Final = "unmount it and check it with fsck before it is mounted for writing again"
 
 
 def disk_paths(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
@@ -25,7 +33,7 @@ def disk_paths(now: Readings, _before: Readings | None, _limits: Thresholds) -> 
 def _path_answer(now: Readings, subject: str) -> CheckResult:
     path, row, mount = subject.removeprefix("path:"), now.table("path.state", subject), now.table("path.mount", subject)
     evidence = (f"{mount['kind']} of {mount['source']} on {mount['point']}",) if mount else ()
-    again = f"umount -l {mount.get('point', path)} && mount {mount.get('point', path)}"
+    again = _mount_again(mount)
     if row.get("hung"):
         where = f": stuck in the kernel at {row['wchan']}" if row.get("state") == "D" and row.get("wchan") else ""
         stage = {"stat": "when asked for its free space", "space": "when written to"}.get(str(row.get("after")), "when its status is read")
@@ -35,9 +43,17 @@ def _path_answer(now: Readings, subject: str) -> CheckResult:
         why = f"{path}: its handle is stale: the server no longer knows what is mounted here"
         return CheckResult("disk_paths", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, again)
     if row.get("answers") is not True:
-        look = (f"ls -ld {path}",)
+        look = (f"ls -ld {quote(path)}",)
         return CheckResult("disk_paths", subject, Result.FAILED, f"{path}: {row.get('error')}", evidence, Repair.CONFIGURE, look=look)
     return CheckResult("disk_paths", subject, Result.OK, f"{path} answers", evidence)
+
+
+def _mount_again(mount: dict[str, Json]) -> str:
+    """Return what brings a dead mount back: a command, words where none is safe, "" if it is not known what is mounted."""
+    point = str(mount.get("point") or "")
+    if point and point.rstrip("/") in _OF_THE_SYSTEM:
+        return f"reboot: {point} is part of the system itself, and cannot be unmounted"
+    return f"umount -l {quote(point)} && mount {quote(point)}" if point else ""
 
 
 _MIB = 1 << 20
@@ -60,7 +76,7 @@ def _space(now: Readings, subject: str, limits: Thresholds) -> CheckResult:
     figures = [f"{common.size(free)} of {common.size(total)} free"]
     figures += [f"{inodes_free:.0f} of {inodes:.0f} inodes free"] if inodes and inodes_free is not None else []
     evidence, need = tuple(figures), common.number(row, "need") or 0.0
-    look = (f"df -h {path}", f"du -xsh {path}/* | sort -h | tail")
+    look = (f"df -h {quote(path)}", f"du -xsh {quote(path)}/* | sort -h | tail")
     if free < need:
         why = f"{path} has {common.size(free)} free, and one checkpoint takes {common.size(need)}"
         return CheckResult("disk_space", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, blocks=True, look=look)
@@ -74,7 +90,13 @@ def _space(now: Readings, subject: str, limits: Thresholds) -> CheckResult:
         none = inodes_free < (1 - limits.disk_full_share) * inodes
         why = f"{path} has {inodes_free:.0f} inodes left: each new file needs one"
         return CheckResult(
-            "disk_space", subject, Result.FAILED if none else Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=(f"df -i {path}",)
+            "disk_space",
+            subject,
+            Result.FAILED if none else Result.DEGRADED,
+            why,
+            evidence,
+            Repair.CONFIGURE,
+            look=(f"df -i {quote(path)}",),
         )
     if total and free < (1 - limits.disk_used_share) * total:
         why = f"{path} is {1 - free / total:.0%} full: {common.size(free)} free"
@@ -95,16 +117,12 @@ def _write(now: Readings, before: Readings | None, subject: str, limits: Thresho
     path, row, mount = subject.removeprefix("path:"), now.table("path.write", subject), now.table("path.mount", subject)
     evidence = (f"{mount['kind']} of {mount['source']} on {mount['point']}",) if mount else ()
     if row.get("errno") == "EROFS" or now.table("path.space", subject).get("read_only") is True:
-        was = before is not None and before.table("path.space", subject).get("read_only") is False
-        why = f"{path} is read-only{', and was not when the job started: the kernel found it damaged' if was else ''}"
-        remount, look = f"mount -o remount,rw {mount.get('point', path)}", ("dmesg -T | grep -i -e remount -e 'I/O error'",)
-        repair = Repair.DRAIN if was else Repair.CONFIGURE
-        return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, repair, remount, look=look)
+        return _read_only(before, subject, mount, evidence)
     if row.get("errno") in _NO_ROOM:
         why = f"{path}: {row.get('error')}"
-        return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, look=(f"df -h {path}", "quota"))
+        return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, look=(f"df -h {quote(path)}", "quota"))
     if "error" in row:
-        repair, look = (Repair.DRAIN, ("dmesg -T",)) if row.get("errno") == "EIO" else (Repair.CONFIGURE, (f"ls -ld {path}",))
+        repair, look = (Repair.DRAIN, ("dmesg -T",)) if row.get("errno") == "EIO" else (Repair.CONFIGURE, (f"ls -ld {quote(path)}",))
         return CheckResult("disk_writes", subject, Result.FAILED, f"{path} cannot be written: {row['error']}", evidence, repair, look=look)
     seconds, size = common.number(row, "seconds"), common.number(row, "bytes")
     if seconds is None or size is None:
@@ -112,8 +130,21 @@ def _write(now: Readings, before: Readings | None, subject: str, limits: Thresho
     timing = f"{common.size(size)} in {seconds:.3f} s, of which {common.number(row, 'sync_s') or 0.0:.3f} s until it was on the disk"
     if seconds > limits.write_s:
         why = f"{path} is slow: {timing}"
-        return CheckResult("disk_writes", subject, Result.DEGRADED, why, evidence, look=("iostat -x 1 3", "nfsiostat", f"ls -ld {path}"))
+        return CheckResult(
+            "disk_writes", subject, Result.DEGRADED, why, evidence, look=("iostat -x 1 3", "nfsiostat", f"ls -ld {quote(path)}")
+        )
     return CheckResult("disk_writes", subject, Result.OK, f"{path} can be written: {timing}", evidence)
+
+
+def _read_only(before: Readings | None, subject: str, mount: dict[str, Json], evidence: tuple[str, ...]) -> CheckResult:
+    path = subject.removeprefix("path:")
+    was = before is not None and before.table("path.space", subject).get("read_only") is False
+    why = f"{path} is read-only{', and was not when the job started: the kernel found it damaged' if was else ''}"
+    look = ("dmesg -T | grep -i -e remount -e 'I/O error'", f"findmnt -T {quote(path)}")
+    remount = f"mount -o remount,rw {quote(str(mount['point']))}" if mount.get("point") else ""
+    if was:  # writing to a damaged file system damages it more
+        return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, Repair.DRAIN, _CHECK_FIRST, look=look)
+    return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, remount, look=look)
 
 
 #: On their way to live: a reset takes seconds.

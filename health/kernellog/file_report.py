@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader, FileIO, StringIO, TextIOWrapper
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from health.kernellog import parse
@@ -91,7 +92,8 @@ def opened(path: str) -> Iterator[TextIO]:
                     yield _text(unpacked, unpacked.peek(_BEGINNING))
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise LogFormError(
-                    f"its gzip is damaged: {error}", f"Judge the readable part: `gzip -dc {path} | supervise doctor --kernel-log -`."
+                    f"its gzip is damaged: {error}",
+                    f"Judge the readable part: `gzip -dc {quote(str(path))} | supervise doctor --kernel-log -`.",
                 ) from error
         else:
             yield _text(data, begins)

@@ -1,7 +1,8 @@
 """The trouble in the kernel's log since the boot, as far back as it is kept.
 
 Reads /dev/kmsg; where that may not be read the journal, then the files that syslog writes. Yields, of `kernel`: `kernel.findings` (a list
-of findings, each with `last_time`, the time of its last line by the log's own clock, and `age_s`; both None if unknown), `kernel.source`,
+of findings, each with `last_time`, the time of its last line by the log's own clock, and `age_s`; both None if unknown, and in a file of
+syslog's, whose lines may lack the year, `last_time` in wall seconds), `kernel.source`,
 `kernel.overruns` (how often records were overwritten before they were read). If nothing can be read, `kernel.source` has the reasons as
 its problem, and `kernel.findings` has the same or, if access was denied, PERMISSION. Otherwise a log that nobody can read would look
 healthy. A session reads each record of /dev/kmsg once. Its Correlator remembers them, for the findings so far and for the rules about
@@ -12,6 +13,9 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +37,14 @@ NAME: Final = "kernel_log"
 MOST_RECORDS: Final = 200_000
 #: How much of a syslog file's end is read.
 MOST_BYTES: Final = 4 << 20
+#: A line without a year is of the newest one in which it is not further ahead of now: the file may be in another time zone than we are.
+_AHEAD_S: Final = 14 * 3600.0
+#: `parse` gives dates without a year one of the first years after 2000; a log that names its years is younger.
+_YEARS_NAMED_T: Final = datetime(2012, 1, 1, tzinfo=UTC).timestamp()
+#: A 29th of February comes at least every eighth year.
+_MOST_YEARS: Final = 9
+_DAY_S: Final = 86400.0
+_COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
 
 
 def read(ask: Ask) -> Iterator[Reading]:
@@ -120,17 +132,19 @@ def _from_copies(ask: Ask, why: str, *, denied: bool) -> Iterator[Reading]:
             yield from _findings("journalctl", _rows(judge.findings(), time.time()))
             return
         reasons.append(copies)
-    for path in sources.SYSLOG_FILES:
+    for path in map(ask.at, sources.SYSLOG_FILES):
         try:
-            with Path(ask.at(path)).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_BYTES))
-                data = file.read(MOST_BYTES)
+            lines = _tail(Path(path), MOST_BYTES)
+            written_t = Path(path).stat().st_mtime
         except OSError as error:
             denied = denied or isinstance(error, PermissionError)
             continue
+        if (missing := MOST_BYTES - sum(map(len, lines))) > 0:
+            lines = _rotated(Path(path), missing) + lines
         judge = Correlator()
-        judge.take_all(Lines().all(data.decode("utf-8", "replace").split("\n")))
-        yield from _findings(ask.at(path), _rows(judge.findings(), None))
+        judge.take_all(Lines().all(lines))
+        placing = _Placing(time.time(), time.time() - time.monotonic() if ask.root == "/" else None, written_t)
+        yield from _findings(path, _rows(tuple(map(placing.placed, judge.findings())), placing.now))
         return
     reasons.append("no file of syslog's that can be read")
     yield Reading(NAME, KERNEL, "kernel.source", None, "; ".join(reasons))
@@ -140,6 +154,52 @@ def _from_copies(ask: Ask, why: str, *, denied: bool) -> Iterator[Reading]:
 def _findings(source: str, rows: Json) -> Iterator[Reading]:
     yield Reading(NAME, KERNEL, "kernel.source", source)
     yield Reading(NAME, KERNEL, "kernel.findings", rows)
+
+
+def _tail(path: Path, most: int) -> list[str]:
+    """Return the last lines of a file, of `most` bytes in all."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+        return file.read(most).decode("utf-8", "replace").split("\n")
+
+
+def _rotated(path: Path, most: int) -> list[str]:
+    """Return the end of the file that `path` was until it was rotated: what was written a minute before midnight is there."""
+    with suppress(OSError, ValueError):
+        earlier = [one for one in path.parent.glob(f"{path.name}[.-]*") if one.suffix not in _COMPRESSED and one.is_file()]
+        return _tail(max(earlier, key=lambda one: one.stat().st_mtime), most)
+    return []
+
+
+class _Placing:
+    """Gives the findings of a syslog file wall times: its lines may name no year, or only the time since the boot."""
+
+    def __init__(self, now: float, booted_t: float | None, written_t: float) -> None:
+        """Take the wall clock, when the system booted (None: it is another one's file), and when the file was last written."""
+        self.now = now
+        self._booted_t = booted_t
+        self._written_t = written_t
+
+    def placed(self, finding: LogFinding) -> LogFinding:
+        first = self._wall(finding.t)
+        last = self._wall(finding.last_t) if finding.last_t is not None else first
+        if last is None and self.now - self._written_t > _DAY_S:
+            last = self._written_t  # it is as old at least
+        return replace(finding, t=first, last_t=last)
+
+    def _wall(self, t: float | None) -> float | None:
+        if t is None or t >= _YEARS_NAMED_T:
+            return t
+        if t < datetime(2000, 1, 1, tzinfo=UTC).timestamp():  # since the boot
+            return None if self._booted_t is None or self._booted_t + t > self.now else self._booted_t + t
+        date = datetime.fromtimestamp(t, UTC).replace(tzinfo=None)  # as the line has it: in local time
+        this_year = datetime.fromtimestamp(self.now + _AHEAD_S).year  # noqa: DTZ006  local time
+        for year in range(this_year, this_year - _MOST_YEARS, -1):
+            with suppress(ValueError):
+                wall = date.replace(year=year).timestamp()
+                if wall <= self.now + _AHEAD_S:
+                    return wall
+        return None
 
 
 def _rows(found: tuple[LogFinding, ...], now: float | None) -> Json:

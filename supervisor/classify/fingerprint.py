@@ -44,7 +44,8 @@ _SPACE = re.compile(r"\s+")
 def fingerprint(cause: Cause, kind: str, detail: str, frames: Iterable[str] = (), phase: str = "") -> str:
     """Return the fingerprint. kind: exception type or signal; detail: a signature's id, or the message; frames: see frames_of."""
     known = "" if phase in {"", "unknown"} else phase
-    shown = normalised(redact.text(detail))  # first: without its digits a secret is no longer recognised
+    # first: without its digits a secret is no longer recognised. Another node may have another key
+    shown = normalised(redact.MARKED.sub("<hidden>", redact.text(detail)))
     return ":".join(part for part in (cause.value, kind, shown, *frames, known) if part)
 
 

@@ -1,7 +1,8 @@
 r"""Replaces secrets in commands, lines of output and documents by short digests, so that two values still differ.
 
 A doubtful value is hidden. A secret under an innocent name is recognised only by its form (secret_forms.py), or where its value is known
-(`KnownSecrets`). The digest of a password that stands in a dictionary can be guessed.
+(`KnownSecrets`). A digest is made with a key that stays on the machine (supervisor/job/digest_key.py): equal values are seen to be equal,
+and nobody without the key can try passwords on a digest. The key is all that this module remembers.
 
     --api-key hunter2                    its name shows it: flags, variables, JSON keys, headers; the value may be quoted
     https://u:hunter2@host/x?sig=abc     passwords and signatures of URLs, and what follows the host of a webhook
@@ -14,9 +15,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
+import hmac
 import json
 import re
+import secrets
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
 
@@ -33,12 +35,25 @@ _JSON = re.compile(r"^[ \t]*\{[^\n]*\}[ \t]*$", re.MULTILINE)
 _WRAPPED = re.compile(r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{60,76}\r?\n){1,1000}[A-Za-z0-9+/]{1,76}={0,2}(?![A-Za-z0-9+/=])")
 #: What stands under a secret's name and is none: nothing, a switch, a mask, the name of a variable.
 _NO_SECRET = re.compile(r"|none|null|true|false|\*{3,}|<[a-z _-]*>|\$[A-Z_]+|\$\{\w+\}", re.IGNORECASE)
-_MARK: Final = "<sha256:"
+MARK: Final = "<hidden:"
+#: What `digest` returns.
+MARKED: Final = re.compile(r"<hidden:[0-9a-f]{8}>")
+#: Under these names stand digests without a key, of texts that may hold a secret.
+_OPEN_DIGESTS: Final = frozenset({"command_digest"})
 #: A shorter value, or a word of small letters up to the second, stands in too much ordinary text: AUTH_MODE=default.
 SHORTEST_KNOWN: Final = 6
 LONGEST_WORD: Final = 11
 #: A part of a value in base64 that is shorter may be a part of any text.
 _SHORTEST_FORM: Final = 8
+
+
+_key = secrets.token_bytes(32)  # of this process, until one is given
+
+
+def use_key(key: bytes) -> None:
+    """Make all digests from now on with this key."""
+    global _key  # noqa: PLW0603  each text of a process is redacted with the same one, and most who redact know of no job
+    _key = key
 
 
 class KnownSecrets:
@@ -93,9 +108,10 @@ def document(value: Any, known: KnownSecrets = _NONE_KNOWN) -> Any:  # noqa: ANN
     if not isinstance(value, dict):
         return value
     variable = value.get("name", value.get("key"))  # {"name": "API_KEY", "value": …}
-    hidden = {"value"} if isinstance(variable, str) and secret_forms.is_secret(variable, value.get("value")) else set()
+    hidden: set[Any] = {"value"} if isinstance(variable, str) and secret_forms.is_secret(variable, value.get("value")) else set()
     if value.get("kind") == "Secret":  # of Kubernetes
         hidden |= {"data", "stringData"}
+    hidden |= _OPEN_DIGESTS & value.keys()
     return {
         text(key, known): _hidden_leaves(one) if key in hidden or secret_forms.is_secret(key, one) else document(one, known)
         for key, one in value.items()
@@ -170,17 +186,17 @@ def _hidden_leaves(value: Any) -> Any:  # noqa: ANN401  JSON
 
 
 def _shown(value: str) -> str:
-    return value if value.startswith(_MARK) or _NO_SECRET.fullmatch(value) else digest(value)
+    return value if value.startswith(MARK) or _NO_SECRET.fullmatch(value) else digest(value)
 
 
 def digest(value: str) -> str:
     """Return the short digest that stands for a secret."""
-    return f"{_MARK}{hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}>"
+    return f"{MARK}{hmac.digest(_key, value.encode('utf-8', 'surrogateescape'), 'sha256').hex()[:8]}>"
 
 
 def _is_ordinary(value: str) -> bool:
     is_word = value.isalpha() and value.islower() and len(value) <= LONGEST_WORD
-    return len(value) < SHORTEST_KNOWN or is_word or _MARK in value
+    return len(value) < SHORTEST_KNOWN or is_word or MARK in value
 
 
 def _forms(value: str) -> Iterable[str]:

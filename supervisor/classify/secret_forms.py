@@ -103,7 +103,7 @@ PLACED: Final = tuple(
         _URL_QUERY,
         _HEADER,
         rf"""(?P<name>(?:{_ARGUMENT}|\bwandb\s+login\s+|(?<!\w)pwd\s*=\s*(?!/)|\bIDENTIFIED\s+BY\s+)["']?)(?P<value>(?!-)[^\s"';,]+)""",
-        r"""(?P<name>\b(?:pass[ _-]?phrase|mnemonic)["']?\s*[:=]\s*)(?P<value>(?!<sha256:)[^\s"'][^\n"']*)""",  # of words
+        r"""(?P<name>\b(?:pass[ _-]?phrase|mnemonic)["']?\s*[:=]\s*)(?P<value>(?!<hidden:)[^\s"'][^\n"']*)""",  # of words
         # into the standard input of what asks for a password
         r"""(?P<name>\b(?:echo|printf)\s+(?:-\w\s+)?["']?)(?P<value>[^\s"'|]+)(?=["']?\s*\|[^\n]{0,200}?(?:--password-stdin|sudo\s+-S|kinit|passwd)\b)""",
         # user:password@host without a scheme, as in HTTPS_PROXY; no digest of an image

@@ -32,6 +32,8 @@ LISTEN = ("ui.listen",)
 EVERY = tuple(row.key for row in ROWS if row.flag and row.key not in LISTEN)
 #: The shell asks for completions through it (completion.py).
 COMPLETE_VARIABLE = "_SUPERVISE_COMPLETE"
+#: An attribute of a command's function.
+_TAKES_COMMAND = "takes_command"
 #: How the usage of a command that takes a CMD shows where it stands.
 BEFORE_CMD = "[OPTIONS] -- CMD..."
 
@@ -101,7 +103,7 @@ class Invocation:
         """Return this invocation of a command that takes no CMD. Raises SuperviseError (64) if there is one."""
         if self.command is not None:
             raise SuperviseError(
-                f"only `run` takes a command: {' '.join(self.command[:3])}",
+                f"`{click.get_current_context().command_path}` takes no command: {' '.join(self.command[:3])}",
                 hint="Leave out everything from `--` on; `supervise -- CMD` runs CMD.",
                 exit_code=ExitCode.USAGE,
             )
@@ -123,9 +125,15 @@ def setting_options(*keys: str, takes_command: bool = False) -> Callable[[Callab
 
         for option in reversed(list(_options(keys))):
             call = option(call)
+        setattr(call, _TAKES_COMMAND, takes_command)
         return call
 
     return decorate
+
+
+def takes_command(command: click.Command | None) -> bool:
+    """Whether a CMD may stand behind `--` of this command."""
+    return bool(getattr(command and command.callback, _TAKES_COMMAND, False))
 
 
 def _with_options(values: Mapping[str, Any]) -> Invocation:

@@ -7,10 +7,8 @@ import re
 import click
 
 from supervisor.cli.commands import COMMANDS, CommandGroup
+from supervisor.cli.invocation import takes_command
 from supervisor.errors import ExitCode, SuperviseError, nearest
-
-#: Commands that show the records of a job.
-_READING = frozenset({"status", "why", "logs"})
 
 
 def usage_error(error: click.UsageError) -> SuperviseError:
@@ -26,18 +24,26 @@ def usage_error(error: click.UsageError) -> SuperviseError:
         message = f"missing command: {path} ..."
         hint = f"Add one of: {', '.join(sorted(name for name, _ in command.lines()))}; `{path} --help` says what each does."
     elif message.startswith("Got unexpected extra argument"):
-        hint = "Write the job's command behind `--`, as in `supervise -- torchrun train.py`."
-        if command is not None and command.name in _READING:
-            hint = f"A job is named with --job, as in `supervise {command.name} --job NAME`."
+        hint = _hint_of_extra_words(command, path, hint)
     elif isinstance(error, click.BadParameter):
         message = _plain(message)
-        if command is not None and command.name == "why":
+        if error.param is not None and error.param.name == "incident":
             hint = "Write the number of an incident, as `supervise status` counts them; a job is named with --job NAME."
     elif isinstance(error, click.NoSuchOption):
         message = f"no such option: {error.option_name}"
         meant = _nearest_option(error.option_name, command)
         hint = f"The nearest is {meant}; options of the job's command go behind `--`." if meant else hint
     return SuperviseError(message[0].lower() + message[1:], hint=hint, exit_code=ExitCode.USAGE)
+
+
+def _hint_of_extra_words(command: click.Command | None, path: str, hint: str) -> str:
+    """Return what was probably meant by a word too many: a job's command, or its name, as far as this command takes them; else `hint`."""
+    if takes_command(command):
+        path = "supervise" if path == "supervise run" else path
+        return f"Write the job's command behind `--`, as in `{path} -- torchrun train.py`."
+    if command is not None and any(param.name == "job__name" for param in command.params):
+        return f"A job is named with --job, as in `{path} --job NAME`."
+    return hint
 
 
 def _plain(message: str) -> str:

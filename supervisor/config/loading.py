@@ -177,12 +177,21 @@ def show(settings: Settings, *, as_json: bool) -> str:
                 value = getattr(section, name)
                 if value != row.default or name == kind.required:
                     shown.append((f"{kind.key}[{number}].{name}", _digest(value) if row.secret else value, "file"))
-    shown += [(f"{RECOVER_KEY}.{row.cause}.set", str(row), f"file {row.place}") for row in settings.recover]
+    shown += _shown_rows(settings)
     if as_json:
         return json.dumps({key: {"value": value, "origin": str(origin)} for key, value, origin in shown}, indent=2)
     table = [(key, json.dumps(value, ensure_ascii=False), str(origin)) for key, value, origin in shown]
     widths = [max(len(line[column]) for line in table) for column in (0, 1)]
     return "\n".join(f"{key:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for key, value, origin in table)
+
+
+def _shown_rows(settings: Settings) -> list[tuple[str, Value, Origin | str]]:
+    if not settings.recover:
+        return []
+    from supervisor.config import recover_rows  # noqa: PLC0415  few have rows of their own
+
+    rows = zip(settings.recover, recover_rows.hidden(settings.recover), strict=True)
+    return [(f"{RECOVER_KEY}.{row.cause}.set", str(replace(row, sets=sets)), f"file {row.place}") for row, (_, sets) in rows]
 
 
 def _digest(value: Value) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from typing import TYPE_CHECKING, Final
 
 from supervisor.config.listening import listen_address, listen_at
@@ -40,5 +41,5 @@ def require_metrics(settings: Settings) -> None:
     directory = settings.metrics.textfile_dir
     if directory and not os.path.isdir(os.path.join(settings.cwd, directory)):  # noqa: PTH112, PTH118  text, as settings are
         origin = settings.origin("metrics.textfile_dir")
-        hint = f"Make it (`mkdir -p {directory}`), or name the one in node_exporter's --collector.textfile.directory."
+        hint = f"Make it (`mkdir -p {shlex.quote(directory)}`), or name the one in node_exporter's --collector.textfile.directory."
         raise SuperviseError(f"metrics.textfile_dir ({origin}): no such directory: {directory}", hint=hint, exit_code=origin.exit_code)

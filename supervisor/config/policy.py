@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.config.health import healthset
 from supervisor.config.plugins import ladders
-from supervisor.core.model import Knob, Launcher, Policy
+from supervisor.core.model import RESUME, Knob, Launcher, Policy
 from supervisor.errors import SuperviseError
 from supervisor.strategies.network import OPTIONAL
 from supervisor.strategies.situation import VARIABLES
@@ -52,14 +53,14 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         same_place_steps=restart.same_place_steps,
         backoff_base_s=restart.backoff_base_s,
         backoff_cap_s=restart.backoff_cap_s,
-        knobs=knobs,
+        knobs=tuple(map(_without_secrets, knobs)),
         likely=likely,
         batch_change=settings.knobs.batch_change,
         batch_drift=restart.batch_drift,
         min_gpus=settings.gpus.minimum,
         keep_going=restart.keep_going,
         ladders=ladders(settings),
-        recover=tuple((row.cause, row.sets) for row in settings.recover),
+        recover=_recover(settings),
         steps_back=restart.steps_back,
         clears=settings.clear_gpu_command(),
         allocator=allocator,
@@ -76,6 +77,24 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         on_hang="" if settings.origin("hang.action").kind == "default" else settings.hang.action,
         on_nan=settings.loss.on_nan,
     )
+
+
+def _recover(settings: Settings) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """Return the user's rows without the secrets in them: the policy is part of the state, which the journal keeps and other nodes read."""
+    if not settings.recover:
+        return ()
+    from supervisor.config import recover_rows  # noqa: PLC0415  few have rows of their own
+
+    return recover_rows.hidden(settings.recover)
+
+
+def _without_secrets(knob: Knob) -> Knob:
+    """Return the knob as the journal has it. What is set goes by the settings, never by these words."""
+    if knob.name != RESUME:
+        return knob
+    from supervisor.classify import redact  # noqa: PLC0415  its patterns take 25 ms
+
+    return replace(knob, how=redact.text(knob.how))
 
 
 def require_knobs(settings: Settings, knobs: tuple[Knob, ...]) -> None:

@@ -10,7 +10,7 @@ supervisor/strategies/users_row.py acts on the rows.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from supervisor.config.recover_settings import RECOVER_KEY, RecoverRow
 from supervisor.core.model import FROM_OUTSIDE, RESUME, Cause
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from supervisor.core.model import Knob
 
 _ENV = "env:"
+#: Between the digest of a secret and its cause; no value of a user begins with a digest.
+_OF_ROW: Final = f" of [{RECOVER_KEY}."
 _CAUSES = tuple(cause.value for cause in Cause if cause is not Cause.NONE and cause not in FROM_OUTSIDE)
 _KNOBS = tuple(name for name in bindings.NAMES if name != RESUME)
 _WINDOW = re.compile(r"\d+:\d+")
@@ -53,6 +55,38 @@ def require_knobs(rows: Iterable[RecoverRow], knobs: Iterable[Knob]) -> None:
                     f"a row of yours cannot act: [{RECOVER_KEY}.{row.cause}] sets {name} in {row.place}: the program derives it by itself"
                 )
                 raise SuperviseError(what, hint=f"Leave {name} out of the row: batch_size alone is set, and the program fits {name} to it.")
+
+
+def hidden(rows: Iterable[RecoverRow]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """Return what the rows set, by cause, as journal and reports have it: a secret in a variable is a digest and the row's name."""
+
+    def shown(cause: str, name: str, value: str) -> str:
+        from supervisor.classify import redact  # noqa: PLC0415  few have rows of their own
+
+        line = f"{name.removeprefix(_ENV)}={value}"
+        is_secret = name.startswith(_ENV) and redact.text(line) != line
+        return f"{redact.digest(value)}{_OF_ROW}{cause}]" if is_secret else value
+
+    return tuple((row.cause, tuple((name, shown(row.cause, name, value)) for name, value in row.sets)) for row in rows)
+
+
+def given(rows: Iterable[RecoverRow], overrides: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return what an attempt is given, with the values of `hidden` in place. Raises SuperviseError where this node has no such row."""
+    values = {(row.cause, name): value for row in rows for name, value in row.sets}
+
+    def value_of(name: str, value: str) -> str:
+        before, of_row, cause = value.partition(_OF_ROW)
+        if not of_row or not before.startswith("<"):
+            return value
+        cause = cause.removesuffix("]")
+        if (cause, name) not in values:
+            raise SuperviseError(
+                f"a row is missing: [{RECOVER_KEY}.{cause}] set {name} for this job, and this node's configuration has no such row",
+                hint="Start every node with the same configuration.",
+            )
+        return values[cause, name]
+
+    return tuple((name, value_of(name, value)) for name, value in overrides)
 
 
 def _row(cause: str, table: object, path: str, lines: Mapping[str, int]) -> RecoverRow:

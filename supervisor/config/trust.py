@@ -6,6 +6,7 @@ That holds for the file and for each directory above it: whoever may write one o
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from pathlib import Path
 
@@ -61,7 +62,8 @@ def _directories(path: Path) -> list[Path]:
 
 def _require_ours(file: Path, part: Path, status: os.stat_result, what: str) -> None:
     other = "with --config" if what == "configuration" else f"of {what}"
-    hint = f"Run `chown {os.geteuid()} {part}` and `chmod go-w {part}`, or name another file {other}."
+    quoted = shlex.quote(str(part))
+    hint = f"Run `chown {os.geteuid()} {quoted}` and `chmod go-w {quoted}`, or name another file {other}."
     if status.st_uid not in _trusted_uids():
         raise SuperviseError(f"{what} refused: {file}: {part} belongs to uid {status.st_uid}", hint=hint)
     if stat.S_ISLNK(status.st_mode):  # its mode means nothing, and its target is checked by itself

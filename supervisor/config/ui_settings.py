@@ -12,13 +12,13 @@ class UiSection:
 
     listen: str = setting(
         "127.0.0.1:9410",
-        "Where the page is served: PORT or ADDRESS:PORT; a port alone is loopback, any other address needs a token.",
+        "Where the page is served: PORT or ADDRESS:PORT; a port alone is loopback, any other address needs a token of yours.",
         flag="--listen",
     )
     token: str = setting(
         "",
         "What a reader of the page must know; from the environment only.",
-        "At least 16 characters. Without `ui.token` and `ui.token_file` only loopback is served: to every user of this machine.",
+        "At least 16 characters. Without `ui.token` and `ui.token_file` each start makes one, prints it, and serves loopback alone.",
         secret=True,
     )
     token_file: str = setting(

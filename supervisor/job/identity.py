@@ -190,6 +190,11 @@ def state_root(node_state: Path) -> Path:
     return node_state.parents[2]
 
 
+def job_files(node_state: Path) -> Path:
+    """Return the directory of a job's files of all nodes, by the one of this node."""
+    return node_state.parents[1]
+
+
 def attempt_dir(scratch: str | Path, attempt: int) -> Path:
     """Return where an attempt's ranks write what we read: heartbeats, error files, stacks. scratch: the run's."""
     return Path(scratch) / f"attempt-{attempt:04d}"

@@ -404,5 +404,5 @@ def check_version(path: Path, header: Header) -> None:
     major = header.version.partition(".")[0]
     if not major.isdigit() or int(major) > MAJOR:
         message = f"reading the journal: {path}: a newer supervise wrote it (format {header.version}; this one reads up to {VERSION})"
-        hint = "Install that version again (`pip install -U`), or begin anew in another directory with --state-dir."
+        hint = "Install that version again, or begin anew in another directory with --state-dir."
         raise SuperviseError(message, hint=hint, exit_code=ExitCode.CONFIG)

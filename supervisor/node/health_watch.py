@@ -115,7 +115,7 @@ class HealthWatch:
             self._last = now if now.of("gpu.identity") else None
             self._before = self._last if _in_full(now) else None
             ill = [one for one in results if one.result in {Result.DEGRADED, Result.FAILED}]
-            findings = tuple(self._named(_finding(one)) for one in ill[:MOST])
+            findings = tuple(self._named(finding_of(one)) for one in ill[:MOST])
             self._reported = {one.about: _SEVERITY[Result(one.result)] for one in findings}
         problems = [f"not read, because it hung before: {skipped}"] if skipped else []
         return NodeHealth(now, findings, "; ".join([*problems, *self._failed(now, results)]))
@@ -273,7 +273,7 @@ class HealthWatch:
         now: dict[tuple[str, str, str], Finding] = {}
         for one in results:  # worst first, and the worst of a check's several words on one thing counts
             if one.result in _SEVERITY:
-                finding = self._named(_finding(one))
+                finding = self._named(finding_of(one))
                 now.setdefault(finding.about, finding)
         new = [one for about, one in now.items() if _SEVERITY[Result(one.result)] != self._reported.get(about, 0)]
         self._reported |= {one.about: _SEVERITY[Result(one.result)] for one in new[:MOST]}
@@ -315,9 +315,11 @@ def has_gpus(environ: Mapping[str, str]) -> bool:
         return False
 
 
-def _finding(one: CheckResult) -> Finding:
-    reason, command = one.reason[:MOST_CHARACTERS], (one.command or one.repair.words)[:MOST_CHARACTERS]
-    return Finding(one.check, one.subject, one.result.value, reason, command, one.blocks, one.event)
+def finding_of(one: CheckResult) -> Finding:
+    """Return a result as the core gets it."""
+    # half of a command is another command
+    command = one.command if 0 < len(one.command) <= MOST_CHARACTERS else one.repair.words
+    return Finding(one.check, one.subject, one.result.value, one.reason[:MOST_CHARACTERS], command, one.blocks, one.event)
 
 
 def shown(findings: Sequence[Finding], environ: Mapping[str, str], visible: Sequence[str]) -> tuple[Finding, ...]:

@@ -91,7 +91,9 @@ def surface_of(stream: TextIO | int, environ: Mapping[str, str] = os.environ) ->
 def plain(page: FactPage) -> str:
     """Return the page for a file: a line for each fact, whatever its length. Rich is not needed, and its memory not taken."""
     width = max((len(fact.label) for fact in page.facts), default=0) + len(_INDENT)
-    return "\n".join([f"-- {clean(page.title)}", *(f"{_INDENT}{fact.label:<{width}}{clean(fact.text)}" for fact in page.facts)])
+    return "\n".join(
+        [f"-- {clean(page.title)}", *(f"{_INDENT}{fact.label:<{width}}{clean(fact.text, is_whole=fact.copied)}" for fact in page.facts)]
+    )
 
 
 def render(page: FactPage, surface: Surface = Surface()) -> str:
@@ -127,7 +129,7 @@ def render(page: FactPage, surface: Surface = Surface()) -> str:
     label_width = max((len(fact.label) for fact in page.facts), default=0) + len(_INDENT) if is_beside else 0
     indent = len(_INDENT) + label_width
     for fact in page.facts:
-        text = Text(clean(fact.text), style=fact.tone.value)
+        text = Text(clean(fact.text, is_whole=fact.copied), style=fact.tone.value)
         label = Text(fact.label, style=_LABEL_STYLE)
         if fact.label and not is_beside:
             lines.append(label)

@@ -253,7 +253,10 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         "on_cuda_oom": opening_line(found, command, os.environ, ladder=strategies.ladder(Cause.CUDA_OOM, policy)) or _unknown_batch(found),
         "enabled": [_enabled(knob) for knob in found.knobs],
         "not_enabled": _not_enabled(found, resumes=settings.resumes_itself),
-        "recover": [{"cause": row.cause, "set": dict(row.sets), "origin": row.place} for row in settings.recover],
+        "recover": [
+            {"cause": row.cause, "set": dict(sets), "origin": row.place}
+            for row, (_, sets) in zip(settings.recover, policy.recover, strict=True)
+        ],
         "signatures": _users_signatures(settings),
         "settings": {key: one for key, one in shown.items() if key in MATTER or (one["origin"] != "default" and not _OWN.match(key))},
         "ladders": {

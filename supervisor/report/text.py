@@ -5,12 +5,16 @@ from __future__ import annotations
 _LONGEST = 1000
 
 
-def clean(text: str) -> str:
-    """Return one line of foreign text, fit to be shown: no escape sequences, no control characters, no secrets."""
+def clean(text: str, *, is_whole: bool = False) -> str:
+    """Return one line of foreign text, fit to be shown: no escape sequences, no control characters, no secrets.
+
+    is_whole: however long it is, as a command or a path must be that somebody copies.
+    """
     from supervisor.classify import redact  # noqa: PLC0415  their patterns take 25 ms, for which a start would wait
     from supervisor.classify.logs.text import one_line  # noqa: PLC0415  as above
 
-    return cut(redact.text(one_line(text)), _LONGEST)
+    shown = redact.text(one_line(text))
+    return shown if is_whole else cut(shown, _LONGEST)
 
 
 def cut(line: str, width: int) -> str:

@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from supervisor.config import recover_rows
 from supervisor.core import actions as act
 from supervisor.core.events import (
     AttemptEnded,
@@ -212,7 +213,8 @@ class Executor:
         elif isinstance(action, act.BeginAttempt):
             world_size = self._factory.world_size(action.nproc)
             try:
-                applied = self._job.knobs.apply(self._job.command, action.overrides, directory, world_size)
+                overrides = recover_rows.given(self._job.settings.recover, action.overrides)
+                applied = self._job.knobs.apply(self._job.command, overrides, directory, world_size)
             except (SuperviseError, OSError) as error:
                 refused = f"{type(error).__name__}: {error}", "the making of the attempt's command"
         self._loop.call_soon(lambda: self._prepared(action, unmade, refused, applied))

@@ -29,7 +29,7 @@ from supervisor.core.events import (
 from supervisor.core.model import Cause, Launcher
 from supervisor.core.planning import DECLARED
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.job import identity, known_jobs, loop_beat, resume_proof
+from supervisor.job import digest_key, identity, known_jobs, loop_beat, resume_proof
 from supervisor.job.clock import Clock
 from supervisor.job.loop_beat import LoopBeat
 from supervisor.job.sd_notify import Notifier
@@ -95,6 +95,7 @@ class JobRun:
             self.programs_seen = past.state.run.programs if self.continues else previous_runs.programs_seen(past, job)
             return self.continues
 
+        digest_key.use(identity.job_files(job.state), makes=True)  # before the first text is redacted
         self.moved_from = ""
         try:
             self.moved_from = moved_job.carry_along(job)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import subprocess
+import sys
 import textwrap
 from urllib.parse import quote
 
@@ -32,7 +35,7 @@ def test_a_secret_of_a_command_is_a_digest(arguments: list[str]) -> None:
     told = redact.command(arguments)
     assert len(told) == len(arguments)
     assert "hunter2" not in " ".join(told)
-    assert "<sha256:" in " ".join(told)
+    assert redact.MARK in " ".join(told)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +188,7 @@ def test_a_known_value_is_hidden_in_every_form_under_any_name() -> None:
     ):
         shown = redact.text(f"layer {form} end", known)
         assert form not in shown
-        assert "<sha256:" in shown
+        assert redact.MARK in shown
     assert redact.text("a short default", known) == "a short default", "what is a word of ordinary text is no secret by its value"
 
 
@@ -232,3 +235,23 @@ def test_a_document_keeps_its_form() -> None:
 def test_a_long_line_costs_no_more_than_its_length(line: str) -> None:
     with costs_at_most(2):
         redact.text(line)
+
+
+def test_a_digest_cannot_be_searched_without_the_key_that_made_it() -> None:
+    password = "Winter2026!"  # noqa: S105  of the kind that stands in a dictionary
+    shown = redact.digest(password)
+    assert shown == redact.text(f"password={password}").removeprefix("password="), "equal values have equal digests"
+    told = shown.removeprefix(redact.MARK).removesuffix(">")
+    for name in hashlib.algorithms_guaranteed - {"shake_128", "shake_256"}:
+        assert told not in hashlib.new(name, password.encode()).hexdigest(), name
+    program = f"from supervisor.classify import redact; print(redact.digest({password!r}))"
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603
+    assert other.stdout.strip() != shown, "another process, that was given no key, makes another digest"
+
+
+def test_a_digest_without_a_key_of_a_whole_command_is_hidden_too() -> None:
+    row = {
+        "kind": "run",
+        "body": {"command": ["train", "--token", "hunter2"], "command_digest": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4"},
+    }
+    assert redact.document(row)["body"]["command_digest"] == redact.digest("e3b0c44298fc1c149afbf4c8996fb92427ae41e4")

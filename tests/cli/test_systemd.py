@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import stat
 import sys
 import tomllib
 from functools import partial
@@ -14,6 +15,7 @@ import pytest
 
 from supervisor.cli.main import main
 from supervisor.cli.systemd import command, installation
+from supervisor.errors import SuperviseError
 from supervisor.job import identity, known_jobs
 from supervisor.run import start
 from tests.cli.jobs import stories
@@ -73,9 +75,7 @@ def test_install_sets_a_job_up_and_keeps_what_a_person_wrote(tmp_path: Path, cap
     [
         (("a/b", "--user", USER), "not a job name: 'a/b'"),
         (("bert",), "no user for the job bert"),
-        (("bert", "--user", "nobody-has-this-name"), "no such user: nobody-has-this-name"),
         (("bert", "--user", "root"), "the job bert would run as root"),
-        (("bert", "--user", USER, "--directory", "/no/such"), "no such directory: /no/such"),
     ],
 )
 def test_what_no_unit_can_have_is_refused_and_nothing_is_written(
@@ -85,6 +85,20 @@ def test_what_no_unit_can_have_is_refused_and_nothing_is_written(
     assert install(tmp_path, *words) == 64
     assert says in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("user", "directory", "says"),
+    [
+        ("nobody-has-this-name", "/", "no such user: nobody-has-this-name"),
+        ("root", "/", "the job bert would run as root"),
+        (USER, "/no/such", "no such directory: /no/such"),
+    ],
+)
+def test_what_the_running_system_does_not_have_is_refused(user: str, directory: str, says: str) -> None:
+    with pytest.raises(SuperviseError, match=says) as refused:
+        installation.job_unit("bert", user, Path(directory))
+    assert refused.value.exit_code == 64
 
 
 def test_the_user_who_called_sudo_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +112,58 @@ def test_a_directory_that_cannot_be_written_names_the_command_that_can(tmp_path:
     assert install(tmp_path) == 78
     assert "cannot install the units" in (err := capfd.readouterr().err)
     assert "Run it as root: sudo /" in err
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_only_their_owner_reads_environment_files_whatever_the_umask_is(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        assert install(tmp_path / "image", "bert", "--user", USER) == 0
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "image/etc/supervise").iterdir()}
+    assert modes == {"bert.env": 0o600, "doctor.env": 0o600}
+    for path in (tmp_path / "image").rglob("*"):
+        if path.suffix != ".env":
+            assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644), path
+
+
+def test_an_environment_file_that_others_can_read_is_narrowed_and_its_content_stays(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "etc/supervise"
+    place.mkdir(parents=True)
+    for name, mode in (("bert.env", 0o644), ("doctor.env", 0o400)):
+        (place / name).write_text("WANDB_API_KEY=secret\n")
+        (place / name).chmod(mode)
+    (tmp_path / "elsewhere").write_text("mine\n")
+    (tmp_path / "elsewhere").chmod(0o644)
+    (place / "linked.env").symlink_to(tmp_path / "elsewhere")
+    assert install(tmp_path, "bert", "--user", USER) == 0
+    assert install(tmp_path, "linked", "--user", USER) == 0
+    out = capfd.readouterr().out
+    assert f"protected  {place}/bert.env" in out
+    assert f"kept       {place}/doctor.env" in out
+    assert [stat.S_IMODE((place / name).stat().st_mode) for name in ("bert.env", "doctor.env", "linked.env")] == [0o600, 0o400, 0o644]
+    assert (place / "bert.env").read_text() == "WANDB_API_KEY=secret\n"
+
+
+def test_below_another_root_the_users_and_directories_of_the_image_count(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "srv/bert").mkdir(parents=True)
+    passwd = tmp_path / "etc/passwd"
+    passwd.write_text("root:x:0:0::/root:/bin/sh\ntoor:x:0:0::/root:/bin/sh\ntrainer:x:4242:4242::/srv:/bin/sh\n")
+    assert install(tmp_path, "bert", "--user", "trainer", "--directory", "/srv/bert") == 0
+    assert "warning" not in capfd.readouterr().err
+    assert install(tmp_path, "other", "--user", USER, "--directory", "/srv/bert") == 64, "a user of the host alone"
+    assert f"no such user in the image: {USER}: not in {passwd}" in capfd.readouterr().err
+    assert install(tmp_path, "other", "--user", "toor", "--directory", "/srv/bert") == 64
+    assert "would run as root" in capfd.readouterr().err
+    assert install(tmp_path, "mounted", "--user", "trainer", "--directory", "/data/later") == 0
+    assert "the image has no directory /data/later" in capfd.readouterr().err
+    passwd.unlink()
+    assert install(tmp_path, "unknown", "--user", "trainer", "--directory", "/srv/bert") == 0
+    assert f"{passwd} is not there: whether the image has the user trainer is not known" in capfd.readouterr().err
 
 
 @pytest.fixture

@@ -381,7 +381,7 @@ def test_show_prints_every_setting_its_value_and_origin_and_no_secret(load: Call
     assert list(shown) == [row.key for row in ROWS]
     assert [line.split()[0] for line in table.splitlines()] == list(shown)
     assert shown["job.name"] == {"value": "j", "origin": "command line --job"}
-    assert shown["alerts.webhook.url"]["value"].startswith("hooks.example.org (<sha256:")
+    assert shown["alerts.webhook.url"]["value"].startswith("hooks.example.org (<hidden:")
     for secret in (KEY, "T0KEN", "pw@"):
         assert secret not in table + json.dumps(shown) + repr(settings)
 

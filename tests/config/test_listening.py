@@ -57,3 +57,11 @@ def test_a_port_that_another_program_has_is_named_with_the_setting() -> None:
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(SuperviseError, match=r"cannot listen: 192.0.2.1:0"):
         listening_socket(ListenAddress("192.0.2.1", 0), "ui.listen")
+
+
+@pytest.mark.parametrize("text", ["no-such-host.invalid:9409", "no address"])
+def test_a_wrong_word_of_the_command_line_is_64_and_one_of_a_file_78(text: str) -> None:
+    for given, code in (({"exit_code": 64}, 64), ({}, 78)):
+        with pytest.raises(SuperviseError, match=r"no address to listen at: metrics.listen") as caught:
+            listen_address(text, "metrics.listen", **given)
+        assert caught.value.exit_code == code

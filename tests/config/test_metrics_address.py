@@ -29,7 +29,7 @@ def settings(listen: str = "", textfile_dir: str = "", *, cwd: Path | None = Non
 def test_what_is_no_address_is_an_error_with_a_hint(text: str) -> None:
     with pytest.raises(SuperviseError, match="no address to listen at") as raised:
         metrics_address.require_metrics(settings(text))
-    assert raised.value.exit_code == (ExitCode.USAGE if "such" not in text else ExitCode.CONFIG)
+    assert raised.value.exit_code == ExitCode.USAGE, "a wrong value of a flag, whatever is wrong with it"
     with pytest.raises(SuperviseError) as raised:
         metrics_address.require_metrics(settings(text, flag=False))
     assert raised.value.exit_code == ExitCode.CONFIG
@@ -58,3 +58,9 @@ def test_the_directory_of_the_textfile_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(SuperviseError, match="no such directory: prom") as raised:
         metrics_address.require_metrics(settings(textfile_dir="prom", cwd=tmp_path))
     assert "mkdir -p prom" in raised.value.hint
+
+
+def test_the_command_that_makes_a_missing_directory_is_quoted(tmp_path: Path) -> None:
+    with pytest.raises(SuperviseError) as caught:
+        metrics_address.require_metrics(settings(textfile_dir="my dir; reboot", cwd=tmp_path))
+    assert "`mkdir -p 'my dir; reboot'`" in caught.value.hint

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.cli import main
-from supervisor.config import loading, signatures
-from supervisor.core.model import Cause
+from supervisor.config import loading, recover_rows, signatures
+from supervisor.config.policy import to_policy
+from supervisor.core.model import Cause, Knob, Launcher
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.knobs import resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +55,31 @@ def test_a_row_is_read_with_its_place_and_shown(load: Callable[[str], Settings],
     assert row.place == f"{tmp_path / 'supervise.toml'}:2"
     shown = json.loads(loading.show(settings, as_json=True))
     assert shown["recover.cuda_oom.set"]["value"] == "batch_size=8, activation_checkpointing=on, MODE=careful"
+
+
+ROW_WITH_KEY = '[recover.cuda_oom]\nset = { batch_size = 8, "env:WANDB_API_KEY" = "hunter2", "env:MODE" = "careful" }\n'
+
+
+def test_a_secret_of_a_row_is_in_no_policy_and_on_no_screen_and_the_attempt_is_given_it(load: Callable[[str], Settings]) -> None:
+    settings = load(ROW_WITH_KEY)
+    policy = to_policy(settings, Launcher.PLAIN, (Knob("batch_size", "32", "--bs"),))
+    (cause, sets) = policy.recover[0]
+    assert cause == "cuda_oom"
+    assert "hunter2" not in json.dumps(sets) + loading.show(settings, as_json=False) + loading.show(settings, as_json=True)
+    assert (sets[0], sets[2]) == (("batch_size", "8"), ("env:MODE", "careful")), "what is no secret stays"
+    assert recover_rows.given(settings.recover, sets) == settings.recover[0].sets
+    with pytest.raises(SuperviseError, match=r"a row is missing: \[recover.cuda_oom\] set env:WANDB_API_KEY"):
+        recover_rows.given((), sets)
+
+
+def test_a_secret_in_the_words_that_resume_is_in_no_policy_and_is_used_all_the_same(load: Callable[[str], Settings]) -> None:
+    settings = load('[knobs.resume]\nargs = "--resume {resume} --hub-token hunter2"\n[checkpoints]\npaths = ["c/*.pt"]\n')
+    way = resume.declared_way(settings)
+    assert way is not None
+    policy = to_policy(settings, Launcher.PLAIN, (way.knob,))
+    assert "hunter2" not in policy.knobs[0].how
+    assert policy.knobs[0].how.startswith("--resume {resume} --hub-token <")
+    assert way.args == "--resume {resume} --hub-token hunter2"
 
 
 def test_rows_of_several_files_count_and_of_one_cause_the_stronger(load: Callable[[str], Settings], tmp_path: Path) -> None:

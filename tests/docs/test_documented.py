@@ -191,6 +191,12 @@ PAGES = [
     ROOT / "systemd" / "README.md",
     *sorted(DOCS.rglob("*.md")),
 ]
+#: What people read beside the pages: the messages in the code, and the files that they copy.
+TEXTS = [
+    *PAGES,
+    *(DOCS / "operations").iterdir(),
+    *(path for name in ("supervisor", "checkpointing", "health") for path in (ROOT / name).rglob("*.py")),
+]
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")  # a page, "" for the same one, and a heading of it
 LINKED = {str(page.relative_to(ROOT)): links for page in PAGES if (links := LINK.findall(page.read_text(encoding="utf-8")))}
 
@@ -232,3 +238,10 @@ def test_a_message_that_troubleshooting_quotes_is_one_of_ours() -> None:
     assert len(rows) > 20
     parts = [part.strip() for _, message in quoted for part in message.split("…")]
     assert [part for part in parts if not any(part in text for text in ours)] == []
+
+
+def test_nobody_is_told_to_install_a_release_that_does_not_exist() -> None:
+    """When there is one on the package index, this test goes, and README's section on installing changes."""
+    assert "There is no release on the package index yet" in (ROOT / "README.md").read_text(encoding="utf-8")
+    from_index = re.compile(r"pip install[^\n`]*torch-supervise")
+    assert [str(path) for path in TEXTS if path.name != "CHANGELOG.md" and from_index.search(path.read_text(encoding="utf-8"))] == []

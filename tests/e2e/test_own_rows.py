@@ -18,7 +18,7 @@ SCRIPT = """
 import os, sys
 batch, reader = int(sys.argv[sys.argv.index("--batch-size") + 1]), os.environ.get("READER", "fast")
 with open("seen", "a") as seen:
-    print(batch, reader, file=seen)
+    print(batch, reader, os.environ.get("READER_TOKEN", "none"), file=seen)
 if batch > 8 or reader != "slow":
     print(f"our reader: shard is damaged: {batch}", flush=True)
     sys.exit(3)
@@ -32,8 +32,9 @@ cause = "data_error"
 pattern = 'shard is damaged: \\d+'
 anchors = ["shard is damaged"]
 [recover.data_error]
-set = { batch_size = 8, "env:READER" = "slow" }
+set = { batch_size = 8, "env:READER" = "slow", "env:READER_TOKEN" = "hunter2-of-the-reader" }
 """
+SECRET = "hunter2-of-the-reader"  # noqa: S105
 
 pytestmark = pytest.mark.process
 
@@ -51,9 +52,15 @@ def test_a_signature_of_ones_own_gives_the_cause_and_its_row_gives_the_next_atte
     (tmp_path / "supervise.toml").chmod(0o600)
     run = supervise("python", "train.py", "--batch-size", "32", SUPERVISE_RESTART_BACKOFF_BASE_S="0")
     assert run.exit_code() == 0
-    assert (tmp_path / "seen").read_text().splitlines() == ["32 fast", "8 slow"]
+    assert (tmp_path / "seen").read_text().splitlines() == ["32 fast none", f"8 slow {SECRET}"]
     assert [(line["cause"], line["strategy"]) for line in logged(run, "plan.decided")] == [("data_error", "users_row")]
-    assert [dict(line["overrides"]) for line in logged(run, "attempt.begun")] == [{}, {"batch_size": "8", "env:READER": "slow"}]
+    first, second = [dict(line["overrides"]) for line in logged(run, "attempt.begun")]
+    assert first == {}
+    assert (second.pop("env:READER_TOKEN") != SECRET, second) == (True, {"batch_size": "8", "env:READER": "slow"})
+    written = [path for path in run.state.rglob("*") if path.is_file()]
+    assert any(path.name == "journal.jsonl" for path in written)
+    assert [path for path in written if SECRET.encode() in path.read_bytes()] == [], "the ranks alone are given it"
+    assert SECRET not in run.stderr
     card = max(run.state.glob("*/nodes/*/incidents/*/card.txt")).read_text()
     assert "your row [recover.data_error] sets batch_size=8, READER=slow" in card
     assert "--batch-size 32 -> 8" in card

@@ -158,6 +158,30 @@ def test_the_job_s_own_paths_port_and_room_are_looked_at(tmp_path: Path) -> None
     assert done.returncode == 69
 
 
+@pytest.mark.parametrize(
+    ("check", "blocks", "code"), [("net_ports", False, 0), ("disk_paths", False, 69), ("gpu_errors", True, 69), ("kernel_log", False, 69)]
+)
+def test_the_exit_code_is_of_the_node_and_a_taken_port_is_no_fault_of_it(check: str, blocks: bool, code: int) -> None:  # noqa: FBT001
+    found = Diagnosis(
+        (CheckResult(check, "x", Result.FAILED, "port 29500 is taken: process 7", blocks=blocks),), (), 0.1, 1.0, Readings(())
+    )
+    assert (found.exit_code, found.to_json()["fit"]) == (code, code == 0)
+    (verdict,) = [line for line in shown(found) if line.startswith("this node is ")]
+    assert verdict.startswith("this node is not fit" if code else "this node is fit for a job (port 29500 is taken: process 7)")
+
+
+def test_a_node_whose_running_job_holds_its_port_is_fit(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        environ = {key: value for key, value in os.environ.items() if key not in {"MASTER_PORT", "PET_MASTER_PORT"}}
+        environ["SUPERVISE_COMMAND"] = f"torchrun --master-port {holder.getsockname()[1]} train.py"
+        done = doctor("--json", cwd=tmp_path, environ=environ)
+    failed = {row["check"] for row in json.loads(done.stdout)["results"] if row["result"] == "failed"}
+    assert "net_ports" in failed
+    assert done.returncode == (69 if failed - {"net_ports"} else 0)
+
+
 def test_it_works_without_a_gpu_and_says_so(tmp_path: Path) -> None:
     environ = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")}
     done = doctor("--json", cwd=tmp_path, environ=environ)

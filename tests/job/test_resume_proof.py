@@ -36,23 +36,29 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_start_says_when_and_for_which_command_it_was_proven(place: Path) -> None:
-    digest = identity.command_digest(COMMAND)[:8]
-    assert line(place, subject(place)) == f"resume: proven on 2026-11-23 for command {digest} (weights, optimizer)"
+def test_a_start_says_when_its_command_was_proven_and_prints_no_digest_of_it(place: Path) -> None:
+    assert line(place, subject(place)) == "resume: proven on 2026-11-23 for this command (weights, optimizer)"
+
+
+TESTS = "`supervise drill resume` tests it in about a minute"
 
 
 def test_without_a_proof_the_start_says_what_makes_one(tmp_path: Path) -> None:
-    assert line(tmp_path, subject(tmp_path)) == "resume: unproven, try `supervise drill resume`"
+    assert line(tmp_path, subject(tmp_path)) == f"resume: not tested yet whether this command resumes; {TESTS}"
 
 
 def test_a_change_makes_the_proof_void_and_is_named(place: Path) -> None:
     other = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)))
-    unproven = "resume: unproven, try `supervise drill resume`: "
-    assert line(place, subject(place, command=[*COMMAND, "--x"])) == f"{unproven}the command changed since the proof of 2026-11-23"
-    assert line(place, subject(place, other)) == f"{unproven}how a checkpoint is passed changed since the proof of 2026-11-23"
+
+    def since(what: str) -> str:
+        return f"resume: not tested since {what} changed (proven on 2026-11-23); {TESTS}"
+
+    assert line(place, subject(place, command=[*COMMAND, "--x"])) == since("the command")
+    assert line(place, subject(place, other)) == since("how a checkpoint is passed")
     (place / "train.py").write_text("train() or not")
-    assert line(place, subject(place)) == f"{unproven}the script or a file that the command names changed since the proof of 2026-11-23"
-    assert "the command and the script or a file that the command names changed" in line(place, subject(place, command=[*COMMAND, "--x"]))
+    assert line(place, subject(place)) == since("the script or a file that the command names")
+    both = "the command and the script or a file that the command names"
+    assert line(place, subject(place, command=[*COMMAND, "--x"])) == since(both)
 
 
 def test_a_script_that_cannot_be_read_proves_nothing(place: Path) -> None:

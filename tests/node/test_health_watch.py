@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from health.model import HOST, Check, CheckResult, Reading, Readings, Result
+from health.model import HOST, Check, CheckResult, Reading, Readings, Repair, Result
 from supervisor.config import signatures
 from supervisor.core.model import Finding
 from supervisor.node import visible_gpus
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu, is_well_again
-from supervisor.node.health_watch import HealthWatch, has_gpus, shown
+from supervisor.node.health_watch import MOST_CHARACTERS, HealthWatch, finding_of, has_gpus, shown
 from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 from tests.support.waiting import wait_for
 
@@ -207,6 +207,15 @@ def test_a_port_of_the_rendezvous_that_another_holds_is_reported_before_an_attem
         (told,) = [one for one in looks.before((), 0).findings if one.check == "net_ports"]
     assert (told.subject, told.blocks) == (f"listen:{port}", False)
     assert f"port {port} is taken: process {os.getpid()} (" in told.reason
+
+
+def test_a_command_that_repairs_is_whole_or_is_left_out() -> None:
+    short = "umount -l /data/a && mount /data/a"
+    for command, kept in ((short, short), (f"umount -l {'/data' * 200}", Repair.DRAIN.words), ("", Repair.DRAIN.words)):
+        result = CheckResult("disk_paths", "path:/data", Result.FAILED, "why" * 500, (), Repair.DRAIN, command)
+        found = finding_of(result)
+        assert found.command == kept
+        assert len(found.reason) == MOST_CHARACTERS
 
 
 OF_A = Finding("gpu_errors", "gpu:GPU-a", "failed", "lost", blocks=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from health.model import GONE, HOST, NOT_SUPPORTED, PERMISSION, CheckResult, Readings, Repair, Result
@@ -64,7 +65,7 @@ def label(now: Readings, subject: str) -> str:
 def address(now: Readings, subject: str) -> str:
     """Return the argument of nvidia-smi -i: the PCI address, else the UUID or number."""
     pci = now.table("gpu.identity", subject).get("pci")
-    return str(pci) if pci else subject.removeprefix("gpu:").removeprefix("#")
+    return quote(str(pci) if pci else subject.removeprefix("gpu:").removeprefix("#"))
 
 
 def reset_command(now: Readings, subject: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from health.checks import common
@@ -45,7 +46,12 @@ def host_memory(now: Readings, before: Readings | None, limits: Thresholds) -> I
         )
     elif swapped > limits.swap_used_mib * _MIB:
         why = f"{common.size(swapped)} are swapped out: a rank that waits for its own memory holds up all"
-        yield CheckResult("host_memory", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, "swapoff -a")
+        left = max(limits.memory_available_share * total, limits.memory_available_mib * _MIB)
+        # swapoff reads all of it back into memory; where that does not fit, the kernel kills
+        remedy = (
+            "swapoff -a" if available - swapped >= left else "end what holds the memory first: what is swapped out does not fit into it"
+        )
+        yield CheckResult("host_memory", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, remedy, look=_LARGEST_PROCESSES)
     else:
         yield CheckResult("host_memory", HOST, Result.OK, f"{common.size(available)} of memory are available", evidence)
 
@@ -140,7 +146,7 @@ def _cgroup_memory(now: Readings, before: Readings | None, limits: Thresholds) -
         why = f"{used / limit:.0%} of the control group's memory limit is in use, file caches left out"
         evidence = (f"{common.size(used)} of {common.size(limit)}",)
         yield CheckResult(
-            "host_cgroup", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=(f"cat {row.get('path')}/memory.stat",)
+            "host_cgroup", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=(f"cat {quote(str(row.get('path')))}/memory.stat",)
         )
 
 
@@ -154,7 +160,9 @@ def _cgroup_cpu(now: Readings, before: Readings | None, limits: Thresholds) -> I
     if periods > 0 and throttled / periods > limits.cpu_throttled_share:
         why = f"the control group's quota of {quota:g} processors held it back in {throttled / periods:.0%} of the time"
         evidence = (f"{throttled:.0f} of {periods:.0f} periods", f"since {'the job started' if was else 'the group was made'}")
-        yield CheckResult("host_cgroup", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=(f"cat {row.get('path')}/cpu.stat",))
+        yield CheckResult(
+            "host_cgroup", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=(f"cat {quote(str(row.get('path')))}/cpu.stat",)
+        )
 
 
 def _cgroup_pids(now: Readings, limits: Thresholds) -> Iterator[CheckResult]:
@@ -165,7 +173,7 @@ def _cgroup_pids(now: Readings, limits: Thresholds) -> Iterator[CheckResult]:
         why = f"{used / limit:.0%} of the control group's pids are in use: threads count too"
         evidence = (f"{used:.0f} of {limit:.0f}",)
         yield CheckResult("host_cgroup", HOST, Result.FAILED if full else Result.DEGRADED, why, evidence, Repair.CONFIGURE,
-                          look=(f"cat {row.get('path')}/pids.max",))  # fmt: skip
+                          look=(f"cat {quote(str(row.get('path')))}/pids.max",))  # fmt: skip
 
 
 CHECKS: Final = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from health.checks import common
@@ -199,7 +200,7 @@ def host_core(now: Readings, _before: Readings | None, limits: Thresholds) -> It
     where = row.get("directory")
     if free is None:
         why = f"core dumps would go to {where}: {row.get('problem') or 'not visible'}"
-        yield CheckResult("host_core", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"mkdir -p {where}")
+        yield CheckResult("host_core", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"mkdir -p {quote(str(where))}")
     elif free < _dump_size(now, limits, soft):
         why = f"core dumps go to {where}, which has {common.size(free)} free: one would fill it"
         yield CheckResult("host_core", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, "ulimit -c 0")

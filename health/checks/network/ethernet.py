@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from health.checks import common
@@ -46,7 +47,7 @@ def _was_up(before: Readings | None, subject: str) -> bool:
 def _port(now: Readings, before: Readings | None, subject: str, limits: Thresholds) -> CheckResult:
     name, row = subject.removeprefix("nic:"), now.table("nic.state", subject)
     was = before.table("nic.state", subject) if before is not None else {}
-    look, speed = (f"ethtool {name}", f"ethtool -S {name} | grep -i err"), common.number(row, "speed_mb_s")
+    look, speed = (f"ethtool {quote(name)}", f"ethtool -S {quote(name)} | grep -i err"), common.number(row, "speed_mb_s")
     evidence = (f"operstate {row.get('operstate')}", *((f"{speed:g} Mb/s",) if speed else ()))
     if row.get("carrier") is not True:
         if was.get("carrier") is True:
@@ -96,7 +97,7 @@ def net_mtu(now: Readings, _before: Readings | None, _limits: Thresholds) -> Ite
         others = [name for name, mtu in mtus.items() if mtu != usual]
         why = f"{', '.join(others)}: another MTU than ports of the same speed ({usual})"
         evidence = tuple(f"{name} {mtu}" for name, mtu in mtus.items())
-        yield CheckResult("net_mtu", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"ip link set {others[0]} mtu {usual}")
+        yield CheckResult("net_mtu", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"ip link set {quote(others[0])} mtu {usual}")
     if not wrong:
         yield CheckResult(
             "net_mtu", HOST, Result.OK, "ports of one speed have one MTU", tuple(f"{name} {row['mtu']}" for name, row in up.items())
@@ -147,8 +148,8 @@ def _socket_interfaces(now: Readings, variables: dict[str, Json], nics: list[str
                 why,
                 (),
                 Repair.CONFIGURE,
-                f"ip link set {chosen[0]} up",
-                look=(f"ip link show {chosen[0]}",),
+                f"ip link set {quote(chosen[0])} up",
+                look=(f"ip link show {quote(chosen[0])}",),
             )
 
 

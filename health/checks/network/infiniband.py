@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from health.checks import common
@@ -85,7 +86,7 @@ def _port_evidence(row: dict[str, Json]) -> tuple[str, ...]:
 
 
 def _look_commands(row: dict[str, Json]) -> tuple[str, ...]:
-    return f"ibstat {row.get('device')}", f"dmesg -T | grep {row.get('pci') or row.get('device')}"
+    return f"ibstat {quote(str(row.get('device')))}", f"dmesg -T | grep {quote(str(row.get('pci') or row.get('device')))}"
 
 
 def _missing_verbs(now: Readings) -> Iterator[CheckResult]:
@@ -187,7 +188,7 @@ def net_counters(now: Readings, before: Readings | None, limits: Thresholds) -> 
             why,
             evidence,
             Repair.DRAIN,
-            look=(f"ibstat {who.partition('/')[0]}", f"mlxlink -d {who} -m -c"),
+            look=(f"ibstat {quote(who.partition('/')[0])}", f"mlxlink -d {quote(who)} -m -c"),
         )
 
 

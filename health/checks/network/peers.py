@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,7 @@ def net_names(now: Readings, _before: Readings | None, limits: Thresholds) -> It
 
 def _resolution(now: Readings, subject: str, row: dict[str, Json], limits: Thresholds, *, alone: bool) -> CheckResult:
     name, problem = subject.removeprefix("name:"), now.problem("name.resolved", subject)
-    look = (f"getent hosts {name}", "cat /etc/resolv.conf")
+    look = (f"getent hosts {quote(name)}", "cat /etc/resolv.conf")
     if problem:
         # its own name matters where others are to find this node by it; alone, torchrun is given localhost
         result = Result.DEGRADED if alone else Result.FAILED
@@ -56,7 +57,7 @@ def net_reach(now: Readings, _before: Readings | None, limits: Thresholds) -> It
     for one in peers:
         name, seconds = one.subject.removeprefix("peer:"), times[one.subject]
         host, _, port = name.rpartition(":")
-        look = (f"nc -vz -w 3 {host} {port}", f"ip route get {host}")
+        look = (f"nc -vz -w 3 {quote(host)} {quote(port)}", f"ip route get {quote(host)}")
         if seconds is None:
             words = "no answer: a firewall, or it is down" if one.problem == "timeout" else one.problem
             why = f"{name} cannot be reached: {words}"
@@ -65,7 +66,7 @@ def net_reach(now: Readings, _before: Readings | None, limits: Thresholds) -> It
         evidence = (f"{seconds * 1000:.2f} ms", f"median of all {usual * 1000:.2f} ms")
         if seconds > limits.connect_s or (seconds > _SLOWER_TIMES * usual and seconds > _SLOWER_LEAST_S):
             why = f"{name} takes {seconds * 1000:.0f} ms to answer"
-            yield CheckResult("net_reach", one.subject, Result.DEGRADED, why, evidence, look=(f"mtr -rwc 10 {host}",))
+            yield CheckResult("net_reach", one.subject, Result.DEGRADED, why, evidence, look=(f"mtr -rwc 10 {quote(host)}",))
         else:
             yield CheckResult("net_reach", one.subject, Result.OK, f"{name} answers in {seconds * 1000:.2f} ms", evidence)
 
@@ -90,10 +91,10 @@ def net_ports(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
             continue
         if any(row.get("may_be_ours") is True for row in rows):
             why = f"port {port} is held by a job that runs here, this one or another: {holders}"
-            yield CheckResult("net_ports", one.subject, Result.UNKNOWN, why, look=(f"ss -tanp sport = :{port}",))
+            yield CheckResult("net_ports", one.subject, Result.UNKNOWN, why, look=(f"ss -tanp sport = :{quote(port)}",))
             continue
         why = f"port {port} is taken: {holders}"
-        yield CheckResult("net_ports", one.subject, Result.FAILED, why, (), Repair.CONFIGURE, look=(f"ss -tanp sport = :{port}",))
+        yield CheckResult("net_ports", one.subject, Result.FAILED, why, (), Repair.CONFIGURE, look=(f"ss -tanp sport = :{quote(port)}",))
 
 
 def _holders(now: Readings, subject: str) -> list[dict[str, Json]]:

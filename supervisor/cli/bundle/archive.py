@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 MANIFEST: Final = "MANIFEST.json"
-_MARK: Final = b"<sha256:"
+_MARK: Final = redact.MARK.encode()
 
 
 class AbsentError(Exception):

@@ -62,8 +62,9 @@ def collect(
     from supervisor.cli.bundle import sources  # noqa: PLC0415  heavy: not for --help
     from supervisor.cli.bundle.archive import BundleContents  # noqa: PLC0415
     from supervisor.cli.bundle.known import known_secrets  # noqa: PLC0415
-    from supervisor.job import identity  # noqa: PLC0415
+    from supervisor.job import digest_key, identity  # noqa: PLC0415
 
+    digest_key.use(identity.job_files(subject.place.directory))  # what the journal and the other members share has one digest
     history, place = subject.history, subject.place
     processes = [history.run.pid, *(rank.pid for rank in history.ranks)] if history.run is not None and history.end is None else []
     contents = BundleContents(known_secrets(settings, os.environ, processes), most_bytes)

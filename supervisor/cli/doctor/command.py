@@ -44,7 +44,7 @@ def command(  # noqa: PLR0913  one for each option
     fix: bool,
     **check: object,
 ) -> int:
-    """The worst finding comes first. The exit code is 69 if something must be repaired before a job starts here.
+    """The worst finding comes first. The exit code is 69 if anything of the node is FAILED: a prolog drains it. Taken ports do not count.
 
     --nodes finds the bad or slow one of several nodes: start it on each of them, with --nnodes, --node-rank and --master.
     """

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: A page is made this often by --watch, or in a tenth of the time where that takes long.
 WATCH_S = 2.0
+#: In place of the lines that do not fit.
+_MORE = "({} more lines: `supervise status` shows all)"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -92,11 +94,26 @@ def _screenful(text: str, *, whole: bool) -> str:
     """
     size = shutil.get_terminal_size()
     lines, rows = text.split("\n"), size.lines - 1  # the cursor's line stays free
-    ends = list(itertools.accumulate(max(1, -(-len(_COLOUR.sub("", line)) // size.columns)) for line in lines))
+    ends = list(itertools.accumulate(_rows(line, size.columns) for line in lines))
     if not whole and ends[-1] > rows:
-        shown = max(1, bisect_right(ends, rows - 1))
-        lines = [*lines[:shown], f"({len(lines) - shown} more lines: `supervise status` shows all)"]
+        shown = max(1, bisect_right(ends, rows - _rows(_MORE.format(len(lines)), size.columns)))
+        lines = [*lines[:shown], _MORE.format(len(lines) - shown)]
     return "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines[:-1]) + f"{lines[-1]}\x1b[K\x1b[J"
+
+
+def _rows(line: str, columns: int) -> int:
+    """Return how many rows of a terminal a line takes. A wide character (中, 🔥) takes two cells, and is never parted."""
+    text = _COLOUR.sub("", line)
+    if text.isascii():
+        return max(1, -(-len(text) // columns))
+    from rich.cells import get_character_cell_size  # noqa: PLC0415  for a terminal only
+
+    rows, used = 1, 0
+    for cells in map(get_character_cell_size, text):
+        if used + cells > columns:
+            rows, used = rows + 1, 0
+        used += cells
+    return rows
 
 
 def _nodes_text(root: Path, place: JobFiles, seen: Status, address: str, indent: int | None, *, as_json: bool) -> str:  # noqa: PLR0913

@@ -7,11 +7,11 @@ systemd started is left to `systemctl stop`: after exit code 75, systemd would s
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -24,7 +24,7 @@ from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.guardian import killing, process_tree
 from supervisor.job import identity
-from supervisor.report.text import clean
+from supervisor.report.command_line import command_line, quoted
 from supervisor.report.wording import step_text
 from supervisor.run import lock
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from supervisor.config.settings import Settings
     from supervisor.journal.history import History
+    from supervisor.report.command_line import CommandLine
     from supervisor.run.lock import LockRecord
 
 #: As TimeoutStopSec in supervisor/cli/systemd/units/supervise@.service.
@@ -72,7 +73,7 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
     under_way = history.stage == Stage.STOPPING
     if not under_way:
         _refuse_service(place.job, pid)
-    command_line = _command_line(pid)
+    again = _start_again(pid)
     if hurry or not under_way:
         _send(place.job, holder)
     stdio.say(f"job {place.job}: {'its stop is under way' if under_way else 'asked to stop'} (pid {pid}); waiting up to {wait_s:g} s")
@@ -82,8 +83,10 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
         return _NOT_ENDED
     stdio.write(sys.stdout, f"job {place.job}: {_end(place)}")
     history, _ = standing_of(place)
-    if history.end is not None and history.end.exit_code and command_line:
-        stdio.write(sys.stdout, f"start it again: {command_line}")
+    if history.end is not None and history.end.exit_code and again is not None:
+        stdio.write(sys.stdout, f"start it again: {again.text}")
+        if again.variables:
+            stdio.write(sys.stdout, f"set {', '.join(again.variables)} first: secrets are not shown")
     for node in _other_nodes(root, place):
         stdio.say(f"job {place.job} may run on {node} too; stop it there")
     return 0
@@ -167,19 +170,19 @@ def unit_of(pid: int, environ: Mapping[str, str], cgroup: str) -> str:
     return f"--user {unit}" if "/user@" in cgroup else unit
 
 
-def _command_line(pid: int) -> str:
-    """Return the supervisor's own command line as a shell would take it; "" if it cannot be read."""
+def _start_again(pid: int) -> CommandLine | None:
+    """Return the supervisor's own command line for a shell, whole; None if it cannot be read."""
     import psutil  # noqa: PLC0415  for this command only
 
     try:
         process = psutil.Process(pid)
         words, cwd = process.cmdline(), process.cwd()
     except psutil.Error:
-        return ""
+        return None
     if len(words) > 1 and os.path.basename(words[1]) == "supervise":  # noqa: PTH119  a word, and maybe no path
         words = ["supervise", *words[2:]]
-    line = clean(shlex.join(words))
-    return line if cwd == str(identity.working_directory()) else f"cd {shlex.quote(cwd)} && {line}"
+    line = command_line(words)
+    return line if cwd == str(identity.working_directory()) else replace(line, text=f"cd {quoted(cwd)} && {line.text}")
 
 
 def _wait_ended(place: JobFiles, holder: LockRecord, wait_s: float) -> bool:

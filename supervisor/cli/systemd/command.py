@@ -44,14 +44,18 @@ def print_command(_invocation: Invocation, *, file: str | None) -> int:
 @click.argument("job", metavar="[JOB]", required=False)
 @click.option("--user", metavar="USER", help="The user that the job runs as; default: the one who called sudo.")
 @click.option("--directory", metavar="DIR", default=".", help="The job's working directory; default: the current one.")
-@click.option("--root", metavar="DIR", default="/", help="Install below DIR, such as the root directory of an image.")
+@click.option(
+    "--root", metavar="DIR", default="/", help="Install below DIR, the root directory of an image: USER and --directory are the image's."
+)
 def install_command(_invocation: Invocation, *, job: str | None, user: str | None, directory: str, root: str) -> int:
     """With JOB also its user, its directory and PATH. To be run as root. Files of yours are kept; a changed unit is kept as NAME.old."""
     from supervisor.cli.systemd import installation  # noqa: PLC0415  not for --help
 
     unit = None
     if job is not None:
-        unit = installation.job_unit(job, user or os.environ.get("SUDO_USER", ""), Path(directory).absolute())
+        unit = installation.job_unit(job, user or os.environ.get("SUDO_USER", ""), Path(directory).absolute(), Path(root))
+        for line in installation.unknown_in_image(unit, Path(root)):
+            stdio.say(f"warning: {line}")
     try:
         for done in installation.install(Path(root), unit, Path(sys.executable).parent):
             stdio.write(sys.stdout, f"{done.outcome:<9}  {done.path}")
@@ -59,7 +63,7 @@ def install_command(_invocation: Invocation, *, job: str | None, user: str | Non
         words = shlex.join([str(Path(sys.executable).parent / "supervise"), *sys.argv[1:]])
         what = f"cannot install the units: {error.filename or root}: {error.strerror}"
         raise SuperviseError(what, hint=f"Run it as root: sudo {words}") from error
-    if root == "/":
+    if installation.is_host(Path(root)):
         _reload_systemd()
     for line in _next_steps(job, Path(root, *CONFIGURATION.parts[1:])):
         stdio.write(sys.stdout, line)

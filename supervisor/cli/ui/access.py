@@ -3,8 +3,9 @@
 A page from elsewhere can have its *name* point to this machine (DNS rebinding). The reader's browser then asks us, and shows that page our
 answer. The name is in the Host header, so a request for an unknown one is refused. An address is no name.
 
-The token is what a reader must know where more than loopback is served. A browser sends it once, from a form, and gets a cookie that is
-derived from it: so a cookie outlives a restart of the page, ends with the token, and does not reveal it.
+The token is what a reader must know, also on loopback: a machine may have other users, and a job's files are closed to them. A browser
+sends it once, in the address that is printed or from a form, and gets a cookie that is derived from it: so a cookie of a token that stays
+outlives a restart of the page, ends with the token, and does not reveal it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.%]+\]|[^:\[\]/@?#\s]+)(:[0-9]{1,5})?")
 
 @dataclass(frozen=True, slots=True)
 class PageAccess:
-    """Who may read the page. token: "" where nobody is asked for one. names: host names in small letters. is_open: not only loopback."""
+    """Who may read the page. names: host names in small letters. is_open: not only loopback."""
 
     token: str
     names: frozenset[str]
@@ -57,14 +58,12 @@ class PageAccess:
 
     def is_reader(self, *, authorization: str, cookie: str) -> bool:
         """Whether a request with this Authorization header, or this value of our cookie, comes from one who knows the token."""
-        if not self.token:
-            return True
         scheme, _, given = authorization.partition(" ")
         return (scheme.lower() == "bearer" and self.is_token(given.strip())) or _is_equal(cookie, self.cookie[1])
 
     def is_token(self, given: str) -> bool:
         """Whether this is the token. How long it takes does not show how much of it is right."""
-        return bool(self.token) and _is_equal(given, self.token)
+        return _is_equal(given, self.token)
 
     def _digest(self, of: str) -> str:
         return hmac.new(self.token.encode(), f"supervise ui {of}".encode(), hashlib.sha256).hexdigest()
@@ -75,8 +74,11 @@ def _is_equal(given: str, right: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), right.encode())
 
 
-def page_access(at: ListenAddress, token: str, names: Iterable[str], node_names: Iterable[str]) -> PageAccess:
-    """Return who may read the page. names: of the settings. node_names: of this machine. Raises SuperviseError where a token is needed."""
+def page_access(at: ListenAddress, token: str, names: Iterable[str], node_names: Iterable[str], *, fresh: str) -> PageAccess:
+    """Return who may read the page. token, names: of the settings. node_names: of this machine. fresh: the token where there is none.
+
+    Raises SuperviseError where a fresh one is not enough: whoever reads from elsewhere must have it from somebody.
+    """
     more = {name.strip().lower().removesuffix(".") for name in names if name.strip()}
     if token and len(token) < SHORTEST_TOKEN:
         raise SuperviseError(f"the page's token is too short: {len(token)} characters", hint=_HINT)
@@ -84,7 +86,7 @@ def page_access(at: ListenAddress, token: str, names: Iterable[str], node_names:
         what = f"{at} is reached from other machines" if not at.is_loopback else f"ui.names has {min(more)}"
         raise SuperviseError(f"the page needs a token: {what}", hint=_HINT)
     own = set() if at.is_loopback else {name.lower().removesuffix(".") for name in node_names if name}
-    return PageAccess(token, frozenset(more | own), is_open=not at.is_loopback)
+    return PageAccess(token or fresh, frozenset(more | own), is_open=not at.is_loopback)
 
 
 _HINT = (

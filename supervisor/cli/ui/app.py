@@ -6,6 +6,8 @@
     /live.js                     the script of both
     /login                       takes the token from the form
 
+With ?token=… any of them takes the token too: the first visit, by the address that `supervise ui` prints.
+
 Everything is read-only: no request changes a file, a job or a setting.
 """
 
@@ -74,22 +76,39 @@ class Gate:
                     headers[name] = value
             await send(message)
 
-        refusal = self._refusal(Headers(scope=scope), str(scope["path"]), scope["query_string"].decode("latin-1"))
+        refusal = self._refusal(scope)
         await (refusal or self._app)(scope, receive, send_with_headers)
 
-    def _refusal(self, headers: Headers, path: str, query: str) -> Response | None:
+    def _refusal(self, scope: Scope) -> Response | None:
+        """Return the answer to a reader who may not read, or not by this address; None for any other."""
+        headers, path, query = Headers(scope=scope), str(scope["path"]), scope["query_string"].decode("latin-1")
         host = headers.get("host", "")
         if not self._access.is_host(host):
             return PlainTextResponse(f"no page for this host name: {host[:200]!r}; ui.names lists the names that are allowed\n", 421)
         name, _ = self._access.cookie
+        is_browser = "text/html" in headers.get("accept", "")
+        asked = parse_qs(query)
+        if scope["method"] in {"GET", "HEAD"} and self._access.is_token(asked.get("token", [""])[0]):
+            return self._admitted(scope, path, all_runs=asked.get("runs") == ["all"]) if is_browser else None
         cookie = next((value for key, value in _cookies(headers.get("cookie", "")) if key == name), "")
         if path == "/login" or self._access.is_reader(authorization=headers.get("authorization", ""), cookie=cookie):
             return None
-        if "text/html" not in headers.get("accept", ""):
+        if not is_browser:
             return PlainTextResponse("a token is needed: Authorization: Bearer TOKEN\n", 401, {"www-authenticate": "Bearer"})
-        wanted = quote(path.lstrip("/"), safe="/") + (f"?{query}" if query else "")
+        wanted = quote(path.lstrip("/"), safe="/") + ("?runs=all" if asked.get("runs") == ["all"] else "")
         page = token_page(up=_up(path), then=wanted if _PAGE.fullmatch(wanted) else "", was_wrong=False)
         return HTMLResponse(page.html, page.status)
+
+    def _admitted(self, scope: Scope, path: str, *, all_runs: bool) -> Response:
+        """Give a browser the cookie, and lead it to the same address without the token, which may be copied then."""
+        here = f"./{quote(path.rpartition('/')[2])}" + ("?runs=all" if all_runs else "")
+        return _with_cookie(RedirectResponse(here, 303), self._access, str(scope["scheme"]))
+
+
+def _with_cookie(answer: Response, access: PageAccess, scheme: str) -> Response:
+    name, value = access.cookie
+    answer.set_cookie(name, value, max_age=_COOKIE_S, httponly=True, samesite="lax", secure=scheme == "https")
+    return answer
 
 
 def _cookies(header: str) -> list[tuple[str, str]]:
@@ -171,10 +190,7 @@ class JobsApplication:
         if not self._access.is_token(form.get("token", [""])[0].strip()):
             page = token_page(up="", then=then, was_wrong=True)
             return HTMLResponse(page.html, page.status)
-        answer = RedirectResponse(f"./{then}", 303)
-        name, value = self._access.cookie
-        answer.set_cookie(name, value, max_age=_COOKIE_S, httponly=True, samesite="lax", secure=request.url.scheme == "https")
-        return answer
+        return _with_cookie(RedirectResponse(f"./{then}", 303), self._access, request.url.scheme)
 
     async def _error_page(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import socket
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,8 @@ _NEEDED = ("starlette", "uvicorn")
 def command(invocation: Invocation) -> int:
     """The page shows each job's state and, of one job, the report; it works when the supervisors are gone, and on a phone.
 
-    It listens on loopback. Any other address needs a token (SUPERVISE_UI_TOKEN or ui.token_file). It needs the extra `ui`.
+    It listens on loopback, and prints an address with a token: nobody reads the page without it. Any other address needs a token of
+    yours (SUPERVISE_UI_TOKEN or ui.token_file). It needs the extra `ui`.
     """
     return ui(invocation.settings())
 
@@ -35,7 +37,7 @@ def ui(settings: Settings) -> int:
     if missing:
         raise SuperviseError(
             f"supervise ui needs {' and '.join(missing)}: not installed here",
-            hint="Run `pip install 'torch-supervise[ui]'`.",
+            hint="Run `pip install -e '.[ui]'` in the checkout that supervise was installed from.",
             exit_code=ExitCode.CONFIG,
         )
     from supervisor.cli.jobs.job_files import state_root  # noqa: PLC0415  none of these is for --help
@@ -45,16 +47,25 @@ def ui(settings: Settings) -> int:
     from supervisor.cli.ui.watched_jobs import WatchedJobs  # noqa: PLC0415
     from supervisor.config.listening import listen_address, listening_socket  # noqa: PLC0415
     from supervisor.config.secret_files import ui_token  # noqa: PLC0415
+    from supervisor.report.journald import is_journal  # noqa: PLC0415
 
     at = listen_address(settings.ui.listen, "ui.listen", settings.origin("ui.listen").exit_code)
-    access = page_access(at, ui_token(settings, os.environ), settings.ui.names, (socket.gethostname(), socket.getfqdn()))
+    token, own_names = ui_token(settings, os.environ), (socket.gethostname(), socket.getfqdn())
+    access = page_access(at, token, settings.ui.names, own_names, fresh=secrets.token_urlsafe(24))
+    if not token and is_journal(2, os.environ):
+        raise SuperviseError(
+            "the page needs a token of yours: one that is made now would stand in the system's journal",
+            hint="Name a file that holds one in ui.token_file (systemd: LoadCredential=).",
+            exit_code=ExitCode.CONFIG,
+        )
     root = state_root(settings)
     with listening_socket(at, "ui.listen") as listening:
         port = listening.getsockname()[1]
         jobs = WatchedJobs(root, settings.address, _warn)
         app = JobsApplication(jobs, access, _warn)
-        asks = ", with a token" if access.token else ""
-        stdio.say(f"the jobs in {root}: http://{at.with_port(port)}/ (read-only{asks}; Ctrl-C ends it)")
+        # on the terminal alone: arguments and names of processes are read by every user of a machine
+        address = f"http://{at.with_port(port)}/" + (f"?token={access.token}" if not token else "")
+        stdio.say(f"the jobs in {root}: {address} (read-only{', with your token' if token else ''}; Ctrl-C ends it)")
         serve(app, listening)
     return 0
 

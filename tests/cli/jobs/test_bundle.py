@@ -21,14 +21,16 @@ import pytest
 
 from health.doctor import Diagnosis
 from health.model import KERNEL, Reading, Readings
+from supervisor.classify import redact
 from supervisor.classify.redact import KnownSecrets
-from supervisor.cli.bundle import archive, known, sources
+from supervisor.cli.bundle import archive, command, known, sources
 from supervisor.cli.bundle.archive import BundleContents
 from supervisor.cli.jobs.job_files import find_job, history_of, state_root
 from supervisor.config import loading
 from supervisor.config.settings import Settings
 from supervisor.core.model import Evidence
 from supervisor.errors import SuperviseError
+from supervisor.job import digest_key, identity
 from supervisor.journal.reader import read_history
 from tests.support.canaries import CANARY
 from tests.support.waiting import wait_for
@@ -111,6 +113,26 @@ def test_its_journal_is_a_journal_of_the_time_around_the_incident(written: Any, 
     history = read_history(tmp_path / "journal.jsonl")
     assert (history.problems, [one.number for one in history.incidents]) == ([], [1])
     assert history.run is not None
+
+
+def test_a_secret_has_one_digest_in_all_members_and_the_key_is_in_none(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_diagnosis", lambda _: WELL)
+    before = redact._key  # noqa: SLF001  what `use_key` replaces
+    try:
+        job_directory = identity.job_files(written.directory)
+        digest_key.use(job_directory, makes=True)
+        digest = redact.digest("hunter2")  # as the run wrote it
+        redact.use_key(b"of the process that makes the bundle")
+        failed(written, Evidence("log", "exception", f"RuntimeError: token={digest}", 1))
+        written.log(1, "rank-0.err", b"password=hunter2\n")
+        subject = sources.find_subject(place := find_job(state_root(written.settings), written.job), history_of(place)[0], None)
+        contents, _ = command.collect(written.settings, subject, 64 * MIB, 0.0, asks_stacks=False)
+    finally:
+        redact.use_key(before)
+    for name in ("journal.jsonl", "logs/rank-0.err"):
+        assert digest.encode() in content(contents, name), name
+    key = (job_directory / digest_key.NAME).read_bytes()
+    assert not any(key in one.content or key.hex().encode() in one.content for one in contents.members)
 
 
 def test_a_later_time_of_a_long_run_is_not_in_it(written: Any) -> None:
@@ -292,7 +314,7 @@ def test_planted_secrets_are_nowhere_in_the_bundle_of_a_real_job(tmp_path: Path)
     assert {"MANIFEST.json", "card.txt", "evidence.json", "journal.jsonl", "logs/rank-0.out", "logs/rank-0.err", "doctor.json"} <= set(
         shown
     )
-    assert b"RuntimeError: cannot log in to https://user:<sha256:" in shown["logs/rank-0.err"], "the failure can still be read"
+    assert b"RuntimeError: cannot log in to https://user:<hidden:" in shown["logs/rank-0.err"], "the failure can still be read"
     left = [(name, value) for name, data in shown.items() for text in texts_in(data) for value in values if value.encode() in text]
     assert not left
     again = supervise("bundle", "--job", "j", "--output", "b.tar.gz")

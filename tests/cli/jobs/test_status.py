@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.cli.jobs import status as watching
 from supervisor.cli.jobs.job_files import find_job, state_root
 from supervisor.cli.jobs.status import status
 from supervisor.core.events import AttemptEnded, CheckpointVerified, HangCleared, HangConfirmed
@@ -351,3 +353,25 @@ def test_a_week_is_read_in_half_a_second_of_cpu(written: Any) -> None:
     written.close()
     with costs_at_most(2.0):
         assert read_history(written.directory / "journal.jsonl").progress.step == 59_999
+
+
+@pytest.mark.parametrize(
+    ("line", "columns", "rows"),
+    [
+        ("a" * 80, 80, 1),
+        ("a" * 81, 80, 2),
+        ("中" * 40, 80, 1),
+        ("中" * 41, 80, 2),
+        ("a" + "中" * 40, 80, 2),  # the last one does not fit into the cell that is left
+        ("中" * 4, 5, 2),
+        ("e\u0301" * 80, 80, 1),  # an accent takes no cell of its own
+        (f"\x1b[31m{'中' * 40}\x1b[0m", 80, 1),
+    ],
+)
+def test_watch_counts_the_cells_of_a_terminal_and_not_characters(
+    monkeypatch: pytest.MonkeyPatch, line: str, columns: int, rows: int
+) -> None:
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, 2 * rows + 4)))
+    screen = watching._screenful("\n".join([line] * 9), whole=False)  # noqa: SLF001  what a terminal gets
+    more = watching._rows(watching._MORE.format(9), columns)  # noqa: SLF001
+    assert screen.count(line) == max(1, (2 * rows + 4 - 1 - more) // rows)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import stat
 import subprocess
 import sys
 import textwrap
@@ -81,6 +82,23 @@ def test_a_job_is_stopped_by_its_name_and_what_became_of_it_is_shown(
     assert main(["stop"]) == 0
     assert capsys.readouterr().out == f"no job runs here: {tmp_path / '.supervise'}\n"
     assert main(["stop", "--job", "tran"]) == 64
+    assert stat.S_IMODE((tmp_path / ".supervise/train/digest.key").stat().st_mode) == 0o600, "what the run hid is keyed"
+
+
+@pytest.mark.process
+def test_how_to_start_again_is_the_whole_command_with_a_variable_for_each_secret(
+    tmp_path: Path, supervise: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = [f"--option{number:03}=value{number:03}" for number in range(100)]
+    supervise("--job", "train", "--", "sh", "-c", "touch began; sleep 1000", "--hub-token=hunter2", "my dir/x", *options)
+    began(tmp_path)
+    assert main(["stop", "--job", "train"]) == 0
+    _, again, first = capsys.readouterr().out.splitlines()
+    assert "hunter2" not in again
+    assert again.endswith(f"""'touch began; sleep 1000' --hub-token="${{HUB_TOKEN:?}}" 'my dir/x' {" ".join(options)}""")
+    assert first == "set HUB_TOKEN first: secrets are not shown"
 
 
 @pytest.mark.process

@@ -421,7 +421,7 @@ def test_a_start_from_scratch_is_reported_loudly() -> None:
 def test_evidence_on_a_card_shows_no_secrets(text: str, hidden: str) -> None:
     found = shown(card("train", decision(text=text, summary=text), None, address="--job train"))
     assert hidden not in found
-    assert "<sha256:" in found
+    assert "<hidden:" in found
 
 
 def test_evidence_on_a_card_cannot_move_the_cursor() -> None:

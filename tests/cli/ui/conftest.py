@@ -83,6 +83,18 @@ class ServedPage:
         return found[0]
 
     @property
+    def token(self) -> str:
+        """The token in the address that it printed, "" if it was given one."""
+        assert self.address, "it stands there too"
+        found = re.search(r"\?token=(\S+)", self.stderr)
+        return found[1] if found else ""
+
+    @property
+    def _sent(self) -> dict[str, str]:
+        """The headers of each request: of who knows the token that was printed."""
+        return {"authorization": f"Bearer {self.token}", **self.headers} if self.token else self.headers
+
+    @property
     def port(self) -> int:
         """Its port."""
         return int(re.findall(r":([0-9]+)/", self.address)[-1])
@@ -91,14 +103,14 @@ class ServedPage:
         """Return the answer to one request. `_` in the name of a header stands for `-`."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         with contextlib.closing(connection):
-            sent = {**self.headers, **{name.replace("_", "-"): value for name, value in headers.items()}}
+            sent = {**self._sent, **{name.replace("_", "-"): value for name, value in headers.items()}}
             connection.request(method, path, body, sent)
             answer = connection.getresponse()
             return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode())
 
     def stream(self, path: str = "/changes") -> Stream:
         """Return the changes of a page."""
-        return Stream(self.port, path, self.headers)
+        return Stream(self.port, path, self._sent)
 
     def stop(self, signum: int = signal.SIGTERM) -> int:
         """Send a signal, and return the exit code."""

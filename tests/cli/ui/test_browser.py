@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CHECKS = (Path(__file__).parents[2] / "support" / "page_checks.js").read_text(encoding="utf-8")
 AXE = "axe-core@4.14.1"
-TOKEN = "correct-horse-battery-staple"  # noqa: S105
+TOKEN, OTHER = "correct-horse-battery-staple", "another-horse-battery-staple"
 #: Widths of a small phone, a phone, a tablet and a desk.
 WIDTHS = (320, 390, 800, 1280)
 
@@ -42,8 +42,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., ServedPage]) -> Iterator[Browser]:
+    """Give a browser that knows the token of all pages here: its cookie is good for each port."""
     with Browser(tmp_path_factory.mktemp("profile")) as one:
+        one.open(f"{serving(tmp_path_factory.mktemp('none')).address}?token={TOKEN}")
+        assert "token" not in one.evaluate("location.href")
         yield one
 
 
@@ -55,9 +58,10 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
     def start(state: Path, listen: str = "0", **environment: str) -> ServedPage:
         error_file = place / f"ui-{len(pages)}"
         words = ["supervise", "ui", "--state-dir", str(state), "--listen", listen]
+        environment = {"SUPERVISE_UI_TOKEN": TOKEN, **environment}
         with error_file.open("wb") as error:
             process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=error, stderr=error, env=clean_environment(**environment))  # noqa: S603
-        pages.append(ServedPage(process, error_file))
+        pages.append(ServedPage(process, error_file, {"authorization": f"Bearer {environment['SUPERVISE_UI_TOKEN']}"}))
         return pages[-1]
 
     yield start
@@ -184,18 +188,18 @@ def test_the_token_is_asked_for_once(
 ) -> None:
     root = tmp_path / "state"
     recovered(root, "llama", time.time(), **supervisor).close()
-    page = serving(root, SUPERVISE_UI_TOKEN=TOKEN)
+    page = serving(root, SUPERVISE_UI_TOKEN=OTHER)
     address = f"{page.address}jobs/llama/{identity.node_name()}"
     views(browser, "token", address, tmp_path)
     sends = "document.querySelector('#token').value = {!r}; document.querySelector('button').click()"
     browser.evaluate(sends.format("wrong-wrong-wrong-wrong"))
     browser.wait(lambda: browser.evaluate("document.querySelector('[role=alert]')?.textContent") == "That is not the token.", "the refusal")
     picture(browser, "token-wrong", tmp_path)
-    browser.evaluate(sends.format(TOKEN))
+    browser.evaluate(sends.format(OTHER))
     browser.wait(lambda: browser.evaluate("document.title").startswith("job llama"), "the page that was asked for")
     browser.open(page.address)
     assert browser.evaluate("document.querySelector('h1').textContent") == "1 job, 1 run"
-    assert TOKEN not in browser.evaluate("document.cookie + location.href")
+    assert OTHER not in browser.evaluate("document.cookie + location.href")
 
 
 def test_the_page_renews_itself_and_what_was_opened_stays_open(

@@ -147,6 +147,42 @@ def test_a_request_for_another_host_name_is_refused(serve: Serve, root: Path, wr
         assert b" 421 " in connection.recv(100)
 
 
+def test_nobody_reads_without_the_token_that_is_printed_also_on_loopback(serve: Serve, root: Path, written: Any) -> None:
+    written.close()
+    page = serve(root)
+    assert len(page.token) >= 32
+    stranger = replace(page, headers={"authorization": ""})
+    for path in ("/", "/changes", "/live.js", "/nowhere", path_of(written), "/?token=", "/?token=wrong", f"/?token={page.token[:-1]}"):
+        assert stranger.ask(path).status == 401, path
+        asked = stranger.ask(path, accept="text/html")
+        assert (asked.status, asked.text.count("train")) == (401, path.count("train"))
+        assert "set-cookie" not in asked.headers
+    first = stranger.ask(f"{path_of(written)}?runs=all&token={page.token}", accept="text/html")
+    assert (first.status, first.headers["location"]) == (303, f"./{written.node}?runs=all"), "the token leaves the address"
+    cookie = first.headers["set-cookie"]
+    assert re.search(r"HttpOnly;.*SameSite=lax", cookie)
+    assert page.token not in cookie
+    assert first.headers["referrer-policy"] == "no-referrer"
+    assert stranger.ask(path_of(written), cookie=cookie.partition(";")[0]).status == 200
+    assert stranger.ask(f"/?token={page.token}").status == 200, "a program needs no cookie"
+    for at in ("//evil.example", "/jobs/a/b/..//evil.example"):
+        assert stranger.ask(f"{at}?token={page.token}", accept="text/html").headers["location"].startswith("./"), at
+    assert page.stderr.count(page.token) == 1, "no request is logged"
+    for file in ("cmdline", "comm", "environ"):  # the first two are read by every user of the machine
+        with open(f"/proc/{page.process.pid}/{file}", "rb") as told:  # noqa: PTH123
+            assert page.token.encode() not in told.read()
+    assert serve(root).token != page.token
+
+
+def test_a_token_is_not_made_where_it_would_stand_in_the_system_s_journal(serve: Serve, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "ui-0").touch()
+    state = (tmp_path / "ui-0").stat()
+    page = serve(root, JOURNAL_STREAM=f"{state.st_dev}:{state.st_ino}")
+    assert page.process.wait(PATIENCE_S) == ExitCode.CONFIG
+    assert "would stand in the system's journal" in page.stderr
+    assert "ui.token_file" in page.stderr
+
+
 def test_with_a_token_only_who_knows_it_reads(serve: Serve, root: Path, written: Any) -> None:
     written.close()
     page = serve(root, SUPERVISE_UI_TOKEN=TOKEN)
@@ -182,7 +218,8 @@ def test_the_token_may_be_in_a_file_and_is_shown_nowhere(serve: Serve, root: Pat
     file.write_text(f"{TOKEN}\n")
     page = serve(root, SUPERVISE_UI_TOKEN_FILE=str(file))
     assert (page.ask().status, page.ask(authorization=f"Bearer {TOKEN}").status) == (401, 200)
-    assert "with a token" in page.stderr
+    assert "with your token" in page.stderr
+    assert page.token == "", "it is not printed"
     with open(f"/proc/{page.process.pid}/cmdline", "rb") as arguments:  # noqa: PTH123
         assert TOKEN.encode() not in arguments.read()
     file.write_text("")
@@ -274,7 +311,7 @@ def test_readers_who_never_read_hurt_nobody(serve: Serve, root: Path, written: A
     for _ in range(30):
         connection = socket.create_connection(("127.0.0.1", page.port), PATIENCE_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.sendall(b"GET /changes HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        connection.sendall(f"GET /changes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {page.token}\r\n\r\n".encode())
         asleep.append(connection)
     half = socket.create_connection(("127.0.0.1", page.port), PATIENCE_S)
     half.sendall(b"GET / HTTP/1.1\r\nHost: local")  # and never the rest
@@ -374,7 +411,7 @@ def test_without_the_extra_the_line_that_installs_it_is_named(monkeypatch: pytes
     with pytest.raises(SuperviseError, match="supervise ui needs uvicorn: not installed here") as caught:
         command.ui(replace(Settings(), ui=UiSection(listen="0")))
     assert caught.value.exit_code == ExitCode.CONFIG
-    assert "pip install 'torch-supervise[ui]'" in caught.value.hint
+    assert "pip install -e '.[ui]'" in caught.value.hint
 
 
 def test_a_step_that_nobody_looks_at_costs_nothing(serve: Serve, root: Path, written: Any, sleeper: Sleeper) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,14 +14,16 @@ import pytest
 from health.checks import kernel_log as checked
 from health.kernellog import kmsg_reader, sources
 from health.kernellog.kmsg_reader import Joiner, KmsgRecord
-from health.model import KERNEL, PERMISSION, Ask, Reading, Readings, Repair, Result
+from health.kernellog.model import LogFinding
+from health.kernellog.parse import Lines
+from health.model import KERNEL, PERMISSION, Ask, Reading, Readings, Repair, Result, Severity
 from health.probes import kernel_log
 from health.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from health.model import Json
+    from health.model import CheckResult, Json
 
 XID = "NVRM: Xid (PCI:0000:3d:00): 79, pid=0, GPU has fallen off the bus."
 
@@ -83,10 +87,81 @@ def test_other_facilities_and_what_our_own_reading_made_are_passed_over(monkeypa
 def test_without_device_and_journal_syslogs_file_is_read(tmp_path: Path) -> None:
     log = tmp_path / "var/log/kern.log"
     log.parent.mkdir(parents=True)
-    log.write_text(f"Nov 21 07:00:00 node-7 kernel: [  123.456789] {XID}\nNov 21 07:00:01 node-7 train[1]: {XID.replace('3d', '4d')}\n")
+    stamp = _ago(120.0)
+    log.write_text(f"{stamp} node-7 kernel: [  123.456789] {XID}\n{stamp} node-7 train[1]: {XID.replace('3d', '4d')}\n")
     found = Readings(kernel_log.read(Ask(root=str(tmp_path))))
     assert found.text("kernel.source", KERNEL) == str(log)
-    assert [(row["pci"], row["age_s"]) for row in found.rows("kernel.findings", KERNEL)] == [("0000:3d:00", None)]
+    assert [row["pci"] for row in found.rows("kernel.findings", KERNEL)] == ["0000:3d:00"]
+
+
+def _ago(seconds: float, form: str = "%b %d %H:%M:%S") -> str:
+    """Return a time as syslog writes it: in local time."""
+    return time.strftime(form, time.localtime(time.time() - seconds))
+
+
+def _of_file(root: Path, text: str, name: str = "kern.log", *, written_ago_s: float = 0.0) -> list[CheckResult]:
+    """Return what the check says of a machine whose only copy of the kernel's log is this file of syslog's."""
+    file = root / "var/log" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    os.utime(file, (time.time() - written_ago_s, time.time() - written_ago_s))
+    return list(checked.check(Readings(kernel_log.read(Ask(root=str(root)))), None, Thresholds()))
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        "%b %d %H:%M:%S node-7",
+        "%b %d %Y %H:%M:%S node-7",
+        "%Y-%m-%dT%H:%M:%S.123456%z node-7",
+        "[%a %b %d %H:%M:%S %Y]",
+        "%Y-%m-%dT%H:%M:%S%z node-7",
+    ],
+)
+def test_a_gpu_that_fell_off_the_bus_minutes_ago_fails_by_syslogs_file_too(tmp_path: Path, stamp: str) -> None:
+    kernel = "" if stamp.startswith("[") else "kernel:"
+    (result,) = _of_file(tmp_path, f"{_ago(120.0, stamp)} {kernel} {XID}\n")
+    assert (result.result, result.repair, result.subject) == (Result.FAILED, Repair.REBOOT, "pci:0000:3d:00")
+
+
+def test_what_syslogs_file_has_of_another_day_is_history_in_every_form(tmp_path: Path) -> None:
+    for days in (3.0, 200.0, 360.0):
+        (result,) = _of_file(tmp_path, f"{_ago(days * 86400)} node-7 kernel: {XID}\n")
+        assert (result.result, f"{days:.0f} days ago" in result.reason) == (Result.DEGRADED, True), days
+
+
+def test_a_line_whose_time_nobody_knows_fails_unless_its_file_is_old(tmp_path: Path) -> None:
+    (result,) = _of_file(tmp_path, f"kernel: {XID}\n")
+    assert (result.result, result.repair) == (Result.FAILED, Repair.REBOOT)
+    assert "at a time that is not known" in result.reason
+    (result,) = _of_file(tmp_path, f"kernel: {XID}\n", written_ago_s=5 * 86400)
+    assert result.result is Result.DEGRADED
+
+
+@pytest.mark.parametrize("rotated", ["kern.log.1", "kern.log-20261129"])
+def test_what_was_written_just_before_the_file_was_rotated_is_read(tmp_path: Path, rotated: str) -> None:
+    _of_file(tmp_path, f"{_ago(120.0)} node-7 kernel: {XID}\n", rotated)
+    _of_file(tmp_path, "an old one", f"{rotated}.gz")
+    (result,) = _of_file(tmp_path, f"{_ago(60.0)} node-7 kernel: eth0: link up\n")
+    assert result.result is Result.FAILED
+
+
+@pytest.mark.parametrize(
+    ("now", "line", "wall"),
+    [
+        ("2026-01-01 00:01", "Dec 31 23:59:00", "2025-12-31 23:59"),
+        ("2025-12-31 23:59", "Jan  1 06:00:00", "2026-01-01 06:00"),  # a file in a time zone ahead of ours
+        ("2027-03-01 00:01", "Feb 29 12:00:00", "2024-02-29 12:00"),
+    ],
+)
+def test_a_date_without_a_year_is_the_newest_that_it_can_be(now: str, line: str, wall: str) -> None:
+    def seconds(text: str) -> float:
+        return datetime.fromisoformat(text).timestamp()
+
+    (entry,) = Lines().all([f"{line} node-7 kernel: {XID}"])
+    finding = LogFinding("xid", 79, Severity.CRITICAL, Repair.REBOOT, "lost", XID, t=entry.t, last_t=entry.t)
+    placed = kernel_log._Placing(seconds(now), None, seconds(now)).placed(finding)  # noqa: SLF001  no file has such a date today
+    assert placed.last_t == seconds(wall)
 
 
 def test_a_log_that_cannot_be_read_is_unknown_with_the_command_that_allows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +181,7 @@ def test_a_log_that_cannot_be_read_is_unknown_with_the_command_that_allows_it(tm
     [
         (_row(), [(Result.FAILED, Repair.REBOOT)]),
         (_row(age_s=3 * 86400.0), [(Result.DEGRADED, Repair.NONE)]),
-        (_row(age_s=None), [(Result.DEGRADED, Repair.NONE)]),
+        (_row(age_s=None), [(Result.FAILED, Repair.REBOOT)]),
         (_row(kind="oom", code="global", repair="restart_job"), [(Result.DEGRADED, Repair.NONE)]),
         (_row(severity="error"), [(Result.DEGRADED, Repair.NONE)]),
         (_row(severity="warning"), [(Result.DEGRADED, Repair.NONE)]),

@@ -1,0 +1,80 @@
+"""A command as a person can paste it into a shell: whole, on one line, and without the secrets in it.
+
+A secret is left to a variable that is named after its option: `--hub-token="${HUB_TOKEN:?}"`. A shell in which it is not set refuses the
+command and names the variable.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Final
+
+from supervisor.core.values import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+#: For a secret that stands under no telling name, such as one in a URL. The name must not be one that a shell has already: USER.
+_NO_NAME: Final = "SECRET"
+#: What stands before a value: `--hub-token=`, `API_KEY=`, `"token": "`, and an option alone.
+_NAME = re.compile(r"(?P<name>[A-Za-z][\w.-]*)[\"']?(?:[ =:]+[\"']?)?$")
+#: In $'…', which bash, zsh and ksh read.
+_ESCAPES: Final = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """A command for a shell. variables: those that must be set first, because their values are not shown."""
+
+    text: str
+    variables: tuple[str, ...]
+
+
+def command_line(words: Sequence[str]) -> CommandLine:
+    """Return the words as a shell takes them."""
+    from supervisor.classify import redact  # noqa: PLC0415  its patterns take 25 ms, for which a start would wait
+
+    names: dict[str, str] = {}  # by the digest that stands for the value
+    shown, option = [], ""
+    for word in redact.command(words):
+        parts, at = [], 0
+        for mark in redact.MARKED.finditer(word):
+            before = word[at : mark.start()]
+            name = names.get(mark[0]) or _unused(_variable(before or (option if not at else "")), names.values())
+            names[mark[0]] = name
+            parts += [*([quoted(before)] if before else []), f'"${{{name}:?}}"']
+            at = mark.end()
+        parts += [quoted(word[at:])] if word[at:] or not parts else []
+        shown.append("".join(parts))
+        option = word if word.startswith("-") and "=" not in word else ""
+    return CommandLine(" ".join(shown), tuple(names.values()))
+
+
+def quoted(word: str) -> str:
+    """Return a word as a shell takes it, with nothing in it that a terminal would obey or that would begin another line."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return f"$'{''.join(map(_escaped, word))}'"
+
+
+def _escaped(letter: str) -> str:
+    if letter in _ESCAPES or letter.isprintable():
+        return _ESCAPES.get(letter, letter)
+    return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
+
+
+def _variable(before: str) -> str:
+    """Return the name of a variable for a value, by what stands before it."""
+    from supervisor.classify import secret_forms  # noqa: PLC0415  as above
+
+    found = _NAME.search(before)
+    if found is None or "://" in before.rpartition(" ")[2] or not secret_forms.is_secret_name(found["name"]):
+        return _NO_NAME
+    return re.sub(r"\W+", "_", found["name"].replace("-", "_")).strip("_").upper()
+
+
+def _unused(name: str, taken: Collection[str]) -> str:
+    """Return the name, with a number where another value has it."""
+    numbered = (f"{name}_{number}" for number in range(2, len(taken) + 3))
+    return next(free for free in (name, *numbered) if free not in taken)

@@ -226,7 +226,7 @@ def sequence(cause: Cause, policy: Policy, ranks: int, nodes: int = 1) -> tuple[
     good = tuple(CheckpointRef(f"step-{step}.pt", step, "supposed") for step in _CHECKPOINTS) if policy.checkpoints_declared else ()
     gpus = tuple(Gpu(index, f"GPU-{index}", "") for index in range(ranks))
     situation = Situation(
-        t=0.0, verdict=verdict, policy=policy, first=None, step=_STEP, before_first_step=False, failures=(), attempts=1, failed=0,
+        t=0.0, verdict=verdict, policy=policy, first=None, step=_STEP, before_first_step=False, failures=(), attempts=1,
         knobs=policy.knobs, world_size=ranks * (nodes or 1), ranks=ranks, gpus=gpus, verified=good, known_good=len(good),
         resume=good[-1] if good else None,
     )  # fmt: skip

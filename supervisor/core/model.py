@@ -411,6 +411,11 @@ class Failure:
     counted: int | None = None
     lasted_s: float | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the run got beyond it, by progress or by steps past its place: what answered it has helped."""
+        return self.progressed_since or self.passed_since
+
 
 @dataclass(frozen=True, slots=True)
 class PastFailures:

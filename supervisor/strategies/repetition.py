@@ -194,7 +194,7 @@ def own_code_at_once(situation: Situation) -> Plan | None:
     if past is None or first is None or first.code is None or situation.verdict.transient or situation.fact("file"):
         return None
     equal = past.fingerprint == situation.verdict.fingerprint and _is_stepless(situation) and _is_stepless(past)
-    if not equal or past.progressed_since or past.changed or not (_at_once(situation) and _at_once(past)):
+    if not equal or past.is_over or past.changed or not (_at_once(situation) and _at_once(past)):
         return None
     return Plan(
         kind=PlanKind.STOP,

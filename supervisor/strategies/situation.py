@@ -111,11 +111,11 @@ class Situation:
 
     @property
     def unanswered(self) -> tuple[Failure, ...]:
-        """Return the earlier failures of the same cause without progress since."""
-        return tuple(f for f in self.failures if f.cause is self.verdict.cause and not f.progressed_since)
+        """Return the earlier failures of the same cause that the run did not get beyond."""
+        return tuple(f for f in self.failures if f.cause is self.verdict.cause and not f.is_over)
 
     def tried(self, rung: str) -> int:
-        """Return how often a rung answered this cause since the last progress."""
+        """Return how often a rung answered this cause, and the run did not get beyond that."""
         return sum(1 for failure in self.unanswered if failure.rung == rung)
 
     def failure(self, plan: Plan) -> Failure:

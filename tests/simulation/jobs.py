@@ -66,7 +66,6 @@ class Draft:
             "batch_change": not self.odds(0.05),
             "batch_drift": self.odds(0.3),
             "min_gpus": rng.choice((0, 1, max(self.ranks - 1, 1))),
-            "keep_going": self.odds(0.05),
             "resumes_itself": not self.declared and self.odds(0.7),
             "health": self.odds(0.6),
             "evict_on": ("gpu_ecc",) if self.odds(0.3) else (),

@@ -100,12 +100,15 @@ def past_checkpoint(failures: tuple[Failure, ...], step: int, before_attempt: in
 
     The checkpoint is past the place of those that failed at its step at most.
     """
-    return tuple(
-        replace(f, progressed_since=True, passed_since=f.passed_since or f.step is None or f.step <= step)
-        if f.attempt < before_attempt
-        else f
-        for f in failures
-    )
+    news = [_past_checkpoint(f, step) if f.attempt < before_attempt else f for f in failures]
+    return failures if all(new is old for new, old in zip(news, failures, strict=True)) else tuple(news)
+
+
+def _past_checkpoint(failure: Failure, step: int) -> Failure:
+    passed = failure.passed_since or failure.step is None or failure.step <= step
+    if failure.progressed_since and passed == failure.passed_since:
+        return failure
+    return replace(failure, progressed_since=True, passed_since=passed)
 
 
 @dataclass(frozen=True, slots=True)

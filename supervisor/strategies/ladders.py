@@ -34,7 +34,7 @@ _COLLECTIVES = (
 )
 _GLOO = (*GUARDS, "longer_timeout", "interface", "start_tries", "trace_collectives", "wait_for_network", LAST)
 _HANG = (*GUARDS, "longer_timeout", "step_back", "same_gpu_hangs", *_TRANSPORTS, "trace_collectives", "same_place", LAST)
-_ENVIRONMENT = ("within_cap", "environment_at_fault", LAST)  # a second one without progress ends the run
+_ENVIRONMENT = (*GUARDS, "environment_at_fault", LAST)
 _GPU = (*GUARDS, "exclude_gpu", "same_gpu_twice", LAST)
 _NATIVE = (*GUARDS, "step_back", "same_place", "same_gpu_twice", LAST)
 _STORAGE = (*GUARDS, "start_tries", "wait_for_storage")

@@ -32,8 +32,6 @@ LONGER = 1.5
 _MAY_PASS = frozenset({Cause.HANG_NO_ERROR, Cause.HOST_OOM})
 #: A cause that may pass is deterministic after so many failures at one step, of which the first and the last are so far apart.
 _SURE_AFTER, _SURE_AFTER_S = 3, 900.0
-#: Two failures of one hang show steps that differ by one, by the rank that is looked at.
-_SAME_STEP = 1
 #: What a rung that restarts has tried, in words.
 TRIED = {
     "restart_within_budget": "a plain restart",
@@ -67,15 +65,15 @@ TRIED = {
 def exhausted(situation: Situation) -> Plan | None:
     """Stop with 65 if the cause is sure and came again without progress, or a GPU's memory does not suffice for the first steps.
 
-    Every change that would make the next attempt differ is used up, or was never enabled. A host's memory that others use up comes back:
-    in a job that has a checkpoint it needs three failures, as in `same_place`. A failure that came late for the first time gets
+    Every change that would make the next attempt differ is used up, or was never enabled. A host's memory that others use up comes back: in
+    a job that has a checkpoint, `same_place` and the budget decide. A failure that came late for the first time gets
     a plain restart: memory in pieces, one rare long batch, one cosmic ray.
     """
     if consent.objection(situation):
         return None
     verdict, past = situation.verdict, situation.unanswered
-    if past and situation.resume is not None and _may_pass(situation) and not _goes_on(situation, past[0], len(past)):
-        return None
+    if situation.resume is not None and _may_pass(situation):
+        return None  # `same_place` and the budget tell whether it passes
     early = situation.before_first_step or (situation.step is not None and situation.resume is None and situation.step < 1)
     if not past and not (verdict.cause is Cause.CUDA_OOM and early):
         return None
@@ -135,19 +133,17 @@ def same_place(situation: Situation) -> Plan | None:
 def _may_pass(situation: Situation) -> bool:
     """Whether the same failure at the same place may be one outage. Ranks that wait in different collectives are the program's fault."""
     verdict = situation.verdict
-    outside = verdict.cause in _MAY_PASS or budget.family(verdict.cause) == "infrastructure"
-    return outside and verdict.transient and situation.fact("hang_kind") != HangKind.MISMATCH and not situation.before_first_step
+    later = verdict.cause in _MAY_PASS and not situation.before_first_step
+    outside = later or budget.family(verdict.cause) == "infrastructure"
+    return outside and verdict.transient and situation.fact("hang_kind") != HangKind.MISMATCH
 
 
 def _lasts(situation: Situation, twins: Sequence[Failure]) -> bool:
-    """Whether failures at one step, the newest first, go on for longer than an outage does."""
-    same = [f for f in twins if abs(_steps_further(situation, f) or 0) <= _SAME_STEP]
-    return bool(same) and _goes_on(situation, same[-1], len(same))
-
-
-def _goes_on(situation: Situation, first: Failure, earlier: int) -> bool:
-    """Whether so many earlier failures, of which this is the first, and the one at hand are too many and too far apart for one outage."""
-    return earlier + 1 >= _SURE_AFTER and situation.t - first.t >= _SURE_AFTER_S
+    """Whether failures at one step, the newest first, go on for longer than an outage, and no attempt between them got past it."""
+    same = [f for f in twins if _steps_further(situation, f) == 0]
+    if len(same) + 1 < _SURE_AFTER or situation.t - same[-1].t < _SURE_AFTER_S:
+        return False
+    return all((_steps_further(situation, f) or 0) <= 0 for f in situation.failures if f.t >= same[-1].t)
 
 
 def _place_text(failed: Situation | Failure) -> str:

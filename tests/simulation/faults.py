@@ -50,9 +50,9 @@ KINDS: Mapping[Cause, tuple[Kind, ...]] = {
         Kind("dataloader_worker.exited", "RuntimeError: DataLoader worker (pid(s) 77) exited unexpectedly", 0.92),
     ),
     Cause.NCCL_TIMEOUT: (
-        Kind("nccl_timeout.watchdog", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", 0.9, signal=6),
-        Kind("nccl_timeout.barrier", "DistBackendError: wait timeout after 600000 ms in barrier", 0.9),
-        Kind("nccl_timeout.allgather", "Watchdog caught collective operation timeout: ALLGATHER", 0.9, signal=6),
+        Kind("nccl_timeout.watchdog", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", 0.9, signal=6, transient=True),
+        Kind("nccl_timeout.barrier", "DistBackendError: wait timeout after 600000 ms in barrier", 0.9, transient=True),
+        Kind("nccl_timeout.allgather", "Watchdog caught collective operation timeout: ALLGATHER", 0.9, signal=6, transient=True),
     ),
     Cause.NCCL_NETWORK: (
         Kind(

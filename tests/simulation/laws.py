@@ -280,11 +280,12 @@ def same_place(record: Record, past: Past, books: Watch) -> str:
         at_a_file = record.verdict.cause is Cause.CHECKPOINT_CORRUPT or strike.phase is other.phase is Phase.LOAD
         elsewhere = at_a_file and bool(record.resume and twin.resume) and record.resume != twin.resume
         if near and not both_early and _may_pass(record):
-            same += [twin] if abs(strike.at - other.at) <= 1 else []
+            same += [twin] if strike.at == other.at else []
             continue
         if near or (both_early and not elsewhere):
             return f"the same failure as in attempt {twin.attempt}, at the same place, is met by the same again"
-    if len(same) >= LASTS and record.t - same[0].t >= OUTAGE_S:
+    further = same and any(r.strike is None or r.strike.at > strike.at for r in past if r.t >= same[0].t)
+    if len(same) >= LASTS and record.t - same[0].t >= OUTAGE_S and not further:
         return f"the same failure at one step since attempt {same[0].attempt} is met by the same again"
     return ""
 
@@ -388,7 +389,7 @@ def exhausted(record: Record, past: Past, _books: Watch) -> str:
     if not _clear(record) or record.stops or record.changed or record.amount("other_bytes"):
         return ""
     before = _unanswered(record, past)
-    if record.resume and _may_pass(record) and not (len(before) >= LASTS and record.t - before[0].t >= OUTAGE_S):
+    if record.resume and _may_pass(record):
         return ""
     return "the same again, and nothing was changed" if before else ""
 

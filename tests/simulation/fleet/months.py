@@ -4,11 +4,12 @@ The core decides, of a job on 128 nodes with 1,024 GPUs that needs 90 days of tr
 by the causes that Llama 3 counted, and is preempted once a day. To these come bad days: links that flap, a file server that does not answer
 at a start, a host whose memory others use up, kills in a row. The scheduler starts it again after 75, and on other nodes after 69. After
 any other code a person would have to come: `persons` counts that, and `ends` has every end. One event stands for each save, so that a day
-costs milliseconds.
+costs milliseconds. `python -m tests.simulation.fleet.months 1000` prints how often a person was needed.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
@@ -20,7 +21,7 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, CheckpointRef, Evidence, Gpu, Phase, Policy, RankExit, RankInfo
-from supervisor.core.state import Attempt, NodeReport, Stage
+from supervisor.core.state import Attempt, JobState, NodeReport, Stage
 from supervisor.errors import ExitCode
 from supervisor.journal.past import state_of
 from supervisor.journal.writer import difference
@@ -31,8 +32,9 @@ from tests.simulation.fleet import rates
 from tests.simulation.fleet.rates import DAY_S, GPUS_OF_A_NODE, Symptom
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from supervisor.core.events import Event
-    from supervisor.core.state import JobState
 
 GPUS, DAYS = 1024, 90.0
 STEP_S, SAVE_EVERY_S = 6.0, 1800.0
@@ -46,25 +48,31 @@ RANKS = tuple(RankInfo(rank, rank, 100 + rank, 7) for rank in range(GPUS_OF_A_NO
 MOST_STARTS = 5000
 #: What else comes upon a job, each once in so many days: kind, and how often on average.
 BAD_DAYS = (("flapping link", 10.0), ("memory of the host", 15.0), ("kills", 15.0))
+#: How a link that flaps shows.
+FLAPS = ((Cause.NCCL_TIMEOUT, Symptom.HANG), (Cause.NCCL_NETWORK, Symptom.CRASH), (Cause.GLOO_ERROR, Symptom.CRASH))
 #: The share of starts of a job that trained before at which the file server does not answer, and for how long.
 HICCUPS, HICCUP_S = 0.04, (30.0, 1500.0)
 
 
 class Blow(NamedTuple):
-    """What strikes the job: when, as which cause, and how it shows. broken: the node stays broken until the job leaves it."""
+    """What strikes the job: when, as which cause, and how it shows. broken: the node stays broken until the job leaves it.
+
+    kind: which of the cause's texts. bad_day: it comes beside the published rate.
+    """
 
     t: float
     cause: Cause
     symptom: Symptom
     broken: bool = False
     kind: int = 0
+    bad_day: bool = False
 
 
 def drawn(rng: Random, days: float) -> list[Blow]:
     """Return what strikes within so many days, in order. Half of the jobs run on nodes that do not break for good: theirs is one run."""
     found, t = [], 0.0
     mean_s = rates.figure("mean time to failure", GPUS).value * 3600
-    spares = rng.random() < 0.5  # noqa: PLR2004
+    spares = rng.random() < 0.5
     kinds = [kind for kind in rates.KINDS if not (spares and kind.cause.value.startswith("gpu"))]
     weights = [rates.figure(kind.figure).value for kind in kinds]
     while (t := t + rng.expovariate(1 / mean_s)) < days * DAY_S:
@@ -80,14 +88,16 @@ def drawn(rng: Random, days: float) -> list[Blow]:
 def _bad_day(rng: Random, name: str, t: float) -> list[Blow]:
     found = []
     if name == "flapping link":
-        cause, symptom = rng.choice(((Cause.NCCL_TIMEOUT, Symptom.HANG), (Cause.NCCL_NETWORK, Symptom.CRASH), (Cause.GLOO_ERROR, Symptom.CRASH)))
+        cause, symptom = rng.choice(
+            ((Cause.NCCL_TIMEOUT, Symptom.HANG), (Cause.NCCL_NETWORK, Symptom.CRASH), (Cause.GLOO_ERROR, Symptom.CRASH))
+        )
         for _ in range(rng.randrange(2, 7)):
-            found.append(Blow(t, cause, symptom))
+            found.append(Blow(t, cause, symptom, bad_day=True))
             t += rng.expovariate(1 / 600.0) + WATCHDOG_S * (symptom is Symptom.HANG)
     else:
         cause = Cause.HOST_OOM if name == "memory of the host" else Cause.KILLED_UNKNOWN
         for _ in range(rng.randrange(2, 4)):
-            found.append(Blow(t, cause, Symptom.CRASH))
+            found.append(Blow(t, cause, Symptom.CRASH, bad_day=True))
             t += rng.uniform(200.0, 2400.0)
     return found
 
@@ -111,6 +121,7 @@ class Months:
     finish: act.Finish | None = None
     chosen: int = 0
     begun: bool = False
+    gone: bool = False  # the other node, at the failure that is being judged
 
     def __post_init__(self) -> None:
         """Draw its fate."""
@@ -155,9 +166,7 @@ class Months:
         assert not problems, problems
         self.finish, self.waits = None, []
         self._feed(events.GpusListed(self.t, self._gpus()))
-        self._feed(
-            events.SupervisorStarted(self.t, "run", self.policy, continues, "command", died_t, unfinished_before=self.saved > 0)
-        )
+        self._feed(events.SupervisorStarted(self.t, "run", self.policy, continues, "command", died_t, unfinished_before=self.saved > 0))
 
     def _gpus(self) -> tuple[Gpu, ...]:
         return tuple(Gpu(index, f"GPU-{self.slot}-{index}") for index in range(GPUS_OF_A_NODE))
@@ -204,8 +213,6 @@ class Months:
         self._feed(events.ReportsGathered(self.t, number, (own, other), kind=kind, node=MEMBERS[0]))
 
     # the world
-
-    gone = False
 
     def _blow(self, begins_t: float) -> Blow:
         """Return what ends an attempt that begins now."""
@@ -299,7 +306,7 @@ class Months:
         found = faults.evidence(strike, self.t, faults.heartbeat(strike, step if step >= 0 else None, made))
         if cause is Cause.USER_CODE:  # a bug that a restart cures is another one each time
             trace = f'File "train.py", line {20 + blow.kind}, in main'
-            found = tuple(fact for fact in found if fact.name != "traceback") + (Evidence("error_file", "traceback", trace, 1, self.t),)
+            found = (*(fact for fact in found if fact.name != "traceback"), Evidence("error_file", "traceback", trace, 1, self.t))
         self._feed(events.RankExited(self.t, number, death))
         for peer in RANKS[2:4]:
             self._feed(events.RankExited(self.t, number, RankExit(peer.rank, peer.pid, int((self.t + 1) * 1e9), signal=15)))
@@ -310,15 +317,18 @@ class Months:
         self.gone = False
 
 
-def report(seeds: range) -> str:
-    """Play these seeds; return how often a person was needed, and what else came of them."""
-    played = [Months(seed).play() for seed in seeds]
-    ends = sum((one.ends for one in played), Counter[int]())
-    why = sum((one.reasons for one in played), Counter[str]())
-    restarts = sum(one.restarts for one in played) / len(played)
+def report(played: Sequence[Months]) -> str:
+    """Return how often a person was needed in these jobs, and what else came of them."""
+    ends = sum((job.ends for job in played), Counter[int]())
+    why = sum((job.reasons for job in played), Counter[str]())
+    restarts = sum(job.restarts for job in played) / len(played)
     lines = [
-        f"{len(played)} jobs of {DAYS:.0f} days on {GPUS:,} GPUs: a person was needed {sum(one.persons for one in played)} times",
+        f"{len(played)} jobs of {DAYS:.0f} days on {GPUS:,} GPUs: a person was needed {sum(job.persons for job in played)} times",
         f"restarts in place: {restarts:.0f} a job; ends: {', '.join(f'{code}: {count}' for code, count in sorted(ends.items()))}",
         *(f"  {count} times {text}" for text, count in why.most_common(10) if count),
     ]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(report([Months(seed).play() for seed in range(int(sys.argv[1]) if len(sys.argv) > 1 else 20)]))  # noqa: T201 (a command)

@@ -200,7 +200,7 @@ class Attempt:
     began_t: float = 0.0
     resume: CheckpointRef | None = None
     overrides: tuple[tuple[str, str], ...] = ()
-    program: tuple[tuple[str, str], ...] = ()  # digests of its command, its script and its packages, by name; what cannot be read lacks
+    program: tuple[tuple[str, str], ...] = ()  # digests of its command, its script and its packages, by name; none of what cannot be read
     same_program: bool = False  # they are those of the newest attempt that made a step
     visible_gpus: tuple[str, ...] = ()  # UUIDs that its ranks see; empty: all that were listed
     awaits_agreement: bool = False  # its nodes meet, and agree on what to resume from, before a rank starts

@@ -133,7 +133,7 @@ def same_place(situation: Situation) -> Plan | None:
 def _may_pass(situation: Situation) -> bool:
     """Whether the same failure at the same place may be one outage. Ranks that wait in different collectives are the program's fault."""
     verdict = situation.verdict
-    later = verdict.cause in _MAY_PASS and not situation.before_first_step
+    later = verdict.cause in _MAY_PASS and (situation.trained or not situation.before_first_step)
     outside = later or budget.family(verdict.cause) == "infrastructure"
     return outside and verdict.transient and situation.fact("hang_kind") != HangKind.MISMATCH
 

@@ -279,8 +279,8 @@ def same_place(record: Record, past: Past, books: Watch) -> str:
         both_early = record.early and twin.early and {strike.phase, other.phase} <= BEFORE_FIRST_STEP
         at_a_file = record.verdict.cause is Cause.CHECKPOINT_CORRUPT or strike.phase is other.phase is Phase.LOAD
         elsewhere = at_a_file and bool(record.resume and twin.resume) and record.resume != twin.resume
-        if near and not both_early and _may_pass(record):
-            same += [twin] if strike.at == other.at else []
+        if _may_pass(record) and (family(record.verdict.cause) == "infrastructure" if both_early else near):
+            same += [twin] if near and strike.at == other.at else []
             continue
         if near or (both_early and not elsewhere):
             return f"the same failure as in attempt {twin.attempt}, at the same place, is met by the same again"

@@ -305,7 +305,10 @@ class Months:
         made = max(step - self.chosen, 0)
         found = faults.evidence(strike, self.t, faults.heartbeat(strike, step if step >= 0 else None, made))
         if cause is Cause.USER_CODE:  # a bug that a restart cures is another one each time
-            trace = f'File "train.py", line {20 + blow.kind}, in main'
+            place = "".join(
+                chr(ord("a") + int(digit)) for digit in str(blow.kind)
+            )  # equal failures are told apart by names, not by numbers
+            trace = f'File "train.py", line {20 + blow.kind}, in {place}'
             found = (*(fact for fact in found if fact.name != "traceback"), Evidence("error_file", "traceback", trace, 1, self.t))
         self._feed(events.RankExited(self.t, number, death))
         for peer in RANKS[2:4]:

@@ -159,6 +159,7 @@ KINDS: Mapping[Cause, tuple[Kind, ...]] = {
         Kind("exception", "KeyError: 'labels'", 0.0),
         Kind("exit_code", "", 0.0, "exit", code=3),
         Kind("exception", "ZeroDivisionError: division by zero", 0.0, code=3),
+        Kind("exception", "FileNotFoundError: [Errno 2] No such file or directory: '/nfs/data/index.json'", 0.0),
     ),
     Cause.DEPENDENCY: (
         Kind("dependency.symbol", "ImportError: /opt/lib/_C.so: undefined symbol: _ZN3c1010Dispatcher", 0.95),

@@ -81,7 +81,9 @@ def drawn(rng: Random, days: float) -> list[Blow]:
     for name, every_days in BAD_DAYS:
         t = DAY_S  # a job that fails so before its first checkpoint is one that cannot work
         while (t := t + rng.expovariate(1 / (every_days * DAY_S))) < days * DAY_S:
-            found += _bad_day(rng, name, t)
+            bad_day = _bad_day(rng, name, t)
+            found += bad_day
+            t = bad_day[-1].t + DAY_S  # two of a kind are not one day
     return sorted(found)
 
 

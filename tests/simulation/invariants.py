@@ -304,7 +304,7 @@ class Watch:
         plain = [r for r in restarts if family(r.verdict.cause) == mine and not (r.progressed or r.changed)]
         most = policy.recurring_stop - 1
         if mine != "infrastructure":
-            plain, most = [r for r in plain if last.t - r.t <= policy.period_s], policy.intensity
+            plain, most = [r for r in plain if r.plan.charged and last.t - r.t <= policy.period_s], policy.intensity
         demand(len(plain) <= most, f"plain restart number {len(plain)} of the family {mine} without progress, {most} are allowed")
 
     def quarantines(self, action: act.Quarantine) -> None:

@@ -263,6 +263,7 @@ def same_place(record: Record, past: Past, books: Watch) -> str:
     """The same failure at the same place, and nothing changed or gained."""
     strike = record.strike
     differs = record.changed or record.plan.trace  # a traced attempt names what an untraced one hides
+    differs = differs or (books.trained and record.plan.strategy == "start_again")  # what is read may be there by then
     if record.stops or differs or strike is None or not _seen(record, books) or record.amount("other_bytes"):
         return ""
     same: list[Record] = []  # at this very step, of what may be one outage

@@ -230,11 +230,11 @@ class Restart:
     """[restart]: when another attempt is worth it."""
 
     max_attempts: int = setting(
-        50,
-        "Most attempts in one run, whatever their causes.",
-        "A `--max-restarts` given to torchrun is a limit too.",
+        0,
+        "Most attempts in one run, of which only failures that are charged to a budget begin further ones; 0: no limit.",
+        "A `--max-restarts` given to torchrun is a limit too, and counts the same.",
         flag="--max-attempts",
-        minimum=1,
+        minimum=0,
     )
     intensity: int = setting(3, "The restart budget: most restarts per cause family within period_s without progress.", minimum=0)
     period_s: float = setting(3600.0, "The period in which intensity counts.", minimum=1)
@@ -255,7 +255,6 @@ class Restart:
     )
     evidence_deadline_s: float = setting(3.0, "How long to collect evidence of a failure.", minimum=0.1)
     steps_back: int = setting(2, "How often one run may resume from an older checkpoint than the newest verified one.", minimum=0)
-    keep_going: bool = setting(default=False, text="Do not stop at the tenth equal failure of a run.", flag="--keep-going/--no-keep-going")
     batch_drift: bool = setting(
         default=False,
         text="Allow a smaller or the nearest global batch where the same one is impossible.",

@@ -6,11 +6,16 @@ Infrastructure failures have a limit of their own (`recurring_stop`), because th
 Their period is a day: ten collectives that time out after half an hour each are as hopeless as ten within one hour. A link that fails
 twice a week is not, also in a job whose progress nobody sees (no absolute step, no verified checkpoint).
 
-The rung `recurring` (strategies/guards.py) asks for infrastructure, and `restart_within_budget` (strategies/repetition.py) for all else.
+Progress is what a restart would not lose: a verified checkpoint beyond any before in this run. Where none was ever verified it is a step
+beyond any before. It clears all budgets, so that a job may fail every night for a year if it comes further between.
+
+The rung `recurring` (strategies/guards.py) asks for infrastructure and for equal failures, `restart_within_budget`
+(strategies/repetition.py) for all else.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause
@@ -62,6 +67,50 @@ def recent(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Policy
     return tuple(f for f in failures if not f.progressed_since and family(f.cause) == own_family and t - f.t <= period_s)
 
 
+def equal(failures: tuple[Failure, ...], fingerprint: str, t: float) -> tuple[Failure, ...]:
+    """Return the charged failures of this fingerprint without progress since.
+
+    Where steps show that none was made, they count however far apart they are: the run does not get past that place. Where nobody sees
+    steps, only those of a day count.
+    """
+    alike = (f for f in failures if f.fingerprint == fingerprint and f.charged and not f.progressed_since)
+    return tuple(f for f in alike if f.step is not None or f.before_first_step or t - f.t <= INFRASTRUCTURE_PERIOD_S)
+
+
+def past_step(failures: tuple[Failure, ...], step: int, passed: int, *, is_progress: bool) -> tuple[Failure, ...]:
+    """Return the failures once the run has reached `step`, a new highest one, and themselves where that changes nothing.
+
+    A failure before `step` counts no longer if steps are this run's progress. One before `passed` is past its place in any case.
+    """
+    news = [_past(f, step, passed, is_progress=is_progress) for f in failures]
+    return failures if all(new is old for new, old in zip(news, failures, strict=True)) else tuple(news)
+
+
+def _past(failure: Failure, step: int, passed: int, *, is_progress: bool) -> Failure:
+    """Return the failure as it is once `step` is reached, and itself where that changes nothing: the usual case, at every step."""
+    got = failure.progressed_since or (is_progress and (failure.step is None or failure.step < step))
+    past = failure.passed_since or failure.step is None or failure.step < passed
+    if got == failure.progressed_since and past == failure.passed_since:
+        return failure
+    return replace(failure, progressed_since=got, passed_since=past)
+
+
+def past_checkpoint(failures: tuple[Failure, ...], step: int, before_attempt: int) -> tuple[Failure, ...]:
+    """Return the failures once a checkpoint of `step` is verified, beyond any before: it clears those of attempts before the given one.
+
+    The checkpoint is past the place of those that failed at its step at most.
+    """
+    news = [_past_checkpoint(f, step) if f.attempt < before_attempt else f for f in failures]
+    return failures if all(new is old for new, old in zip(news, failures, strict=True)) else tuple(news)
+
+
+def _past_checkpoint(failure: Failure, step: int) -> Failure:
+    passed = failure.passed_since or failure.step is None or failure.step <= step
+    if failure.progressed_since and passed == failure.passed_since:
+        return failure
+    return replace(failure, progressed_since=True, passed_since=passed)
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetBalance:
     """What the budget of a family allows after one more failure.
@@ -91,12 +140,22 @@ def balance(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Polic
     return BudgetBalance(reason if used >= allowed else "", max(allowed - used - 1, 0), charged=not infrastructure)
 
 
-def restarts_left(failures: tuple[Failure, ...], t: float, policy: Policy, attempt: int) -> int:
-    """Return how many restarts may follow at time `t`, each without progress, if it now fails as it did last."""
+def restarts_left(failures: tuple[Failure, ...], t: float, policy: Policy, charged: int) -> int:
+    """Return how many restarts may follow at time `t`, each without progress, if it now fails as it did last.
+
+    charged: how many failures of the run were charged, with progress since or without: the user's caps count them.
+    """
     found = balance(failures, failures[-1].cause if failures else Cause.UNKNOWN, t, policy)
     allowed = 0 if found.refusal else found.left + 1
-    caps = [policy.max_attempts - attempt, *([policy.max_restarts - attempt + 1] if policy.max_restarts is not None else [])]
-    return max(0, min(allowed, *caps))
+    cap = restarts_cap(policy)
+    return allowed if cap is None else max(0, min(allowed, cap - charged))
+
+
+def restarts_cap(policy: Policy) -> int | None:
+    """Return after how many charged failures the user's own caps allow no further restart; None: there is no cap."""
+    caps = [policy.max_restarts] if policy.max_restarts is not None else []
+    caps += [policy.max_attempts - 1] if policy.max_attempts is not None else []
+    return min(caps, default=None)
 
 
 def backoff_s(used: int, jitter: float, policy: Policy) -> float:

@@ -60,6 +60,7 @@ from supervisor.core.events import (
     NodesGathered,
     NodesMissing,
     NodesWaiting,
+    ProgramIdentified,
     ProgramSeen,
     ProgressObserved,
     RankExited,
@@ -132,6 +133,7 @@ EVENTS: dict[type, EventRow] = {
         gathering.on_checkpoint_selected,
         _leads([Stage.SELECTING], *CHOSEN) | _leads([Stage.STARTING], Stage.TEARDOWN, Stage.ENDED),
     ),
+    ProgramIdentified: EventRow(frozenset({Stage.STARTING}), lifecycle.on_program_identified),
     AttemptStarted: EventRow(
         frozenset({Stage.STARTING}), ailing.on_attempt_started, _leads([Stage.STARTING], Stage.RUNNING, Stage.TEARDOWN)
     ),

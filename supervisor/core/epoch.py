@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
 from supervisor.classify.exits import ENDED_BY_US
-from supervisor.core import failure, lifecycle, sharing, start
+from supervisor.core import failure, lifecycle, planning, sharing, start
 from supervisor.core.actions import (
     SIGTERM,
     CompleteAttempt,
@@ -199,7 +199,9 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     culprit = _culprit(event, verdict, members)
     verdict = verdict if verdict.node or culprit is None else replace(verdict, node=sharing.shown(culprit.node, members))
     view = state if culprit is None else changed(state, gpus=culprit.gpus, attempt=culprit.attempt)
-    view = changed(view, attempt=changed(view.attempt, number=state.attempt.number, evidence=facts))
+    saved = max((report.attempt.saved_steps.highest or 0 for report in event.reports), default=0)  # one node alone may have seen it
+    run = planning.with_saved(view.run, saved, state.attempt.number)
+    view = changed(view, run=run, attempt=changed(view.attempt, number=state.attempt.number, evidence=facts))
     return failure.judged(view, event.t, verdict)
 
 

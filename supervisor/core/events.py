@@ -120,6 +120,18 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramIdentified:
+    """What the attempt is about to run, as it lies on the disk: digests by name (command, script, packages).
+
+    What cannot be read now is left out, because a file system that does not answer is no change of the program.
+    """
+
+    t: float
+    attempt: int
+    program: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RanksFound:
     """All ranks on this node of a plain command that started some by itself, as their environment says. Each time that one is new."""
 
@@ -509,6 +521,7 @@ Event = (
     | LauncherFellBack
     | NodesGathered
     | NodeBegan
+    | ProgramIdentified
     | AttemptStarted
     | RanksFound
     | RankExited

@@ -167,7 +167,8 @@ def judged(state: JobState, t: float, verdict: Verdict) -> JobDecision:
     step = _step(state, verdict)
     before = before_first_step(state, t, verdict, facts)
     phase = Phase(facts["phase"]) if "phase" in facts else Phase.UNKNOWN
-    situation = planning.situation(state, t, verdict, planning.Place(step, before, phase, _counted(state, verdict)), failed_gpus)
+    place = planning.Place(step, before, phase, _counted(state, verdict), trained=_trained_before(state, verdict))
+    situation = planning.situation(state, t, verdict, place, failed_gpus)
     plan = propose(situation)
     if plan.kind is PlanKind.RESTART:
         plan = start.scratch_refused(state, t) or plan  # now, so that no restart is announced that is not made
@@ -228,6 +229,13 @@ def _counted(state: JobState, verdict: Verdict) -> int | None:
     """The steps that were counted until it failed, if the attempt was reported to begin from scratch; None where that is not known."""
     counted = _beats(state, verdict, "steps") if state.attempt.began_as is Beginning.FROM_SCRATCH else []
     return min(counted, default=None)
+
+
+def _trained_before(state: JobState, verdict: Verdict) -> bool:
+    """Whether an earlier attempt of this run made steps with the same program, and this one made none."""
+    attempt, steps = state.attempt, _beats(state, verdict, "steps")
+    starts = not attempt.trains and max(steps, default=0) <= 0 and not _has_saved(state)
+    return starts and 0 < state.run.trained_in < attempt.number and attempt.same_program
 
 
 def _beats(state: JobState, verdict: Verdict, name: str) -> list[int]:

@@ -155,7 +155,9 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     state = planning.with_rejected(state, event.rejected, None)
     if event.past is not None:
         past = event.past
-        state = changed(state, run=changed(state.run, failures=past.failures, failed=past.failed, recurrences=past.recurrences))
+        state = changed(
+            state, run=changed(state.run, failures=past.failures, failed=past.failed, charged=past.charged, recurrences=past.recurrences)
+        )
     agreed = (*state.run.agreed_attempts, event.agreement)[-KEPT_AGREEMENTS:]
     run = changed(state.run, last_agreement=event.agreement, agreed_attempts=agreed, overrides=event.overrides)
     run = changed(run, batch_ranks=event.batch.ranks, last_ranks=state.attempt.met_ranks)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.engine import classify
+from supervisor.core import budget, losses, planning, resumption, sharing, start
 from supervisor.core import failure as core_failure
-from supervisor.core import losses, planning, resumption, sharing, start
 from supervisor.core.actions import (
     SIGTERM,
     Alert,
@@ -20,7 +20,7 @@ from supervisor.core.actions import (
 )
 from supervisor.core.model import RESUME, Cause, Plan, PlanKind, Progress, Verdict
 from supervisor.core.state import NOTICES, JobState, Run, Stage, changed
-from supervisor.strategies import network
+from supervisor.strategies import guards, network
 from supervisor.strategies.situation import overridden
 
 if TYPE_CHECKING:
@@ -34,13 +34,14 @@ if TYPE_CHECKING:
         JournalRecovered,
         LauncherFellBack,
         LauncherStarted,
+        ProgramIdentified,
         ProgramSeen,
         ProgressObserved,
         RanksFound,
         StartCeilingPassed,
         SupervisorStarted,
     )
-    from supervisor.core.model import Failure, Policy
+    from supervisor.core.model import Policy
     from supervisor.core.state import Incident, Step, StopRequest
 
 #: Printed if several nodes run without supervise's agents.
@@ -76,8 +77,10 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
         attempt=changed(state.attempt, over_t=over_t),
     )
     ended_t = event.t if over_t is None else over_t
-    if not died_with_us:  # the wait since then, in a queue, is no cost of a failure
-        state = changed(state, run=changed(state.run, losses=losses.until(state.run.losses, ended_t)))
+    if not died_with_us:
+        run = changed(state.run, losses=losses.until(state.run.losses, ended_t))  # the wait since then, in a queue, is no cost of a failure
+        vain = run.vain_requeues + 1 if guards.started_in_vain(run.failures, run.trained_in) else 0
+        state = changed(state, run=changed(run, requeued_after=state.attempt.number, vain_requeues=vain))
     actions: tuple[Action, ...] = ()
     summary = "supervise died, and its attempt with it" if state.attempt.number else "supervise died before its first attempt"
     hang = state.attempt.hang
@@ -199,7 +202,8 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     if step is not None and not relative and (run.high_water is None or step > run.high_water):
         news["high_water"] = step
         if run.failures and (run.high_water is not None or event.steps_seen > 0):
-            news["failures"] = _refilled(run.failures, step, step - run.policy.same_place_steps)
+            passed, counts = step - run.policy.same_place_steps, not run.saved_high_water
+            news["failures"] = budget.past_step(run.failures, step, passed, is_progress=counts)
     loaded = event.loaded or attempt.loaded
     if not run.ever_loaded and (loaded is not None or event.read is not None):
         news["ever_loaded"] = True
@@ -211,31 +215,23 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     is_same = attempt.began_as is not None and shown == (loaded, first_step, event.steps_seen > 0)
     progress = Progress(step, relative, event.phase)
     attempt = changed(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step)
+    if attempt.trains and run.trained_in != attempt.number:
+        news |= {"trained_in": attempt.number, "trained_as": attempt.program, "vain_requeues": 0}
     if attempt.trains and not is_last:
         news["losses"] = losses.with_progress(run, event.t, event.step)
     state = changed(state, run=changed(run, **news) if news else run, attempt=attempt)
     return (state, ()) if is_last or is_same else resumption.reported(state)
 
 
-def _refilled(failures: tuple[Failure, ...], step: int, passed: int) -> tuple[Failure, ...]:
-    """Failures before `step` no longer count: the job got past all of them; past their neighbourhood, where they are before `passed`."""
-    news = [_past(f, step, passed) for f in failures]
-    return failures if all(new is old for new, old in zip(news, failures, strict=True)) else tuple(news)
-
-
-def _past(failure: Failure, step: int, passed: int) -> Failure:
-    """Return the failure as it is once `step` is reached, and itself where that changes nothing: the usual case, at every step."""
-    if failure.passed_since:
-        return failure
-    got = failure.progressed_since or failure.step is None or failure.step < step
-    past = failure.step is None or failure.step < passed
-    if got == failure.progressed_since and not past:
-        return failure
-    return replace(failure, progressed_since=got, passed_since=past)
+def on_program_identified(state: JobState, event: ProgramIdentified) -> Step:
+    """Compare what is about to run with what trained last."""
+    trained, now = state.run.trained_as, dict(event.program)
+    same = bool(trained) and all(now.get(name, digest) == digest for name, digest in trained)
+    return changed(state, attempt=changed(state.attempt, program=event.program, same_program=same)), ()
 
 
 def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
-    """A verified checkpoint beyond the run's high-water mark is progress: it clears the budget.
+    """A verified checkpoint beyond any before in this run is progress: it clears the budget of what failed before it was made.
 
     One that is verified between two attempts counts when it is chosen (core/start.py): then it is known which failures came before it.
     """
@@ -249,11 +245,9 @@ def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
     run = state.run
     if state.stage is not Stage.RUNNING:
         return changed(state, run=changed(run, newest=found)), report
-    failures = run.failures
-    if found.step is not None and found.step > max(run.saved_high_water, run.high_water or 0):
-        failures = _refilled(failures, found.step + 1, found.step + 1)
-    saved_high_water = max(run.saved_high_water, found.step or 0)
-    return changed(state, run=changed(run, newest=found, saved_high_water=saved_high_water, failures=failures)), report
+    if found.step is not None:
+        run = planning.with_saved(run, found.step, event.made_in or state.attempt.number)
+    return changed(state, run=changed(run, newest=found)), report
 
 
 def on_start_ceiling_passed(state: JobState, event: StartCeilingPassed) -> Step:

@@ -387,11 +387,11 @@ class Failure:
     """A past failure of this run, as much as the rules about repetition need.
 
     rung: the strategy whose plan answered it. gpu: UUID of the culprit's, "" where unknown. resumed: path of the checkpoint that the
-    attempt was given, "" for none. loading: it failed while that was being read. progressed_since: after this failure the run set a new
-    highest step, or a checkpoint of one was verified. passed_since: after it the run trained more than `same_place_steps` past the failed
-    step, or such a checkpoint was verified; the same failure there is then no repetition. changed: the plan that answered it changed the
-    job. counted: its steps since the attempt began from scratch, None where it is not known to have. lasted_s: from the start of the
-    attempt's ranks to the failure, None where it is unknown.
+    attempt was given, "" for none. loading: it failed while that was being read. progressed_since: after this failure a checkpoint was
+    verified beyond any before in this run, or the run set a new highest step where none was ever verified. passed_since: after it the run
+    trained more than `same_place_steps` past the failed step, or a checkpoint beyond that was verified; the same failure there is then no
+    repetition. changed: the plan that answered it changed the job. counted: its steps since the attempt began from scratch, None where it
+    is not known to have. lasted_s: from the start of the attempt's ranks to the failure, None where it is unknown.
     """
 
     attempt: int
@@ -411,6 +411,11 @@ class Failure:
     counted: int | None = None
     lasted_s: float | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the run got beyond it, by progress or by steps past its place: what answered it has helped."""
+        return self.progressed_since or self.passed_since
+
 
 @dataclass(frozen=True, slots=True)
 class PastFailures:
@@ -418,6 +423,7 @@ class PastFailures:
 
     failures: tuple[Failure, ...] = ()
     failed: int = 0
+    charged: int = 0
     recurrences: tuple[tuple[str, int], ...] = ()
 
 
@@ -465,8 +471,8 @@ class Policy:
     resumes_itself: bool = False
     checkpoints_declared: bool = False
     checkpoints_learned: bool = False  # where none are declared, what the ranks save and load is managed all the same
-    max_attempts: int = 50
-    max_restarts: int | None = None  # torchrun's --max-restarts, where the user gave one
+    max_attempts: int | None = None  # the user's cap: so many attempts, of which charged failures began all but the first
+    max_restarts: int | None = None  # torchrun's --max-restarts, where the user gave one: so many charged failures are restarted
     intensity: int = 3
     period_s: float = 3600.0
     same_place_steps: int = 10
@@ -485,12 +491,11 @@ class Policy:
     batch_change: bool = True  # --no-batch-change
     batch_drift: bool = False  # --allow-batch-drift
     min_gpus: int = 0  # --min-gpus; 0: never with fewer
-    keep_going: bool = False  # --keep-going
     ladders: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of the user's, by cause: names of strategies
     recover: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()  # the user's rows, by cause: what to set, by knob or env:NAME
     steps_back: int = 2  # to an older checkpoint, in one run
     recurring_alert: int = 3  # alert after this many equal failures in a run, with progress or without
-    recurring_stop: int = 10  # stop after this many, unless keep_going; also after this many of infrastructure without progress (budget.py)
+    recurring_stop: int = 10  # stop after this many equal ones, or of the infrastructure in a day, without progress (budget.py)
     start_tries: int = 2  # for the infrastructure's failures before the first step
     allocator: str = ""  # torch's allocator settings in the user's own environment
     variables: tuple[tuple[str, str], ...] = ()  # of strategies.situation.VARIABLES, those in the user's own environment

@@ -7,13 +7,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.classify.exits import END_SIGNALS
-from supervisor.core import global_batch
+from supervisor.core import budget, global_batch
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
 from supervisor.core.model import FROM_OUTSIDE, RESUME, Cause, Launcher, PastFailures, Phase, ResumeKind, Verdict
 from supervisor.core.state import changed
+from supervisor.core.time_text import span_text
 from supervisor.core.values import dataclass
 from supervisor.strategies import consent
 from supervisor.strategies.gpu import fewer_ranks, usable_again
+from supervisor.strategies.guards import START_AGAIN
 from supervisor.strategies.repetition import HANGS
 from supervisor.strategies.situation import Situation, changes, with_excluded
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.actions import Action
     from supervisor.core.model import CheckpointRef, Evidence, Failure, Gpu, JobDecision, Knob, Plan, RankExit
-    from supervisor.core.state import JobState
+    from supervisor.core.state import JobState, Run
     from supervisor.strategies.gpu import FewerRanks
 
 KEPT_FAILURES = 50
@@ -42,13 +44,15 @@ ENDED_FROM_OUTSIDE = frozenset({129, 143})
 class Place:
     """Where in the training it failed: the absolute step, None if unknown; whether that is proven to be before the first; doing what.
 
-    counted: how many steps after a beginning from scratch, None where it is not known to be one.
+    counted: how many steps after a beginning from scratch, None where it is not known to be one. trained: an earlier attempt of this run
+    trained with the same program, and this one made no step.
     """
 
     step: int | None
     before_first_step: bool
     phase: Phase
     counted: int | None = None
+    trained: bool = False
 
 
 def _culprits_end(deaths: tuple[RankExit, ...], rank: int | None) -> RankExit | None:
@@ -72,7 +76,7 @@ def situation(
         before_first_step=place.before_first_step,
         failures=state.run.failures,
         attempts=state.attempt.number,
-        failed=state.run.failed,
+        charged=state.run.charged,
         jitter=state.run.jitter,
         knobs=current_knobs(state, overrides),
         overrides=overrides,
@@ -90,7 +94,9 @@ def situation(
         phase=place.phase,
         counted=place.counted,
         lasted_s=None if state.attempt.started_t is None else (state.attempt.over_t or t) - state.attempt.started_t,
-        recurrences=dict(state.run.recurrences).get(verdict.fingerprint, 0),
+        in_vain=starts_in_vain(state),
+        vain_requeues=state.run.vain_requeues,
+        trained=place.trained,
         programs=state.run.programs,
         batchnorm=state.run.batchnorm,
         disputes=state.run.disputes,
@@ -98,6 +104,12 @@ def situation(
         failed_gpus=tuple(failed_gpus.items()),
         evidence=state.attempt.evidence or (),
     )
+
+
+def starts_in_vain(state: JobState) -> tuple[Failure, ...]:
+    """Return the failures that were answered by another start, since the run's last step and since this supervisor was requeued."""
+    since = max(state.run.trained_in, state.run.requeued_after)
+    return tuple(f for f in state.run.failures if f.rung == START_AGAIN and f.attempt > since)
 
 
 def fewer(state: JobState, t: float, ranks: int, left: int) -> FewerRanks | str:
@@ -323,16 +335,25 @@ def remembered(state: JobState, failure: Failure) -> JobState:
             state.run,
             failures=(*state.run.failures, failure)[-KEPT_FAILURES:],
             failed=state.run.failed + 1,
+            charged=state.run.charged + failure.charged,
             recurrences=(*others, (failure.fingerprint, count))[-KEPT_FINGERPRINTS:],
         ),
         attempt=changed(state.attempt, progress=replace(state.attempt.progress, step=failure.step)),
     )
 
 
+def with_saved(run: Run, step: int, made_in: int) -> Run:
+    """Return the run whose attempt `made_in` saved a checkpoint of `step` that is verified: beyond any before it is progress."""
+    if step <= run.saved_high_water:
+        return run
+    return changed(run, saved_high_water=step, failures=budget.past_checkpoint(run.failures, step, made_in))
+
+
 def past_failures(state: JobState) -> PastFailures:
     """Return the failures that still count, for a node that joins."""
     run = state.run
-    return PastFailures(tuple(f for f in run.failures if not f.passed_since), run.failed, run.recurrences)
+    counting = tuple(f for f in run.failures if not (f.progressed_since and f.passed_since))
+    return PastFailures(counting, run.failed, run.charged, run.recurrences)
 
 
 def _quarantined(state: JobState, out_of_use: dict[str, Gpu], decision: JobDecision) -> tuple[Action, ...]:
@@ -357,10 +378,15 @@ def _alerts(state: JobState, plan: Plan, verdict: Verdict, count: int) -> tuple[
     elif plan.alert:
         found.append(PrintMessage("warning", plan.alert))
     if count == state.run.policy.recurring_alert and not changes(plan) and verdict.cause not in FROM_OUTSIDE:
-        found.append(
-            Alert("recurring_failure", state.attempt.number, f"failed {count} times in the same way in this run: {verdict.summary}")
-        )
+        text = f"failed {count} times in the same way {_within(state, verdict, count)}: {verdict.summary}"
+        found.append(Alert("recurring_failure", state.attempt.number, text))
     return tuple(found)
+
+
+def _within(state: JobState, verdict: Verdict, count: int) -> str:
+    """Return in which time it failed so often, the last failure included; the run, where the first of them is kept no more."""
+    times = [f.t for f in state.run.failures if f.fingerprint == verdict.fingerprint and not f.changed][-count:]
+    return f"in {span_text(times[-1] - times[0])}" if len(times) == count else "in this run"
 
 
 def with_rejected(state: JobState, paths: tuple[str, ...], reached: int | None) -> JobState:

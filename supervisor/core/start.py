@@ -185,14 +185,9 @@ def _step_back_cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...
 
 def _gained(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, ...]) -> JobState:
     """Take over a newer checkpoint than was known: the failures of attempts before the one that wrote it no longer count."""
-    step = chosen.step
-    if step is not None and step > state.run.saved_high_water:
+    if chosen.step is not None:
         last = state.attempt.number - state.attempt.awaits_agreement  # of several nodes the number is the next attempt's already
-        past = (f.attempt < last and (f.step is None or f.step <= step) for f in state.run.failures)
-        failures = (
-            replace(f, progressed_since=True, passed_since=True) if over else f for f, over in zip(state.run.failures, past, strict=True)
-        )
-        state = changed(state, run=changed(state.run, failures=tuple(failures), saved_high_water=step))
+        state = changed(state, run=planning.with_saved(state.run, chosen.step, last))
     return planning.with_selected(changed(state, run=changed(state.run, newest=chosen)), chosen, older)
 
 

@@ -147,6 +147,7 @@ class Run:
     # failures
     failures: tuple[Failure, ...] = ()  # the newest, as far back as a rule looks
     failed: int = 0  # all of them
+    charged: int = 0  # of all of them, those that were charged to the budget of their family
     recurrences: tuple[tuple[str, int], ...] = ()  # fingerprint to how often in this run
     incident: Incident | None = None
     losses: Losses = Losses()
@@ -167,6 +168,10 @@ class Run:
     known_good: int = 0  # checkpoints that the last selection found nothing wrong with
     unused: tuple[UnusedCheckpoints, ...] = ()  # whole checkpoints that the newest attempt was not given
     ever_loaded: bool = False
+    trained_in: int = 0  # the newest attempt that made a training step, 0: none did
+    trained_as: tuple[tuple[str, str], ...] = ()  # what its program was: as Attempt.program
+    requeued_after: int = 0  # the attempt before the newest requeue
+    vain_requeues: int = 0  # in a row, each after starts in vain (strategies/guards.py) and without a step since
     # what the next attempt waits for
     next_resume: CheckpointRef | None = None  # its checkpoint is chosen, the findings are awaited
     findings: tuple[Finding, ...] | None = None  # of this node's examination before it; None: not known yet
@@ -196,6 +201,8 @@ class Attempt:
     began_t: float = 0.0
     resume: CheckpointRef | None = None
     overrides: tuple[tuple[str, str], ...] = ()
+    program: tuple[tuple[str, str], ...] = ()  # digests of its command, its script and its packages, by name; none of what cannot be read
+    same_program: bool = False  # they are those of the newest attempt that made a step
     visible_gpus: tuple[str, ...] = ()  # UUIDs that its ranks see; empty: all that were listed
     awaits_agreement: bool = False  # its nodes meet, and agree on what to resume from, before a rank starts
     members: tuple[str, ...] = ()  # the nodes that met, in the order of their group rank; empty: one node, or they have not met

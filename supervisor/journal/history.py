@@ -91,6 +91,7 @@ class History:
     last_decision: act.ReportDecision | None = None
     policy: Policy = field(default_factory=Policy)
     failures: tuple[Failure, ...] = ()  # as JobState.run.failures
+    charged: int = 0  # as JobState.run.charged
     gpus: tuple[Gpu, ...] = ()
     findings: dict[tuple[str, str, str], Finding] = field(default_factory=dict)  # the newest of each kind
     examined_t: float | None = None  # when this node was last examined

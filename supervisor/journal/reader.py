@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -250,7 +250,8 @@ class HistoryReading:
             _abandon(history, t)
             history.attempt, history.ranks, history.progress, self.resume = 0, (), Progress(), None
             history.first_deaths, history.meetings = {}, {}
-            history.failures, history.verified, history.mirrored, history.attempt_t, history.start = (), None, None, None, None
+            history.failures, history.charged, history.verified, history.mirrored = (), 0, None, None
+            history.attempt_t = history.start = None
 
     def settle_progress(self) -> None:
         """Take over the newest progress that was passed over."""
@@ -278,6 +279,17 @@ class HistoryReading:
         steps = [(t, step) for t, step, _ in known if step is not None]
         self.history.pace = tuple(steps) or tuple((t, seen) for t, _, seen in known if seen > 0)
 
+    def _take_budget(self, taken: EventTaken) -> None:
+        run = taken.state.get("run")
+        fields: dict[str, Any] = run if isinstance(run, dict) else {}
+        nothing: dict[str, Any] = {"failures": [], "charged": 0} if taken.whole else {}
+        known = nothing | fields
+        if "failures" in known:
+            with suppress(msgspec.ValidationError):
+                self.history.failures = fitting(known["failures"], tuple[Failure, ...], [])
+        if isinstance(known.get("charged"), int):
+            self.history.charged = known["charged"]
+
     def take_event(self, taken: EventTaken) -> None:
         """Take an event, and what was decided about it."""
         history = self.history
@@ -293,11 +305,7 @@ class HistoryReading:
                 history.warnings = tuple(text for _, text in msgspec.convert(warnings, tuple[tuple[str, str], ...]))
         if isinstance(attempt, dict) and (members := attempt.get("members")):
             history.meetings[taken.attempt], history.me = tuple(map(str, members)), str(attempt.get("me", history.me))
-        run = taken.state.get("run")
-        failures = (run if isinstance(run, dict) else {}).get("failures", [] if taken.whole else None)
-        if failures is not None:
-            with suppress(msgspec.ValidationError):
-                history.failures = fitting(failures, tuple[Failure, ...], [])
+        self._take_budget(taken)
         try:
             event = event_of(taken)
         except (KeyError, msgspec.ValidationError):

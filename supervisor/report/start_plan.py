@@ -24,7 +24,7 @@ from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.knobs import batch, bindings, job_knobs, programs, torchrun
 from supervisor.knobs.script_analysis import MOST_BYTES
-from supervisor.strategies import checkpoint, memory, network
+from supervisor.strategies import checkpoint, memory, network, repetition
 from supervisor.strategies.situation import BATCH_KNOBS, Situation, option
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ _ANY = frozenset({"memory_knobs"})
 _OWN = re.compile(r"recover\.|classify\.signature\[")
 #: Causes of which a GPU is the culprit by itself.
 _OF_A_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause.NVLINK})
+#: Causes whose signatures say that they may pass by themselves; and how long a hang lasts until torch's own timeout ends it.
+_TRANSIENT, _HANGS_FOR_S = frozenset({Cause.NCCL_TIMEOUT, Cause.HOST_OOM}), 600.0
 #: Where the supposed failures are, and which checkpoints were made by then.
 _STEP, _CHECKPOINTS = 310, (100, 200, 300)
 #: The longest line of a plan.
@@ -222,11 +224,11 @@ def sequence(cause: Cause, policy: Policy, ranks: int, nodes: int = 1) -> tuple[
     fails where the cause is a GPU's; a failure well beyond the first step, with good checkpoints before it where any are declared.
     """
     proof = Evidence("plan", "supposed", "supposed", claim=Claim(cause, 1.0))
-    verdict = Verdict(cause, 1.0, "supposed", "supposed", because=(proof,))
+    verdict = Verdict(cause, 1.0, "supposed", "supposed", transient=cause in _TRANSIENT, because=(proof,))
     good = tuple(CheckpointRef(f"step-{step}.pt", step, "supposed") for step in _CHECKPOINTS) if policy.checkpoints_declared else ()
     gpus = tuple(Gpu(index, f"GPU-{index}", "") for index in range(ranks))
     situation = Situation(
-        t=0.0, verdict=verdict, policy=policy, first=None, step=_STEP, before_first_step=False, failures=(), attempts=1, failed=0,
+        t=0.0, verdict=verdict, policy=policy, first=None, step=_STEP, before_first_step=False, failures=(), attempts=1,
         knobs=policy.knobs, world_size=ranks * (nodes or 1), ranks=ranks, gpus=gpus, verified=good, known_good=len(good),
         resume=good[-1] if good else None,
     )  # fmt: skip
@@ -239,6 +241,7 @@ def sequence(cause: Cause, policy: Policy, ranks: int, nodes: int = 1) -> tuple[
         if answer.kind is PlanKind.STOP:
             break
         situation = situation.again(answer)
+        situation = replace(situation, t=situation.t + _HANGS_FOR_S * (cause in repetition.HANGS))
     return tuple(steps)
 
 

@@ -21,6 +21,7 @@ from supervisor.core.events import (
     EvidenceCollected,
     LauncherExited,
     LauncherFellBack,
+    ProgramIdentified,
     RanksFound,
     TimerFired,
 )
@@ -28,6 +29,7 @@ from supervisor.core.model import Launcher
 from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import is_gone
+from supervisor.knobs import program_identity
 from supervisor.launch.session import SessionContext
 from supervisor.observe import collect
 from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFacts
@@ -197,6 +199,7 @@ class Executor:
         A selection that nobody waits for any more changes no file from here on: ranks come next.
         """
         permission.revoke()
+        self._loop.post(ProgramIdentified(self._loop.clock.now(), action.attempt, self._program()))
         beside = self.left.refusal()
         directory = self._job.attempt_dir(action.attempt)
         unmade, refused, applied = "", None, None
@@ -218,6 +221,9 @@ class Executor:
             except (SuperviseError, OSError) as error:
                 refused = f"{type(error).__name__}: {error}", "the making of the attempt's command"
         self._loop.call_soon(lambda: self._prepared(action, unmade, refused, applied))
+
+    def _program(self) -> tuple[tuple[str, str], ...]:
+        return program_identity.measure(self._job.command, self._job.cwd, self._job.environ)
 
     def _not_prepared(self, attempt: int) -> None:
         if self._preparing and self._loop.state.awaits_ranks(attempt):

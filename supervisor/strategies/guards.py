@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import TYPE_CHECKING
 
 from supervisor.classify.packages import install_text
@@ -12,13 +13,35 @@ from supervisor.strategies.rung import Rung
 from supervisor.strategies.situation import cause_remedy, exit_code_after, exit_code_of
 
 if TYPE_CHECKING:
+    from supervisor.core.model import Failure
     from supervisor.strategies.situation import Situation
+
+#: The rung for a program that trained before and cannot be started now. Failures that it answered are charged to no budget.
+START_AGAIN = "start_again"
+STARTS_AGAIN_FOR_S = 1800.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 300.0
+MOST_VAIN_REQUEUES = 3
+#: Causes of a program that cannot import, or whose data cannot be read.
+_OF_READS = frozenset({Cause.DEPENDENCY, Cause.DATA_ERROR})
+#: Exceptions of the same, where nothing says more: those of Python, and those of the libraries that fetch and read data.
+_READ_ERRORS = frozenset(
+    {
+        *(name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, (OSError, ImportError, EOFError))),
+        *("JSONDecodeError", "UnpicklingError", "BadZipFile", "BadGzipFile", "gaierror", "SSLError", "URLError", "HTTPError"),
+        *("ConnectTimeout", "ReadTimeout", "MaxRetryError", "ChunkedEncodingError", "RemoteDisconnected", "IncompleteRead"),
+        *("EndpointConnectionError", "ClientError", "HfHubHTTPError", "LocalEntryNotFoundError", "DatasetNotFoundError"),
+        *("DataFilesNotFoundError", "DatasetGenerationError", "ArrowInvalid", "SafetensorError"),
+    }
+)
 
 
 def within_cap(situation: Situation) -> Plan | None:
-    """Stop if torchrun's --max-restarts (the rank's own code) or the attempts of a run (the code of a spent budget) are used up."""
+    """Stop if torchrun's --max-restarts (the rank's own code) or restart.max_attempts (the code of a spent budget) are used up.
+
+    Both count charged failures alone, with progress since or without. Once one is used up, the next failure ends the run, whatever it is.
+    """
     policy, cap = situation.policy, situation.policy.max_restarts
-    if cap is not None and situation.failed >= cap:
+    if cap is not None and situation.charged >= cap:
         return Plan(
             kind=PlanKind.STOP,
             reason=f"--max-restarts={cap} is used up",
@@ -26,9 +49,10 @@ def within_cap(situation: Situation) -> Plan | None:
             strategy="within_cap",
             exit_code=exit_code_of(situation.first),
         )
-    if situation.attempts >= policy.max_attempts or not policy.intensity:
+    capped = policy.max_attempts is not None and situation.charged >= policy.max_attempts - 1
+    if capped or not policy.intensity:
         code, why = exit_code_after(situation, situation.failures[-policy.recurring_alert :])
-        spent = f"{policy.max_attempts} attempts in this run are all that restart.max_attempts allows"
+        spent = f"restart.max_attempts = {policy.max_attempts} is used up"
         return Plan(
             kind=PlanKind.STOP,
             reason=(spent if policy.intensity else "restart.intensity = 0 allows no restart") + (f": {why}" if why else ""),
@@ -40,20 +64,20 @@ def within_cap(situation: Situation) -> Plan | None:
 
 
 def recurring(situation: Situation) -> Plan | None:
-    """Stop with 65 at the `recurring_stop`-th equal failure of a run, with 75 at as many infrastructure failures of a day without progress.
+    """Stop without progress: with 65 at the `recurring_stop`-th equal failure, with 75 at as many of the infrastructure in a day.
 
-    Ten equal failures are no accident, even with progress between them; --keep-going permits them. Failures of the infrastructure count
-    together, and only while no progress is made: a link that flaps once a day for a month is a reason to have a supervisor. A failure that
+    It is for failures that come so slowly that the budget's period never holds enough of them. Those of the infrastructure count together.
+    Progress clears both: a link that flaps, or a host that kills, once a day for a year is a reason to have a supervisor. A failure that
     a change of the job answered does not count, because the next attempt was a different one. The core alerts at the third equal failure.
     """
-    policy, cause = situation.policy, situation.verdict.cause
-    if budget.family(cause) == "infrastructure":
-        reason = budget.balance(situation.failures, cause, situation.t, policy).refusal
+    policy, verdict = situation.policy, situation.verdict
+    if budget.family(verdict.cause) == "infrastructure":
+        reason = budget.balance(situation.failures, verdict.cause, situation.t, policy).refusal
         next_rung, code = f"{cause_remedy(situation)}, or the scheduler's requeue continues this run", 75
     else:
-        count = situation.recurrences + 1
-        reason = f"failed {count} times in the same way in this run" if count >= policy.recurring_stop and not policy.keep_going else ""
-        next_rung, code = f"{cause_remedy(situation)}, or with --keep-going", 65
+        count = len(budget.equal(situation.failures, verdict.fingerprint, situation.t)) + 1
+        reason = f"failed {count} times in the same way without progress" if count >= policy.recurring_stop else ""
+        next_rung, code = cause_remedy(situation), 65
     return Plan(kind=PlanKind.STOP, reason=reason, next_rung=next_rung, strategy="recurring", exit_code=code) if reason else None
 
 
@@ -77,6 +101,50 @@ def interrupted(situation: Situation) -> Plan:
         strategy="interrupted",
         exit_code=130,
     )
+
+
+def start_again(situation: Situation) -> Plan | None:
+    """Start again where the same program trained before, and now cannot import or read its data: a file system that does not answer.
+
+    The pause grows, for 30 minutes from the first such failure. Then it stops with 75, because another node may read what this one
+    cannot. A third requeue that leads to no step ends with 65. A program that never trained, or was changed since, stops at once.
+    """
+    if not situation.trained or not _reads_what_is_missing(situation):
+        return None
+    waited_s = situation.t - situation.in_vain[0].t if situation.in_vain else 0.0
+    missing = "what this program imports or reads is missing, and was there when it trained"
+    if waited_s >= STARTS_AGAIN_FOR_S:
+        over = situation.vain_requeues >= MOST_VAIN_REQUEUES
+        tries = f"{len(situation.in_vain)} more starts in {waited_s / 60:.0f} min led to no step"
+        return Plan(
+            kind=PlanKind.STOP,
+            reason=f"{missing}: {tries}" + (f", and neither did the {situation.vain_requeues} requeues before" if over else ""),
+            next_rung=f"{_remedy(situation)}, then start again" if over else "the scheduler's requeue continues this run",
+            strategy=START_AGAIN,
+            exit_code=65 if over else 75,
+            charged=False,
+        )
+    # half of it fixed, half of it jitter: never at once, and not all jobs of a cluster in the same second
+    pause_s = min(FIRST_PAUSE_S * 2 ** min(len(situation.in_vain), 10), LONGEST_PAUSE_S) * (0.5 + 0.5 * situation.jitter)
+    pause_s = min(pause_s, STARTS_AGAIN_FOR_S - waited_s)
+    return Plan(
+        kind=PlanKind.RESTART,
+        reason=f"{missing}: start again in {pause_s:.0f} s",
+        next_rung="a longer wait",
+        strategy=START_AGAIN,
+        delay_s=pause_s,
+        charged=False,
+    )
+
+
+def _reads_what_is_missing(situation: Situation) -> bool:
+    """Whether an import or a read of data failed, and not the program's own arithmetic: KeyError, say, comes again."""
+    return situation.verdict.cause in _OF_READS or situation.fact("exception") in _READ_ERRORS
+
+
+def started_in_vain(failures: tuple[Failure, ...], trained_in: int) -> bool:
+    """Whether the last failure was answered by another start, and no step was made since."""
+    return bool(failures) and failures[-1].rung == START_AGAIN and failures[-1].attempt > trained_in
 
 
 def own_code_before_first_step(situation: Situation) -> Plan | None:
@@ -148,8 +216,9 @@ def environment_at_fault(situation: Situation) -> Plan | None:
 
 
 RUNGS = (
-    Rung("within_cap", within_cap, "stop: --max-restarts, or the attempts of a run, are used up"),
-    Rung("recurring", recurring, "stop at a run's tenth equal failure (65), or tenth of the infrastructure in a day without progress (75)"),
+    Rung("within_cap", within_cap, "stop: --max-restarts or restart.max_attempts is used up"),
+    Rung("recurring", recurring, "stop at the tenth equal failure (65), or tenth of the infrastructure in a day (75), without progress"),
+    Rung(START_AGAIN, start_again, "start again for 30 minutes if the same program trained before and cannot read something now; then 75"),
     Rung("requeue", requeue, "leave with 75: the scheduler brings the job back"),
     Rung("interrupted", interrupted, "leave with 130: a person stopped it, and it is never requeued"),
     Rung("own_code_before_first_step", own_code_before_first_step, "stop with the rank's own code if no step was made"),

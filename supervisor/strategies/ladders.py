@@ -13,6 +13,8 @@ GUARDS = ("within_cap", "recurring")
 LAST = "restart_within_budget"
 
 _PROGRAM = (*GUARDS, "own_code_before_first_step", "same_place", LAST)
+#: Of a program that imports or reads something: what is not there now may be there later.
+_READS = (*GUARDS, "start_again", "own_code_before_first_step", "same_place", LAST)
 #: Of an end that may show nothing but an exit code.
 _OWN_CODE = (*GUARDS, "own_code_before_first_step", "same_place", "own_code_at_once", LAST)
 _UNSYNCED = (*GUARDS, "name_unsynced", "unsynced", "own_code_before_first_step", "same_place", LAST)
@@ -70,9 +72,9 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.IO_ERROR: _STORAGE,
     Cause.STORAGE_REMOTE: _STORAGE,
     Cause.NAN_LOSS: (*GUARDS, "step_back", "skip_window", "exhausted", "same_place", LAST),
-    Cause.USER_CODE: _OWN_CODE,
-    Cause.DEPENDENCY: _PROGRAM,
-    Cause.DATA_ERROR: _PROGRAM,
+    Cause.USER_CODE: (*GUARDS, "start_again", *_OWN_CODE[len(GUARDS) :]),
+    Cause.DEPENDENCY: _READS,
+    Cause.DATA_ERROR: _READS,
     Cause.DDP_UNSYNCED: _UNSYNCED,
     Cause.CHECKPOINT_MISMATCH: _PROGRAM,
     Cause.UNKNOWN: _OWN_CODE,

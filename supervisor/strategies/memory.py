@@ -250,7 +250,7 @@ def _halve_workers_missing(situation: Situation) -> str:
 
 
 def _workers_failed_before(situation: Situation) -> bool:
-    return any(f.cause in _WORKER_CAUSES and not f.progressed_since for f in situation.failures)
+    return any(f.cause in _WORKER_CAUSES and not f.is_over for f in situation.failures)
 
 
 RUNGS = (

@@ -1,8 +1,8 @@
 """Rungs for a failure that may come again: stop if nothing is left to change or nothing differs, else restart within the budget.
 
-core/budget.py decides whether the budget allows one more restart. Progress (a newly verified checkpoint, an absolute step beyond the run's
-high-water mark) clears it: a job that makes progress may fail every night for a month. The first restart is immediate. Later ones back off
-with full jitter: a hundred jobs that share a file server must not return to it in the same second.
+core/budget.py decides whether the budget allows one more restart. Progress (a verified checkpoint beyond any before; a step beyond any
+before where none was ever verified) clears it: a job that makes progress may fail every night for a month. The first restart is immediate.
+Later ones back off with full jitter: a hundred jobs that share a file server must not return to it in the same second.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from supervisor.core import budget
-from supervisor.core.model import Cause, Plan, PlanKind
+from supervisor.core.model import Cause, HangKind, Plan, PlanKind
 from supervisor.strategies import consent
 from supervisor.strategies.rung import Rung
 from supervisor.strategies.situation import cause_remedy, exit_code_after, exit_code_of, memory_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from supervisor.core.model import Failure
     from supervisor.strategies.situation import Situation
 
@@ -26,6 +28,10 @@ HANGS = frozenset({Cause.NCCL_TIMEOUT, Cause.HANG_NO_ERROR})
 AT_ONCE_S = 10.0
 #: An attempt that ran so many times as long as another one got further than it, even if no step shows that.
 LONGER = 1.5
+#: Causes that may pass by themselves: beside the infrastructure's, a hang, and a host's memory, which others use too.
+_MAY_PASS = frozenset({Cause.HANG_NO_ERROR, Cause.HOST_OOM})
+#: A cause that may pass is deterministic after so many failures at one step, of which the first and the last are so far apart.
+_SURE_AFTER, _SURE_AFTER_S = 3, 900.0
 #: What a rung that restarts has tried, in words.
 TRIED = {
     "restart_within_budget": "a plain restart",
@@ -49,6 +55,7 @@ TRIED = {
     "wait_for_network": "a wait for the network",
     "same_gpu_hangs": "other GPUs",
     "name_unsynced": "a restart in which torch names what differs",
+    "start_again": "another start",
     "users_row": "your own row",
     "peer": "what another node decided",
     "takeover": "a takeover",
@@ -58,12 +65,15 @@ TRIED = {
 def exhausted(situation: Situation) -> Plan | None:
     """Stop with 65 if the cause is sure and came again without progress, or a GPU's memory does not suffice for the first steps.
 
-    Every change that would make the next attempt differ is used up, or was never enabled. A failure that came late for the first time gets
+    Every change that would make the next attempt differ is used up, or was never enabled. A host's memory that others use up comes back: in
+    a job that has a checkpoint, `same_place` and the budget decide. A failure that came late for the first time gets
     a plain restart: memory in pieces, one rare long batch, one cosmic ray.
     """
     if consent.objection(situation):
         return None
     verdict, past = situation.verdict, situation.unanswered
+    if situation.resume is not None and _may_pass(situation):
+        return None  # `same_place` and the budget tell whether it passes
     early = situation.before_first_step or (situation.step is not None and situation.resume is None and situation.step < 1)
     if not past and not (verdict.cause is Cause.CUDA_OOM and early):
         return None
@@ -101,12 +111,14 @@ def same_place(situation: Situation) -> Plan | None:
     *Same place*: same fingerprint, and absolute steps within `same_place_steps`, or both proven to be before the first step. Of attempts
     that began from scratch the counted steps do as well. An unknown step on either side proves nothing, and the budget decides. Forty
     equal restarts in a night are what this rule is for (NVIDIA/Megatron-LM #5281). A failure while a checkpoint is read is a failure at
-    that checkpoint: with another one it is another place. Where neither attempt shows a step (a script that only evaluates), the same
-    exception at the same line counts, unless this attempt ran on for much longer.
+    that checkpoint: with another one it is another place. What may pass by itself, a link that flaps say, is deterministic after three
+    attempts at one step, of which the first and the last failure are 15 minutes apart. Where neither attempt shows a step (a script that
+    only evaluates), the same exception at the same line counts, unless this attempt ran on for much longer.
     """
     since = takewhile(lambda f: not _counted_past(situation, f), reversed(situation.failures))
-    twin = next((f for f in since if _same_place(situation, f)), None)
-    if twin is None:
+    twins = [f for f in since if _same_place(situation, f)]
+    twin = next(iter(twins), None)
+    if twin is None or (_may_pass(situation) and not _lasts(situation, twins)):
         return None
     return Plan(
         kind=PlanKind.STOP,
@@ -116,6 +128,22 @@ def same_place(situation: Situation) -> Plan | None:
         strategy="same_place",
         exit_code=124 if situation.verdict.cause in HANGS else 65,
     )
+
+
+def _may_pass(situation: Situation) -> bool:
+    """Whether the same failure at the same place may be one outage. Ranks that wait in different collectives are the program's fault."""
+    verdict = situation.verdict
+    later = verdict.cause in _MAY_PASS and (situation.trained or not situation.before_first_step)
+    outside = later or budget.family(verdict.cause) == "infrastructure"
+    return outside and verdict.transient and situation.fact("hang_kind") != HangKind.MISMATCH
+
+
+def _lasts(situation: Situation, twins: Sequence[Failure]) -> bool:
+    """Whether failures at one step, the newest first, go on for longer than an outage, and no attempt between them got past it."""
+    same = [f for f in twins if _steps_further(situation, f) == 0]
+    if len(same) + 1 < _SURE_AFTER or situation.t - same[-1].t < _SURE_AFTER_S:
+        return False
+    return all((_steps_further(situation, f) or 0) <= 0 for f in situation.failures if f.t >= same[-1].t)
 
 
 def _place_text(failed: Situation | Failure) -> str:
@@ -162,7 +190,7 @@ def own_code_at_once(situation: Situation) -> Plan | None:
     if past is None or first is None or first.code is None or situation.verdict.transient or situation.fact("file"):
         return None
     equal = past.fingerprint == situation.verdict.fingerprint and _is_stepless(situation) and _is_stepless(past)
-    if not equal or past.progressed_since or past.changed or not (_at_once(situation) and _at_once(past)):
+    if not equal or past.is_over or past.changed or not (_at_once(situation) and _at_once(past)):
         return None
     return Plan(
         kind=PlanKind.STOP,

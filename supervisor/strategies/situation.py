@@ -37,16 +37,17 @@ VARIABLES = (
 class Situation:
     """A failure and its history.
 
-    failures: the newest earlier ones of this run, oldest first; failed: how many there were in all. attempts: started in this run, for
-    whatever reason, this one included. step: absolute step at the failure, None if unknown. counted: steps since
+    failures: the newest earlier ones of this run, oldest first; charged: how many of all of them were charged to a budget. attempts:
+    started in this run, for whatever reason, this one included. step: absolute step at the failure, None if unknown. counted: steps since
     the attempt began from scratch, None where it is not known to have. before_first_step: proven, never assumed. jitter: uniform in [0, 1).
     lasted_s: from the start of the ranks to the failure, None if unknown.
 
     knobs: all that were found, with their current values; `enabled` returns those that a plan may set. ranks: of this node (0: unknown), of
     world_size in all. gpus: of this node, in CUDA's order; gpu: UUID of the culprit's, "" if unknown. verified: checkpoints that are good
     and not rejected, oldest first; known_good: how many the last listing found, the selected one included. steps_back: taken in this
-    run. resume: the checkpoint that the attempt got; loading: it failed while it read that. recurrences: earlier failures of this
-    run with the same fingerprint, with progress or without, that no change of the job answered. disputes: knobs of which a rank reports
+    run. resume: the checkpoint that the attempt got; loading: it failed while it read that. trained: an earlier attempt of this run
+    trained with the same program, and this one made no step. in_vain: the failures since then that another start answered, of this start
+    of the supervisor; vain_requeues: how many requeues there were since then. disputes: knobs of which a rank reports
     another value than it was started with. traced: the attempt recorded its collectives. failed_gpus: UUID and proof of each GPU
     that is proven to have failed by itself; gpu may be one of them. evidence: all that was collected, of which the verdict uses a part.
     """
@@ -59,7 +60,7 @@ class Situation:
     before_first_step: bool
     failures: tuple[Failure, ...]
     attempts: int
-    failed: int
+    charged: int = 0
     jitter: float = 0.0
     knobs: tuple[Knob, ...] = ()
     overrides: tuple[tuple[str, str], ...] = ()
@@ -77,7 +78,9 @@ class Situation:
     phase: Phase = Phase.UNKNOWN
     counted: int | None = None
     lasted_s: float | None = None
-    recurrences: int = 0
+    trained: bool = False
+    in_vain: tuple[Failure, ...] = ()
+    vain_requeues: int = 0
     programs: tuple[str, ...] = ()
     batchnorm: bool = False
     disputes: tuple[tuple[str, str, str], ...] = ()
@@ -108,11 +111,11 @@ class Situation:
 
     @property
     def unanswered(self) -> tuple[Failure, ...]:
-        """Return the earlier failures of the same cause without progress since."""
-        return tuple(f for f in self.failures if f.cause is self.verdict.cause and not f.progressed_since)
+        """Return the earlier failures of the same cause that the run did not get beyond."""
+        return tuple(f for f in self.failures if f.cause is self.verdict.cause and not f.is_over)
 
     def tried(self, rung: str) -> int:
-        """Return how often a rung answered this cause since the last progress."""
+        """Return how often a rung answered this cause, and the run did not get beyond that."""
         return sum(1 for failure in self.unanswered if failure.rung == rung)
 
     def failure(self, plan: Plan) -> Failure:
@@ -138,13 +141,14 @@ class Situation:
         """Return the situation if the same failure comes again, at the same place, after `plan`."""
         new = {change.knob: change.new for change in plan.changes}
         good = tuple(c for c in self.verified if c.path not in plan.rejected)
+        failure = self.failure(plan)
         return replace(
             self,
             t=self.t + plan.delay_s + 1.0,
-            failures=(*self.failures, self.failure(plan)),
+            failures=(*self.failures, failure),
             attempts=self.attempts + 1,
-            failed=self.failed + 1,
-            recurrences=self.recurrences + (not changes(plan)),
+            charged=self.charged + failure.charged,
+            in_vain=(*self.in_vain, failure) if self.in_vain or self.trained else (),
             knobs=tuple(replace(k, value=new.get(k.name, k.value)) for k in self.knobs),
             overrides=overridden(self.overrides, plan.changes),
             ranks=self.ranks if plan.nproc is None else plan.nproc,

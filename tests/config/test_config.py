@@ -394,9 +394,9 @@ def test_the_policy_of_default_settings_is_the_policys_own_default(load: Callabl
     settings = load({"checkpoints.paths": ("*.pt",), "job.resumes_itself": True, "stop.grace_s": "7"})
     policy = to_policy(settings, Launcher.PLAIN)
     assert policy == Policy(launcher=Launcher.PLAIN, checkpoints_declared=True, checkpoints_learned=True, resumes_itself=True, grace_s=7.0)
-    settings = load({"restart.keep_going": True, "restart.batch_drift": True, "knobs.batch_change": False, "gpus.minimum": "2"})
+    settings = load({"restart.max_attempts": "9", "restart.batch_drift": True, "knobs.batch_change": False, "gpus.minimum": "2"})
     knob = Knob("batch_size", "32", "--bs")
-    wanted = Policy(checkpoints_learned=True, keep_going=True, batch_drift=True, batch_change=False, min_gpus=2, knobs=(knob,))
+    wanted = Policy(checkpoints_learned=True, max_attempts=9, batch_drift=True, batch_change=False, min_gpus=2, knobs=(knob,))
     assert to_policy(settings, Launcher.ELASTIC, (knob,)) == wanted
 
 

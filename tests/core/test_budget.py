@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.budget import backoff_s, balance
-from supervisor.core.model import Cause, Failure, Policy
+from supervisor.core import epoch, events
+from supervisor.core.budget import backoff_s, balance, equal, past_checkpoint, past_step, restarts_left
+from supervisor.core.decide import decide, initial
+from supervisor.core.model import Cause, Evidence, Failure, Policy
+from supervisor.core.planning import KEPT_FAILURES, KEPT_FINGERPRINTS, remembered
+from supervisor.core.state import Attempt, NodeReport, SavedSteps, changed
 
 T = 10_000.0
 
@@ -55,3 +59,54 @@ def test_the_first_restart_is_immediate_and_later_ones_spread_under_a_doubling_c
     policy = Policy(backoff_base_s=1.0, backoff_cap_s=5.0)
     assert [backoff_s(used, 1.0, policy) for used in range(5)] == [0.0, 1.0, 2.0, 4.0, 5.0]
     assert backoff_s(4, 0.5, policy) == 2.5
+
+
+def test_the_users_caps_count_charged_failures_and_nothing_else() -> None:
+    assert restarts_left((), T, Policy(), charged=10_000) == 3
+    assert restarts_left((), T, Policy(max_attempts=4), charged=2) == 1
+    assert restarts_left((), T, Policy(max_restarts=2, max_attempts=50), charged=2) == 0
+    assert restarts_left((failure(),), T, Policy(max_attempts=50), charged=1) == 2
+
+
+def test_steps_are_progress_only_where_no_checkpoint_is_and_are_past_a_place_in_any_case() -> None:
+    before = (failure(step=100), failure(step=None), failure(step=300))
+    assert [f.progressed_since for f in past_step(before, 200, 190, is_progress=True)] == [True, True, False]
+    passed = past_step(before, 200, 190, is_progress=False)
+    assert [(f.progressed_since, f.passed_since) for f in passed] == [(False, True), (False, True), (False, False)]
+    assert past_step(passed, 201, 191, is_progress=False) is passed
+
+
+def test_a_checkpoint_clears_the_failures_of_earlier_attempts_and_is_past_those_that_it_is_beyond() -> None:
+    before = (failure(attempt=1, step=100), failure(attempt=2, step=300), failure(attempt=3, step=250))
+    after = past_checkpoint(before, 200, before_attempt=3)
+    assert [(f.progressed_since, f.passed_since) for f in after] == [(True, True), (True, False), (False, False)]
+    assert past_checkpoint(after, 200, before_attempt=3) is after
+
+
+def test_equal_failures_count_however_far_apart_where_steps_show_that_none_got_further() -> None:
+    old = T - 40 * 86_400
+    assert len(equal((failure(t=old), failure(t=old, step=None), failure(t=T - 9, step=None)), "killed_unknown:print", T)) == 2
+    others = (failure(progressed_since=True), failure(charged=False), failure(fingerprint="another"))
+    assert equal(others, "killed_unknown:print", T) == ()
+
+
+def test_what_is_kept_of_ten_thousand_failures_is_bounded() -> None:
+    state = initial()
+    for number in range(10_000):
+        state = remembered(state, failure(attempt=number, fingerprint=f"kind {number % 300}"))
+    assert (state.run.failed, state.run.charged) == (10_000, 10_000)
+    assert (len(state.run.failures), len(state.run.recurrences)) == (KEPT_FAILURES, KEPT_FINGERPRINTS)
+
+
+def test_the_node_that_decides_counts_what_another_node_saved_as_progress() -> None:
+    state, _ = decide(initial(), events.SupervisorStarted(0.0, "run", Policy(nodes=2, checkpoints_declared=True)))
+    attempt = Attempt(5, members=("a/1", "b/1"), me="a/1", ended=True, evidence=(Evidence("exit", "signal", "9", 0),))
+    failures = tuple(failure(attempt=n, t=T - 10, step=90 + n, fingerprint=f"kind {n}") for n in (1, 2, 3))
+    state = changed(state, run=changed(state.run, failures=failures, saved_high_water=90), attempt=attempt)
+
+    def decided(saved: int) -> str:
+        other = NodeReport("b/1", Attempt(5, ended=True, evidence=(), saved_steps=SavedSteps(saved, saved)))
+        reports = (NodeReport("a/1", attempt), other)
+        return epoch.decided(state, events.ReportsGathered(T, 5, reports, kind="failure", node="a/1")).plan.kind.value
+
+    assert (decided(90), decided(200)) == ("stop", "restart")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,9 +32,11 @@ def test_a_rank_that_saved_for_too_long_gets_a_longer_timeout_where_that_is_perm
 
 
 def test_without_permission_the_card_names_the_option(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*COMMAND, options=("--max-attempts=2",))
-    assert run.exit_code(deadline_s=100) == 75
+    run = supervise(*COMMAND)
+    run.wait_for_line("restarting as attempt 2", 100)
     assert "longer_timeout is not enabled: --allow-network longer_timeout" in " ".join(run.ask("why", "1").stdout.split())
+    run.signal(signal.SIGTERM)
+    assert run.exit_code(deadline_s=100) == 143
     run.wait_for_nothing_left()
 
 

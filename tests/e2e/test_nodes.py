@@ -328,7 +328,7 @@ def test_whichever_rank_is_killed_during_a_save_all_nodes_resume_from_one_checkp
         place.mkdir()
         steps = EVERY * (2 * count + 2)
         job = [f"--save-ms={SAVE_S * 1e3}", "--ignore-term", "--step-ms=5", f"--steps={steps}", f"--pids={place}/pids"]
-        nodes = Cluster(supervise, place, *job, options=["--keep-going"])
+        nodes = Cluster(supervise, place, *job)
         in_time = [kill_in_a_save(nodes, rng)]
         while len(in_time) < count and in_time[-1] is not None:
             in_time.append(kill_in_a_save(nodes, rng))

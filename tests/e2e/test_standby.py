@@ -172,7 +172,7 @@ def rss_kib(pid: int) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ten_restarts_leave_nothing_behind(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*TORCHRUN, *TRAINING, options=[*OPTIONS, "--keep-going"], SUPERVISE_RESTART_INTENSITY="50")
+    run = supervise(*TORCHRUN, *TRAINING, options=OPTIONS, SUPERVISE_RESTART_INTENSITY="50")
     seen, before = [], set[int]()
     for attempt in range(1, 12):
         waiting = ready(run, attempt)

@@ -78,7 +78,7 @@ def configuration(place: Path) -> Path:
     config = place / "torn.toml"
     config.write_text(
         "[checkpoints]\nscan_interval_s = 0.2\nfinish_s = 5\n"
-        "[restart]\nmax_attempts = 1000\nintensity = 1000\nbackoff_base_s = 0\nbackoff_cap_s = 0\nkeep_going = true\n"
+        "[restart]\nintensity = 1000\nbackoff_base_s = 0\nbackoff_cap_s = 0\n"
         "[stop]\ngrace_s = 1\n"
     )
     config.chmod(0o600)

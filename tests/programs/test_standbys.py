@@ -32,7 +32,7 @@ def _killed(start: Callable[..., Supervised], program: TrainingProgram, place: P
     """Run the program, and kill a rank at each of KILLS."""
     ranks = [0 if number % 2 else program.world - 1 for number in range(len(KILLS))]
     words = " ".join(f"hold:{step}:{rank}" for step, rank in zip(KILLS, ranks, strict=True))
-    options = [*program.options, "--standby", mode, "--keep-going"]
+    options = [*program.options, "--standby", mode]
     budget = {"SUPERVISE_RESTART_INTENSITY": "50"}
     run = start(
         *program.command,

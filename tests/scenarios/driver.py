@@ -100,6 +100,7 @@ class World:
         ranks = self.ranks()
         world = len(ranks) + self.story.get("elsewhere", 0)
         self.t += 1.0
+        self.tell(events.ProgramIdentified(self.t, number, (("script", row.get("script", "as written")),)))
         self.tell(events.AttemptStarted(self.t, number, ranks, world))
         if "program" in row:
             seen = row["program"]
@@ -222,14 +223,15 @@ def checked(world: World, row: dict[str, Any], where: str) -> None:
     for key, value in found.items():
         if key in row["then"]:
             assert row["then"][key] == value, f"{key} is {value!r} in {said}"
-    unknown = set(row["then"]) - set(found) - {"notes", "next", "untold", "stops", "reason"}
+    unknown = set(row["then"]) - set(found) - {"notes", "next", "untold", "stops", "reason", "alerted"}
     assert not unknown, unknown
     for words in row["then"].get("notes", ()):
         assert any(words in line for line in (*plan.notes, *(say.text for say in world.of(act.PrintMessage)))), said
+    assert row["then"].get("alerted", "") in " ".join(alert.text for alert in world.of(act.Alert)), said
     for words in row["then"].get("untold", ()):
         assert not any(words in line for line in plan.notes), said
     for key, text in (("next", plan.next_rung), ("reason", plan.reason)):
         assert row["then"].get(key, "") in text, said
-    assert (plan.kind == "stop") == bool("exit_code" in row["then"]), said
+    assert (plan.kind == "stop") == bool("exit_code" in row["then"] or row["then"].get("stops")), said
     assert plan.reason, said
     assert plan.next_rung, said

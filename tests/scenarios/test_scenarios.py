@@ -82,6 +82,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "gpus": lambda rows: tuple(Gpu(**row) for row in rows),
     "values": lambda rows: tuple(rows.items()),
     "overrides": lambda rows: tuple(rows.items()),
+    "program": lambda rows: tuple(rows.items()),
     "programs": tuple,
     "programs_seen": tuple,
     "rejected": tuple,

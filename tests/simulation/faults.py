@@ -50,9 +50,9 @@ KINDS: Mapping[Cause, tuple[Kind, ...]] = {
         Kind("dataloader_worker.exited", "RuntimeError: DataLoader worker (pid(s) 77) exited unexpectedly", 0.92),
     ),
     Cause.NCCL_TIMEOUT: (
-        Kind("nccl_timeout.watchdog", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", 0.9, signal=6),
-        Kind("nccl_timeout.barrier", "DistBackendError: wait timeout after 600000 ms in barrier", 0.9),
-        Kind("nccl_timeout.allgather", "Watchdog caught collective operation timeout: ALLGATHER", 0.9, signal=6),
+        Kind("nccl_timeout.watchdog", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", 0.9, signal=6, transient=True),
+        Kind("nccl_timeout.barrier", "DistBackendError: wait timeout after 600000 ms in barrier", 0.9, transient=True),
+        Kind("nccl_timeout.allgather", "Watchdog caught collective operation timeout: ALLGATHER", 0.9, signal=6, transient=True),
     ),
     Cause.NCCL_NETWORK: (
         Kind(
@@ -159,6 +159,7 @@ KINDS: Mapping[Cause, tuple[Kind, ...]] = {
         Kind("exception", "KeyError: 'labels'", 0.0),
         Kind("exit_code", "", 0.0, "exit", code=3),
         Kind("exception", "ZeroDivisionError: division by zero", 0.0, code=3),
+        Kind("exception", "FileNotFoundError: [Errno 2] No such file or directory: '/nfs/data/index.json'", 0.0),
     ),
     Cause.DEPENDENCY: (
         Kind("dependency.symbol", "ImportError: /opt/lib/_C.so: undefined symbol: _ZN3c1010Dispatcher", 0.95),

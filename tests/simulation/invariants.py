@@ -38,6 +38,7 @@ CODES: dict[str, tuple[int, ...]] = {
     "requeue": (ExitCode.REQUEUE,),
     "own_code_before_first_step": (),
     "start_tries": (ExitCode.REQUEUE,),
+    "start_again": (ExitCode.REQUEUE, ExitCode.DETERMINISTIC),
     "memory_held_by_others": (ExitCode.BAD_NODE,),
     "exclude_gpu": (ExitCode.BAD_NODE,),
     "same_gpu_twice": (ExitCode.DETERMINISTIC, ExitCode.BAD_NODE),
@@ -86,6 +87,7 @@ class Watch:
     verified: dict[str, int] = field(default_factory=dict)
     programs: set[str] = field(default_factory=set)
     drift_reported: bool = False
+    trained: bool = False  # a step of the run was seen
     decided: tuple[Verdict, Plan] | None = None
     stopped: int = 0
     opened: set[int] = field(default_factory=set)
@@ -139,13 +141,16 @@ class Watch:
 
     def on_progress(self, event: events.ProgressObserved, before: JobState) -> None:
         """Note a step that is new."""
-        step = event.step
+        step, self.trained = event.step, self.trained or event.steps_seen > 0
         if step is None or (self.high is not None and step <= self.high):
             return
         if before.stage not in {Stage.RUNNING, Stage.STARTING, Stage.STOPPING}:
             return
-        if self.high is not None or event.steps_seen > 0:
+        if (self.high is not None or event.steps_seen > 0) and not any(self.verified.values()):
             self._gained()
+        for record in self.records:
+            at = record.strike.at if record.strike is not None else -1
+            record.passed = record.passed or step > at + self.job.policy.same_place_steps
         self.high = step
 
     def on_verified(self, event: events.CheckpointVerified, before: JobState) -> None:
@@ -221,10 +226,6 @@ class Watch:
         self._ordered(action.attempt)
         self.gathered = False
         demand(policy.nodes == 1 or self.agreed == action.attempt, "the ranks of several nodes were started before their nodes agreed")
-        demand(
-            action.attempt <= policy.max_attempts + self.job.requeues + len(self.job.happenings),
-            f"attempt {action.attempt} of at most {policy.max_attempts}",
-        )
         if self.refitted:
             self._refits(dict(action.overrides))
         demand(dict(action.overrides) == self.overrides, f"begun with {dict(action.overrides)}, the plans say {self.overrides}")
@@ -304,7 +305,7 @@ class Watch:
         plain = [r for r in restarts if family(r.verdict.cause) == mine and not (r.progressed or r.changed)]
         most = policy.recurring_stop - 1
         if mine != "infrastructure":
-            plain, most = [r for r in plain if last.t - r.t <= policy.period_s], policy.intensity
+            plain, most = [r for r in plain if r.plan.charged and last.t - r.t <= policy.period_s], policy.intensity
         demand(len(plain) <= most, f"plain restart number {len(plain)} of the family {mine} without progress, {most} are allowed")
 
     def quarantines(self, action: act.Quarantine) -> None:

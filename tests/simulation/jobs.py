@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     Theme = Callable[["Draft"], tuple[Ailment, ...]]
 
+#: Of the kinds of USER_CODE (faults.py), the one that may pass.
+MISSING_FILE = 3
 MICRO = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 #: Xids of which NVIDIA says that the GPU may be used again (health/nvidia/xids.py), and some that it does not say that of.
 USED_AGAIN, NOT_AGAIN = (13, 31, 32, 39), (0, 48, 62, 79)
@@ -66,7 +68,6 @@ class Draft:
             "batch_change": not self.odds(0.05),
             "batch_drift": self.odds(0.3),
             "min_gpus": rng.choice((0, 1, max(self.ranks - 1, 1))),
-            "keep_going": self.odds(0.05),
             "resumes_itself": not self.declared and self.odds(0.7),
             "health": self.odds(0.6),
             "evict_on": ("gpu_ecc",) if self.odds(0.3) else (),
@@ -183,6 +184,10 @@ def _once(d: Draft) -> tuple[Ailment, ...]:
 def _recurs(d: Draft) -> tuple[Ailment, ...]:
     d.recurring()
     d.job["sight"] = w.ABSOLUTE
+    if d.odds(0.9):  # no checkpoint is made any more: steps alone are no progress
+        d.files()
+        d.job["save_every"] = 10**6
+        d.policy |= {"recurring_stop": d.rng.choice((3, 4)), "intensity": 12}
     return (Wear(d.cause, d.rng.randrange(12, 60), sure=d.sure(0.3), moves=d.odds(0.3)),)
 
 
@@ -204,6 +209,13 @@ def _answers(d: Draft) -> tuple[Ailment, ...]:
 def _early(d: Draft) -> tuple[Ailment, ...]:
     phase = d.rng.choice((Phase.IMPORT, Phase.INIT, Phase.UNKNOWN))
     return (Early((d.cause,), kinds=d.rng.choice((1, 3)), phase=phase, sure=d.sure()),)
+
+
+def _away(d: Draft) -> tuple[Ailment, ...]:
+    d.job["sight"] = w.ABSOLUTE
+    after, kind = d.rng.randrange(20, 60), MISSING_FILE if d.cause is Cause.USER_CODE else 0
+    missing = Early((d.cause,), times=d.rng.choice((1, 2, 4, 40)), after=after, kind=kind, phase=Phase.IMPORT, sure=d.sure())
+    return (Wear(Cause.KILLED_UNKNOWN, after, times=1), missing)
 
 
 def _early_mixed(d: Draft) -> tuple[Ailment, ...]:
@@ -338,12 +350,14 @@ OF_CAUSE: dict[Cause, tuple[Theme, ...]] = {
     Cause.CUDA_OOM: (_hunger, _hunger, _hunger, _hunger, _stranger, _stranger, _recurs, _place),
     **dict.fromkeys(_MEMORY, (_workers, _workers, _workers, _place, _place, _place)),
     **dict.fromkeys(GPU, (_bad_gpu, _bad_gpu, _bad_gpu, _several_gpus)),
-    **dict.fromkeys(_NATIVE, (_bad_gpu, _several_gpus, _bad_file, _bad_file, _bad_file, _recurs)),
+    **dict.fromkeys(_NATIVE, (_bad_gpu, _several_gpus, _bad_file, _bad_file, _bad_file, *(_recurs,) * 3)),
     Cause.HANG_NO_ERROR: (_bad_file, _bad_file, _bad_file, _recurs),
     Cause.CHECKPOINT_CORRUPT: (_bad_file, _bad_file, _bad_file, _recurs, _race),
     **dict.fromkeys(_STORAGE, (_outage, _outage, _early_mixed)),
     **dict.fromkeys(_NETWORK, (_outage, _early_mixed, _early_mixed)),
-    **dict.fromkeys((Cause.USER_CODE, Cause.UNKNOWN), (_answers, _answers)),
+    Cause.USER_CODE: (_answers, _answers, _away, _away),
+    Cause.UNKNOWN: (_answers, _answers),
+    **dict.fromkeys((Cause.DEPENDENCY, Cause.DATA_ERROR), (_away, _away)),
     Cause.NAN_LOSS: (_spoiled, _spoiled, _spoiled, _spoiled, _place),
     Cause.NONE: (_none,),
 }

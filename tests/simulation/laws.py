@@ -43,6 +43,8 @@ HARMLESS = {
 OF_TRANSPORTS = {"p2p_disable": "P2P", "ib_disable": "NET/IB", "shm_disable": "SHM"}
 HANGS = frozenset({Cause.NCCL_TIMEOUT, Cause.HANG_NO_ERROR})
 DAY_S = 86_400.0
+#: An outage lasts no longer, and ends no more attempts at one step.
+OUTAGE_S, LASTS = 900.0, 2
 #: A timeout is made longer so often, and to this limit.
 TIMES, LONGEST_S = 2, 14_400
 #: Restarts in a row before an unexplained failure of NCCL's network is waited for.
@@ -68,6 +70,12 @@ class Record:
     strike: Strike | None
     resume: str
     progressed: bool = False
+    passed: bool = False  # the run got well past its step
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run got beyond it."""
+        return self.progressed or self.passed
 
     @property
     def changed(self) -> bool:
@@ -116,7 +124,7 @@ def broken(record: Record, past: Past, books: Watch) -> str:
 
 
 def _unanswered(record: Record, past: Past) -> list[Record]:
-    return [r for r in past if r.verdict.cause is record.verdict.cause and not r.progressed]
+    return [r for r in past if r.verdict.cause is record.verdict.cause and not r.is_over]
 
 
 def _clear(record: Record) -> bool:
@@ -134,9 +142,13 @@ def caps(record: Record, past: Past, books: Watch) -> str:
     policy = books.job.policy
     if record.stops or record.verdict.cause in FROM_OUTSIDE:
         return ""
-    if policy.max_restarts is not None and len(past) >= policy.max_restarts:
-        return f"restart number {len(past) + 1}, and --max-restarts is {policy.max_restarts}"
-    return "no attempt is left" if record.attempt >= policy.max_attempts else ""
+    # what failed while a person's stop was under way was answered by that
+    charged = sum(r.plan.charged and r.plan.strategy != "stop" and r.verdict.cause not in FROM_OUTSIDE for r in past)
+    if policy.max_restarts is not None and charged >= policy.max_restarts:
+        return f"restart after {charged + 1} charged failures, and --max-restarts is {policy.max_restarts}"
+    if policy.max_attempts is not None and charged >= policy.max_attempts - 1:
+        return f"restart after {charged + 1} charged failures, and restart.max_attempts is {policy.max_attempts}"
+    return ""
 
 
 def consent(record: Record, _past: Past, books: Watch) -> str:
@@ -175,7 +187,7 @@ def permitted(record: Record, _past: Past, books: Watch) -> str:
 
 
 def recurring(record: Record, past: Past, books: Watch) -> str:
-    """The same failure so many times, or the infrastructure's without progress."""
+    """The same failure so many times without progress, or the infrastructure's."""
     policy, mine = books.job.policy, family(record.verdict.cause)
     if record.verdict.cause in FROM_OUTSIDE or record.stops:
         return ""
@@ -184,12 +196,15 @@ def recurring(record: Record, past: Past, books: Watch) -> str:
     if mine == "infrastructure":
         alike = [r for r in judged if family(r.verdict.cause) == mine and not (r.progressed or r.changed)]
     else:
-        alike = [r for r in judged if r.verdict.fingerprint == record.verdict.fingerprint and not (r.changed or policy.keep_going)]
+        alike = [r for r in judged if r.verdict.fingerprint == record.verdict.fingerprint and r.plan.charged and not r.progressed]
+        alike = [r for r in alike if record.t - r.t <= DAY_S or (books.job.sight == ABSOLUTE and r.strike is not None and r.strike.at >= 0)]
     return f"failure number {len(alike) + 1} of a kind is answered by a restart" if len(alike) + 1 >= policy.recurring_stop else ""
 
 
 def own_code(record: Record, _past: Past, books: Watch) -> str:
-    """A program that fails before its first step."""
+    """A program that fails before its first step, and did not train before: what it reads may be missing for a while."""
+    if books.trained and record.plan.strategy == "start_again":
+        return ""
     plainly = record.early and record.strike and record.strike.phase in BEFORE_FIRST_STEP and _seen(record, books)
     return "" if record.stops or not plainly else "a restart before the first step"
 
@@ -199,7 +214,7 @@ def stepless(record: Record, past: Past, books: Watch) -> str:
     strike, before = record.strike, past[-1] if past else None
     if strike is None or not strike.stepless or not _seen(record, books):
         return ""
-    again = before is not None and not (before.changed or before.progressed) and before.verdict.fingerprint == record.verdict.fingerprint
+    again = before is not None and not (before.changed or before.is_over) and before.verdict.fingerprint == record.verdict.fingerprint
     twice = again and before is not None and before.strike is not None and before.strike.stepless
     if twice and not record.stops:
         return "a program's own answer is asked for a third time"
@@ -238,15 +253,23 @@ def _comparable(record: Record, twin: Record, books: Watch) -> bool:
     return books.job.sight == ABSOLUTE or (books.job.sight == COUNTED and not (record.resume or twin.resume or loads_unseen))
 
 
+def _may_pass(record: Record) -> bool:
+    """Whether a failure may be one outage: of what is outside of the program, and only its repetition tells."""
+    outside = family(record.verdict.cause) == "infrastructure" or record.verdict.cause in {Cause.HANG_NO_ERROR, Cause.HOST_OOM}
+    return outside and record.verdict.transient
+
+
 def same_place(record: Record, past: Past, books: Watch) -> str:
     """The same failure at the same place, and nothing changed or gained."""
     strike = record.strike
     differs = record.changed or record.plan.trace  # a traced attempt names what an untraced one hides
+    differs = differs or (books.trained and record.plan.strategy == "start_again")  # what is read may be there by then
     if record.stops or differs or strike is None or not _seen(record, books) or record.amount("other_bytes"):
         return ""
+    same: list[Record] = []  # at this very step, of what may be one outage
     for twin in past:
         other = twin.strike
-        if other is None or twin.progressed or twin.verdict.fingerprint != record.verdict.fingerprint:
+        if other is None or twin.is_over or twin.verdict.fingerprint != record.verdict.fingerprint:
             continue
         near = (
             _comparable(record, twin, books)
@@ -257,8 +280,14 @@ def same_place(record: Record, past: Past, books: Watch) -> str:
         both_early = record.early and twin.early and {strike.phase, other.phase} <= BEFORE_FIRST_STEP
         at_a_file = record.verdict.cause is Cause.CHECKPOINT_CORRUPT or strike.phase is other.phase is Phase.LOAD
         elsewhere = at_a_file and bool(record.resume and twin.resume) and record.resume != twin.resume
+        if _may_pass(record) and (family(record.verdict.cause) == "infrastructure" if both_early else near):
+            same += [twin] if near and strike.at == other.at else []
+            continue
         if near or (both_early and not elsewhere):
             return f"the same failure as in attempt {twin.attempt}, at the same place, is met by the same again"
+    further = same and any(r.strike is None or r.strike.at > strike.at for r in past if r.t >= same[0].t)
+    if len(same) >= LASTS and record.t - same[0].t >= OUTAGE_S and not further:
+        return f"the same failure at one step since attempt {same[0].attempt} is met by the same again"
     return ""
 
 
@@ -350,7 +379,7 @@ def switched(record: Record, past: Past, books: Watch) -> str:
 def workers_halved(record: Record, past: Past, books: Watch) -> str:
     """Fewer loader workers at the second time."""
     causes = {Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER}
-    again = any(r.verdict.cause in causes and not r.progressed for r in past)
+    again = any(r.verdict.cause in causes and not r.is_over for r in past)
     if not _clear(record) or not again or books.enabled("num_workers") is None or books.trial is None or not books.trial.workers:
         return ""
     return "" if [c.knob for c in record.plan.changes] == ["num_workers"] else "the workers could be halved"
@@ -360,7 +389,10 @@ def exhausted(record: Record, past: Past, _books: Watch) -> str:
     """Nothing that differs is left: no plain restart again."""
     if not _clear(record) or record.stops or record.changed or record.amount("other_bytes"):
         return ""
-    return "the same again, and nothing was changed" if _unanswered(record, past) else ""
+    before = _unanswered(record, past)
+    if record.resume and _may_pass(record):
+        return ""
+    return "the same again, and nothing was changed" if before else ""
 
 
 def steps_back(record: Record, past: Past, books: Watch) -> str:
@@ -406,7 +438,7 @@ def same_gpu(record: Record, past: Past, books: Watch) -> str:
     strike = record.strike
     if strike is None or not strike.clear or not strike.gpu or not _seen(record, books) or record.plan.rejected:
         return ""
-    mine = [r for r in past if r.verdict.cause is record.verdict.cause and r.strike and r.strike.gpu and not r.progressed]
+    mine = [r for r in past if r.verdict.cause is record.verdict.cause and r.strike and r.strike.gpu and not r.is_over]
     placed = all(r.strike and r.strike.at >= 0 for r in (*mine, record)) or record.fact("gpu_uuid")
     if not placed or not mine or (family(record.verdict.cause) == "native" and not _of_hardware(record, mine, books)):
         return ""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: How the steps of the job are seen: as absolute ones, counted from the start of the attempt, or not at all.
 ABSOLUTE, COUNTED, BLIND = "absolute", "counted", "blind"
 MOST_FILES = 6
+#: Nobody changes the program while the job runs.
+PROGRAM = (("script", "as written"),)
 
 
 @dataclass(slots=True)
@@ -232,6 +234,7 @@ class World:
         ranks = tuple(RankInfo(r, r, 100 + r, 7) for r in range(trial.ranks))
         if strike is not None and strike.at < 0 and strike.phase is Phase.UNKNOWN:
             return iter(())  # not even a rank was there
+        found.append((t, events.ProgramIdentified(t, number, PROGRAM)))
         found.append((t, events.AttemptStarted(t, number, ranks, trial.world)))
         seen = job.sight != BLIND
         if not seen:

@@ -107,7 +107,7 @@ def test_a_plug_in_is_found_where_it_was_imported() -> None:
 def test_a_broken_plug_in_is_reported_and_the_next_rung_answers(name: str, why: str) -> None:
     policy = Policy(ladders=(("killed_unknown", (name, LAST)),))
     verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, "killed", "f")
-    plan = propose(Situation(10.0, verdict, policy, None, 5, before_first_step=False, failures=(), attempts=1, failed=0, jitter=0.5))
+    plan = propose(Situation(10.0, verdict, policy, None, 5, before_first_step=False, failures=(), attempts=1, jitter=0.5))
     assert plan.strategy == LAST
     (line,) = [line for line in plan.notes if name in line]
     assert line.startswith(f"the plug-in {name} {why}")

@@ -68,7 +68,7 @@ def status_from(place: JobFiles, history: History, alive: bool | None) -> Status
         step_t=step_t if runs else None,
         verified=_verified(history),
         mirrored=_mirrored(history),
-        restarts_left=budget.restarts_left(history.failures, now, history.policy, history.attempt) if runs else None,
+        restarts_left=_restarts_left(history, now) if runs else None,
         last_incident=history.incidents[-1] if history.incidents else None,
         gpus=history.gpus,
         findings=tuple(history.findings.values()),
@@ -79,6 +79,12 @@ def status_from(place: JobFiles, history: History, alive: bool | None) -> Status
         standbys=_standbys(history) if runs else None,
         missing=(history.missing, history.missing_until_t) if runs and history.missing else None,
     )
+
+
+def _restarts_left(history: History, now: float) -> int:
+    """Return how many restarts the budget still allows. Of a journal that is read in part the kept failures show how many were charged."""
+    charged = max(history.charged, sum(failure.charged for failure in history.failures))
+    return budget.restarts_left(history.failures, now, history.policy, charged)
 
 
 def _ranks(history: History, beats: Sequence[RankHeartbeat]) -> tuple[RankStatus, ...]:

@@ -76,7 +76,7 @@ def _of_the_run(live: LiveFacts) -> Iterator[MetricSample]:
     yield MetricSample(Metric.HANG, attempt.hang is not None)
     yield MetricSample(Metric.WARNINGS, len(attempt.warnings))
     yield MetricSample(Metric.INCIDENT_OPEN, run.incident is not None)
-    yield MetricSample(Metric.RESTARTS_LEFT, budget.restarts_left(run.failures, live.now, run.policy, attempt.number))
+    yield MetricSample(Metric.RESTARTS_LEFT, budget.restarts_left(run.failures, live.now, run.policy, run.charged))
 
 
 def _of_the_ledger(ledger: RunLedger, live: LiveFacts) -> Iterator[MetricSample]:

@@ -84,6 +84,11 @@ class Written:
         """Let the ranks make steps."""
         self.feed(core_events.ProgressObserved(self.T0 + at, self.state.attempt.number, step, steps, Phase.TRAIN))
 
+    def verify(self, path: str, step: int, at: float) -> None:
+        """Let a checkpoint of this attempt be verified."""
+        number = self.state.attempt.number
+        self.feed(core_events.CheckpointVerified(self.T0 + at, number, CheckpointRef(path, step, "structure"), made_in=number))
+
     def fail(self, at: float, *facts: Evidence) -> None:
         """Let rank 1 die of signal 9, its peer be stopped, and the evidence be collected."""
         n = self.state.attempt.number

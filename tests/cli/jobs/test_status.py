@@ -192,6 +192,7 @@ def test_progress_beyond_the_failure_refills_the_budget(
     written.restart(20)
     for n in range(30):
         written.progress(28 + n, 2 + n, step=5 + n)
+    written.verify("ckpt/33.pt", 33, 58)
     written.close()
     found = shown(written, capsys)
     assert (found["restarts"], found["restarts_left"], found["steps_per_s"]) == (1, 3, 1.0)

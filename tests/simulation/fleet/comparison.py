@@ -32,7 +32,6 @@ def _core(**settings: object) -> Callable[[Machines, float, Random], Account]:
 #: What is compared, by the name in the table.
 POLICIES: dict[str, Callable[[Machines, float, Random], Account]] = {
     "supervise": _core(),
-    "supervise, default limits": _core(max_attempts=50, keep_going=False),
     "torchrun --max-restarts=3": lambda machines, days, _: played(machines, days, Torchrun()),
     "requeue only": lambda machines, days, _: played(machines, days, Requeue()),
 }

@@ -229,6 +229,5 @@ class FleetPlay(Play):
 
 
 def policy_of(machines: Machines, **settings: object) -> Policy:
-    """Return the settings of a job that is to run for weeks, but for those that are given."""
-    enduring = Policy(max_attempts=100_000, keep_going=True, checkpoints_declared=True, nodes=machines.course.nodes)
-    return replace(enduring, **settings)  # type: ignore[arg-type] # (fields of Policy, by name)
+    """Return the default settings of a job that declares its checkpoints, but for those that are given."""
+    return replace(Policy(checkpoints_declared=True, nodes=machines.course.nodes), **settings)  # type: ignore[arg-type] # (fields of Policy, by name)

@@ -1,0 +1,49 @@
+"""Ninety days of a job on 1,024 GPUs, with the default settings: it ends with 0, and nobody has to come."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.core.planning import KEPT_FAILURES, KEPT_FINGERPRINTS
+from supervisor.errors import ExitCode
+from tests.simulation.fleet import months, rates
+from tests.simulation.fleet.months import Months
+
+SEEDS = 20
+ALL_SEEDS, BLOCK = 1000, 50
+#: What a scheduler answers with another start, by itself.
+STARTED_AGAIN = {ExitCode.REQUEUE, ExitCode.BAD_NODE}
+
+
+def finished(seed: int) -> Months:
+    """Play a job to its end, which is to be a good one."""
+    job = Months(seed).play()
+    assert job.persons == 0, f"seed {seed}: {dict(job.reasons)}"
+    assert job.ends[ExitCode.DONE] == 1
+    assert set(job.ends) <= {ExitCode.DONE, *STARTED_AGAIN}
+    assert job.step == job.total
+    return job
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_job_of_ninety_days_comes_to_its_end_and_needs_nobody(seed: int) -> None:
+    job = finished(seed)
+    assert sum(job.ends.values()) > months.DAYS  # it was preempted each day
+    assert job.restarts > 200
+    assert job.most_kept <= KEPT_FAILURES
+    assert len(job.state.run.recurrences) <= KEPT_FINGERPRINTS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(0, ALL_SEEDS, BLOCK))
+def test_a_thousand_jobs_of_ninety_days_need_nobody(first: int) -> None:
+    played = [finished(seed) for seed in range(first, first + BLOCK)]
+    print(months.report(played))  # noqa: T201 (the figure, with pytest -s)
+
+
+def test_faults_come_as_often_as_was_measured_and_more_often_on_bad_days() -> None:
+    hours = rates.figure("mean time to failure", months.GPUS).value
+    quiet = sum(sum(not blow.bad_day for blow in Months(seed).blows) for seed in range(10)) / 10
+    assert quiet == pytest.approx(3 * months.DAYS * 24 / hours, rel=0.1)
+    assert all(any(blow.bad_day for blow in Months(seed).blows) for seed in range(10))

@@ -68,6 +68,7 @@ from supervisor.core.events import (
     Saved,
     SaveOnRequestSeen,
     SaveSearched,
+    SelectionMoved,
     StacksRequested,
     StartCeilingPassed,
     StopRequested,
@@ -132,6 +133,7 @@ EVENTS: dict[type, EventRow] = {
         gathering.on_checkpoint_selected,
         _leads([Stage.SELECTING], *CHOSEN) | _leads([Stage.STARTING], Stage.TEARDOWN, Stage.ENDED),
     ),
+    SelectionMoved: EventRow(frozenset({Stage.SELECTING, Stage.STARTING}), start.on_selection_moved),
     AttemptStarted: EventRow(
         frozenset({Stage.STARTING}), ailing.on_attempt_started, _leads([Stage.STARTING], Stage.RUNNING, Stage.TEARDOWN)
     ),

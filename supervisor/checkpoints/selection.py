@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.discover import Listing
 from checkpointing.io.read_watch import DiskSilent
+from checkpointing.io.reader import Interrupted
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.select import newest
 from checkpointing.training import snapshot_writer
@@ -42,7 +43,7 @@ class CheckpointSelector:
         self._job = records.job
 
     def select(self, t: float, attempt: int, avoid: Collection[str], *, suspect: bool, permission: RepairPermission) -> CheckpointSelected:
-        """Return the newest whole checkpoint that is not among `avoid`. No rank is alive on this node.
+        """Return the newest whole checkpoint that is not among `avoid`. No rank is alive on this node. Raises Interrupted.
 
         If the script resumes by itself, the torn checkpoints that it would take are repaired while `permission` is valid: an attempt may
         begin before this ends.
@@ -59,7 +60,11 @@ class CheckpointSelector:
                 records.order.step_back(avoid, records.copies)
             # those of earlier runs too: the script may take a torn one
             selection = self._newest(rejections, avoid, self._listing(records.locations.listing, silent), suspect=suspect)
-            if self._repair is not None and self._records.script_chooses and permission.is_valid:
+            if not records.reads.is_wanted():
+                raise Interrupted
+            silent |= dict(selection.silent)
+            # nothing is moved on a disk that hangs
+            if self._repair is not None and self._records.script_chooses and permission.is_valid and not silent:
                 repaired = self._repair.repair([path for path, _ in selection.torn], attempt, permission)
             if repaired or records.own_only:
                 left = [row for row in selection.torn if row[0] not in {path for path, _ in repaired}]

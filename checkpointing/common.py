@@ -45,7 +45,8 @@ class Proof:
     """What one node found of its row of a candidate. reason: why it cannot be loaded there, "" where it can.
 
     step, digest, level and nan (names of weights that hold NaN) are known to the nodes that read it (`reads`). missing: not all parts
-    of the save are in a mirror; coming: this node still sent its own when it asked.
+    of the save are in a mirror; coming: this node still sent its own when it asked. silent: no byte came from its disk. reading: it still
+    reads, and is to be asked again.
     """
 
     reason: str
@@ -55,6 +56,8 @@ class Proof:
     nan: tuple[str, ...] = ()
     missing: bool = False
     coming: bool = False
+    silent: bool = False
+    reading: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ stale temporary file is a row of its own. A path that cannot be read gets a verd
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import stat
@@ -84,7 +83,7 @@ def latest(directory: str) -> Selection:
 
     The others, each with a reason, are in the other fields. Nothing is recorded.
     """
-    return newest(listing(os.path.abspath(directory)), limit_s=math.inf, prefer_finite=True)  # noqa: PTH100 -- a link keeps its name
+    return newest(listing(os.path.abspath(directory)), prefer_finite=True)  # noqa: PTH100 -- a link keeps its name
 
 
 def _below(path: str, levels: int) -> Iterator[str]:

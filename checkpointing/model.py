@@ -38,7 +38,7 @@ class Verdict(StrEnum):
     DANGEROUS = "dangerous"  # its pickle calls what no checkpoint needs: loading it could run foreign code
     WRITING = "writing"  # it changed while it was read
     UNVERIFIABLE = "unverifiable"  # it may be whole, but its format has nothing to check
-    UNKNOWN = "unknown"  # it could not be read: permission, I/O error, out of time
+    UNKNOWN = "unknown"  # it could not be read: permission, I/O error, a disk that does not answer
     FOREIGN = "foreign"  # not a checkpoint
 
 

@@ -11,46 +11,46 @@ The order is that of checkpointing/ordering.py: by run, attempt and step. Three 
 
 How far one is proven, in the order of the attempts; `Selection.chosen.level` has the answer:
 
-* "digest": it has the identity that its manifest was made of, or size and modification time of it (then it moved), and every byte is
-  the one recorded. So is a rewritten file whose format has no checksums, if its bytes are those recorded.
+* "identity": it was verified before, and is unchanged by inode, size and modification time (another machine, and this one after its next
+  boot, may number the device anew). Its directory and metadata were read again, and nothing else: that takes milliseconds at any size.
+* "digest": it has size and modification time of what its manifest was made of and lies elsewhere, or a checkpoint may have caused the
+  last failure (`suspect`); every byte is the one recorded. So it is with a rewritten file whose format has no checksums.
 * "structure", "layout": it has no manifest, or was rewritten since; its own format was checked in full.
-* "identity": it has the identity that was verified earlier, its directory holds, and there was no time for more.
 * "manifest": it lies in a mirror and is not here yet: the restore checks every byte.
 
-How long it takes. A checkpoint that was never verified is read in full, because an older checkpoint, or none, costs more than the reading;
-`limit_s` ends even that. One whose identity was verified before is read again while `budget_s` lasts, and trusted unread after that. After
-a failure that a checkpoint may have caused (`suspect`), everything is read, however long it takes.
+How long it takes. Nothing is refused for lack of time: what was never verified is read in full, however long that takes, because an older
+checkpoint, or none, costs more than the reading. A checkpoint from which no byte comes gives way to the next one
+(checkpointing/io/read_watch.py); `Selection.silent` names it, since it may be whole.
 """
 
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import ordering
-from checkpointing.io.reader import Throttle, never
+from checkpointing.io.read_watch import DiskSilent, ReadWatch
+from checkpointing.io.reader import Interrupted, Throttle, never
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import Manifest, Manifests
 from checkpointing.model import Candidate, Identity, Verdict, Verification, nan_weights, note_of
 from checkpointing.ordering import Age, Order
-from checkpointing.verification import Cache, identity_of, verify
+from checkpointing.verification import NOT_TO_THE_END, Cache, identity_of, verify
 
 if TYPE_CHECKING:
     from checkpointing.discover import Listing
     from checkpointing.rejections import Rejections
 
-BUDGET_S: Final = 20.0
-LIMIT_S: Final = 900.0
 MOST_OLDER: Final = 20
 REJECTED: Final = "rejected: attempts that loaded it failed, so it is not handed out any more in this run"
 
 _NOWHERE: Final = Identity(0, 0, 0, 0)
 _FULL: Final = ("digest", "structure", "layout")  # levels that only a full reading gives
 _DANGEROUS: Final = "dangerous"
+_SUSPECT: Final = "the last failure may come from a checkpoint"
 _KINDS: Final = {Verdict.BAD: "torn", Verdict.INCOMPLETE: "incomplete", Verdict.DANGEROUS: _DANGEROUS}
 
 Why = tuple[tuple[str, str], ...]  # (path, reason) each
@@ -91,6 +91,7 @@ class Selection:
 
     `spare`: the chosen one lies elsewhere. For our own copy `chosen.path` is the copy: it can be read there, or put back. For a mirror's it
     is the home, where nothing may be yet: it must be restored first. `notes`: what a person should know of it.
+    `silent` are those of the `unknown` from which no byte came: they may be whole.
     """
 
     chosen: Verification | None
@@ -105,19 +106,35 @@ class Selection:
     not_finite: Why = ()
     notes: tuple[str, ...] = ()
     dangerous: Why = ()
+    silent: Why = ()
 
 
 def glance(
-    candidate: Candidate, cache: Cache, interrupted: Callable[[], bool] = never, *, own: Callable[[str], bool] = never_own
+    candidate: Candidate,
+    cache: Cache,
+    interrupted: Callable[[], bool] = never,
+    *,
+    own: Callable[[str], bool] = never_own,
+    watch: ReadWatch | None = None,
 ) -> Verification | None:
-    """Read the metadata of a file whose name does not surely give its step. None: the name does."""
+    """Read the metadata of a file whose name does not surely give its step. None: the name does. Raises DiskSilent, Interrupted."""
     if candidate.named is not None and candidate.named.sure:
         return None
     known = cache.get(candidate.path, candidate.identity)
     if known is None:
-        known = verify(candidate.path, bulk=False, interrupted=interrupted, own=own(candidate.path))
+        path, is_own, reading = candidate.path, own(candidate.path), ReadOptions(interrupted=interrupted)
+        if watch is None:
+            known = verify(path, bulk=False, interrupted=interrupted, own=is_own)
+        else:
+            known = watch.read(
+                path, lambda how: _verified(path, how, bulk=False, own=is_own), device=candidate.identity.dev, reading=reading
+            )
         cache.put(known)
     return known
+
+
+def _verified(path: str, how: ReadOptions, *, bulk: bool, own: bool) -> Verification:
+    return verify(path, bulk=bulk, throttle=how.throttle, drop_cache=how.drop_cache, interrupted=how.interrupted, own=own)
 
 
 def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces by itself
@@ -128,11 +145,9 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     manifests: Manifests | None = None,
     spares: Sequence[Spare] = (),
     suspect: bool = False,
-    budget_s: float = BUDGET_S,
-    limit_s: float = LIMIT_S,
     throttle: Throttle | None = None,
     interrupted: Callable[[], bool] = never,
-    clock: Callable[[], float] = time.monotonic,
+    watch: ReadWatch | None = None,
     avoid: Collection[str] = (),
     prefer_finite: bool = False,
     order: Order = Order(),  # noqa: B008 -- a frozen value
@@ -144,10 +159,12 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     start from scratch because of them. `prefer_finite`: one whose weights turned NaN gives way to an older. `suspect`: the last failure
     may have come from a checkpoint. `rejections` None: nothing is recorded. `cache`: verdicts of earlier calls.
     `own`: whether a path is known to be written by this job (see `verify`).
-    The page cache is left alone: the ranks read the chosen file next. `interrupted` is asked before each MiB.
+    The page cache is left alone: the ranks read the chosen file next. `interrupted` is asked before each MiB. `watch` reports how far a
+    long read is, and remembers the disks that do not answer.
     """
-    now, cache = clock(), Cache() if cache is None else cache
-    reader = _CandidateReader(cache, manifests, suspect, throttle, interrupted, clock, now + budget_s, now + limit_s, order, own)
+    cache = Cache() if cache is None else cache
+    watch = ReadWatch() if watch is None else watch
+    reader = _CandidateReader(cache, manifests, suspect, throttle, interrupted, watch, order, own)
     tally = _Tally()
     avoided = frozenset(avoid)
     queue = _gather(listing, rejections, reader, tally, avoided)
@@ -156,7 +173,7 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     if rejections is not None:
         for kind in dict.fromkeys(_KINDS.values()):
             rejections.add([row for row, its_kind in tally.to_reject if its_kind == kind], kind)
-    return _selection(listing, queue, tally, cache, taken)
+    return _selection(listing, queue, tally, reader, taken)
 
 
 def held(  # noqa: PLR0913 -- as newest
@@ -169,31 +186,21 @@ def held(  # noqa: PLR0913 -- as newest
     avoid: Collection[str] = (),
     order: Order = Order(),  # noqa: B008 -- a frozen value
     own: Callable[[str], bool] = never_own,
+    watch: ReadWatch | None = None,
 ) -> tuple[list[tuple[Candidate | Spare, int | None]], Selection]:
     """Return the candidates that `newest` would read, newest first, each with its step if known; and the reasons against the others.
 
     None is read in full, so it is unknown which are whole; `chosen` is None.
     """
     tally = _Tally()
-    reader = _CandidateReader(
-        cache,
-        manifests,
-        suspect=False,
-        throttle=None,
-        interrupted=never,
-        clock=lambda: 0.0,
-        budget_ends=1.0,
-        limit_ends=1.0,
-        order=order,
-        own=own,
-    )
+    reader = _CandidateReader(cache, manifests, False, None, never, ReadWatch() if watch is None else watch, order, own)  # noqa: FBT003
     queue = _gather(listing, rejections, reader, tally, frozenset(avoid))
     _gather_spares(spares, queue, tally, frozenset(avoid), order)
     rows = [(candidate, _step_of(candidate, verified, cache)) for _, candidate, verified in sorted(queue, key=lambda row: row[0])]
-    return rows, _selection(listing, queue, tally, cache, (None, None, None))
+    return rows, _selection(listing, queue, tally, reader, (None, None, None))
 
 
-def _selection(listing: Listing, queue: list[_Row], tally: _Tally, cache: Cache, taken: _Taken) -> Selection:
+def _selection(listing: Listing, queue: list[_Row], tally: _Tally, reader: _CandidateReader, taken: _Taken) -> Selection:
     key, chosen, spare = taken
     refused = (tally.torn, tally.dangerous, tally.unverifiable, tally.unknown, tally.rejected, tally.not_finite)
     known = len(queue) + (chosen is not None) + sum(map(len, refused))
@@ -205,12 +212,13 @@ def _selection(listing: Listing, queue: list[_Row], tally: _Tally, cache: Cache,
         tuple(tally.unverifiable),
         tuple(tally.unknown),
         tuple(tally.rejected),
-        _behind(queue, cache),
+        _behind(queue, reader.cache),
         tuple(tally.foreign),
         spare,
         tuple(tally.not_finite),
         () if chosen is None or key is None else _lower_and_later(chosen, key, queue),
         tuple(tally.dangerous),
+        tuple(reader.silent.items()),
     )
 
 
@@ -239,7 +247,7 @@ def _gather(
         if rejection is not None and not (rejection.kind == _DANGEROUS and reader.own(candidate.path)):  # who wrote it may be known since
             (tally.dangerous if rejection.kind == _DANGEROUS else tally.torn).append((candidate.path, rejection.reason))
             continue
-        glanced = glance(candidate, reader.cache, reader.at_limit, own=reader.own)
+        glanced = reader.glance(candidate)
         if glanced is not None and glanced.verdict is not Verdict.VERIFIED and not reader.may_prove(candidate, glanced):
             tally.refuse(glanced, is_declared=candidate.is_declared)
         else:
@@ -332,7 +340,12 @@ def _holds(path: str, manifest: Manifest) -> bool:
 
 def is_same(identity: Identity, manifest: Manifest) -> bool:
     """Return whether a manifest describes the content with this identity, which may have moved since."""
-    return identity == manifest.identity or _has_moved(identity, manifest)
+    return is_unchanged(identity, manifest.identity) or _has_moved(identity, manifest)
+
+
+def is_unchanged(identity: Identity, recorded: Identity) -> bool:
+    """Return whether it is the same file or directory, unchanged. The number of a device is this machine's, since its last boot."""
+    return replace(identity, dev=recorded.dev) == recorded
 
 
 def _has_moved(identity: Identity, manifest: Manifest) -> bool:
@@ -372,24 +385,23 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class _CandidateReader:
-    """Reads candidates in full, within the two deadlines (seconds of `clock`)."""
+    """Reads candidates, each in full where it was not verified before. `silent`: those from which no byte came, with the reason."""
 
     cache: Cache
     manifests: Manifests | None
     suspect: bool
     throttle: Throttle | None
     interrupted: Callable[[], bool]
-    clock: Callable[[], float]
-    budget_ends: float
-    limit_ends: float
+    watch: ReadWatch
     order: Order
     own: Callable[[str], bool]
+    silent: dict[str, str] = field(default_factory=dict)
 
-    def at_limit(self) -> bool:
-        return self.interrupted() or self.clock() >= self.limit_ends
-
-    def at_budget(self) -> bool:
-        return self.at_limit() or self.clock() >= self.budget_ends
+    def glance(self, candidate: Candidate) -> Verification | None:
+        try:
+            return glance(candidate, self.cache, self.interrupted, own=self.own, watch=self.watch)
+        except (DiskSilent, Interrupted) as error:
+            return self._unread(candidate.path, candidate.identity, error)
 
     def may_prove(self, candidate: Candidate, glanced: Verification) -> bool:
         """Return whether a manifest may prove what a glance could not."""
@@ -402,30 +414,29 @@ class _CandidateReader:
         known = self.cache.get(candidate.path, candidate.identity)
         manifest = self._manifest(candidate)
         if manifest is not None and is_same(candidate.identity, manifest):
-            before = _recorded(candidate, manifest)
-            if known is not None:
-                before = replace(known, step=manifest.step, within=manifest.within, epoch=manifest.epoch)
-            believed = candidate.identity == manifest.identity and before.verdict is Verdict.VERIFIED and not self.suspect
-            found = self._check(candidate.path, manifest, self.at_budget if believed else self.at_limit)
-            return self._believe(before, found) if believed else self._kept(found)
+            in_doubt = self.suspect or (known is not None and known.verdict in _KINDS)
+            if is_unchanged(candidate.identity, manifest.identity) and not in_doubt:
+                return self._believed(_recorded(candidate, manifest))
+            why = _SUSPECT if self.suspect else "it moved since it was verified"
+            return self._kept(self._check(candidate.path, manifest, candidate.identity, why))
         if known is not None and known.verdict in (Verdict.UNVERIFIABLE, Verdict.FOREIGN, Verdict.INCOMPLETE, Verdict.DANGEROUS):
             found = known
+        elif known is not None and known.level in _FULL and not self.suspect:
+            found = self._believed(known)
         else:
-            believed = known is not None and known.level in _FULL and not self.suspect
-            until = self.at_budget if believed else self.at_limit
-            found = verify(candidate.path, throttle=self.throttle, interrupted=until, own=self.own(candidate.path))
-            if believed and known is not None:
-                found = self._believe(known, found)
+            why = "never verified" if known is None or known.level not in _FULL else _SUSPECT
+            found = self._verify(candidate.path, candidate.identity, why)
         if manifest is not None and manifest.identity.size == candidate.identity.size and _has_no_checksums(found):
             # rewritten, or a directory that moved: equal bytes prove it, others prove nothing
-            proven = self._check(candidate.path, manifest, self.at_limit)
+            proven = self._check(candidate.path, manifest, candidate.identity, "its format has no checksums")
             found = proven if proven.verdict is Verdict.VERIFIED else found
-        return self._kept(found)
+        return found if found.level == "identity" else self._kept(found)
 
     def read_spare(self, spare: Spare) -> Verification:
         manifest = spare.manifest
         if spare.place:
-            return self._check(spare.place, manifest, self.at_limit)
+            identity = identity_of(spare.place) or _NOWHERE
+            return self._check(spare.place, manifest, identity, "a copy")
         return Verification(
             spare.home,
             _NOWHERE,
@@ -443,16 +454,33 @@ class _CandidateReader:
     def _manifest(self, candidate: Candidate) -> Manifest | None:
         return self.manifests.get(candidate.path) if self.manifests is not None else None
 
-    def _check(self, path: str, manifest: Manifest, interrupted: Callable[[], bool]) -> Verification:
-        return check.check(path, manifest, reading=ReadOptions(self.throttle, interrupted=interrupted))
+    def _check(self, path: str, manifest: Manifest, identity: Identity, why: str) -> Verification:
+        return self._followed(path, identity, lambda how: check.check(path, manifest, reading=how), why)
 
-    def _believe(self, known: Verification, found: Verification) -> Verification:
-        """Fall back on the earlier verdict if there was no time for another, and the file's own directory is still good."""
-        if found.verdict is not Verdict.UNKNOWN or found.identity != known.identity:
-            return self._kept(found)
-        directory = verify(known.path, bulk=False, interrupted=self.at_limit, own=self.own(known.path))
+    def _verify(self, path: str, identity: Identity, why: str) -> Verification:
+        own = self.own(path)
+        return self._followed(path, identity, lambda how: _verified(path, how, bulk=True, own=own), why)
+
+    def _followed(self, path: str, identity: Identity, work: Callable[[ReadOptions], Verification], why: str) -> Verification:
+        reading = ReadOptions(self.throttle, interrupted=self.interrupted)
+        try:
+            return self.watch.read(path, work, device=identity.dev, n_bytes=identity.size if why else 0, why=why, reading=reading)
+        except (DiskSilent, Interrupted) as error:
+            return self._unread(path, identity, error)
+
+    def _unread(self, path: str, identity: Identity, error: DiskSilent | Interrupted) -> Verification:
+        if isinstance(error, DiskSilent):
+            self.silent[path] = str(error)
+        reason = str(error) if isinstance(error, DiskSilent) else NOT_TO_THE_END
+        return Verification(path, identity, Verdict.UNKNOWN, reason, reasons=(reason,))
+
+    def _believed(self, known: Verification) -> Verification:
+        """Take what was verified before, if directory and metadata of the file are still good: the bulk is not read."""
+        own = self.own(known.path)
+        directory = self._followed(known.path, known.identity, lambda how: _verified(known.path, how, bulk=False, own=own), "")
         if directory.identity != known.identity or directory.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE):
             return directory
+        self.cache.put(known)
         return replace(known, level="identity")
 
     def _kept(self, found: Verification) -> Verification:
@@ -466,7 +494,7 @@ def _recorded(candidate: Candidate, manifest: Manifest) -> Verification:
         candidate.path,
         candidate.identity,
         Verdict.VERIFIED,
-        "",
+        note_of(manifest.non_finite),
         manifest.step,
         check.LEVEL,
         manifest.within,

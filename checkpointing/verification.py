@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_CACHED: Final = 4096
 _LASTING: Final = (Verdict.VERIFIED, Verdict.BAD, Verdict.INCOMPLETE, Verdict.DANGEROUS, Verdict.UNVERIFIABLE, Verdict.FOREIGN)
 _NOWHERE: Final = Identity(0, 0, 0, 0)
-_NOT_TO_THE_END: Final = "not read to the end: out of time"
+NOT_TO_THE_END: Final = "not read to the end: nobody waits for it any more"
 _INDEX: Final = (".safetensors.index.json", ".bin.index.json")
 _CHANGED: Final = "it changed while it was read"
 
@@ -65,7 +65,7 @@ def verify(  # noqa: PLR0911, PLR0913 -- each is another answer; each is a choic
             found = examine_file(source, path, bulk=bulk)
             now = Identity.of(source.stat_now())
         except Interrupted:
-            return _without_content(path, identity, Verdict.UNKNOWN, _NOT_TO_THE_END)
+            return _without_content(path, identity, Verdict.UNKNOWN, NOT_TO_THE_END)
         except OSError as error:
             return _without_content(path, identity, Verdict.UNKNOWN, _why(error))
     if now != identity or identity_of(path) != identity:
@@ -85,7 +85,7 @@ def _verify_tree(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> V
         found = replace(found, format=found.format or claimant[0], files=found.files or tree.files)
         now = Tree(path).identity
     except Interrupted:
-        return _without_content(path, identity, Verdict.UNKNOWN, _NOT_TO_THE_END)
+        return _without_content(path, identity, Verdict.UNKNOWN, NOT_TO_THE_END)
     except Short:
         return _without_content(path, identity, Verdict.WRITING, _CHANGED)
     except OSError as error:

@@ -6,7 +6,6 @@ A fault of a checkpoint or of a path is a row. Nothing is written and no pickle 
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -60,7 +59,7 @@ def _verdicts_at(path: str, out: Output) -> Iterator[Verification]:
 
 def choose(listing: Listing, cache: Cache, throttle: Throttle) -> tuple[Selection, Sequence[tuple[str, str]]]:
     """Choose by the files alone: no job recorded anything about them."""
-    return newest(listing, cache=cache, throttle=throttle, limit_s=math.inf, prefer_finite=True), ()
+    return newest(listing, cache=cache, throttle=throttle, prefer_finite=True), ()
 
 
 def latest(

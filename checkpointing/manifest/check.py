@@ -16,7 +16,7 @@ from checkpointing.io.tree import ReadOptions, Tree
 from checkpointing.manifest import digest
 from checkpointing.manifest.documents import About, File, Manifest
 from checkpointing.model import Identity, Verdict, Verification, note_of
-from checkpointing.verification import identity_of
+from checkpointing.verification import NOT_TO_THE_END, identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -99,7 +99,7 @@ def check(
         faults = list(_faults(path, tree, manifest, only, reading))
         changed = identity_of(path) != identity
     except Interrupted:
-        return _answer(path, identity, manifest, [_Fault(Verdict.UNKNOWN, "not read to the end: out of time")])
+        return _answer(path, identity, manifest, [_Fault(Verdict.UNKNOWN, NOT_TO_THE_END)])
     except OSError as error:
         return _answer(path, identity, manifest, [_Fault(Verdict.UNKNOWN, f"it could not be read: {error.strerror or error}")])
     return _answer(path, identity, manifest, [_Fault(Verdict.WRITING, "it changed while it was read")] if changed else faults)

@@ -26,7 +26,7 @@ from checkpointing.manifest.documents import Manifest
 from checkpointing.mirror import joining, keys, listing, restore_target
 from checkpointing.mirror.backends import Backend, BackendError, TransferDamaged, Unavailable
 from checkpointing.mirror.stall import RestoreProgress, Stalled, StallTimeout
-from checkpointing.model import CheckpointingError, Verdict
+from checkpointing.model import CheckpointingError, Verdict, nan_weights, note_of
 from checkpointing.verification import verify
 
 if TYPE_CHECKING:
@@ -134,21 +134,24 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
     *,
     into: str | None = None,
     workers: int = 4,
-    wanted: Callable[[MirroredCheckpoint], str] = lambda _kept: "",
     refusal: Callable[[str], tuple[str, str] | None] = lambda _path: None,
     progress: RestoreProgress = RestoreProgress(),  # noqa: B008 -- a frozen value
 ) -> Restored | None:
     """Restore the newest whole checkpoint, from one mirror after the other, else an older one; return None if the mirrors are empty.
 
+    A checkpoint whose weights hold NaN gives way to an older one, as on a disk (`prefer_finite` of checkpointing/select.py).
+
     `into`: the directory to restore to; None: the path where it was saved. For that path `refusal` returns a reason and a hint if nothing
-    may be written there. `wanted` returns a reason to pass a checkpoint over, or "". A mirror that stalled twice is asked no more.
+    may be written there. A mirror that stalled twice is asked no more.
     """
     kept, passed = available(backends, job, progress)
     occupied: PathOccupied | None = None
     stalls: Counter[str] = Counter()
+    kept, gave_way = _finite_first(kept)
+    passed += gave_way
     for one in kept:
-        why = wanted(one)
-        if not why and into is None:
+        why = ""
+        if into is None:
             one = _at_home(one, refusal)  # noqa: PLW2901 -- the same checkpoint
         if not why and stalls[one.backend.url] >= _MOST_STALLS:
             why = "its mirror does not answer"
@@ -173,6 +176,19 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
         message = f"cannot restore a checkpoint of {job}: {failed[-1]}"
         raise Unreachable(message, hint="list them: supervise checkpoints ls --mirror URL")
     return None
+
+
+def _finite_first(kept: Sequence[MirroredCheckpoint]) -> tuple[list[MirroredCheckpoint], list[tuple[str, str]]]:
+    """Return the checkpoints in the order in which they are tried, and (key, reason) of the newest ones that give way.
+
+    Last come those that hold NaN in each weight in which the newest of all holds NaN. If all do, they stay in their order.
+    """
+    lost = nan_weights(kept[0].manifest.non_finite) if kept else frozenset()
+    order = sorted(kept, key=lambda one: lost <= nan_weights(one.manifest.non_finite)) if lost else list(kept)
+    newer = kept[: kept.index(order[0])] if order else ()
+    back = "" if not newer else "an older one" if order[0].manifest.step is None else f"step {order[0].manifest.step}"
+    why = "its weights hold NaN: {}; {} is taken instead"
+    return order, [(f"{one.backend.url}/{one.location.key}", why.format(note_of(one.manifest.non_finite), back)) for one in newer]
 
 
 def _at_home(one: MirroredCheckpoint, refusal: Callable[[str], tuple[str, str] | None]) -> MirroredCheckpoint:

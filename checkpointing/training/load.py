@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 RESUME_FROM: Final = "SUPERVISE_JOB_RESUME_FROM"
 RESUME_STEP: Final = "SUPERVISE_JOB_RESUME_STEP"
-_LIMIT_S: Final = 3600.0
 _MOST_LISTINGS: Final = 100
 _GRAIN_NS: Final = 20_000_000  # of a file system's times, with room
 _ALL_IS_REFUSED: Final = "look at each with `supervise checkpoints verify`, put a good one there, or move them away to start from scratch"
@@ -158,9 +157,7 @@ class _Proposer:
         listing = self._list()
         for _ in range(_MOST_LISTINGS):
             # a training script keeps no record of torn files: each start looks at them anew
-            chosen = select.newest(
-                listing, None, self._cache, budget_s=_LIMIT_S, limit_s=_LIMIT_S, avoid=lacking, prefer_finite=True, own=_is_guarded
-            )
+            chosen = select.newest(listing, None, self._cache, avoid=lacking, prefer_finite=True, own=_is_guarded)
             self.passed_over = [*self._refused, *chosen.not_finite, *chosen.torn, *chosen.dangerous, *chosen.unverifiable]
             self.passed_over += chosen.unknown
             if chosen.chosen is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from checkpointing.io.read_watch import ReadWatch
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import decode
 from checkpointing.verification import identity_of
@@ -16,6 +17,7 @@ from supervisor.checkpoints.mirror.restore_process import PARTS_MISSING
 from supervisor.checkpoints.node_offer import NodeOffer, SaveRestored
 from supervisor.checkpoints.recording.parts import PartRecorder
 from supervisor.checkpoints.recording.recorder import CheckpointRecorder
+from supervisor.checkpoints.recording.reports import ReadMoved, ReadReported
 from supervisor.checkpoints.recording.shared_manifests import SharedManifests
 from supervisor.checkpoints.records import DIRECTORY, CheckpointRecords
 from supervisor.checkpoints.repair import CheckpointRepair, RepairPermission
@@ -43,7 +45,8 @@ class JobCheckpoints:
     def __init__(self, job: Job, report: Callable[[CheckpointReport], None], *, several_nodes: bool = False) -> None:
         """Read what earlier runs recorded. `report` is called in worker threads. `several_nodes`: ranks elsewhere write checkpoints too."""
         self._job, self._report = job, report
-        self.records = CheckpointRecords(job, several_nodes=several_nodes)
+        reads = ReadWatch(report=lambda level, text: report(ReadReported(level, text)), moved=lambda: report(ReadMoved()))
+        self.records = CheckpointRecords(job, several_nodes=several_nodes, reads=reads)
         self.shared = SharedManifests(job.state, DIRECTORY)
         self.recorder = CheckpointRecorder(self.records, self.shared, report)
         self.retention = Retention(self.records, report)
@@ -75,8 +78,16 @@ class JobCheckpoints:
         return self.records.locations.belongs_to_job(path)
 
     def listing(self) -> Listing:
-        """List the checkpoints that are declared or discovered."""
-        return self.records.locations.listing()
+        """List the checkpoints that are declared or discovered. Raises DiskSilent."""
+        return self.records.listed(self.records.locations.listing)
+
+    def note_move(self) -> None:
+        """Note that a selection goes on without reading: a mirror sends, or the other nodes answered."""
+        self.records.reads.note_move()
+
+    def read_while(self, is_wanted: Callable[[], bool]) -> None:
+        """Have the reads of a selection end once nobody waits for them. From the loop's thread: awaits no disk."""
+        self.records.reads.is_wanted = is_wanted
 
     def set_resume_way(self, resume_by: str, *, own_only: bool = False) -> None:
         """Set by whose knob the next attempt gets its checkpoint; `own_only`: one of this run. From the loop's thread: awaits no disk."""
@@ -102,7 +113,7 @@ class JobCheckpoints:
 
     def note_before(self) -> None:
         """Record what lies at the declared patterns before any rank starts."""
-        self.records.baseline.take(self.records.locations.declared().candidates)
+        self.records.baseline.take(self.records.listed(self.records.locations.declared).candidates)
 
     def restored(self, path: str, began: int, manifest: str = "") -> None:
         """Record a checkpoint that was restored from a mirror.

@@ -12,7 +12,8 @@ the same rows.
 2. The checkpoints that each node has: names, sizes and steps, without reading their data. Whose markers it found.
 3. For each candidate that all nodes have, newest first: each node's proof that it can load it. One node reads the bytes of a shared file,
    the others compare its identity. Of a save of which each node has a part, each brings the rest here from the mirror, and then reads all
-   of it. The nodes take the first candidate that all of them prove.
+   of it. The nodes take the first candidate that all of them prove. A node that reads for long has no limit of time: it reports that it
+   still reads, and all ask again.
 
 `agree` runs in a worker thread: files are read, and other nodes are waited for.
 """
@@ -25,14 +26,17 @@ import json
 import os
 import secrets
 import shlex
+import threading
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from checkpointing import common
 from checkpointing.common import NodeCheckpoint, NodeSave, Proof
+from checkpointing.io.read_watch import DiskSilent
 from checkpointing.model import CheckpointingError
 from checkpointing.select import Selection
 from supervisor.checkpoints import shared_directories
@@ -59,6 +63,9 @@ if TYPE_CHECKING:
 #: So often the nodes look whether the parts of a save have come to the mirror, and so many seconds after each look.
 MOST_LOOKS: Final = 100
 LOOK_AGAIN_S: Final = 3.0
+#: A node that still reads reports it after so long, each time later, and at last each LONGEST_READING_S.
+READING_S: Final = 30.0
+LONGEST_READING_S: Final = 300.0
 _FIRST_PROOF: Final = 3
 
 
@@ -125,7 +132,7 @@ class CheckpointsHere:
     """The checkpoints of a node.
 
     held: those that it offers; found: how many paths may be checkpoints; refused: (path, reason) of the rest. sees: the nodes whose
-    markers it found. saves: those of several nodes of which it has a part, or all.
+    markers it found. saves: those of several nodes of which it has a part, or all. silent: no byte came from the disk of some.
     """
 
     held: tuple[NodeCheckpoint, ...]
@@ -133,6 +140,7 @@ class CheckpointsHere:
     refused: tuple[tuple[str, str], ...] = ()
     sees: tuple[int, ...] = ()
     saves: tuple[NodeSave, ...] = ()
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +161,12 @@ class _NodeRows:
         """The rejected checkpoints of every node with the newest agreement."""
         agreed = self.newest.agreed
         return tuple(dict.fromkeys(path for state in self.states if state.agreed == agreed for path in state.rejected))
+
+    @property
+    def silent(self) -> tuple[tuple[str, str], ...]:
+        """The nodes that could not list or look at their checkpoints, because no byte came."""
+        rows = zip(self.states, self.offers, strict=True)
+        return tuple((state.host, ": ".join(here.refused[-1]) if here.refused else "") for state, here in rows if here.silent)
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -282,10 +296,11 @@ def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
     candidates = common.order(common.candidates(held, states.index(rows.newest)), [one.saves for one in rows.offers])
     own = [_own_path(candidate, rows, action.node) for candidate in candidates]
     refused: list[tuple[str, str]] = []
-    proven = _proven(candidates, own, action.node, node_offer, all_gather, states, refused)
+    silent = list(rows.silent)
+    proven = _proven(candidates, own, action.node, node_offer, all_gather, states, refused, silent)
     newest_whole = next(proven, None)
     if newest_whole is None:
-        return _none(action, rows, ways, tuple(refused), t)
+        return replace(_none(action, rows, ways, tuple(refused), t), silent=tuple(silent))
     taken = newest_whole
     if newest_whole.nan and all(state.finite for state in states):  # every node prefers finite weights: the next with others is taken
         taken = next((found for found in proven if not newest_whole.nan <= found.nan), newest_whole)
@@ -309,6 +324,7 @@ def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
         dangerous=selection.dangerous,
         programs=_programs(states),
         past=rows.newest.past,
+        silent=tuple(silent),
     )
 
 
@@ -320,21 +336,55 @@ def _proven(  # noqa: PLR0913, PLR0917  as _chosen, with the candidates
     all_gather: AllGather,
     states: Sequence[NodeState],
     refused: list[tuple[str, str]],
+    silent: list[tuple[str, str]],
 ) -> Iterator[_Proven]:
-    """Prove one candidate after the other, as far as they are asked for. Yield those that all nodes can load; `refused` gets the rest."""
+    """Prove one candidate after the other, as far as they are asked for. Yield those that all nodes can load; `refused` gets the rest.
+
+    `silent` gets those of the refused from which no byte came on some node.
+    """
     numbers, suspect = itertools.count(_FIRST_PROOF), any(state.suspect for state in states)
     for number, candidate in enumerate(candidates):
         if isinstance(candidate, str):
             proofs = _save_proofs(candidate, node_offer, all_gather, numbers, suspect=suspect)
             why = common.all_same(proofs)
         else:
-            proof = node_offer.prove(candidate, node, suspect=suspect)
-            proofs = _gathered(all_gather, next(numbers), proof)
+            prove = partial(node_offer.prove, candidate, node, suspect=suspect)
+            proofs = _proofs(prove, node_offer, all_gather, numbers)
             why = common.accepted(candidate, proofs)
         if why:
             refused.append((own[number], why))
+            if any(proof.silent for proof in proofs):
+                silent.append((own[number], why))
         else:
             yield _Proven(number, node_offer.restored_at(candidate) if isinstance(candidate, str) else own[number], tuple(proofs))
+
+
+def _proofs(prove: Callable[[], Proof], node_offer: NodeOffer, all_gather: AllGather, numbers: Iterator[int]) -> list[Proof]:
+    """Return the nodes' proofs, once no node reads any more. A node that moves no further is waited for in vain, as any silent one."""
+    answers: list[Proof] = []
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            answers.append(prove())
+        except BaseException as error:  # noqa: BLE001  (raised again below)
+            errors.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="prove", daemon=True).start()
+    wait_s = READING_S
+    while True:
+        n_moves = node_offer.n_moves
+        while not done.wait(wait_s) and node_offer.n_moves == n_moves:
+            continue
+        if errors:
+            raise errors[0]
+        proofs = _gathered(all_gather, next(numbers), answers[0] if done.is_set() else Proof("", reading=True))
+        if not any(proof.reading for proof in proofs):
+            return proofs
+        wait_s = min(2 * wait_s, LONGEST_READING_S)
 
 
 def _own_path(candidate: common.Candidates | str, rows: _NodeRows, node: int) -> str:
@@ -352,7 +402,7 @@ def _save_proofs(save: str, node_offer: NodeOffer, all_gather: AllGather, number
     """
     proofs: list[Proof] = []
     for _ in range(MOST_LOOKS):
-        proofs = _gathered(all_gather, next(numbers), node_offer.prove_save(save, suspect=suspect))
+        proofs = _proofs(partial(node_offer.prove_save, save, suspect=suspect), node_offer, all_gather, numbers)
         missing = [proof.missing for proof in proofs]
         is_over = not any(missing) or any(proof.reason and not proof.missing for proof in proofs)
         if is_over or (all(missing) and not any(proof.coming for proof in proofs)):
@@ -476,10 +526,11 @@ def _checkpoints_here(
         held, selection = node_offer.list_checkpoints(avoid, action.agreed_attempts)
         saves = node_offer.saves(avoid)
     except (CheckpointingError, OSError) as error:
-        return CheckpointsHere((), 1, (("the checkpoints could not be read", str(error)),)), Selection(None, 1)
+        why = (("the checkpoints could not be read", str(error)),)
+        return CheckpointsHere((), 1, why, silent=isinstance(error, DiskSilent)), Selection(None, 1)
     against = (*selection.rejected, *selection.unverifiable, *selection.unknown, *((problem,) if problem else ()))
     refused = (*against, *selection.torn, *selection.dangerous)
-    return CheckpointsHere(held, selection.found + len(saves) + bool(problem), refused, saves=saves), selection
+    return CheckpointsHere(held, selection.found + len(saves) + bool(problem), refused, (), saves, bool(selection.silent)), selection
 
 
 _Row = TypeVar("_Row", NodeState, CheckpointsHere, Proof)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Final
 from checkpointing import step_names
 from checkpointing.common import NodeCheckpoint, NodeSave, Proof, is_shared, reads
 from checkpointing.discover import Listing
+from checkpointing.io.read_watch import DiskSilent
+from checkpointing.io.reader import Interrupted
 from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Candidate, CheckpointingError, nan_weights
 from checkpointing.select import Spare, held
-from checkpointing.verification import identity_of
+from checkpointing.verification import NOT_TO_THE_END, identity_of
 from supervisor.checkpoints.recording.meeting import NodeMeeting
 from supervisor.checkpoints.selection import FILE_CLOCKS_S
 from supervisor.checkpoints.shared_directories import LOOK_S, DirectoryMarkers
@@ -73,6 +75,11 @@ class NodeOffer:
         self.markers = DirectoryMarkers(self._directories)
 
     @property
+    def n_moves(self) -> int:
+        """What grows while this node reads, or brings a save here."""
+        return self._records.reads.n_moves
+
+    @property
     def prefers_finite(self) -> bool:
         """Whether this node takes an older checkpoint if weights of the newest turned to NaN."""
         return self._selector.prefers_finite
@@ -81,7 +88,7 @@ class NodeOffer:
         """Write to disk the state that this node's dead ranks left in memory. Return the path and the reason if reading failed."""
         records = self._records
         try:
-            records.begin_run()
+            records.listed(records.begin_run)
             _ = records.rejections  # an unreadable record is a problem of this node
             records.absorb()
             self._selector.save_dead_ranks_state(permission)
@@ -148,10 +155,9 @@ class NodeOffer:
             selection = self._selector.select_from(Listing((here,)), (), suspect=suspect, rejections=self._records.rejections)
             chosen, manifest = selection.chosen, self._records.manifests.get(path)
             if chosen is None or manifest is None:
-                whys = (*selection.torn, *selection.dangerous, *selection.unverifiable, *selection.unknown, *selection.foreign)
-                return Proof(": ".join(whys[0]) if whys else f"{path} is not whole")
+                return _disproof(selection, path)
         except (CheckpointingError, OSError) as error:
-            return Proof(str(error))
+            return Proof(str(error), silent=isinstance(error, DiskSilent))
         self._restored[save] = path
         return Proof("", chosen.step, manifest.id, chosen.level, tuple(sorted(nan_weights(chosen.non_finite or ()))))
 
@@ -202,7 +208,7 @@ class NodeOffer:
         records = self._records
         self._retention.pause()
         records.order.step_back(avoid, records.copies)
-        listing = records.resumable()
+        listing = records.listed(records.resumable)
         whole = tuple(one for one in listing.candidates if not one.is_directory or self._parts.get(one.path, one.identity) is None)
         rows, selection = held(
             replace(listing, candidates=whole),
@@ -213,6 +219,7 @@ class NodeOffer:
             avoid=frozenset(avoid),
             order=records.order.order(),
             own=records.provenance.trusts,
+            watch=records.reads,
         )
         self._offered = {}
         for found, step in rows[:MOST_OFFERED]:
@@ -249,16 +256,29 @@ class NodeOffer:
             selection = self._selector.select_from(listing, copies, suspect=suspect, rejections=self._records.rejections)
             chosen = selection.chosen
             if chosen is None:
-                whys = (*selection.torn, *selection.dangerous, *selection.unverifiable, *selection.unknown, *selection.foreign)
-                return Proof(": ".join(whys[0]) if whys else f"{row.path} is not whole")
+                return _disproof(selection, row.path)
             digest = row.digest
             if not is_shared(candidate) and not isinstance(found, Spare):
-                manifest = self._recorder.record(chosen, ReadOptions())
+                manifest = self._records.reads.read(
+                    chosen.path,
+                    lambda how: self._recorder.record(chosen, how),
+                    device=identity.dev,
+                    n_bytes=identity.size,
+                    why="its digest is to be compared with the other nodes'",
+                )
                 digest = manifest.id if manifest is not None else ""
             return Proof("", chosen.step, digest, chosen.level, tuple(sorted(nan_weights(chosen.non_finite or ()))))
+        except Interrupted:
+            return Proof(f"{row.path}: {NOT_TO_THE_END}")
         except (CheckpointingError, OSError) as error:
-            return Proof(f"{row.path}: {error}")
+            return Proof(f"{row.path}: {error}", silent=isinstance(error, DiskSilent))
 
     def take(self, path: str) -> None:
         """Protect the checkpoint of the attempt from pruning."""
         self._retention.use(path)
+
+
+def _disproof(selection: Selection, path: str) -> Proof:
+    """Return why a node cannot load a checkpoint."""
+    whys = (*selection.torn, *selection.dangerous, *selection.unverifiable, *selection.unknown, *selection.foreign)
+    return Proof(": ".join(whys[0]) if whys else f"{path} is not whole", silent=bool(selection.silent))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from checkpointing.io.read_watch import ReadWatch
 from checkpointing.manifest.documents import Manifests
 from checkpointing.rejections import Rejections
 from checkpointing.retention.copies import Copies
@@ -22,11 +23,15 @@ from supervisor.core.model import ResumeKind
 from supervisor.core.planning import DECLARED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from checkpointing.discover import Listing
     from checkpointing.model import Candidate
     from supervisor.job.job import Job
 
 DIRECTORY: Final = "checkpoints"
+
+T = TypeVar("T")
 
 
 class CheckpointRecords:
@@ -35,12 +40,13 @@ class CheckpointRecords:
     `begin_attempt` waits for no disk. All else reads and writes files: call it in worker threads.
     """
 
-    def __init__(self, job: Job, *, several_nodes: bool) -> None:
-        """Read what earlier runs recorded."""
+    def __init__(self, job: Job, *, several_nodes: bool, reads: ReadWatch | None = None) -> None:
+        """Read what earlier runs recorded. `reads` follows what is read before an attempt."""
         settings = job.settings
         self.job = job
         self.several_nodes = several_nodes
         self.directory = job.state / DIRECTORY
+        self.reads = ReadWatch() if reads is None else reads
         self.cache = Cache()  # of verdicts: what the watcher has read, a selection need not read again
         discovers = settings.checkpoints.learn and settings.instrument.enabled
         self.discovery = Discovery(self.directory, job.run_id) if discovers else None
@@ -86,6 +92,10 @@ class CheckpointRecords:
         self.script_chooses = finds or settings.resumes_itself or not settings.checkpoints.paths
         if self.discovery is not None and not settings.checkpoints.paths:
             self.discovery.set_resume_way(way)
+
+    def listed(self, work: Callable[[], T]) -> T:
+        """Return what `work` lists or stats at the places of the checkpoints. Raises DiskSilent where their disk does not answer."""
+        return self.reads.call(", ".join(self.locations.roots()) or str(self.job.cwd), work)
 
     def resumable(self) -> Listing:
         """List the checkpoints from which the next attempt may resume: all, or those of this run.

@@ -14,6 +14,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from checkpointing.io.read_watch import DiskSilent
+from checkpointing.io.reader import Interrupted
 from checkpointing.model import Verdict, Verification
 from checkpointing.retention import ownership
 from checkpointing.verification import identity_of, verify
@@ -23,6 +25,7 @@ from supervisor.observe.ranks.path_patterns import pattern_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from checkpointing.io.tree import ReadOptions
     from checkpointing.model import Candidate
     from checkpointing.retention.copies import Copy
     from supervisor.checkpoints.discovery.from_logs import Discovery
@@ -35,9 +38,9 @@ MOST_BESIDE: Final = 4
 class RepairPermission:
     """One selection's permission to change files: it has it while no rank lives, and loses it before ranks are started.
 
-    A selection runs in a worker thread, and the core waits for it only for a time: where the disk hangs, an attempt begins without its
-    answer. When the disk answers again, that thread must not rename a file which a living rank writes. One lock makes the question and the
-    change one step, so `revoke` returns after the last change is done, and no other can follow.
+    A selection runs in a worker thread that may be left behind: by a stop, or by the next selection after its nodes gave it up. When its
+    disk answers again, that thread must not rename a file which a living rank writes. One lock makes the question and the change one step,
+    so `revoke` returns after the last change is done, and no other can follow.
     """
 
     def __init__(self) -> None:
@@ -171,14 +174,25 @@ class CheckpointRepair:
 
     def _whole_patterns(self, patterns: Collection[str], candidates: Sequence[Candidate]) -> set[str]:
         """Return those of the patterns of which one of the newest candidates is whole."""
-        until = time.monotonic() + self._records.job.settings.checkpoints.verify_budget_s
         beside = [one for one in candidates if pattern_of(one.path) in patterns]
         whole: set[str] = set()
         for one in sorted(beside, key=lambda one: one.mtime_ns, reverse=True)[:MOST_BESIDE]:
-            known = self._records.cache.get(one.path, one.identity) or verify(
-                one.path, interrupted=lambda: time.monotonic() > until, own=self._trusts(one.path)
-            )
-            self._records.cache.put(known)
-            if known.verdict is Verdict.VERIFIED:
+            known = self._records.cache.get(one.path, one.identity) or self._verified(one)
+            if known is not None and known.verdict is Verdict.VERIFIED:
                 whole.add(pattern_of(one.path))
         return whole
+
+    def _verified(self, candidate: Candidate) -> Verification | None:
+        """Read a checkpoint in full; None where its disk gives no byte."""
+        path, own = candidate.path, self._trusts(candidate.path)
+        device, n_bytes = candidate.identity.dev, candidate.identity.size
+
+        def read(how: ReadOptions) -> Verification:
+            return verify(path, throttle=how.throttle, interrupted=how.interrupted, own=own)
+
+        try:
+            found = self._records.reads.read(path, read, device=device, n_bytes=n_bytes, why="a torn one lies beside it")
+        except (DiskSilent, Interrupted):
+            return None
+        self._records.cache.put(found)
+        return found

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.discover import Listing
+from checkpointing.io.read_watch import DiskSilent
+from checkpointing.io.reader import Interrupted
 from checkpointing.model import CheckpointingError, Verdict
-from checkpointing.select import LIMIT_S, newest
+from checkpointing.select import newest
 from checkpointing.training import snapshot_writer
 from checkpointing.verification import verify
 from supervisor.checkpoints.recording.watcher import to_event, to_ref
@@ -18,7 +20,7 @@ from supervisor.observe.ranks.path_patterns import checkpoint_path
 from supervisor.observe.ranks.progress_sampler import loads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from checkpointing.rejections import Rejections
     from checkpointing.select import Selection, Spare
@@ -41,44 +43,62 @@ class CheckpointSelector:
         self._job = records.job
 
     def select(self, t: float, attempt: int, avoid: Collection[str], *, suspect: bool, permission: RepairPermission) -> CheckpointSelected:
-        """Return the newest whole checkpoint that is not among `avoid`. No rank is alive on this node.
+        """Return the newest whole checkpoint that is not among `avoid`. No rank is alive on this node. Raises Interrupted.
 
         If the script resumes by itself, the torn checkpoints that it would take are repaired while `permission` is valid: an attempt may
         begin before this ends.
         """
         records = self._records
         repaired: tuple[tuple[str, str], ...] = ()
+        silent: dict[str, str] = {}
         try:
-            records.begin_run()
+            records.listed(records.begin_run)
             rejections = records.rejections
             records.absorb()
             self.save_dead_ranks_state(permission)
             if permission.is_valid:
                 records.order.step_back(avoid, records.copies)
             # those of earlier runs too: the script may take a torn one
-            selection = self._newest(rejections, avoid, records.locations.listing(), suspect=suspect)
-            if self._repair is not None and self._records.script_chooses and permission.is_valid:
+            selection = self._newest(rejections, avoid, self._listing(records.locations.listing, silent), suspect=suspect)
+            if not records.reads.is_wanted():
+                raise Interrupted
+            silent |= dict(selection.silent)
+            # nothing is moved on a disk that hangs
+            if self._repair is not None and self._records.script_chooses and permission.is_valid and not silent:
                 repaired = self._repair.repair([path for path, _ in selection.torn], attempt, permission)
             if repaired or records.own_only:
                 left = [row for row in selection.torn if row[0] not in {path for path, _ in repaired}]
-                selection = self._newest(rejections, avoid, records.resumable(), suspect=suspect)
+                selection = self._newest(rejections, avoid, self._listing(records.resumable, silent), suspect=suspect)
                 selection = replace(selection, torn=tuple(dict.fromkeys((*selection.torn, *left))))
             if permission.is_valid:
                 self._retention.use(None if selection.chosen is None else selection.chosen.path)
             notes = (*records.take_notes(), *selection.notes)
-            unused = unused_checkpoints(records) if selection.chosen is None else ()
+            silent |= dict(selection.silent)
+            unused = unused_checkpoints(records) if selection.chosen is None and not silent else ()
             stuck = self._stuck(selection, attempt, {path for path, _ in repaired})
             event = replace(to_event(selection, t, attempt), repaired=repaired, notes=notes, unused=unused, torn_in_use=stuck)
+            event = replace(event, silent=tuple(silent.items()))
             return replace(event, kept_copies=self._kept_copies(event)) if records.script_chooses else event
+        except DiskSilent as error:
+            rows = ((", ".join(records.locations.roots()), str(error)),)
+            return CheckpointSelected(t, attempt, None, found=1, refused=rows, repaired=repaired, silent=rows)
         except (CheckpointingError, OSError) as error:
-            declared = int(bool(self._job.settings.checkpoints.paths))
-            return CheckpointSelected(t, attempt, None, found=declared, refused=((str(records.directory), str(error)),), repaired=repaired)
+            return CheckpointSelected(t, attempt, None, found=1, refused=((str(records.directory), str(error)),), repaired=repaired)
+
+    def _listing(self, work: Callable[[], Listing], silent: dict[str, str]) -> Listing:
+        """Return a listing of candidates; where their disk does not answer, none, and the reason in `silent`: our copies may do."""
+        try:
+            return self._records.listed(work)
+        except DiskSilent as error:
+            place = ", ".join(self._records.locations.roots())
+            silent[place] = str(error)
+            return Listing((), ((place, str(error)),))
 
     def select_from(
         self, listing: Listing, copies: Sequence[Spare], avoid: Collection[str] = (), *, suspect: bool, rejections: Rejections | None
     ) -> Selection:
         """Return the newest whole one of some checkpoints and copies. `rejections`: None where nothing is to be rejected for good."""
-        records, checkpoints = self._records, self._job.settings.checkpoints
+        records = self._records
         return newest(
             listing,
             rejections,
@@ -86,8 +106,7 @@ class CheckpointSelector:
             manifests=records.manifests,
             spares=copies,
             suspect=suspect,
-            budget_s=checkpoints.verify_budget_s,
-            limit_s=LIMIT_S if checkpoints.paths else checkpoints.verify_budget_s,  # a script that resumes by itself does not wait for us
+            watch=records.reads,
             avoid=avoid,
             prefer_finite=self.prefers_finite,
             order=records.order.order(),
@@ -111,11 +130,14 @@ class CheckpointSelector:
         return not self._records.script_chooses
 
     def has_good(self) -> bool:
-        """Return whether any checkpoint on this disk is proven whole. Nothing is rejected for good: ranks of other nodes may be writing."""
+        """Return whether any checkpoint on this disk is proven whole, False where the disk gives no byte of any.
+
+        Nothing is rejected for good: ranks of other nodes may be writing.
+        """
         records = self._records
         try:
-            records.begin_run()
-            chosen = self._newest(None, (), records.resumable(), suspect=False).chosen
+            records.listed(records.begin_run)
+            chosen = self._newest(None, (), records.listed(records.resumable), suspect=False).chosen
             return chosen is not None and records.rejections.get(chosen.path, chosen.identity) is None
         except (CheckpointingError, OSError):
             return True  # the selection meets it as well, and reports it

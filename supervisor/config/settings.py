@@ -130,7 +130,6 @@ class Checkpoints:
         "A call that is known to run code is refused all the same.",
         flag="--trust-checkpoints",
     )
-    verify_budget_s: float = setting(20.0, "How long to read checkpoints again before a resume if they were verified before.", minimum=0)
     copies_gib: float = setting(
         50.0,
         "Space in the state directory for copies of checkpoints that the script overwrites or may leave torn; 0: no copies.",

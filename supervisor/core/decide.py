@@ -69,6 +69,7 @@ from supervisor.core.events import (
     Saved,
     SaveOnRequestSeen,
     SaveSearched,
+    SelectionMoved,
     StacksRequested,
     StartCeilingPassed,
     StopRequested,
@@ -134,6 +135,7 @@ EVENTS: dict[type, EventRow] = {
         _leads([Stage.SELECTING], *CHOSEN) | _leads([Stage.STARTING], Stage.TEARDOWN, Stage.ENDED),
     ),
     ProgramIdentified: EventRow(frozenset({Stage.STARTING}), lifecycle.on_program_identified),
+    SelectionMoved: EventRow(frozenset({Stage.SELECTING, Stage.STARTING}), start.on_selection_moved),
     AttemptStarted: EventRow(
         frozenset({Stage.STARTING}), ailing.on_attempt_started, _leads([Stage.STARTING], Stage.RUNNING, Stage.TEARDOWN)
     ),

@@ -273,10 +273,10 @@ class CheckpointSelected:
     """The answer to SelectCheckpoint. `chosen` None with `found` > 0: none of those found is good any more.
 
     No attempt resumes from these, each with its reason: `torn`; `dangerous`: loading them could run code; `refused`: they could not be read
-    or verified, and may be good; `not_finite`. `older`: further ones, oldest first, not verified. `unused`: whole ones of which the
-    script gets none. `torn_in_use`: the torn one that the last attempt tried to load. `repaired`: changes to files of the job, as (path,
-    change), by the rule of ownership (docs/explanation/checkpoints.md). `kept_copies`: of torn ones that stay, as (path, newest copy).
-    `notes`: for people.
+    or verified, and may be good; `silent`: those of them from which no byte came; `not_finite`. `older`: further ones, oldest first, not
+    verified. `unused`: whole ones of which the script gets none. `torn_in_use`: the torn one that the last attempt tried to load.
+    `repaired`: changes to files of the job, as (path, change), by the rule of ownership (docs/explanation/checkpoints.md).
+    `kept_copies`: of torn ones that stay, as (path, newest copy). `notes`: for people.
 
     cannot_work: what differs between the nodes' environments so that no attempt can work, the same on all nodes. unfit: nodes that failed
     the node check, by their number, each with the finding. not_excluded: those of them whose ledger could not be written.
@@ -316,6 +316,15 @@ class CheckpointSelected:
     not_excluded: tuple[int, ...] = ()
     batch: HeldBatch = HeldBatch()
     ever_loaded: bool = False
+    silent: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionMoved:
+    """The selection of a checkpoint goes on: bytes come from the disk, or the nodes took another step to their agreement."""
+
+    t: float
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,6 +531,7 @@ Event = (
     | NodesGathered
     | NodeBegan
     | ProgramIdentified
+    | SelectionMoved
     | AttemptStarted
     | RanksFound
     | RankExited

@@ -120,7 +120,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         batch=global_batch.held(state, planning.current_knobs(state, state.run.overrides)),
         ever_loaded=state.run.ever_loaded,
     )
-    return state, (select, SetTimer("select", token, state.run.policy.select_deadline_s))
+    return state, (select, SetTimer("select", token, state.run.policy.select_silence_s))
 
 
 def _wanted_check(state: JobState) -> str:
@@ -166,7 +166,8 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     state = planning.with_programs(state, event.programs)
     if event.ever_loaded and not state.run.ever_loaded:  # one rank may load for all: this node alone would not begin again
         state = changed(state, run=changed(state.run, ever_loaded=True), attempt=changed(state.attempt, scratch_refusal=None))
-    if event.resume_differs or (event.chosen is None and event.node_offers and state.run.policy.checkpoints_declared):
+    nothing_in_common = event.chosen is None and event.node_offers and not event.silent
+    if event.resume_differs or (nothing_in_common and state.run.policy.checkpoints_declared):
         return _stop_apart(state, event, _RESUME_DIFFERS if event.resume_differs else _NOTHING_IN_COMMON)
     state, actions = start.on_checkpoint_selected(state, event)
     return state, (*_batch_reported(state, event.batch), *actions)
@@ -258,10 +259,10 @@ def _stop_for_batch(state: JobState, event: CheckpointSelected) -> Step:
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:
-    """The nodes do not come to an agreement: one of them cannot read its checkpoints. None can begin alone."""
+    """The nodes do not come to an agreement: nothing comes from one of them any more. None can begin alone."""
     if not state.attempt.awaits_agreement:
         return state, ()
-    summary = f"the nodes did not agree on a checkpoint within {state.run.policy.select_deadline_s:.0f} s"
+    summary = f"the nodes did not agree on a checkpoint, and nothing moved for {state.run.policy.select_silence_s:.0f} s"
     verdict = Verdict(Cause.IO_ERROR, 0.8, summary, "select:overdue", transient=True)
     return start.stop_for(state, t, verdict, Plan(PlanKind.STOP, summary, "the scheduler's requeue continues this run", "beginning", 75))
 

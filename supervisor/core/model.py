@@ -477,7 +477,7 @@ class Policy:
     period_s: float = 3600.0
     same_place_steps: int = 10
     start_window_s: float = 120.0  # a rank without an optimizer, in which nothing else ran, is believed to be still importing for this long
-    select_deadline_s: float = 1200.0  # beyond what reading the largest checkpoints may take (checkpointing.select.LIMIT_S)
+    select_silence_s: float = 1200.0  # a selection that does not move for so long is given up; a disk without a byte far earlier
     peer_deadline_s: float = 120.0  # how long a node waits for the decision of the nodes
     lease_s: float = 6.0  # a node from which nothing comes for so long is lost
     check_nodes: str = "never"  # --check-nodes: never, doubt or start

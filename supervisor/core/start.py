@@ -26,7 +26,7 @@ from supervisor.strategies import propose
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
-    from supervisor.core.events import CheckpointSelected, HealthChecked
+    from supervisor.core.events import CheckpointSelected, HealthChecked, SelectionMoved
     from supervisor.core.model import CheckpointRef
     from supervisor.core.state import Step
 
@@ -50,7 +50,7 @@ def select(state: JobState, t: float) -> Step:
         return state, (*beside, *actions) if state.stage is not Stage.ENDED else actions
     if state.run.policy.checkpoints_declared or state.run.policy.checkpoints_learned:
         token = state.token + 1
-        timer = SetTimer("select", token, state.run.policy.select_deadline_s)
+        timer = SetTimer("select", token, state.run.policy.select_silence_s)
         order = SelectCheckpoint(
             state.attempt.number, state.run.rejected, resume_by=planning.resume_by(state), own_only=planning.takes_own_only(state)
         )
@@ -71,11 +71,13 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     """
     refused = sum(map(len, (event.torn, event.dangerous, event.refused, event.not_finite)))
     state = changed(state, run=changed(state.run, unused=event.unused, known_good=max(event.found - refused, 0)))
+    silent = dict(event.silent)
     left = "left where it is and not used" if state.run.policy.checkpoints_declared else "left where it is"
     done = {path for path, _ in event.repaired}
     torn = [(path, why) for path, why in event.torn if path not in done]
     notes: tuple[Action, ...] = tuple(PrintMessage("warning", f"{path}: {what}") for path, what in event.repaired)
     notes += tuple(PrintMessage("warning", f"checkpoint not resumed from: {path}: {why}") for path, why in event.not_finite)
+    notes += tuple(PrintMessage("warning", f"checkpoint passed over: {path}: {why}") for path, why in silent.items())
     notes += tuple(PrintMessage("warning", note) for note in event.notes)
     notes += tuple(PrintMessage("warning", f"checkpoint {left}: {path}: {why}") for path, why in torn)
     unsafe = "not used" if state.run.policy.checkpoints_declared else "left to the script"
@@ -93,6 +95,9 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
         notes += _step_back_cost(state, event.chosen)
         state, actions = begin_on_this_node(_gained(state, event.chosen, event.older), event.t, event.chosen)
         return state, (*notes, *actions)
+    if event.silent:
+        stopped, actions = stop_for(state, event.t, *_none_read(state, event))
+        return stopped, (*notes, *actions)
     if _has_lost_all(state, event):
         stopped, actions = stop_for(state, event.t, *_none_usable(state, event))
         return stopped, (*notes, *actions)
@@ -103,13 +108,32 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
 def _has_lost_all(state: JobState, event: CheckpointSelected) -> bool:
     """Whether checkpoints of this training are no good any more, and the script gets one from us alone: it would begin from scratch.
 
-    An option that we append is given only with a checkpoint. A torn one alone may be that of a first save; a whole one was saved before if
-    one was verified, or a copy is kept.
+    An option that we append, with a path or as a switch, is given only with a checkpoint. A torn one alone may be that of a first save; a
+    whole one was saved before if one was verified, or a copy is kept. What could not be read or verified, or could run code, may be whole.
     """
     if state.run.policy.checkpoints_declared:
         return bool(event.found) or state.run.newest is not None
-    by_option = planning.resume_knob(state) is not None and not planning.resumes_itself(state)
-    return by_option and bool(event.found and event.torn) and (state.run.newest is not None or bool(event.kept_copies))
+    if planning.resume_knob(state) is None or planning.resumes_itself(state) or not event.found:
+        return False
+    return bool(event.refused or event.dangerous) or (bool(event.torn) and (state.run.newest is not None or bool(event.kept_copies)))
+
+
+def _none_read(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan]:
+    """Return the stop where checkpoints may be whole, and their disk gives no byte: neither resuming nor starting from scratch is right."""
+    path, why = event.silent[0]
+    more = f" (and {len(event.silent) - 1} more)" if len(event.silent) > 1 else ""
+    summary = f"no checkpoint could be read: {path}: {why}{more}"[:600]
+    verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.IO_ERROR, 0.9, summary, "select:silent", transient=True)
+    hint = "see whether the disk answers: `stat` and `head -c 1` of that path; the scheduler's requeue continues this run"
+    return verdict, Plan(PlanKind.STOP, summary, hint, "beginning", 75)
+
+
+def on_selection_moved(state: JobState, _event: SelectionMoved) -> Step:
+    """Wait on: a read has no limit of time while bytes come."""
+    if state.stage is not Stage.SELECTING and not (state.attempt.awaits_agreement and state.attempt.members):
+        return state, ()
+    token = state.token + 1
+    return changed(state, token=token), (SetTimer("select", token, state.run.policy.select_silence_s),)
 
 
 def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan]:
@@ -192,14 +216,8 @@ def _gained(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, 
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:
-    """The place of the checkpoints does not answer: where it was declared, neither resuming nor starting from scratch can be justified."""
-    if not state.run.policy.checkpoints_declared:
-        state, actions = begin_from_scratch(state, t)
-        return state, (
-            PrintMessage("warning", "the checkpoints could not be read; the script chooses its own"),
-            *actions,
-        )
-    summary = f"the checkpoints could not be read within {state.run.policy.select_deadline_s:.0f} s"
+    """The place of the checkpoints does not answer: neither resuming nor starting from scratch can be justified."""
+    summary = f"the checkpoints could not be read: nothing came from their disk for {state.run.policy.select_silence_s:.0f} s"
     verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.IO_ERROR, 0.8, summary, "select:overdue", transient=True)
     return stop_for(state, t, verdict, Plan(PlanKind.STOP, summary, "the scheduler's requeue continues this run", "beginning", 75))
 

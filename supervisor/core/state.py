@@ -299,6 +299,11 @@ class JobState:
         return self.stage is Stage.STARTING and self.attempt.number == attempt
 
     @property
+    def selects(self) -> bool:
+        """Whether the checkpoint of the next attempt is being selected, on this node or by all that have met."""
+        return self.stage is Stage.SELECTING or (self.stage is Stage.STARTING and self.attempt.awaits_agreement)
+
+    @property
     def waits_to_meet(self) -> bool:
         """Whether this node waits for the other nodes of the job, to begin an attempt with them."""
         return self.stage is Stage.STARTING and self.attempt.awaits_agreement and not self.attempt.members

@@ -5,7 +5,7 @@ The finders are worker threads; everything is passed to the loop's thread here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from supervisor.checkpoints.recording.reports import (
     CheckpointAlert,
@@ -13,21 +13,27 @@ from supervisor.checkpoints.recording.reports import (
     CheckpointFound,
     CheckpointPruned,
     CheckpointTrouble,
+    ReadMoved,
+    ReadReported,
     SavesShared,
     WatcherFailed,
 )
 from supervisor.core.actions import Alert
-from supervisor.core.events import CheckpointVerified
+from supervisor.core.events import CheckpointVerified, SelectionMoved
 from supervisor.report.log_events import LogEvent
 from supervisor.report.wording import position_text
 
 if TYPE_CHECKING:
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.core.model import UnusedCheckpoints
+    from supervisor.core.state import Stage
     from supervisor.report.event_log import EventLog
     from supervisor.report.reporter import Reporter
     from supervisor.report.terminal import TerminalWriter
     from supervisor.run.loop import Loop
+
+#: How often the core hears that a selection goes on: far within the time after which it gives one up (Policy.select_silence_s).
+MOVED_EVERY_S: Final = 60.0
 
 
 class CheckpointNews:
@@ -39,6 +45,8 @@ class CheckpointNews:
         self._terminal = terminal
         self._log = log
         self._keep = keep
+        self._selection: tuple[Stage, int] | None = None  # the one that is under way,
+        self._moved_t = 0.0  # and when the core last heard of it
 
     def took(self, report: CheckpointReport) -> None:
         """Pass a report on. From any thread."""
@@ -57,11 +65,26 @@ class CheckpointNews:
                 loop.call_soon(lambda: self._pruned(path, step, reason))
             case SavesShared(path, ranks):
                 loop.call_soon(lambda: self._shared(path, ranks))
+            case ReadReported(level, text):
+                self._terminal.message(text, "warning" if level == "warning" else "info")  # at once: before the loop runs, too
+            case ReadMoved():
+                self._selection_moves()
             case WatcherFailed(text):
                 message = f"the checkpoint watcher failed and goes on: {text}"
                 loop.call_soon(lambda: self._terminal.message(message, "warning"))
             case _:
                 assert_never(report)
+
+    def _selection_moves(self) -> None:
+        """Have the core wait on, now and then. From any thread."""
+        loop = self._loop
+        now, state = loop.clock.now(), loop.state
+        selection = (state.stage, state.attempt.number)
+        if selection != self._selection:
+            self._selection, self._moved_t = selection, now
+        elif state.selects and now - self._moved_t >= MOVED_EVERY_S:
+            self._moved_t = now
+            loop.post(SelectionMoved(now, state.attempt.number))
 
     def _copied(self, unused: UnusedCheckpoints, place: str) -> None:
         self._log.write(LogEvent.CHECKPOINT_COPIED, path=unused.newest, step=unused.step, copy=place)

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from checkpointing.io.reader import Interrupted
 from checkpointing.model import CheckpointingError
 from supervisor.checkpoints import node_agreement
 from supervisor.checkpoints.repair import RepairPermission
@@ -71,14 +72,18 @@ class CheckpointRequests:
         incident = self._loop.state.run.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
         permission = self.permission = RepairPermission()
+        checkpoints.read_while(lambda: self.permission is permission and self._loop.state.selects)
         if action.nodes:
             self._threads.start("agree", lambda: self._agree(action, permission, suspect=suspect))
             return
 
         def work() -> None:
-            self._loop.post(
-                checkpoints.select(self._loop.clock.now(), action.attempt, action.rejected, suspect=suspect, permission=permission)
-            )
+            t = self._loop.clock.now()
+            try:
+                event = checkpoints.select(t, action.attempt, action.rejected, suspect=suspect, permission=permission)
+            except Interrupted:  # nobody waits for it any more
+                return
+            self._loop.post(event)
             for problem in checkpoints.problems:
                 self._warn_once(problem)
 
@@ -106,9 +111,11 @@ class CheckpointRequests:
             self._loop.call_soon(lambda: self._nodes.all_gather(action.attempt, number, text, answer.put))
             while self._loop.state.awaits_ranks(action.attempt):
                 try:
-                    return answer.get(timeout=AGREE_POLL_S)
+                    texts = answer.get(timeout=AGREE_POLL_S)
                 except queue.Empty:
                     continue
+                self._factory.checkpoints.note_move()
+                return texts
             raise node_agreement.AgreementCancelled
 
         t = self._loop.clock.now()
@@ -128,7 +135,7 @@ class CheckpointRequests:
                 t=t,
                 check=self._node_check(action),
             )
-        except node_agreement.AgreementCancelled:
+        except (node_agreement.AgreementCancelled, Interrupted):
             return
         self._loop.post(replace(event, t=self._loop.clock.now()))
 

@@ -172,7 +172,12 @@ class JobRun:
         watcher = checkpoints.watcher(feed, self._has_rank_0)
         if self.mirror is not None:
             self.mirror.start()
-            checkpoints.restore_saves_with(lambda save: restore_process.restore(self.job, self.terminal.message, save))
+
+            def tell(line: str) -> None:  # a line comes while bytes come, and before the mirror is given up
+                checkpoints.note_move()
+                self.terminal.message(line)
+
+            checkpoints.restore_saves_with(lambda save: restore_process.restore(self.job, tell, save))
         if watcher is not None:
             watcher.start()
         policy = self._policy()

@@ -10,6 +10,7 @@ import torch
 
 from checkpointing import select
 from checkpointing.discover import find
+from checkpointing.io.read_watch import ReadWatch
 from checkpointing.model import Verdict
 from checkpointing.rejections import Rejections
 from checkpointing.select import Selection, newest
@@ -178,16 +179,7 @@ def test_what_cannot_be_read_is_neither_rejected_nor_forgotten(tmp_path: Path) -
     assert selection.unknown[0][1] == "it could not be read: No such file or directory"
 
 
-def test_a_known_file_is_believed_once_the_budget_is_spent(tmp_path: Path) -> None:
-    path = save(tmp_path / "step_3.pt", 3)
-    cache = Cache()
-    cache.put(verify(str(path)))
-    selection = newest(find(["*.pt"], str(tmp_path)), Rejections(tmp_path / ".state"), cache, budget_s=3, clock=Clock())
-    assert selection.chosen is not None
-    assert selection.chosen.level == "identity"
-
-
-def test_a_known_file_is_read_again_while_the_budget_lasts(tmp_path: Path) -> None:
+def test_a_known_file_is_taken_unread_and_read_again_after_a_failure_that_it_may_have_caused(tmp_path: Path) -> None:
     path = save(tmp_path / "step_3.pt", 3)
     cache = Cache()
     cache.put(verify(str(path)))
@@ -198,17 +190,33 @@ def test_a_known_file_is_read_again_while_the_budget_lasts(tmp_path: Path) -> No
     path.write_bytes(content)
     os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns))
     assert cache.get(str(path), find(["*.pt"], str(tmp_path)).candidates[0].identity) is not None
-    selection = choose(tmp_path, cache=cache)
+    taken = choose(tmp_path, cache=cache).chosen
+    assert taken is not None
+    assert taken.level == "identity"
+    selection = choose(tmp_path, cache=cache, suspect=True)
     assert selection.chosen is None
     assert "CRC" in selection.torn[0][1]
 
 
-def test_an_unknown_file_is_read_in_full_whatever_the_budget(tmp_path: Path) -> None:
+def test_what_was_never_verified_is_read_however_long_it_takes_and_the_older_ones_stay_as_good(tmp_path: Path) -> None:
+    """The newest takes hours of the disk's time. It is no reason to refuse it, nor the older ones that were verified before."""
+    cache = Cache()
+    for step in (1, 2):
+        cache.put(verify(str(save(tmp_path / f"step_{step}.pt", step))))
+    newest_of_all = save(tmp_path / "step_3.pt", 3)
+    slow = Clock()
+    watch = ReadWatch(clock=lambda: 10_000 * slow())
+    selection = choose(tmp_path, cache=cache, watch=watch)
+    assert (chosen_name(selection), selection.older) == ("step_3.pt", tuple((str(tmp_path / f"step_{step}.pt"), step) for step in (1, 2)))
+    newest_of_all.unlink()
+    assert chosen_name(choose(tmp_path, cache=cache, watch=watch)) == "step_2.pt"
+
+
+def test_one_that_nobody_waits_for_any_more_is_read_no_further(tmp_path: Path) -> None:
     save(tmp_path / "step_3.pt", 3)
-    assert choose(tmp_path, budget_s=0.0).chosen is not None
-    selection = choose(tmp_path, limit_s=0.0)
+    selection = choose(tmp_path, interrupted=lambda: True)
     assert (selection.chosen, selection.found) == (None, 1)
-    assert selection.unknown[0][1] == "not read to the end: out of time"
+    assert selection.unknown[0][1] == "not read to the end: nobody waits for it any more"
 
 
 def test_a_verdict_is_cached_by_identity(tmp_path: Path) -> None:

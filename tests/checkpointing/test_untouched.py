@@ -48,7 +48,8 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
         flip(at)
         before = everything(job)
         assert check.check(str(path), made).verdict is Verdict.BAD, file.path
-        selection = newest(find([str(path)], str(job)), Rejections(state / file.path), Cache(), manifests=manifests)
+        listing, rejections = find([str(path)], str(job)), Rejections(state / file.path)
+        selection = newest(listing, rejections, Cache(), manifests=manifests, suspect=True)  # as after a load that failed
         assert (selection.chosen, selection.found) == (None, 1), file.path
         judged = check.check(str(path), made)
         assert not MoveJournal(str(state)).move(judged, 1, {}, ranks_alive=False).to  # this job was not seen to write it

@@ -7,12 +7,14 @@ import os
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from checkpointing.io import reader
 from supervisor.checkpoints import node_agreement, shared_directories
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.repair import RepairPermission
@@ -25,8 +27,9 @@ from supervisor.node.node_check import NodeCheckResult
 from supervisor.node.node_environment import EnvironmentComparison
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
+    from checkpointing.io.read_watch import ReadWatch
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.core.events import CheckpointSelected
 
@@ -47,6 +50,7 @@ class Nodes:
         self.environments: dict[int, str] = {}
         self.check: Any = None
         self.warned: list[str] = []
+        self.on_gathered: Callable[[int, list[str]], None] = lambda _number, _texts: None
         for node, directory in enumerate(self.directories):
             directory.mkdir(exist_ok=True)
             settings = Settings(checkpoints=Checkpoints(paths=(f"{directory}/{pattern}",), mirror=mirror, **keep))
@@ -86,6 +90,8 @@ class Nodes:
             def say(number: int, text: str) -> list[str]:
                 said.setdefault(number, [""] * count)[node] = text
                 barrier.wait()
+                if node == 0:
+                    self.on_gathered(number, said[number])
                 return said[number]
 
             action = asked[node] if asked else SelectCheckpoint(1, nodes=count, node=node)
@@ -125,6 +131,81 @@ def test_of_a_shared_directory_all_take_the_newest_and_one_reads_it(tmp_path: Pa
     assert [one.chosen and one.chosen.level for one in found] == ["structure", "identity", "identity"]
     assert [[ref.step for ref in one.older] for one in found] == [[40]] * 3
     assert {one.agreement for one in found} == {1}
+
+
+class SlowDisk:
+    """The reads of a node's checkpoints go on by one piece each time that it is allowed, or never return."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked, self.goes_on, self.n_asked = threading.Event(), threading.Event(), 0
+        real = os.preadv
+
+        def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
+            if Path(f"/proc/self/fd/{fd}").readlink().name == "step-60.pt":
+                self.n_asked += 1
+                self.asked.set()
+                self.goes_on.wait(DEADLINE_S)
+            return real(fd, buffers, offset)
+
+        monkeypatch.setattr(reader.os, "preadv", preadv)
+
+    def hangs_for(self, watch: ReadWatch) -> None:
+        """Let the time of this watch go by while a read hangs that it has not left, and only then."""
+        t = 0.0
+
+        def wait(done: threading.Event, look_s: float) -> bool:
+            nonlocal t
+            if self.n_asked > len(watch._left):  # noqa: SLF001
+                t += look_s
+                return done.wait(0.0005)
+            return done.wait(0.01)
+
+        watch._wait, watch._clock = wait, lambda: t  # noqa: SLF001
+
+
+def test_a_node_that_still_reads_is_waited_for_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes: the nodes ask each other again, so that none of them thinks that nothing moves."""
+    monkeypatch.setattr(node_agreement, "READING_S", 0.02)
+    disk, nodes = SlowDisk(monkeypatch), Nodes(tmp_path, 2, shared=True)
+    nodes.saved(40, 0)
+    nodes.saved(60, 0)
+    rounds: list[int] = []
+
+    def moves() -> None:
+        disk.asked.wait(DEADLINE_S)
+        while len(rounds) < 5:  # bytes come, and the checkpoint is not read to its end
+            nodes.nodes[0].note_move()
+            time.sleep(0.005)
+        disk.goes_on.set()
+
+    def gathered(number: int, _texts: list[str]) -> None:
+        if number > node_agreement._FIRST_PROOF:  # noqa: SLF001
+            rounds.append(number)
+
+    nodes.on_gathered = gathered
+    mover = threading.Thread(target=moves)
+    mover.start()
+    found = nodes.agree()
+    mover.join()
+    assert nodes.steps(found) == [60, 60]
+    assert len(rounds) >= 5
+    assert [one.silent for one in found] == [(), ()]
+
+
+def test_where_no_byte_comes_to_one_node_all_take_the_older_one_and_where_none_is_left_all_know_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, nodes = SlowDisk(monkeypatch), Nodes(tmp_path, 2, shared=True)
+    disk.hangs_for(nodes.nodes[0].records.reads)  # of a shared file the first node reads the bytes
+    nodes.saved(60, 0)
+    none = nodes.agree()
+    assert [(one.chosen, one.silent) for one in none] == [(None, none[0].silent)] * 2
+    assert "no byte" in str(none[0].silent)
+    nodes.saved(40, 0)
+    found = nodes.agree()
+    disk.goes_on.set()
+    assert nodes.steps(found) == [40, 40]
+    assert all("step-60.pt" in str(one.silent) for one in found)
 
 
 def test_a_torn_one_is_passed_over_by_all_and_says_so(tmp_path: Path) -> None:

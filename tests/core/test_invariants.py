@@ -161,6 +161,7 @@ events = st.one_of(
         is_over=st.booleans(),
     ),
     st.builds(PaceChanged, st.just(0.0), attempts, st.just("drop"), st.just("x"), st.none(), st.booleans()),
+    st.builds(core_events.SelectionMoved, st.just(0.0), attempts),
     st.builds(core_events.SaveOnRequestSeen, st.just(0.0), attempts),
     st.builds(core_events.Saved, st.just(0.0), attempts),
     st.builds(core_events.SaveSearched, st.just(0.0), attempts, checkpoints),

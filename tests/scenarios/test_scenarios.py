@@ -88,6 +88,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "rejected": tuple,
     "torn": lambda rows: tuple((path, why) for path, why in rows),
     "refused": lambda rows: tuple((path, why) for path, why in rows),
+    "silent": lambda rows: tuple((path, why) for path, why in rows),
     "unused": lambda rows: tuple(UnusedCheckpoints(**row) for row in rows),
     "repaired": lambda rows: tuple((path, what) for path, what in rows),
     "batch": lambda given: HeldBatch(**given),

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from checkpointing.io.read_watch import DiskSilent
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror.process import mirrors
 from supervisor.core.values import dataclass
@@ -43,8 +44,11 @@ class MirrorAnswer:
 
 def ask(checkpoints: JobCheckpoints, restore: Callable[[], restore_process.RestoreAnswer]) -> MirrorAnswer | None:
     """Ask the mirrors if no checkpoint on this disk is good; return None if one is, or may be. Reads files."""
-    listing = checkpoints.listing()
-    checkpoints.note_before()
+    try:
+        listing = checkpoints.listing()
+        checkpoints.note_before()
+    except DiskSilent:  # the selection meets it as well, and reports it
+        return None
     if listing.problems or (listing.candidates and checkpoints.has_good()):
         return None
     return MirrorAnswer(restore(), bool(listing.candidates))

@@ -65,4 +65,19 @@ class SavesShared:
     ranks: tuple[int, int]
 
 
-CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | SavesShared | WatcherFailed
+@dataclass(frozen=True, slots=True)
+class ReadReported:
+    """A line for people about a long read before an attempt. level: as in PrintMessage."""
+
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMoved:
+    """Bytes come from the disk that a selection reads."""
+
+
+CheckpointReport = (
+    ReadReported | ReadMoved | CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | SavesShared | WatcherFailed
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from dataclasses import replace
@@ -90,7 +89,5 @@ def _selected(
     above = os.path.abspath(directory)  # noqa: PTH100 -- a link keeps its name
     spares = [spare for spare in copies.spares() if is_within(above, spare.home)]
     order = known.order()
-    chosen = newest(
-        free, None, cache, throttle=throttle, manifests=manifests, spares=spares, limit_s=math.inf, prefer_finite=True, order=order
-    )
+    chosen = newest(free, None, cache, throttle=throttle, manifests=manifests, spares=spares, prefer_finite=True, order=order)
     return chosen, list(rejected.items())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from checkpointing.mirror.restore import NoSpace, OtherJob, PathOccupied, Unreac
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.stall import RestoreProgress
 from checkpointing.mirror.upload import SourceChanged, TransferControl, parts_of, upload
+from checkpointing.model import NonFinite
 from tests.checkpointing.mirror.process import PART, ROOT, save, save_tree
 from tests.support.waiting import wait_for
 
@@ -72,6 +74,39 @@ def test_what_is_there_already_is_not_fetched_and_something_else_is_not_replaced
     assert "--to" in caught.value.hint
     assert path.read_bytes() == b"the user's own"
     assert os.listdir(path.parent) == [path.name]  # noqa: PTH208
+
+
+def without_numbers(described: Path, *tensors: str) -> Path:
+    """Record that these tensors of a checkpoint hold NaN, as the watcher found when it read it."""
+    made = documents.decode(described.read_bytes())
+    described.write_bytes(documents.encode(replace(made, non_finite=tuple(NonFinite(name, "NaN", 0) for name in tensors))))
+    return described
+
+
+def test_after_weights_turned_nan_the_last_finite_one_is_restored_as_a_resume_would_take_it(tmp_path: Path, backend: Backend) -> None:
+    """A lost disk does not bring the poisoned state back."""
+    paths = {step: tmp_path / "ckpt" / f"step_{step}.pt" for step in (10, 20, 30, 40)}
+    for step, path in paths.items():
+        described = save(path, 100, step)
+        bring(tmp_path, backend, path, without_numbers(described, "model.weight") if step >= 30 else described, step)
+        path.unlink()
+    done = restore.newest([backend], "job")
+    assert done is not None
+    assert (done.path, done.manifest.step, len(done.passed_over)) == (str(paths[20]), 20, 2)
+    assert [why for _, why in done.passed_over] == [
+        "its weights hold NaN: model.weight is not finite: NaN at element 0; step 20 is taken instead"
+    ] * 2
+
+
+def test_where_every_one_holds_nan_in_the_same_weights_or_only_beside_them_the_newest_is_restored(tmp_path: Path, backend: Backend) -> None:
+    for tensor in ("model.mask_of_nan", "optimizer.state.0.exp_avg"):
+        for step in (1, 2):
+            path = tmp_path / tensor / f"step_{step}.pt"
+            bring(tmp_path, backend, path, without_numbers(save(path, 100, step, job=tensor), tensor), step)
+            path.unlink()
+        done = restore.newest([backend], tensor)
+        assert done is not None
+        assert (done.manifest.step, done.passed_over) == (2, ())
 
 
 def test_a_damaged_copy_is_passed_over_for_an_older_whole_one(tmp_path: Path, backend: Backend) -> None:

@@ -404,7 +404,9 @@ class _CandidateReader:
         if manifest is not None and is_same(candidate.identity, manifest):
             before = _recorded(candidate, manifest)
             if known is not None:
-                before = replace(known, step=manifest.step, within=manifest.within, epoch=manifest.epoch)
+                before = replace(
+                    known, step=manifest.step, within=manifest.within, epoch=manifest.epoch, content_step=manifest.content_step
+                )
             believed = candidate.identity == manifest.identity and before.verdict is Verdict.VERIFIED and not self.suspect
             found = self._check(candidate.path, manifest, self.at_budget if believed else self.at_limit)
             return self._believe(before, found) if believed else self._kept(found)
@@ -438,6 +440,7 @@ class _CandidateReader:
             _members(manifest),
             non_finite=manifest.non_finite,
             epoch=manifest.epoch,
+            content_step=manifest.content_step,
         )
 
     def _manifest(self, candidate: Candidate) -> Manifest | None:
@@ -474,6 +477,7 @@ def _recorded(candidate: Candidate, manifest: Manifest) -> Verification:
         _members(manifest),
         non_finite=manifest.non_finite,
         epoch=manifest.epoch,
+        content_step=manifest.content_step,
     )
 
 

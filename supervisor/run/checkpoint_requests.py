@@ -77,7 +77,15 @@ class CheckpointRequests:
 
         def work() -> None:
             self._loop.post(
-                checkpoints.select(self._loop.clock.now(), action.attempt, action.rejected, suspect=suspect, permission=permission)
+                checkpoints.select(
+                    self._loop.clock.now(),
+                    action.attempt,
+                    action.rejected,
+                    suspect=suspect,
+                    permission=permission,
+                    reached=action.reached,
+                    begun_from=action.begun_from,
+                )
             )
             for problem in checkpoints.problems:
                 self._warn_once(problem)

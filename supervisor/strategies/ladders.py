@@ -74,7 +74,7 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.DEPENDENCY: _PROGRAM,
     Cause.DATA_ERROR: _PROGRAM,
     Cause.DDP_UNSYNCED: _UNSYNCED,
-    Cause.CHECKPOINT_MISMATCH: _PROGRAM,
+    Cause.CHECKPOINT_MISMATCH: ("foreign_checkpoint", *_PROGRAM),
     Cause.UNKNOWN: _OWN_CODE,
     Cause.PREEMPTED: ("requeue",),
     Cause.INTERRUPTED: ("interrupted",),

@@ -65,4 +65,12 @@ class SavesShared:
     ranks: tuple[int, int]
 
 
-CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | SavesShared | WatcherFailed
+@dataclass(frozen=True, slots=True)
+class SaveGone:
+    """The newest save of this run was removed, and none is newer; or one stays again (`is_over`)."""
+
+    path: str
+    is_over: bool = False
+
+
+CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | SaveGone | SavesShared | WatcherFailed

@@ -7,7 +7,6 @@ stale temporary file is a row of its own. A path that cannot be read gets a verd
 from __future__ import annotations
 
 import os
-import re
 import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from checkpointing.select import Selection
 
 _SUFFIXES: Final = frozenset((".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp"))
-_LIGHTNING: Final = re.compile(r"(?<![a-z_])step=(\d{1,18})")
-_MOST_BESIDE: Final = 4
 _LEVELS: Final = 3  # a run's directory, one for each of its parts, the checkpoints
 _NOWHERE: Final = Identity(0, 0, 0, 0)
 _PLAIN: Final = ReadOptions()
@@ -119,10 +116,13 @@ def _files(base: str, tree: Tree) -> Iterator[str]:
 
 
 def judged(path: str, reading: ReadOptions = _PLAIN) -> Verification:
-    """Verify. The rest of a save that had just begun is INCOMPLETE though no format knows it; a checkpoint under another's name is BAD."""
-    found = verify(path, throttle=reading.throttle, interrupted=reading.interrupted)
-    if found.verdict is Verdict.VERIFIED:
-        return _misnamed(found, reading)
+    """Verify a path for people."""
+    return concluded(verify(path, throttle=reading.throttle, interrupted=reading.interrupted))
+
+
+def concluded(found: Verification) -> Verification:
+    """Return the verdict for people: the rest of a save that had just begun is INCOMPLETE though no format knows it."""
+    path = found.path
     if found.verdict not in (Verdict.FOREIGN, Verdict.UNVERIFIABLE) or (found.format and not step_names.is_temporary(path)):
         return found
     is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings throughout the package
@@ -133,44 +133,6 @@ def judged(path: str, reading: ReadOptions = _PLAIN) -> Verification:
     else:
         return found
     return replace(found, verdict=Verdict.INCOMPLETE, reason=reason, reasons=(reason, *found.reasons))
-
-
-def _misnamed(found: Verification, reading: ReadOptions) -> Verification:
-    """Call a checkpoint bad if its content has another step than its name.
-
-    If a file beside it differs from its name by the same factor or difference, the name counts something else (optimizer steps, where the
-    content counts micro-batches), and nothing is wrong. A script that counts on before it saves makes a difference of one.
-    """
-    named = _sure_step(found.path)
-    if found.format == "lightning" and (match := _LIGHTNING.search(found.path.rpartition("/")[2])):
-        named = int(match[1])  # what counts the whole run there, an epoch beside it or not
-    if named is None or found.content_step is None or abs(named - found.content_step) <= 1:
-        return found
-    for path in _beside(found.path):
-        other, content = _sure_step(path), verify(path, bulk=False, interrupted=reading.interrupted).content_step
-        if other is None or content is None:
-            continue
-        if content * named == found.content_step * other or content - other == found.content_step - named:
-            return found
-    reason = f"it is of step {found.content_step}, and its name of step {named}"
-    return replace(found, verdict=Verdict.BAD, level="", reason=reason, reasons=(reason, *found.reasons[1:]))
-
-
-def _sure_step(path: str) -> int | None:
-    named = step_names.step_in(path)
-    return named.step if named is not None and named.sure else None
-
-
-def _beside(path: str) -> list[str]:
-    """Return some of the checkpoints in the same directory whose names tell another step."""
-    parent = os.path.dirname(path.rstrip("/")) or "."  # noqa: PTH120 -- strings throughout the package
-    own, suffix = _sure_step(path), step_names.suffix_of(path)
-    try:
-        listed = sorted(os.listdir(parent))  # noqa: PTH208 -- as above
-    except OSError:
-        return []
-    near = [f"{parent}/{name}" for name in listed if step_names.suffix_of(name) == suffix and not step_names.is_temporary(name)]
-    return [one for one in near if _sure_step(one) not in (None, own)][:_MOST_BESIDE]
 
 
 def _is_empty(path: str) -> bool:

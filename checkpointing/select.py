@@ -449,6 +449,7 @@ class _CandidateReader:
             _members(manifest),
             non_finite=manifest.non_finite,
             epoch=manifest.epoch,
+            content_step=manifest.content_step,
         )
 
     def _manifest(self, candidate: Candidate) -> Manifest | None:
@@ -502,6 +503,7 @@ def _recorded(candidate: Candidate, manifest: Manifest) -> Verification:
         _members(manifest),
         non_finite=manifest.non_finite,
         epoch=manifest.epoch,
+        content_step=manifest.content_step,
     )
 
 

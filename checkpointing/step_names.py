@@ -73,6 +73,17 @@ def step_in(path: str) -> NamedStep | None:
     return NamedStep(int(match[1]), sure=False) if match else None
 
 
+def shown_step(path: str, step: int | None, content_step: int | None) -> int | None:
+    """Return the step of a checkpoint for people: that of its content, else of a name that says "step".
+
+    A bare number in the name orders checkpoints, and may be an index or an epoch: it is shown as no step.
+    """
+    if content_step is not None:
+        return content_step
+    named = step_in(path)
+    return None if named is not None and not named.sure and named.step == step else step
+
+
 def epoch_in(path: str) -> int | None:
     """Return the epoch that the file's name gives, the last one if it gives several."""
     name = path.rstrip("/").rpartition("/")[2]

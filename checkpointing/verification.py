@@ -173,7 +173,8 @@ def _agree(path: str, found: Examination) -> tuple[int | None, tuple[int, int] |
     step = named.step if named is not None and named.sure and not place.sure else place.step
     if named is None or named.step == place.step or found.reason:
         return step, None, found.reason
-    return step, None, f"its name says step {named.step}, its content {place.step}"
+    name = f"step {named.step}, its content {place.step}" if named.sure else f"{named.step}, its content step {place.step}"
+    return step, None, f"its name says {name}"
 
 
 def _named(path: str) -> int | None:

@@ -43,7 +43,7 @@ class ExitCode(IntEnum):
         65,
         (
             "the job fails the same way each time, and was given up with the reason; or the nodes have no checkpoint in common; "
-            "or the script does not take the checkpoint that it is given"
+            "or the script does not take the checkpoint that it is given, or takes another training's"
         ),
         "correct the job, do not retry",
     )

@@ -17,6 +17,7 @@ from checkpointing.io.reader import UNLIMITED, NotRegular, Throttle
 from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Identity, Verdict, Verification
 from checkpointing.select import newest
+from checkpointing.step_names import shown_step
 from checkpointing.verification import Cache, identity_of
 
 if TYPE_CHECKING:
@@ -74,11 +75,9 @@ def latest(
     cache = Cache()
     with ProgressBar(_reading(directory, out), wanted=out.bars) as bar:
         listing = examine.listing(os.path.abspath(directory))  # noqa: PTH100 -- a link keeps its name
-        selection, rejected = choose(listing, cache, Throttle(UNLIMITED, taken=bar.advance))
-    torn = (*rejected, *selection.not_finite, *selection.torn)
-    refused = (*torn, *selection.dangerous, *selection.rejected, *selection.unverifiable, *selection.unknown)
-    identities = {candidate.path: candidate.identity for candidate in listing.candidates}
-    passed = [_known(cache, path, identities.get(path), why) for path, why in refused]
+        throttle = Throttle(UNLIMITED, taken=bar.advance)
+        selection, rejected = choose(listing, cache, throttle)
+        passed = _passed_over(listing, selection, rejected, cache, ReadOptions(throttle))
     chosen = selection.chosen
     reasons = [*selection.notes, *_pointer_disagrees(directory, chosen)]
     if out.as_json:
@@ -91,12 +90,22 @@ def latest(
     return 0 if chosen is not None else 1
 
 
-def _known(cache: Cache, path: str, identity: Identity | None, why: str) -> Verification:
-    """Return the verdict on a checkpoint that was passed over; if it was not read now, the recorded one."""
+def _passed_over(
+    listing: Listing, selection: Selection, rejected: Sequence[tuple[str, str]], cache: Cache, reading: ReadOptions
+) -> list[Verification]:
+    torn = (*rejected, *selection.not_finite, *selection.torn)
+    refused = (*torn, *selection.dangerous, *selection.rejected, *selection.unverifiable, *selection.unknown)
+    identities = {candidate.path: candidate.identity for candidate in listing.candidates}
+    return [_known(cache, path, identities.get(path), why, reading) for path, why in refused]
+
+
+def _known(cache: Cache, path: str, identity: Identity | None, why: str, reading: ReadOptions) -> Verification:
+    """Return the verdict of `verify` on a checkpoint that was passed over, with the reason first; read now, if it was not."""
     found = None if identity is None else cache.get(path, identity)
-    if found is not None:
-        return found if found.verdict is not Verdict.VERIFIED else replace(found, reasons=(why,))
-    return Verification(path, identity or Identity(0, 0, 0, 0), Verdict.BAD, why, reasons=(why,))
+    if found is None and identity is None:  # a copy, or what is gone: the recorded reason is all that is known
+        return Verification(path, Identity(0, 0, 0, 0), Verdict.BAD, why, reasons=(why,))
+    found = examine.judged(path, reading) if found is None else examine.concluded(found)
+    return found if found.verdict is not Verdict.VERIFIED else replace(found, reasons=(why,))
 
 
 def as_dict(found: Verification | None) -> dict[str, Any]:
@@ -112,6 +121,11 @@ def as_dict(found: Verification | None) -> dict[str, Any]:
     }
 
 
+def _step_text(found: Verification) -> str:
+    step = shown_step(found.path, found.step, found.content_step)
+    return "-" if step is None else str(step)
+
+
 def _format(found: Verification) -> str:
     """Return the format's name; a file that is merely named like a checkpoint has none."""
     return "" if found.format == "unproven" else found.format
@@ -119,7 +133,7 @@ def _format(found: Verification) -> str:
 
 def table(rows: Sequence[Verification], clean: Callable[[str], str]) -> list[str]:
     """Lay verdicts out for a person: one line each, with the reasons below."""
-    cells = [(examine.word(row.verdict), "-" if row.step is None else str(row.step), _format(row) or "-", clean(row.path)) for row in rows]
+    cells = [(examine.word(row.verdict), _step_text(row), _format(row) or "-", clean(row.path)) for row in rows]
     widths = [max((len(line[at]) for line in cells), default=0) for at in range(3)]
     lines: list[str] = []
     for line, row in zip(cells, rows, strict=True):

@@ -67,6 +67,7 @@ def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
         step=found.step,
         within=found.within,
         epoch=found.epoch,
+        content_step=found.content_step,
         about=about,
         made_unix_s=int(now()),
         saved_unix_ns=max(tree.newest_mtime_ns if tree is not None else found.identity.mtime_ns, 0),
@@ -170,6 +171,7 @@ def _answer(path: str, identity: Identity, manifest: Manifest, faults: list[_Fau
         manifest.layout,
         tuple(file.path for file in manifest.files) if manifest.is_tree else (),
         tuple(dict.fromkeys((first, *reasons))) if first else (),
+        content_step=manifest.content_step,
         non_finite=manifest.non_finite,
         epoch=manifest.epoch,
     )

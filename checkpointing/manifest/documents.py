@@ -86,7 +86,7 @@ class Manifest:
 
     Wall time: `made_unix_s` of the verification; `saved_unix_ns` of the newest modification in it, 0 in manifests of version 1.
     `non_finite`: the tensors that hold NaN or Inf (model.listed). Version 1 had manifests of finite checkpoints only. `epoch`: as in
-    Verification.
+    Verification. `content_step`: as there, since version 4.
 
     Of a checkpoint that several nodes wrote to their own disks (manifest/joint.py): `save` is one name for all parts of one save, and for
     no other save. With `part` the manifest describes what one node wrote, and no checkpoint. Without, it is the joint manifest, and
@@ -108,6 +108,7 @@ class Manifest:
     part_bytes: int = digest.PART_BYTES
     non_finite: tuple[NonFinite, ...] = ()
     epoch: int | None = None
+    content_step: int | None = None
     save: str = ""
     part: NodePart | None = None
     places: tuple[tuple[str, str], ...] = ()
@@ -173,6 +174,8 @@ def encode(manifest: Manifest) -> bytes:
     }
     if manifest.epoch is not None:
         document["epoch"] = manifest.epoch
+    if manifest.content_step is not None:
+        document["content_step"] = manifest.content_step
     if manifest.save:
         document["save"] = manifest.save
         document["places"] = [{"host": host, "path": path} for host, path in manifest.places]
@@ -236,6 +239,7 @@ def _manifest(row: dict[str, Any]) -> Manifest:
         part_bytes=part_bytes,
         non_finite=tuple(_non_finite(one) for one in row.get("non_finite", ())),
         epoch=None if row.get("epoch") is None else _count(row["epoch"]),
+        content_step=None if row.get("content_step") is None else _count(row["content_step"]),
         save=_save(row.get("save", "")),
         part=None if row.get("part") is None else _part(row["part"]),
         places=tuple((_text(one["host"]), _text(one["path"])) for one in row.get("places", ())),

@@ -53,6 +53,8 @@ class AlertEvent(StrEnum):
     UNKILLED = "unkilled"
     STARTED_FROM_SCRATCH = "started_from_scratch"
     RESUME_SUSPECT = "resume_suspect"
+    FOREIGN_CHECKPOINT = "foreign_checkpoint"
+    SAVE_GONE = "save_gone"
     NO_CHECKPOINT = "no_checkpoint"
     MIRROR_FAILING = "mirror_failing"
     MIRROR_RECOVERED = "mirror_recovered"
@@ -123,6 +125,12 @@ EVENTS: Final = {
     ),
     AlertEvent.RESUME_SUSPECT: AlertEventRow(
         _WARNING, "resume", _OPEN, "A checkpoint was passed to the script, and no rank was seen to load it: check the step and the loss."
+    ),
+    AlertEvent.FOREIGN_CHECKPOINT: AlertEventRow(
+        _CRITICAL, INCIDENT, _JOIN, "The ranks loaded another training's checkpoint, so the run was stopped before it saved over its own."
+    ),
+    AlertEvent.SAVE_GONE: AlertEventRow(
+        _WARNING, "save_gone", _OPEN, "The newest checkpoint of this run was removed, and none is newer: look at what removes them."
     ),
     AlertEvent.NO_CHECKPOINT: AlertEventRow(_WARNING, "checkpoint", _OPEN, "The training runs without a new checkpoint for too long."),
     AlertEvent.MIRROR_FAILING: AlertEventRow(_WARNING, "mirror", _OPEN, "Checkpoints do not reach a mirror; the training goes on."),

@@ -15,17 +15,19 @@ from checkpointing.verification import identity_of
 from supervisor.checkpoints.mirror.feed import MirrorFeed
 from supervisor.checkpoints.mirror.restore_process import PARTS_MISSING
 from supervisor.checkpoints.node_offer import NodeOffer, SaveRestored
+from supervisor.checkpoints.origin.owners import CheckpointOwners
+from supervisor.checkpoints.recording.newest_save import NewestSave
 from supervisor.checkpoints.recording.parts import PartRecorder
 from supervisor.checkpoints.recording.recorder import CheckpointRecorder
 from supervisor.checkpoints.recording.reports import ReadMoved, ReadReported
 from supervisor.checkpoints.recording.shared_manifests import SharedManifests
+from supervisor.checkpoints.recording.watcher import ref_of
 from supervisor.checkpoints.records import DIRECTORY, CheckpointRecords
 from supervisor.checkpoints.repair import CheckpointRepair, RepairPermission
 from supervisor.checkpoints.retention import Retention
 from supervisor.checkpoints.selection import CheckpointSelector
 from supervisor.checkpoints.unused import UnusedCopies
 from supervisor.checkpoints.watch import CheckpointWatch
-from supervisor.core.model import CheckpointRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
     from supervisor.core.events import CheckpointSelected
+    from supervisor.core.model import CheckpointRef, LoadedCheckpoint
     from supervisor.job.job import Job
 
 
@@ -52,8 +55,10 @@ class JobCheckpoints:
         self.retention = Retention(self.records, report)
         discovery = self.records.discovery
         self._repair = None if discovery is None else CheckpointRepair(self.records, discovery)
+        self._newest_save = NewestSave(self.records, report)
         self._selector = CheckpointSelector(self.records, self.retention, self._repair)
         self._unused = UnusedCopies(self.records, self.retention, self.recorder, report)
+        self._owners = CheckpointOwners(self.records)
         self._parts = PartRecorder(self.records)
         self.node_offer = NodeOffer(self.records, self._selector, self.recorder, self.retention, self._parts)
 
@@ -93,11 +98,23 @@ class JobCheckpoints:
         """Set by whose knob the next attempt gets its checkpoint; `own_only`: one of this run. From the loop's thread: awaits no disk."""
         self.records.set_resume_way(resume_by, own_only=own_only)
 
-    def select(
-        self, t: float, attempt: int, avoid: Collection[str] = (), *, suspect: bool = False, permission: RepairPermission | None = None
+    def select(  # noqa: PLR0913 -- what is known of the run
+        self,
+        t: float,
+        attempt: int,
+        avoid: Collection[str] = (),
+        *,
+        suspect: bool = False,
+        permission: RepairPermission | None = None,
+        reached: int | None = None,
+        begun_from: Collection[str] = (),
     ) -> CheckpointSelected:
         """Return the checkpoint that the next attempt begins with; see CheckpointSelector."""
-        return self._selector.select(t, attempt, avoid, suspect=suspect, permission=permission or RepairPermission())
+        permission = permission or RepairPermission()
+        self.records.absorb_logs()
+        self._newest_save.read()
+        self._newest_save.look(is_at_rest=True)
+        return self._selector.select(t, attempt, avoid, suspect=suspect, permission=permission, reached=reached, begun_from=begun_from)
 
     def keep_unused(self, attempt: int) -> None:
         """Hold copies of the checkpoints that an attempt was not seen to load, and report them."""
@@ -137,6 +154,12 @@ class JobCheckpoints:
             records.discovery.add(path)
         records.restored = path
 
+    def loaded(self, attempt: int) -> tuple[LoadedCheckpoint, ...]:
+        """Return what the ranks of an attempt loaded before their first step, each with who wrote it."""
+        self.records.begin_run()
+        self.records.absorb_logs()
+        return self._owners.of_loads(self._job.attempt_dir(attempt))
+
     def restore_saves_with(self, restore: Callable[[str], RestoreAnswer]) -> None:
         """Set what restores a save of several nodes, by its name, where all nodes agree on it. Called in a worker thread."""
 
@@ -159,7 +182,7 @@ class JobCheckpoints:
     def last_recorded(self) -> CheckpointRef | None:
         """Return the newest checkpoint of this run that is recorded as verified. Nothing is read."""
         last = self.recorder.last_of_run()
-        return None if last is None else CheckpointRef(last.path, last.step, check.LEVEL, last.epoch)
+        return None if last is None else ref_of(last.path, last.step, check.LEVEL, last.epoch, last.content_step)
 
     def mirror_feed(self, uploads: Uploads, has_rank_0: Callable[[], bool | None]) -> MirrorFeed:
         """Make what sends each checkpoint once. `has_rank_0`: whether global rank 0 is on this node; None while no rank is known."""
@@ -172,5 +195,13 @@ class JobCheckpoints:
             return None
         self.records.copies.sweep()
         return CheckpointWatch(
-            self.records, self.recorder, self.shared, self.retention, self._parts, feed=feed, has_rank_0=has_rank_0, report=self._report
+            self.records,
+            self.recorder,
+            self.shared,
+            self.retention,
+            self._parts,
+            newest_save=self._newest_save,
+            feed=feed,
+            has_rank_0=has_rank_0,
+            report=self._report,
         ).watcher

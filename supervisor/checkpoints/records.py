@@ -54,6 +54,7 @@ class CheckpointRecords:
         self.manifests = Manifests(str(self.directory))
         self.order = CheckpointOrder(self.directory, self.manifests, self.discovery, job.run_id)
         self.baseline = Baseline(self.directory, settings.checkpoints.paths)
+        self.other_jobs = OtherJobs(job.state, DIRECTORY)
         self.provenance = Provenance(
             job,
             self.locations,
@@ -61,7 +62,7 @@ class CheckpointRecords:
             self.order,
             manifests=self.manifests,
             baseline=self.baseline,
-            other_jobs=OtherJobs(job.state, DIRECTORY),
+            other_jobs=self.other_jobs,
             several_nodes=several_nodes,
         )
         self.moves = MoveJournal(str(self.directory))
@@ -151,6 +152,11 @@ class CheckpointRecords:
         """Note whose logs of saves and loads are read from now on. Waits for no disk."""
         self._attempt = attempt
         self.order.attempt_begins(attempt)
+
+    @property
+    def attempt(self) -> int:
+        """The attempt whose ranks run, or ran last; 0 before the first."""
+        return self._attempt
 
     def absorb(self) -> bool:
         """Write the order of the attempts to its file, and read what the ranks logged. Return whether anything was new of the latter.

@@ -13,9 +13,11 @@ from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.select import newest
 from checkpointing.training import snapshot_writer
 from checkpointing.verification import verify
+from supervisor.checkpoints.origin.owners import CheckpointOwners, step_of
 from supervisor.checkpoints.recording.watcher import to_event, to_ref
 from supervisor.checkpoints.unused import unused_checkpoints
 from supervisor.core.events import CheckpointSelected
+from supervisor.core.model import CheckpointOwner
 from supervisor.observe.ranks.path_patterns import checkpoint_path
 from supervisor.observe.ranks.progress_sampler import loads
 
@@ -41,9 +43,23 @@ class CheckpointSelector:
         """`repair`: None where no rank's save is logged, so that nothing may be moved."""
         self._records, self._retention, self._repair = records, retention, repair
         self._job = records.job
+        self._owners = CheckpointOwners(records)
 
-    def select(self, t: float, attempt: int, avoid: Collection[str], *, suspect: bool, permission: RepairPermission) -> CheckpointSelected:
+    def select(  # noqa: PLR0913 -- what is known of the run
+        self,
+        t: float,
+        attempt: int,
+        avoid: Collection[str],
+        *,
+        suspect: bool,
+        permission: RepairPermission,
+        reached: int | None = None,
+        begun_from: Collection[str] = (),
+    ) -> CheckpointSelected:
         """Return the newest whole checkpoint that is not among `avoid`. No rank is alive on this node. Raises Interrupted.
+
+        `reached`: the run's own greatest step, None before it has one. Beyond that one of another training is passed over, unless it is in
+        `begun_from`: the run began with it.
 
         If the script resumes by itself, the torn checkpoints that it would take are repaired while `permission` is valid: an attempt may
         begin before this ends.
@@ -70,6 +86,8 @@ class CheckpointSelector:
                 left = [row for row in selection.torn if row[0] not in {path for path, _ in repaired}]
                 selection = self._newest(rejections, avoid, self._listing(records.resumable, silent), suspect=suspect)
                 selection = replace(selection, torn=tuple(dict.fromkeys((*selection.torn, *left))))
+            if reached is not None and not records.script_chooses:
+                selection = self._of_this_training(selection, rejections, avoid, reached, begun_from, suspect=suspect)
             if permission.is_valid:
                 self._retention.use(None if selection.chosen is None else selection.chosen.path)
             notes = (*records.take_notes(), *selection.notes)
@@ -93,6 +111,29 @@ class CheckpointSelector:
             place = ", ".join(self._records.locations.roots())
             silent[place] = str(error)
             return Listing((), ((place, str(error)),))
+
+    def _of_this_training(  # noqa: PLR0913 -- as `select`
+        self,
+        selection: Selection,
+        rejections: Rejections,
+        avoid: Collection[str],
+        reached: int,
+        begun_from: Collection[str],
+        *,
+        suspect: bool,
+    ) -> Selection:
+        """Return the selection without the checkpoints of another training that lie beyond this one."""
+        foreign: dict[str, str] = {}
+        while (chosen := selection.chosen) is not None and chosen.path not in begun_from:
+            owner, why = self._owners.owner_of(chosen.path)
+            step = step_of(chosen.path) if owner is CheckpointOwner.FOREIGN else None
+            if step is None or step <= reached:
+                break
+            foreign[chosen.path] = f"it is of another training: {why}, and its step {step} lies beyond step {reached} of this run"
+            selection = self._newest(rejections, (*avoid, *foreign), self._records.listed(self._records.resumable), suspect=suspect)
+        rejected = tuple((path, foreign.get(path, reason)) for path, reason in selection.rejected)
+        notes = tuple(f"checkpoint not resumed from: {path}: {why}" for path, why in foreign.items())
+        return replace(selection, rejected=rejected, notes=(*notes, *selection.notes)) if foreign else selection
 
     def select_from(
         self, listing: Listing, copies: Sequence[Spare], avoid: Collection[str] = (), *, suspect: bool, rejections: Rejections | None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from checkpointing.io.tree import ReadOptions
     from checkpointing.model import Candidate
     from supervisor.checkpoints.mirror.feed import MirrorFeed
+    from supervisor.checkpoints.recording.newest_save import NewestSave
     from supervisor.checkpoints.recording.parts import PartRecorder
     from supervisor.checkpoints.recording.recorder import CheckpointRecorder
     from supervisor.checkpoints.recording.reports import CheckpointReport
@@ -39,6 +40,7 @@ class CheckpointWatch:
         retention: Retention,
         parts: PartRecorder,
         *,
+        newest_save: NewestSave,
         feed: MirrorFeed | None,
         has_rank_0: Callable[[], bool | None],
         report: Callable[[CheckpointReport], None],
@@ -46,6 +48,7 @@ class CheckpointWatch:
         """`feed`: None without a mirror. `has_rank_0`: see MirrorFeed."""
         self._records, self._recorder, self._shared, self._retention = records, recorder, shared, retention
         self._feed, self._has_rank_0, self._report, self._parts = feed, has_rank_0, report, parts
+        self._newest_save = newest_save
         self._is_first_look = True
         self._listed = ListingCache()
         self.watcher = CheckpointWatcher(
@@ -59,7 +62,7 @@ class CheckpointWatch:
             own=records.provenance.trusts,
             elsewhere=self._found_elsewhere,
             is_ended=self._is_save_ended,
-            has_news=lambda: records.absorb() and bool(self._unread_saves()),
+            has_news=self._has_news,
             on_incomplete=self._incomplete,
         )
 
@@ -73,6 +76,8 @@ class CheckpointWatch:
         records.absorb()
         if records.discovery is not None and (shared := records.discovery.shared_saves.take()) is not None:
             self._report(SavesShared(shared.path, shared.ranks))
+        self._newest_save.read()
+        self._newest_save.look()
         for made in () if self._feed is None else self._feed.newly_whole(self._parts):
             self._retention.prune(made, self._recorder, self._feed, self._parts)
         for path in self._unread_saves():
@@ -82,6 +87,14 @@ class CheckpointWatch:
         if self._feed is not None:
             self._feed.send_known(listing)
         return listing
+
+    def _has_news(self) -> bool:
+        """Read the save logs, some times a second. Return whether a file that was written in place is to be read."""
+        is_new = self._records.absorb()
+        if is_new:
+            self._newest_save.read()
+        self._newest_save.look()
+        return is_new and bool(self._unread_saves())
 
     def _verified(self, found: Verification, reading: ReadOptions, is_new: bool) -> None:  # noqa: FBT001 (the watcher's)
         made = self._recorder.record(found, reading, by_another_node=self._has_rank_0() is False)
@@ -140,7 +153,14 @@ class CheckpointWatch:
         adopted = self._recorder.adopt(path, identity)
         if adopted is not None:
             return Verification(
-                path, identity, Verdict.VERIFIED, step=adopted.step, level=check.LEVEL, within=adopted.within, epoch=adopted.epoch
+                path,
+                identity,
+                Verdict.VERIFIED,
+                step=adopted.step,
+                level=check.LEVEL,
+                within=adopted.within,
+                epoch=adopted.epoch,
+                content_step=adopted.content_step,
             )
         if self.watcher.is_finishing or not self._shared.is_worth_waiting(path, identity):
             return None

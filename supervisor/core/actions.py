@@ -105,7 +105,7 @@ class SelectCheckpoint:
     earlier runs saved does not count. programs: those that a rank was seen to run, or that the user names. resume_knobs: whose knobs could
     hand a checkpoint over here (Knob.by), the preferred one first. check: why this node wants the nodes tried against each other first:
     start, doubt, or "" for no reason. gpus: UUIDs of those that its ranks may use. batch: how this node would hold the global batch.
-    ever_loaded: as in Run (core/state.py).
+    ever_loaded, begun_from: as in Run (core/state.py). reached: this run's greatest step, None if none is known.
     """
 
     attempt: int
@@ -128,6 +128,8 @@ class SelectCheckpoint:
     gpus: tuple[str, ...] = ()
     batch: HeldBatch = HeldBatch()
     ever_loaded: bool = False
+    reached: int | None = None
+    begun_from: tuple[str, ...] = ()
     waits_for_journal: ClassVar[bool] = False
 
 
@@ -261,7 +263,8 @@ class Alert:
 
     kind: recurring_failure, gpu_quarantined, memory_held, batch_changed, node_health: this node became worse, change_ignored: a rank
     trains with another value than a plan set, unkilled: KILL did not end a process, started_from_scratch: a checkpoint was there, and the
-    attempt began without it, hang: the ranks stand still, and the attempt goes on, strange_loss, or slow_training.
+    attempt began without it, hang: the ranks stand still, and the attempt goes on, foreign_checkpoint: the
+    ranks loaded another training's, save_gone: the newest save of this run was removed, strange_loss, or slow_training.
     subject: tells alerts of one kind apart, such as a GPU's UUID.
     """
 
@@ -305,7 +308,8 @@ class ReportResume:
     """How an attempt began: resumed at `step` from `path`, from scratch (no path), or not `confirmed`.
 
     resume_from: the checkpoint that the ranks were given. reason: what shows a beginning from scratch. epoch: of the checkpoint, if no
-    step is known. is_new: a beginning from scratch that loses nothing, because no earlier attempt of the run made a step or a checkpoint.
+    step is known. named: the number in its name, and counted: the step at which the ranks' own count began, each if it differs from the
+    step. is_new: a beginning from scratch that loses nothing, because no earlier attempt of the run made a step or a checkpoint.
     """
 
     incident: int
@@ -317,6 +321,8 @@ class ReportResume:
     reason: str = ""
     epoch: int | None = None
     is_new: bool = False
+    named: int | None = None
+    counted: int | None = None
     waits_for_journal: ClassVar[bool] = False
 
     @property

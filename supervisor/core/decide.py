@@ -24,7 +24,8 @@ The rules:
 follow. docs/reference/stages.md is drawn from these rows. The functions stand in a file for each subject: start.py (checkpoint, attempt),
 gathering.py and epoch.py (several nodes),
 lifecycle.py (start, run, end), failure.py (stop the ranks, judge, plan), node_health.py and ailing.py
-(this node's health), hangs.py (ranks that stand still), training.py (loss and pace), shutdown.py (a request to stop).
+(this node's health), hangs.py (ranks that stand still), training.py (loss and pace), saved_by.py (whose checkpoint was loaded),
+shutdown.py (a request to stop).
 
 8. *Nodes decide together.* What happens to a shared attempt is decided once, on one node, on what all of them saw (ReportsGathered). All
    act on that one decision (DecisionMade), and on nothing else (epoch.py).
@@ -35,12 +36,13 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from supervisor.core import ailing, epoch, failure, gathering, hangs, lifecycle, shutdown, start, training
+from supervisor.core import ailing, epoch, failure, gathering, hangs, lifecycle, saved_by, shutdown, start, training
 from supervisor.core.events import (
     AttemptEnded,
     AttemptEndedByPeer,
     AttemptStarted,
     CheckpointSelected,
+    CheckpointsLoaded,
     CheckpointVerified,
     DecisionMade,
     EvidenceCollected,
@@ -56,6 +58,7 @@ from supervisor.core.events import (
     LauncherFellBack,
     LauncherStarted,
     LeftBehind,
+    NewestSaveGone,
     NodeBegan,
     NodesGathered,
     NodesMissing,
@@ -144,6 +147,8 @@ EVENTS: dict[type, EventRow] = {
         LIVES | {Stage.TEARDOWN, Stage.STOPPING}, gathering.on_progress_observed, _leads([Stage.RUNNING], Stage.TEARDOWN)
     ),
     CheckpointVerified: EventRow(BEFORE_THE_END, epoch.on_checkpoint_verified, _leads([Stage.RUNNING], Stage.ADMITTING)),
+    CheckpointsLoaded: EventRow(LIVES, saved_by.on_checkpoints_loaded, _leads(LIVES, Stage.TEARDOWN)),
+    NewestSaveGone: EventRow(BEFORE_THE_END, saved_by.on_newest_save_gone),
     StartCeilingPassed: EventRow(BEFORE_THE_END, lifecycle.on_start_ceiling_passed),
     ProgramSeen: EventRow(BEFORE_THE_END, lifecycle.on_program_seen),
     GpusListed: EventRow(ANY, lifecycle.on_gpus_listed),

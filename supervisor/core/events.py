@@ -20,6 +20,7 @@ from supervisor.core.model import (
     HeldBatch,
     JobDecision,
     Launcher,
+    LoadedCheckpoint,
     PastFailures,
     Phase,
     Policy,
@@ -365,6 +366,25 @@ class ProgressObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointsLoaded:
+    """Ranks loaded checkpoints before their first step: all of this attempt so far, each with who wrote it."""
+
+    t: float
+    attempt: int
+    loads: tuple[LoadedCheckpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewestSaveGone:
+    """The newest save of this run is not where it was saved any more, and none is newer; or one is newer again (`is_over`)."""
+
+    t: float
+    attempt: int
+    path: str
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StartCeilingPassed:
     """These ranks sent no heartbeat: their progress and hangs are UNKNOWN."""
 
@@ -548,6 +568,8 @@ Event = (
     | CheckpointSelected
     | CheckpointVerified
     | ProgressObserved
+    | CheckpointsLoaded
+    | NewestSaveGone
     | StartCeilingPassed
     | ProgramSeen
     | GpusListed

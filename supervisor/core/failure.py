@@ -217,7 +217,7 @@ def _step(state: JobState, verdict: Verdict) -> int | None:
         return min(steps)
     counted = _beats(state, verdict, "steps")
     if state.attempt.resume is not None:
-        base = state.attempt.resume.step if state.attempt.loaded == state.attempt.resume.path else None
+        base = state.attempt.resume.shown_step if state.attempt.loaded == state.attempt.resume.path else None
     else:
         base = 0 if state.run.policy.checkpoints_declared and state.attempt.loaded is None else None
     if base is not None and counted and min(counted) > 0:

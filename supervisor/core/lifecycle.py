@@ -194,8 +194,8 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     if state.stage not in {Stage.RUNNING, Stage.STARTING} and not is_last:
         return state, ()
     step, relative = event.step, False
-    if step is None and event.steps_seen >= 0 and resume is not None and resume.step is not None:
-        step, relative = resume.step + event.steps_seen, True
+    if step is None and event.steps_seen >= 0 and resume is not None and resume.shown_step is not None:
+        step, relative = resume.shown_step + event.steps_seen, True
     elif step is None and event.steps_seen > 0:
         step, relative = event.steps_seen, True
     news: dict[str, Any] = {}  # of the run: it is copied once

@@ -363,14 +363,49 @@ class Plan:
 class CheckpointRef:
     """A checkpoint that was verified.
 
-    path: as the script gets it. step: the step in it, None: unknown. level: how far it was verified ("structure": zip
-    directory and every record's CRC). epoch: in it, if it has no step; for people.
+    path: as the script gets it. step: by which it is ordered, None: unknown. level: how far it was verified ("structure": zip
+    directory and every record's CRC). epoch: in it, if it has no step; for people. content_step: the step in its content, named: the
+    number in its name, each where it is another one. is_index: `step` is a bare number of the name, which may count saves.
     """
 
     path: str
     step: int | None
     level: str
     epoch: int | None = None
+    content_step: int | None = None
+    named: int | None = None
+    is_index: bool = False
+
+    @property
+    def shown_step(self) -> int | None:
+        """The step for people: that of the content, else of a name that says "step"; None if there is only an index."""
+        if self.content_step is not None:
+            return self.content_step
+        return None if self.is_index else self.step
+
+
+class CheckpointOwner(StrEnum):
+    """Who wrote a checkpoint that ranks loaded, as far as this node knows."""
+
+    OWN = "own"  # this run, or an earlier one of the same job
+    NAMED = "named"  # the user's command names this very path
+    FOREIGN = "foreign"  # surely neither
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCheckpoint:
+    """What a rank loaded before its first step where this job keeps its checkpoints.
+
+    path: of the checkpoint, links resolved. step: the greatest in its content and name; looked up for a foreign one alone. why: what shows
+    that it is foreign. replaced: the same rank loaded one of this job of the same kind of name after it.
+    """
+
+    path: str
+    owner: CheckpointOwner
+    step: int | None = None
+    why: str = ""
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"\d+")
 #: A script may count its first step 0 or 1, and DCP makes one step of zeros to have a state to load into.
 SCRATCH_STEP = 1
+#: DCP makes one step of zeros before it loads, and a script may count on before it saves.
+STEPS_APART = 1
 _NOTHING_SEEN = "no rank was seen to load a checkpoint or to make a step"
 #: What the report names if no load was seen.
 OWN = "a checkpoint of its own"
@@ -40,11 +42,14 @@ def judged(state: JobState) -> ReportResume:
     path: str | None = None
     reason, is_new = "", False
     epoch: int | None = None
+    named, counted = None, None
     if attempt.loaded is not None:
         known = loaded_checkpoint(state)
-        step = attempt.first_step if known is None or known.step is None else known.step
+        step = attempt.first_step if known is None or known.shown_step is None else known.shown_step
         epoch = None if known is None or step is not None else known.epoch
         path, confirmed = attempt.loaded, True
+        named = known.named if known is not None and known.named != step and step is not None else None
+        counted = attempt.first_step if _differ(step, attempt.first_step) else None
     elif (first_step := _first_step(attempt)) is not None and first_step > SCRATCH_STEP:
         reached = resume is not None and (resume.step is None or first_step >= resume.step - 1)
         step, path, confirmed = first_step, resume.path if resume is not None and reached else OWN, True
@@ -56,7 +61,12 @@ def judged(state: JobState) -> ReportResume:
             reason = "; ".join((*(() if is_new else (reason,)), *map(str, state.run.unused)))
     number = state.run.incident.number if state.run.incident else 0
     given = resume.path if resume is not None else None
-    return ReportResume(number, attempt.number, step, path, confirmed, given, reason, epoch, is_new)
+    return ReportResume(number, attempt.number, step, path, confirmed, given, reason, epoch, is_new, named, counted)
+
+
+def _differ(step: int | None, first_step: int | None) -> bool:
+    """Whether the ranks' count is another one than the checkpoint's: a counter begins anew with each resume, or counts micro-batches."""
+    return step is not None and first_step is not None and abs(step - first_step) > STEPS_APART
 
 
 def _first_step(attempt: Attempt) -> int | None:
@@ -85,6 +95,16 @@ def _from_scratch(state: JobState) -> str:
         return ""
     # no checkpoint is known that could have been loaded unseen
     return "no load of a checkpoint was seen" if state.attempt.steps_seen > 0 else _NOTHING_SEEN
+
+
+def reached(state: JobState) -> int | None:
+    """Return the greatest step that this run's ranks are known to have made or saved, for its next attempt; None if none is known.
+
+    Steps that were only counted since an attempt began count from 0 where no load of a checkpoint of this job was seen.
+    """
+    run, attempt = state.run, state.attempt
+    counted = attempt.steps_seen if attempt.steps_seen > 0 and attempt.loaded is None and not run.begun_from else None
+    return max((step for step in (run.reached, run.high_water, attempt.saved_steps.highest, counted) if step is not None), default=None)
 
 
 def is_shown(state: JobState) -> bool:

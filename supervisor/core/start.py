@@ -52,7 +52,12 @@ def select(state: JobState, t: float) -> Step:
         token = state.token + 1
         timer = SetTimer("select", token, state.run.policy.select_silence_s)
         order = SelectCheckpoint(
-            state.attempt.number, state.run.rejected, resume_by=planning.resume_by(state), own_only=planning.takes_own_only(state)
+            state.attempt.number,
+            state.run.rejected,
+            resume_by=planning.resume_by(state),
+            own_only=planning.takes_own_only(state),
+            reached=resumption.reached(state),
+            begun_from=state.run.begun_from,
         )
         return changed(state, stage=Stage.SELECTING, token=token), (*beside, order, timer)
     state, actions = begin_from_scratch(state, t)
@@ -198,13 +203,14 @@ def _step_back_cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...
     world = state.attempt.world_size
     step = state.attempt.progress.step
     reached = step if step is not None else state.run.untrusted_through_step  # it died while it loaded the suspect
-    if chosen.step is None or reached is None:
+    begins = chosen.shown_step
+    if begins is None or reached is None:
         return (
             PrintMessage("info", f"goes back to {chosen.path}: what that costs is not known, because the steps of the checkpoints are not"),
         )
-    again = max(reached - chosen.step, 0)
+    again = max(reached - begins, 0)
     ranks = f" × {world} ranks = {again * world} rank-steps" if world else ""  # noqa: RUF001 (the sign)
-    return (PrintMessage("info", f"goes back to {chosen.path}: costs {again} steps{ranks}, done again from step {chosen.step}"),)
+    return (PrintMessage("info", f"goes back to {chosen.path}: costs {again} steps{ranks}, done again from step {begins}"),)
 
 
 def _gained(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, ...]) -> JobState:
@@ -325,7 +331,7 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
         awaits_agreement=meets,
         scratch_refusal=_refusal(state, t) if meets else None,
     )
-    run = changed(state.run, findings=None, next_resume=None)
+    run = changed(state.run, findings=None, next_resume=None, reached=resumption.reached(state))
     fresh = changed(state, run=run, attempt=attempt, stage=Stage.STARTING, token=state.token + 1)
     if fresh.attempt.awaits_agreement:
         return fresh, (*_left_out(fresh), GatherNodes(number, state.run.nproc))

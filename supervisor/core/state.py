@@ -163,6 +163,8 @@ class Run:
     # how far it came, and from what it can resume
     high_water: int | None = None
     saved_high_water: int = 0  # greatest step of a verified checkpoint; stepping back does not lower it
+    reached: int | None = None  # greatest step that its ranks made or saved before the newest attempt; None: none is known
+    begun_from: tuple[str, ...] = ()  # what ranks loaded before this run had made a step: a base that a later attempt may load too
     newest: CheckpointRef | None = None
     verified: tuple[CheckpointRef, ...] = ()  # the newest, oldest first: as planning.with_verified orders them
     known_good: int = 0  # checkpoints that the last selection found nothing wrong with

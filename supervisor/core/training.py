@@ -33,8 +33,8 @@ def on_loss_changed(state: JobState, event: LossChanged) -> Step:
     """Report a number that became strange, or is good again; end the attempt if --on-nan asks for it."""
     text = f"{event.text}{_where(event)}"
     if event.is_over:
-        return _without(state, event.about), (PrintMessage("info", f"loss: over: {text}"),)
-    state = _with(state, event.about, text)
+        return without_warning(state, event.about), (PrintMessage("info", f"loss: over: {text}"),)
+    state = with_warning(state, event.about, text)
     restarts = event.kind in NOT_FINITE and state.run.policy.on_nan == "restart"
     ends = restarts and state.stage is Stage.RUNNING
     option = "; --on-nan restart would end the attempt" if event.kind in NOT_FINITE and not restarts else ""
@@ -52,9 +52,9 @@ def on_loss_changed(state: JobState, event: LossChanged) -> Step:
 def on_pace_changed(state: JobState, event: PaceChanged) -> Step:
     """Report that the training is slow, with the GPU and what the node's health shows of it; or that it is over."""
     if event.is_over:
-        return _without(state, event.about), (PrintMessage("info", f"pace: over: {event.text}"),)
+        return without_warning(state, event.about), (PrintMessage("info", f"pace: over: {event.text}"),)
     text = f"{event.text}{_gpu_text(state, event.rank)}"
-    state = _with(state, event.about, text)
+    state = with_warning(state, event.about, text)
     return state, (Alert(SLOW_TRAINING, state.attempt.number, f"pace: {text}; the job goes on"),)
 
 
@@ -75,10 +75,12 @@ def _where(event: LossChanged) -> str:
     return f" ({', '.join(known)})" if known else ""
 
 
-def _with(state: JobState, about: str, text: str) -> JobState:
+def with_warning(state: JobState, about: str, text: str) -> JobState:
+    """Return the state that knows what is strange about the attempt, under a key."""
     warnings = (dict(state.attempt.warnings) | {about: text}).items()
     return changed(state, attempt=changed(state.attempt, warnings=tuple(warnings)[-MOST_WARNINGS:]))
 
 
-def _without(state: JobState, about: str) -> JobState:
+def without_warning(state: JobState, about: str) -> JobState:
+    """Return the state without the warning of a key."""
     return changed(state, attempt=changed(state.attempt, warnings=tuple(row for row in state.attempt.warnings if row[0] != about)))

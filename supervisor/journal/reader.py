@@ -375,6 +375,8 @@ class HistoryReading:
             history.verified = history.verified if event.chosen is None else (event.t, event.chosen)
             if history.open_incident is not None:
                 history.open_incident.rounds[-1].selected = event
+        elif isinstance(event, events.NewestSaveGone) and history.open_incident is not None:  # mostly seen once no rank is alive
+            history.open_incident.rounds[-1].warnings = history.warnings
         elif isinstance(event, events.SupervisorStarted):
             history.policy = event.policy
         elif isinstance(event, events.CheckpointVerified):

@@ -218,7 +218,7 @@ def _checkpoint(last: Round) -> list[Fact]:
     chosen = selected.chosen
     text = f"none of {selected.found} is good"
     if chosen is not None:
-        position = wording.position_text(chosen.step, chosen.epoch) or step_text(None)
+        position = wording.position_text(chosen.shown_step, chosen.epoch) or step_text(None)
         text = f"{position} from {chosen.path} (verified: {chosen.level}; {selected.found} found)"
     elif not selected.found:
         text = "none that the script is known to load" + "".join(f"; {one}" for one in selected.unused) if selected.unused else "none found"

@@ -38,7 +38,7 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
 
 
 def _named(found: CheckpointRef) -> str:
-    position = position_text(found.step, found.epoch)
+    position = position_text(found.shown_step, found.epoch)
     return f"{found.path} ({position})" if position else found.path
 
 

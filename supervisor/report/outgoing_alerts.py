@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OF_TRAINING = {LossChanged: "strange_loss", PaceChanged: "slow_training"}
 FROM_SCRATCH = "started_from_scratch"
 #: Alerts whose text another line prints already: the decision's, or how the attempt began.
-ALREADY_PRINTED = frozenset({"batch_changed", FROM_SCRATCH, "resume_suspect"})
+ALREADY_PRINTED = frozenset({"batch_changed", FROM_SCRATCH, "resume_suspect", "foreign_checkpoint"})
 #: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, the node became
 #: worse, and all that is about the keeping of checkpoints.
 WITHOUT_DECISION = frozenset(
@@ -46,6 +46,7 @@ WITHOUT_DECISION = frozenset(
         "no_copy",
         "no_checkpoint",
         "resume_suspect",
+        "save_gone",
     }
 )
 #: The alerts that every node of a job would send alike: the first node of the attempt sends them.

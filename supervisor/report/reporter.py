@@ -167,6 +167,8 @@ class Reporter:
             self.run_started(continues=False)
         elif isinstance(event, events.CheckpointVerified):
             self.alerts.clear("no_checkpoint")
+        elif isinstance(event, events.NewestSaveGone) and event.is_over:
+            self.alerts.clear("save_gone")
         elif isinstance(event, events.HealthChanged) and all(finding.result == "ok" for finding in event.findings):
             self.alerts.clear("node_health")
         elif isinstance(event, events.HangCleared | events.AttemptEnded):

@@ -15,7 +15,7 @@ from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.core.numeric import rank_list
 from supervisor.report.layout import Fact, Tone
 from supervisor.report.text import clean, cut
-from supervisor.strategies.situation import RACE_WRITER
+from supervisor.strategies.situation import FOREIGN_CHECKPOINT, RACE_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,6 +64,8 @@ def cause_text(verdict: Verdict) -> str:
     if dict(verdict.facts).get(RACE_WRITER):
         sure = f"{100 * verdict.confidence:.0f} % sure, transient"
         return f"A rank read a checkpoint while another rank was writing it ({verdict.cause.value}, {sure})"
+    if dict(verdict.facts).get(FOREIGN_CHECKPOINT):
+        return f"The ranks loaded another training's checkpoint ({verdict.cause.value}, {100 * verdict.confidence:.0f} % sure)"
     return cause_text_of(verdict.cause, verdict.confidence, is_transient=verdict.transient)
 
 
@@ -207,7 +209,10 @@ def beginning(report: ReportResume) -> str:
     """Return how an attempt began, in one line; an older journal has only the checkpoint that the command was given, as `path`."""
     given = report.resume_from or report.path
     if report.began is Beginning.RESUMED:
-        return f"resumed at {position_text(report.step, report.epoch) or 'an unknown step'} from {report.path}"
+        position = position_text(report.step, report.epoch)
+        name = "" if report.named is None else f", whose name says {report.named}"
+        count = "" if report.counted is None else f"; the ranks count on from step {report.counted}"
+        return f"resumed {f'at {position} ' if position else ''}from {report.path}{name}{count}"
     if report.is_new:
         return "begins from scratch" + (f": {report.reason}" if report.reason else "")
     if report.began is Beginning.FROM_SCRATCH:

@@ -15,11 +15,12 @@ from supervisor.checkpoints.recording.reports import (
     CheckpointTrouble,
     ReadMoved,
     ReadReported,
+    SaveGone,
     SavesShared,
     WatcherFailed,
 )
 from supervisor.core.actions import Alert
-from supervisor.core.events import CheckpointVerified, SelectionMoved
+from supervisor.core.events import CheckpointVerified, NewestSaveGone, SelectionMoved
 from supervisor.report.log_events import LogEvent
 from supervisor.report.wording import position_text
 
@@ -63,6 +64,8 @@ class CheckpointNews:
                 loop.call_soon(lambda: self._copied(unused, place))
             case CheckpointPruned(path, step, reason):
                 loop.call_soon(lambda: self._pruned(path, step, reason))
+            case SaveGone(path, is_over):
+                loop.post(NewestSaveGone(loop.clock.now(), loop.state.attempt.number, path, is_over))
             case SavesShared(path, ranks):
                 loop.call_soon(lambda: self._shared(path, ranks))
             case ReadReported(level, text):

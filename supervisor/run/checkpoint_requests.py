@@ -80,7 +80,15 @@ class CheckpointRequests:
         def work() -> None:
             t = self._loop.clock.now()
             try:
-                event = checkpoints.select(t, action.attempt, action.rejected, suspect=suspect, permission=permission)
+                event = checkpoints.select(
+                    t,
+                    action.attempt,
+                    action.rejected,
+                    suspect=suspect,
+                    permission=permission,
+                    reached=action.reached,
+                    begun_from=action.begun_from,
+                )
             except Interrupted:  # nobody waits for it any more
                 return
             self._loop.post(event)

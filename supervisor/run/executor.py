@@ -92,6 +92,7 @@ class Executor:
             self.watch.take_heartbeats,
             trained=reporter.starts.trained,
             loss=self.watch.newest_loss,
+            loaded=factory.checkpoints.loaded,
         )
         self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self.watch.busy_gpus = self.node.busy_gpus

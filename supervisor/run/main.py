@@ -419,7 +419,7 @@ class JobRun:
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.loop_beat.beat(END_DEADLINE_S + loop_beat.BELIEVED_S)
         self.factory.close()
-        known = {} if newest is None else {"path": newest.path, "step": newest.step}
+        known = {} if newest is None else {"path": newest.path, "step": newest.shown_step}
         self.journal.append(Note(SUMMARY, summary, known), t=self.clock.now(), durable=False)
         self.journal.append(Ended(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)
         cost = losses.total(state)

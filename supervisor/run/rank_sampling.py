@@ -16,13 +16,14 @@ from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats, start_files
 from supervisor.observe.ranks.progress_sampler import ProgressSampler
 from supervisor.report import look_page
+from supervisor.run.load_watch import LoadWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from supervisor.core.events import Event
-    from supervisor.core.model import CheckpointRef, Hang, RankInfo
+    from supervisor.core.model import CheckpointRef, Hang, LoadedCheckpoint, RankInfo
     from supervisor.job.job import Job
     from supervisor.observe.hangs.diagnosis import Movement
     from supervisor.observe.hangs.look import Look
@@ -39,7 +40,7 @@ class RankSampling:
 
     is_ours: whether a path is a checkpoint of this job. on_heartbeats: gets the heartbeats of a running attempt, and when they were read.
     trained: gets, once for an attempt, its number and when its ranks came how far on the way to their first step (start_files.py).
-    loss: returns the newest loss that was seen.
+    loss: returns the newest loss that was seen. loaded: returns the checkpoints that the ranks of an attempt loaded.
     """
 
     def __init__(  # noqa: PLR0913 (for whom, and who else takes what is read)
@@ -52,11 +53,13 @@ class RankSampling:
         *,
         trained: Callable[[int, Mapping[str, int]], None],
         loss: Callable[[], float | None] = lambda: None,
+        loaded: Callable[[int], tuple[LoadedCheckpoint, ...]] = lambda _attempt: (),
     ) -> None:
         self._job, self._loop, self._threads, self._is_ours = job, loop, threads, is_ours
         self._on_heartbeats, self._trained = on_heartbeats, trained
         self._looks = RankLooks(loop, threads)
         self._progress = ProgressSampler(loop.post, job.settings.instrument.start_ceiling_s, is_ours, loss)
+        self._loads = LoadWatch(loop, threads, loaded)
         self._hangs = HangWatch(loop.post, job.settings.hang, self._looks, suspended_s=suspended_s)
         self._directory: Path | None = None
         self._attempt, self._has_trained = 0, False
@@ -67,6 +70,7 @@ class RankSampling:
         self._attempt, self._has_trained = attempt, False
         self._progress.watch(attempt, directory, self._loop.clock.now(), resume)
         self._hangs.watch(attempt)
+        self._loads.watch(attempt)
 
     def forget(self) -> None:
         """Nothing runs."""
@@ -84,6 +88,8 @@ class RankSampling:
 
         def work() -> None:
             beats = heartbeats.read(directory / "heartbeat")
+            if not last:
+                self._loads.sample(directory)
             self._progress.sample(now, ranks, beats, last=last)
             if not self._has_trained and beats and len(beats) >= len(ranks) and all(beat.last_step_ns for beat in beats):
                 self._post_start(attempt, directory, len(beats))

@@ -8,13 +8,14 @@ machine's. A program's own error never steps back.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause, Change, Plan, PlanKind
 from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import RACE_WRITER
+from supervisor.strategies.situation import FOREIGN_CHECKPOINT, RACE_WRITER
 
 if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef
@@ -26,6 +27,29 @@ MEND = (
     "save to a temporary name and rename it (os.replace), or with checkpointing.save; and let the ranks that load wait until the one that "
     "saves is done (torch.distributed.barrier)"
 )
+
+
+def foreign_checkpoint(situation: Situation) -> Plan | None:
+    """Stop (65) if the attempt loaded another training's checkpoint: another attempt would load it again, and save over this run's own."""
+    path = situation.fact(FOREIGN_CHECKPOINT)
+    if not path:
+        return None
+    own = next((c.path for c in reversed(situation.verified) if c.path != path), "")
+    directory, _, name = path.rpartition("/")
+    notes = (
+        *((f"the newest of this run: {own}",) if own else ()),
+        f"to go on with this run, move the other one out of that directory: {shlex.join(['mv', path, f'{directory}-other-{name}'])}",
+    )
+    return Plan(
+        kind=PlanKind.STOP,
+        reason="the attempt trained on from another training's checkpoint, and was ended before it could save over this run's",
+        next_rung="move it away, then start again; to train on from it, name its path in the command",
+        strategy="foreign_checkpoint",
+        exit_code=65,
+        notes=notes,
+        alert=situation.verdict.summary,
+        alert_kind="foreign_checkpoint",
+    )
 
 
 def raced(situation: Situation) -> Plan | None:
@@ -125,6 +149,7 @@ def _skip_window_missing(situation: Situation) -> str:
 
 
 RUNGS = (
+    Rung("foreign_checkpoint", foreign_checkpoint, "stop (65): the ranks loaded a checkpoint that is not of this run, and beyond it"),
     Rung("raced", raced, "a rank read what another one was writing: restart once, the file is not rejected; again: stop (65)"),
     Rung(
         "step_back",

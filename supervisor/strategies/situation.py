@@ -22,6 +22,8 @@ ALLOCATOR = "env:PYTORCH_CUDA_ALLOC_CONF"
 UNSET = "unset"
 #: The fact of a verdict that names the rank that was writing what the culprit read (observe/ranks/races.py).
 RACE_WRITER = "race_writer"
+#: The fact that the attempt loaded another training's checkpoint: its path.
+FOREIGN_CHECKPOINT = "foreign_checkpoint"
 #: Variables that a rung sets only where the user did not.
 VARIABLES = (
     "TORCH_DISTRIBUTED_DEBUG",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from typing import TYPE_CHECKING
 
@@ -56,27 +55,36 @@ def test_numbers_of_one_byte_are_looked_at(tmp_path: Path) -> None:
         assert [(one.tensor, one.what, one.element) for one in verify(str(path)).non_finite or ()] == [("w", "NaN", 123)]
 
 
-@pytest.mark.parametrize(("name", "content", "verdict"), [
-    ("step_200.pt", {"step": 100}, Verdict.BAD),
-    ("iter_0000200.pt", {"iter_num": 100}, Verdict.BAD),
-    ("epoch=1-step=200.ckpt", {"global_step": 100, "epoch": 1, "pytorch-lightning_version": "2.6"}, Verdict.BAD),
-    ("step_200.pt", {"step": 199}, Verdict.VERIFIED),
-    ("step_200.pt", {"step": 50, "epoch": 1}, Verdict.VERIFIED),
-    ("step_200.pt", {"num_steps": 10000}, Verdict.VERIFIED),
-    ("epoch_2_step_200.pt", {"step": 100, "epoch": 2}, Verdict.VERIFIED),
-    ("ckpt-200.pt", {"step": 100}, Verdict.VERIFIED),
-    ("model_world_size_4.pt", {"step": 100}, Verdict.VERIFIED),
+@pytest.mark.parametrize(("name", "content", "note"), [
+    ("step_200.pt", {"step": 100}, "its name says step 200, its content 100"),
+    ("iter_0000200.pt", {"iter_num": 100}, "its name says step 200, its content 100"),
+    ("epoch=1-step=200.ckpt", {"global_step": 100, "epoch": 1, "pytorch-lightning_version": "2.6"},
+     "its name says 200, its content step 100"),
+    ("step_200.pt", {"step": 199}, "its name says step 200, its content 199"),
+    ("step_200.pt", {"step": 50, "epoch": 1}, "its name says step 200, its content 50"),
+    ("step_200.pt", {"num_steps": 10000}, "its name says step 200, its content 10000"),
+    ("epoch_2_step_200.pt", {"step": 100, "epoch": 2}, ""),
+    ("ckpt-200.pt", {"step": 100}, "its name says 200, its content step 100"),
+    ("model_world_size_4.pt", {"step": 100}, ""),
 ])  # fmt: skip
-def test_a_name_of_another_step(tmp_path: Path, name: str, content: dict[str, object], verdict: Verdict) -> None:
+def test_a_name_of_another_step_is_noted_and_the_content_counts_for_verify_as_for_latest(
+    tmp_path: Path, name: str, content: dict[str, object], note: str
+) -> None:
     path = save(tmp_path / name, **content)
-    assert [found.verdict for found in examine.look(str(path))] == [verdict]
+    (found,) = examine.look(str(path))
+    chosen = examine.latest(str(tmp_path)).chosen
+    assert (found.verdict, found.reason) == (Verdict.VERIFIED, note)
+    assert chosen is not None
+    assert (chosen.path, chosen.verdict, chosen.reason, chosen.step) == (str(path), found.verdict, note, found.step)
 
 
-def test_names_that_count_something_else_throughout_are_right(tmp_path: Path) -> None:
-    paths = [save(tmp_path / f"step_{step}.pt", step=step * 8) for step in (100, 200, 300)]
+def test_numbering_that_begins_anew_makes_no_checkpoint_a_bad_one(tmp_path: Path) -> None:
+    for step, content in ((20, 20), (40, 40), (60, 20)):
+        save(tmp_path / f"step_{step}.pt", step=content)
     assert {found.verdict for found in examine.look(str(tmp_path))} == {Verdict.VERIFIED}
-    os.rename(paths[1], tmp_path / "step_450.pt")  # noqa: PTH104 -- strings are what is under test
-    assert [found.verdict for found in examine.look(str(tmp_path / "step_450.pt"))] == [Verdict.BAD]
+    chosen = examine.latest(str(tmp_path)).chosen
+    assert chosen is not None
+    assert chosen.path.endswith("step_60.pt")
 
 
 def test_files_of_each_rank_whose_names_have_the_ranks_in_two_ways(tmp_path: Path) -> None:

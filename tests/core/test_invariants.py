@@ -10,6 +10,7 @@ from supervisor.core import events as core_events
 from supervisor.core.decide import EVENTS, decide, initial
 from supervisor.core.model import (
     Cause,
+    CheckpointOwner,
     CheckpointRef,
     Claim,
     Evidence,
@@ -20,6 +21,7 @@ from supervisor.core.model import (
     JobDecision,
     Knob,
     Launcher,
+    LoadedCheckpoint,
     Phase,
     Plan,
     PlanKind,
@@ -162,6 +164,13 @@ events = st.one_of(
     ),
     st.builds(PaceChanged, st.just(0.0), attempts, st.just("drop"), st.just("x"), st.none(), st.booleans()),
     st.builds(core_events.SelectionMoved, st.just(0.0), attempts),
+    st.builds(
+        core_events.CheckpointsLoaded,
+        st.just(0.0),
+        attempts,
+        st.tuples(st.builds(LoadedCheckpoint, st.sampled_from(["a.pt", "b.pt"]), st.sampled_from(CheckpointOwner), small, st.just("x"))),
+    ),
+    st.builds(core_events.NewestSaveGone, st.just(0.0), attempts, st.just("a.pt"), st.booleans()),
     st.builds(core_events.SaveOnRequestSeen, st.just(0.0), attempts),
     st.builds(core_events.Saved, st.just(0.0), attempts),
     st.builds(core_events.SaveSearched, st.just(0.0), attempts, checkpoints),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.config.settings import Settings
-from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected, ProgressObserved
-from supervisor.core.model import RankInfo
+from supervisor.core.events import CheckpointsLoaded, HangCleared, HangConfirmed, HangSuspected, ProgressObserved
+from supervisor.core.model import CheckpointOwner, LoadedCheckpoint, RankInfo
 from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
@@ -60,9 +60,9 @@ class VirtualLoop:
         """As in run/threads.py."""
         Threads(self, self.posted.append).observe(name, work)  # type: ignore[arg-type]
 
-    def recur(self, _name: str, work: Callable[[], None], *, wait_s: float) -> None:
-        """Do what a thread would do while the loop waits."""
-        assert wait_s > 0
+    def recur(self, name: str, work: Callable[[], None], *, wait_s: float = 0.0) -> None:
+        """Do what a thread would do while the loop waits, or beside it."""
+        assert (wait_s > 0) is (name == "heartbeats")
         work()
 
 
@@ -83,9 +83,10 @@ def sampling(
     directory: Path,
     also: Callable[[Any, float], None] = lambda _beats, _t: None,
     trained: Callable[[int, Any], None] = lambda _attempt, _moments: None,
+    loaded: Callable[[int], tuple[LoadedCheckpoint, ...]] = lambda _attempt: (),
 ) -> RankSampling:
     job: Any = SimpleNamespace(settings=Settings(), scratch=directory, attempt_dir=lambda _attempt: directory)
-    made = RankSampling(job, loop, loop, lambda _path: True, also, trained=trained)  # type: ignore[arg-type]
+    made = RankSampling(job, loop, loop, lambda _path: True, also, trained=trained, loaded=loaded)  # type: ignore[arg-type]
     made.watch(1, None)
     return made
 
@@ -130,6 +131,29 @@ def test_the_moments_of_a_start_are_posted_once_when_all_ranks_have_made_a_step(
     made.watch(2, None)
     made.sample((rank,))
     assert posted[1:] == [(2, {"hello": 5, "first_step": 9})], "each attempt has its own directory"
+
+
+def test_whose_checkpoint_was_loaded_is_asked_at_each_new_line_and_posted_where_the_answer_is_new(tmp_path: Path) -> None:
+    heartbeats.create(tmp_path / "heartbeat", 2)
+    asked: list[int] = []
+    own = (LoadedCheckpoint("/c/1.pt", CheckpointOwner.OWN),)
+
+    def loaded(attempt: int) -> tuple[LoadedCheckpoint, ...]:
+        asked.append(attempt)
+        if len(asked) == 1:
+            raise OSError("no such disk")
+        return own
+
+    loop = VirtualLoop()
+    made = sampling(loop, tmp_path, loaded=loaded)
+    made.sample(())
+    for _ in range(3):
+        with (tmp_path / "loads-0.jsonl").open("a") as out:
+            out.write("a line\n")
+        for _again in range(3):
+            made.sample(())
+    assert asked == [1, 1, 1]
+    assert [event for event in loop.posted if isinstance(event, CheckpointsLoaded)] == [CheckpointsLoaded(loop.t, 1, own)]
 
 
 def test_ranks_that_may_wait_for_another_node_get_more_time(tmp_path: Path, beat: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch) -> None:

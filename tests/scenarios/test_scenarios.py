@@ -14,6 +14,7 @@ from supervisor.core.decide import EVENTS, decide, initial
 from supervisor.core.model import (
     Cause,
     Change,
+    CheckpointOwner,
     CheckpointRef,
     Claim,
     Evidence,
@@ -26,6 +27,7 @@ from supervisor.core.model import (
     JobDecision,
     Knob,
     Launcher,
+    LoadedCheckpoint,
     PastFailures,
     Phase,
     Plan,
@@ -91,6 +93,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "silent": lambda rows: tuple((path, why) for path, why in rows),
     "unused": lambda rows: tuple(UnusedCheckpoints(**row) for row in rows),
     "repaired": lambda rows: tuple((path, what) for path, what in rows),
+    "loads": lambda rows: tuple(LoadedCheckpoint(**{**row, "owner": CheckpointOwner(row["owner"])}) for row in rows),
     "batch": lambda given: HeldBatch(**given),
     "unfit": lambda rows: tuple((node, text) for node, text in rows),
 }

@@ -172,6 +172,34 @@ class Discovery:
         """Return whether a save of a checkpoint was logged when this supervisor started: in this run, or the one before it."""
         return any(path == checkpoint or path.startswith(checkpoint + "/") for path in self._logged_before)
 
+    def has_content(self, identity: Identity) -> bool:
+        """Return whether a rank of this run was seen to write this content, at whatever path: a link to it, or a copy with its times."""
+        return any(
+            write.now is not None and (write.now[:2] == (identity.dev, identity.ino) or write.now[2:] == (identity.size, identity.mtime_ns))
+            for write in self._writes.values()
+        )
+
+    def logs_saves_like(self, checkpoint: str) -> bool:
+        """Return whether ranks of this run were seen to save to other paths of the same location: a save there is seen."""
+        pattern = pattern_of(checkpoint)
+        others = (checkpoint_path(write.path) for write in self._writes.values() if write.now is not None)
+        return any(other != checkpoint and pattern_of(other) == pattern for other in others)
+
+    def ended_saves(self, attempt: int) -> tuple[str, ...]:
+        """Return the checkpoints of this run whose saves ended, in the order of their last saves.
+
+        Nothing while a rank of `attempt`, the running one, saves.
+        """
+        writes = self._writes
+        if any(write.cut and write.attempt == attempt for write in writes.values()):
+            return ()
+        last: dict[str, float] = {}
+        for path, write in writes.items():
+            if not write.cut:
+                checkpoint = checkpoint_path(path)
+                last[checkpoint] = max(write.t, last.get(checkpoint, write.t))
+        return tuple(sorted(last, key=lambda path: last[path]))
+
     def add(self, checkpoint: str) -> None:
         """Count a path as that of a checkpoint: it was restored from a mirror."""
         with self._lock:

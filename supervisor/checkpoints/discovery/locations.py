@@ -72,6 +72,10 @@ class CheckpointLocations:
         """Return whether a path lies where this job's checkpoints are declared, or where it was seen to save. Reads nothing."""
         return self.is_declared(path) or (self._discovery is not None and self._discovery.is_saved(path))
 
+    def is_checkpoint_place(self, path: str) -> bool:
+        """Return whether a path lies where the checkpoints are declared or discovered, there or not. Reads nothing."""
+        return self.is_declared(path) or (self._discovery is not None and self._discovery.is_checkpoint(path))
+
     def is_saved_in_place(self, path: str) -> bool:
         """Return whether the next save will write to the same path, as to `last.pt`."""
         is_known = self.is_checkpoint(path) or (self._discovery is not None and self._discovery.is_known(path))

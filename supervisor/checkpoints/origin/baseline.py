@@ -50,6 +50,10 @@ class Baseline:
         """Return whether this content lay there before. Where nothing was recorded yet, it may have."""
         return self._files is None or self._files.get(path) == identity
 
+    def lists(self, path: str, identity: Identity) -> bool:
+        """Return whether this content is recorded to have lain there before."""
+        return self._files is not None and self._files.get(path) == identity
+
     def _read(self) -> dict[str, Identity] | None:
         try:
             content = json.loads(durable.read(str(self._file)))

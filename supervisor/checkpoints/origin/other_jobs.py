@@ -36,11 +36,29 @@ class OtherJobs:
 
     def has_saved(self, path: str, identity: Identity) -> bool:
         """Return whether a job, on any node, recorded this content as verified, or logged the save that left it as it is now."""
-        for directory in self._records:
-            made = Manifests(str(directory)).get(path)
-            if made is not None and replace(made.identity, dev=identity.dev) == identity:
-                return True
+        if any(_has_recorded(directory, path, identity) for directory in self._records):
+            return True
         return any(_has_logged(discovery, path, identity) for discovery in self._discoveries)
+
+    def saved_by(self, path: str, identity: Identity) -> str:
+        """Return the name of another job that logged the save which left this content, "" if none did."""
+        return next((name for name, discovery in self._others if _has_logged(discovery, path, identity)), "")
+
+    def is_of_other_node(self, path: str, identity: Identity) -> bool:
+        """Return whether this job recorded this content on another node, or logged its save there."""
+        return any(
+            _has_recorded(directory, path, identity) or _has_logged(read_last_run(directory), path, identity)
+            for directory in self._records
+            if self._is_of_this_job(directory) and directory != self._node_state / self._directory
+        )
+
+    def _is_of_this_job(self, directory: Path) -> bool:
+        return directory.parent.parent == self._node_state.parent
+
+    @cached_property
+    def _others(self) -> list[tuple[str, Discovery]]:
+        found = [directory for directory in self._records if not self._is_of_this_job(directory)]
+        return [(directory.parents[2].name, read_last_run(directory)) for directory in found]
 
     @cached_property
     def _discoveries(self) -> list[Discovery]:
@@ -62,6 +80,12 @@ def _is_private(directory: Path) -> bool:
     """Return whether only this user may write a directory. Raises OSError."""
     st = directory.lstat()
     return stat.S_ISDIR(st.st_mode) and st.st_uid == os.geteuid() and not st.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _has_recorded(directory: Path, path: str, identity: Identity) -> bool:
+    """Return whether a job recorded a content as verified. Each node's mount has a device number of its own."""
+    made = Manifests(str(directory)).get(path)
+    return made is not None and replace(made.identity, dev=identity.dev) == identity
 
 
 def _has_logged(discovery: Discovery, path: str, identity: Identity) -> bool:

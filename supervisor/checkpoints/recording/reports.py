@@ -78,6 +78,22 @@ class ReadMoved:
     """Bytes come from the disk that a selection reads."""
 
 
+@dataclass(frozen=True, slots=True)
+class SaveGone:
+    """The newest save of this run was removed, and none is newer; or one stays again (`is_over`)."""
+
+    path: str
+    is_over: bool = False
+
+
 CheckpointReport = (
-    ReadReported | ReadMoved | CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | SavesShared | WatcherFailed
+    ReadReported
+    | ReadMoved
+    | CheckpointFound
+    | CheckpointAlert
+    | CheckpointCopied
+    | CheckpointPruned
+    | SaveGone
+    | SavesShared
+    | WatcherFailed
 )

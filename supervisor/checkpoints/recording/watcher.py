@@ -15,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from checkpointing import step_names
 from checkpointing.io.reader import BACKGROUND_BYTES_PER_S, Interrupted, Throttle
 from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Verdict
@@ -41,7 +42,21 @@ _RECHECK_S: Final = 0.05  # a file is looked at this long after it stood still l
 
 def to_ref(verification: Verification) -> CheckpointRef:
     """Return the core's reference to a verified checkpoint."""
-    return CheckpointRef(path=verification.path, step=verification.step, level=verification.level, epoch=verification.epoch)
+    return ref_of(verification.path, verification.step, verification.level, verification.epoch, verification.content_step)
+
+
+def ref_of(path: str, step: int | None, level: str, epoch: int | None = None, content_step: int | None = None) -> CheckpointRef:
+    """Return a reference; content and name stand in it only where they give another step than the one that orders it."""
+    named, shown = step_names.step_in(path), step_names.shown_step(path, step, content_step)
+    return CheckpointRef(
+        path,
+        step,
+        level,
+        epoch,
+        content_step=content_step if content_step != step else None,
+        named=named.step if named is not None and named.step != shown else None,
+        is_index=shown is None and step is not None,
+    )
 
 
 def to_event(selection: Selection, t: float, attempt: int) -> CheckpointSelected:

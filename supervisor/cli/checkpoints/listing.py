@@ -106,7 +106,7 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
         rows.append(
             {
                 "path": candidate.path,
-                "step": manifest.step if manifest is not None and proven else candidate.named.step if candidate.named else None,
+                "step": _shown_step(candidate, manifest if proven else None),
                 "bytes": candidate.identity.size,
                 "state": rejection.kind if rejection is not None else "verified" if proven else "unread",
                 "reason": rejection.reason if rejection is not None else _numbers(manifest) if manifest is not None and proven else "",
@@ -197,6 +197,12 @@ def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> i
         raise SuperviseError(f"cannot quarantine a checkpoint: {rejections.problem}", hint="Make the state directory writable for you.")
     stdio.write(sys.stdout, f"rejected for all later starts of job {place.job}, unless it is written anew: {clean(absolute)}")
     return 0
+
+
+def _shown_step(candidate: Candidate, manifest: Manifest | None) -> int | None:
+    if manifest is not None:
+        return step_names.shown_step(candidate.path, manifest.step, manifest.content_step)
+    return candidate.named.step if candidate.named is not None and candidate.named.sure else None
 
 
 def _numbers(manifest: Manifest) -> str:

@@ -137,7 +137,7 @@ def _verified(history: History) -> StoredCheckpoint | None:
     if history.verified is None:
         return None
     t, found = history.verified
-    return StoredCheckpoint(found.path, found.step, t)
+    return StoredCheckpoint(found.path, found.shown_step, t)
 
 
 def _mirrored(history: History) -> StoredCheckpoint | None:

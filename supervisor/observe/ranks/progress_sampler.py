@@ -142,21 +142,31 @@ def is_saved(asking: Sequence[RankHeartbeat]) -> bool:
 def loads(directory: Path, *, complete: bool = True) -> list[str]:
     """Return the paths that ranks loaded before they trained in this attempt, in the order of each rank's file.
 
-    A load that failed does not count, and a later load is an evaluation's. Nor does what a rank of this attempt had saved: the other ranks
-    get their first weights so (torch's DDP tutorial). complete: False for those whose load failed.
+    complete: False for those whose load failed.
     """
-    found = []
-    for row in _rows(directory, "loads-*.jsonl"):
-        with contextlib.suppress(ValueError, TypeError):
-            if row.get("complete", True) is complete and layout.loads_first(row.get("via", ""), int(row.get("steps", 0))):
-                found.append(row)
+    return [path for paths in loads_of_ranks(directory, complete=complete) for path in paths]
+
+
+def loads_of_ranks(directory: Path, *, complete: bool = True) -> list[list[str]]:
+    """Return for each rank the paths that it loaded before it trained in this attempt, in their order.
+
+    A load that failed does not count, and a later load is an evaluation's. Nor does what a rank of this attempt had saved: the other ranks
+    get their first weights so (torch's DDP tutorial).
+    """
+    ranks: list[list[dict[str, Any]]] = []
+    for file in sorted(directory.glob("loads-*.jsonl")):
+        ranks.append([])
+        for row in _rows(file):
+            with contextlib.suppress(ValueError, TypeError):
+                if row.get("complete", True) is complete and layout.loads_first(row.get("via", ""), int(row.get("steps", 0))):
+                    ranks[-1].append(row)
     saved: dict[str, float] = {}
-    for row in _rows(directory, "saves-*.jsonl") if found else ():
-        saved[row["path"]] = min(row["t"], saved.get(row["path"], math.inf))
-    return [row["path"] for row in found if row["t"] <= saved.get(row["path"], math.inf)]
+    for file in sorted(directory.glob("saves-*.jsonl")) if any(ranks) else ():
+        for row in _rows(file):
+            saved[row["path"]] = min(row["t"], saved.get(row["path"], math.inf))
+    return [[row["path"] for row in rows if row["t"] <= saved.get(row["path"], math.inf)] for rows in ranks]
 
 
-def _rows(directory: Path, pattern: str) -> Iterator[dict[str, Any]]:
-    for file in sorted(directory.glob(pattern)):
-        with contextlib.suppress(OSError):
-            yield from save_logs.rows(file.read_bytes())
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    with contextlib.suppress(OSError):
+        yield from save_logs.rows(file.read_bytes())

@@ -508,7 +508,15 @@ def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(
             "STARTED FROM SCRATCH: its training began at step 0",
         ),
         (ReportResume(1, 2, None, "snapshot.pt", confirmed=True, epoch=4), "resumed at epoch 4 from snapshot.pt"),
-        (ReportResume(1, 2, None, "weights.pt", confirmed=True), "resumed at an unknown step from weights.pt"),
+        (ReportResume(1, 2, None, "weights.pt", confirmed=True), "resumed from weights.pt"),
+        (
+            ReportResume(1, 2, 40, "step-5000.pt", confirmed=True, named=5000),
+            "resumed at step 40 from step-5000.pt, whose name says 5000",
+        ),
+        (
+            ReportResume(1, 2, 20, "step-20.pt", confirmed=True, counted=60),
+            "resumed at step 20 from step-20.pt; the ranks count on from step 60",
+        ),
     ],
 )
 def test_how_an_attempt_began_in_one_line(report: ReportResume, text: str) -> None:

@@ -1,0 +1,136 @@
+"""Says whose a checkpoint is that ranks loaded, or that a selection would hand over.
+
+Foreign is only what is surely neither of this run nor of an earlier one of the same job. Where ranks of other nodes save too, or no save is
+logged, nobody knows whose a file is. The command may name a path; then the user chose it. A declared pattern names no path: a stray file of
+another training lies in the same directory as this run's checkpoints.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from checkpointing import step_names
+from checkpointing.io.tree import Tree
+from checkpointing.select import is_same
+from checkpointing.verification import identity_of, verify
+from supervisor.core.model import CheckpointOwner, LoadedCheckpoint
+from supervisor.observe.ranks.path_patterns import checkpoint_path, is_within, pattern_of
+from supervisor.observe.ranks.progress_sampler import loads_of_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from checkpointing.model import Identity
+    from supervisor.checkpoints.records import CheckpointRecords
+
+#: A file server's clock is behind ours by no more: a first save must not look older than the job.
+FILE_CLOCKS_NS: Final = 2_000_000_000
+_WILDCARDS: Final = frozenset("*?[")
+#: What supervise writes for dead ranks (checkpointing/training/snapshot_writer.py): no rank logs it.
+_RESCUED: Final = ".snapshot.pt"
+
+
+class CheckpointOwners:
+    """Answers for one job on this node. Its methods read files: call them in worker threads."""
+
+    def __init__(self, records: CheckpointRecords) -> None:
+        self._records, self._job = records, records.job
+
+    def of_loads(self, directory: Path) -> tuple[LoadedCheckpoint, ...]:
+        """Return what the ranks of an attempt loaded before their first step where this job keeps its checkpoints."""
+        ranks = loads_of_ranks(directory)
+        files = dict.fromkeys(_resolved(path) for paths in ranks for path in paths)
+        owners = {file: self.owner_of(checkpoint_path(file), file) for file in files if self._belongs_to_job(file)}
+        return tuple(dict.fromkeys(load for paths in ranks for load in self._of_rank([_resolved(path) for path in paths], owners)))
+
+    def _of_rank(self, files: Sequence[str], owners: dict[str, tuple[CheckpointOwner, str]]) -> Iterator[LoadedCheckpoint]:
+        for at, file in enumerate(files):
+            if file not in owners:
+                continue
+            path, (owner, why) = checkpoint_path(file), owners[file]
+            is_foreign = owner is CheckpointOwner.FOREIGN
+            later = (other for other in files[at + 1 :] if other in owners and owners[other][0] is CheckpointOwner.OWN)
+            replaced = is_foreign and any(pattern_of(checkpoint_path(other)) == pattern_of(path) for other in later)
+            yield LoadedCheckpoint(path, owner, step_of(path, file) if is_foreign else None, why, replaced)
+
+    def _belongs_to_job(self, file: str) -> bool:
+        locations = self._records.locations
+        return locations.belongs_to_job(checkpoint_path(file)) or locations.belongs_to_job(file)
+
+    def owner_of(self, path: str, file: str = "") -> tuple[CheckpointOwner, str]:
+        """Return who wrote a checkpoint, and what shows it where it is foreign. `file`: the file of it that was loaded, "" the whole."""
+        file = file or path
+        discovery, identity, content = self._records.discovery, identity_of(path), identity_of(file)
+        if discovery is None or self._records.several_nodes or identity is None or content is None:
+            return CheckpointOwner.UNKNOWN, ""
+        if self._is_named(path) or self._is_named(file):
+            return CheckpointOwner.NAMED, ""
+        if self._is_own(path, identity) or self._is_own(file, content) or discovery.has_content(content):
+            return CheckpointOwner.OWN, ""
+        return self._of_stranger(path, identity, file, content)
+
+    def _is_named(self, path: str) -> bool:
+        """Return whether the user's command, or a declaration without wildcards, names this very path."""
+        words = (part for word in self._job.command for part in (word, word.partition("=")[2]))
+        declared = (pattern for pattern in self._job.settings.checkpoints.paths if not _WILDCARDS & set(pattern))
+        cwd = str(self._job.cwd)
+        return any(
+            path in {whole := os.path.normpath(os.path.join(cwd, os.path.expanduser(text))), _resolved(whole)}  # noqa: PTH111, PTH118 (strings)
+            for text in (*words, *declared)
+            if text
+        )
+
+    def _is_own(self, path: str, identity: Identity) -> bool:
+        """Return whether this job wrote a path, or a copy of it: a save was logged, or an earlier run or another node recorded it."""
+        records, discovery = self._records, self._records.discovery
+        if path == records.restored or is_within(str(records.directory), path):
+            return True
+        if discovery is not None and (discovery.writes(path) or discovery.wrote_earlier(path)):
+            return True
+        made = records.manifests.get(path)
+        lineage = made.about.lineage if made is not None and is_same(identity, made) else None
+        if lineage is not None and lineage.began and lineage.run != self._job.run_id:  # of this run a logged save alone shows it
+            return True
+        return records.other_jobs.is_of_other_node(path, identity)
+
+    def _of_stranger(self, path: str, identity: Identity, file: str, content: Identity) -> tuple[CheckpointOwner, str]:
+        records = self._records
+        run = records.order.lineage_of(path, identity, _newest_mtime_ns(path, identity) + FILE_CLOCKS_NS).run
+        if run not in {"", self._job.run_id}:
+            return CheckpointOwner.UNKNOWN, ""  # by its time an earlier run of this job wrote it
+        if job := records.other_jobs.saved_by(file, content):
+            return CheckpointOwner.FOREIGN, f"the job {job} saved it"
+        if records.baseline.lists(path, identity) or records.baseline.lists(file, content):
+            return CheckpointOwner.FOREIGN, "it lay there before this job wrote anything"
+        if not run:
+            return CheckpointOwner.FOREIGN, "it is older than this job's first attempt"
+        if records.discovery is not None and records.discovery.logs_saves_like(path) and not path.endswith(_RESCUED):
+            return CheckpointOwner.FOREIGN, "no rank of this job saved it, and each of their saves beside it was seen"
+        return CheckpointOwner.UNKNOWN, ""
+
+
+def step_of(path: str, file: str = "") -> int | None:
+    """Return the greatest step that a checkpoint's content or name gives; None if neither gives one.
+
+    A script that sorts by name goes by the one, a script that reads the content by the other.
+    """
+    found, named = verify(path, bulk=False), step_names.step_in(path)
+    contents = [found.content_step, found.step, verify(file, bulk=False).content_step if file and file != path else None]
+    return max((step for step in (*contents, None if named is None else named.step) if step is not None), default=None)
+
+
+def _resolved(path: str) -> str:
+    """Return the path with a link of its own, or of its directory, followed: `latest` is a link to a step's."""
+    if os.path.islink(path):  # noqa: PTH114 (strings throughout)
+        return os.path.realpath(path)
+    directory, _, name = path.rpartition("/")
+    return f"{os.path.realpath(directory)}/{name}" if directory and os.path.islink(directory) else path  # noqa: PTH114 (as above)
+
+
+def _newest_mtime_ns(path: str, identity: Identity) -> int:
+    try:
+        return Tree(path).newest_mtime_ns if os.path.isdir(path) else identity.mtime_ns  # noqa: PTH112 (as above)
+    except OSError:
+        return 0

@@ -5,6 +5,7 @@ The finders are worker threads; everything is passed to the loop's thread here.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, assert_never
 
 from supervisor.checkpoints.recording.reports import (
@@ -13,15 +14,20 @@ from supervisor.checkpoints.recording.reports import (
     CheckpointFound,
     CheckpointPruned,
     CheckpointTrouble,
+    SavesCounted,
     SavesShared,
+    SavesUnfound,
     WatcherFailed,
 )
 from supervisor.core.actions import Alert
 from supervisor.core.events import CheckpointVerified
+from supervisor.journal.records import SAVES_COUNTED, Note
 from supervisor.report.log_events import LogEvent
 from supervisor.report.wording import position_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.core.model import UnusedCheckpoints
     from supervisor.report.event_log import EventLog
@@ -33,7 +39,18 @@ if TYPE_CHECKING:
 class CheckpointNews:
     """The news of one run's checkpoints. keep: the setting `checkpoints.keep`, which a pruned one is explained by."""
 
-    def __init__(self, loop: Loop, reporter: Reporter, terminal: TerminalWriter, log: EventLog, *, keep: object) -> None:
+    def __init__(  # noqa: PLR0913 -- where the news go
+        self,
+        loop: Loop,
+        reporter: Reporter,
+        terminal: TerminalWriter,
+        log: EventLog,
+        *,
+        keep: object,
+        record: Callable[[Note], None],
+    ) -> None:
+        """`record` takes what `status` shows, for the journal."""
+        self._record = record
         self._loop = loop
         self._reporter = reporter
         self._terminal = terminal
@@ -57,6 +74,10 @@ class CheckpointNews:
                 loop.call_soon(lambda: self._pruned(path, step, reason))
             case SavesShared(path, ranks):
                 loop.call_soon(lambda: self._shared(path, ranks))
+            case SavesUnfound(path, patterns, instead):
+                loop.call_soon(lambda: self._unfound(path, patterns, instead))
+            case SavesCounted(text):
+                loop.call_soon(lambda: self._record(Note(SAVES_COUNTED, text)))
             case WatcherFailed(text):
                 message = f"the checkpoint watcher failed and goes on: {text}"
                 loop.call_soon(lambda: self._terminal.message(message, "warning"))
@@ -75,6 +96,14 @@ class CheckpointNews:
         text = (
             f"local ranks {ranks[0]} and {ranks[1]} both save to {path}: one overwrites the other, and a reader may find half of a file; "
             "let one rank save, or give each a file of its own"
+        )
+        self._terminal.message(text, "warning")
+
+    def _unfound(self, path: str, patterns: tuple[str, ...], instead: str) -> None:
+        self._log.write(LogEvent.SAVES_MISSED, path=path, patterns=list(patterns), instead=instead)
+        advice = f"declare {shlex.quote(instead)} instead" if instead else "no format that is known here claims it"
+        text = (
+            f"the ranks saved {path}, and --checkpoints {shlex.join(patterns)} finds no checkpoint there: no restart is given one; {advice}"
         )
         self._terminal.message(text, "warning")
 

@@ -65,4 +65,25 @@ class SavesShared:
     ranks: tuple[int, int]
 
 
-CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | SavesShared | WatcherFailed
+@dataclass(frozen=True, slots=True)
+class SavesUnfound:
+    """Ranks saved checkpoints, and the declared patterns find none of them.
+
+    path: the first of them. instead: what to declare, "" if nothing would find it.
+    """
+
+    path: str
+    patterns: tuple[str, ...]
+    instead: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavesCounted:
+    """How many saves of this run the mirrors hold, in one text; it changed."""
+
+    text: str
+
+
+CheckpointReport = (
+    CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | SavesShared | SavesUnfound | SavesCounted | WatcherFailed
+)

@@ -105,7 +105,7 @@ class _Walk:
     def _claimed(self, directory: str, known: dict[str, bool], *, has_parts: bool) -> str:
         """Return the outermost of a directory and some above it that a format claims; "" if none does.
 
-        Only one that has the name of a save is looked at, and the first if it `has_parts`. known: the answers so far.
+        Only a directory with the name of a save is asked, and the first if it `has_parts`. known: the answers so far.
         """
         found = ""
         for _ in range(_MOST_LEVELS_UP):

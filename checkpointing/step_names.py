@@ -29,7 +29,14 @@ _EPOCH_NUMBER: Final = re.compile(r"(?<![a-z])(?:epochs?|ep)[-_=. ]?(\d{1,9})(?!
 _FRACTION: Final = re.compile(r"\d+\.\d+")
 _SAVED: Final = re.compile(r"(?<![a-z])(checkpoint|ckpt|chkpt|model|save|snapshot|state)(?=\d)", re.IGNORECASE)
 _SAVED_DIRECTORY: Final = re.compile(r"(?:checkpoint|ckpt|chkpt)[-_]?(\d{1,9})", re.IGNORECASE)
-_EPOCH_DIRECTORY: Final = re.compile(r"(?<![a-z])(epochs?|ep)[-_=. ]?\d+(?![\d.]*\d|[a-z])", re.IGNORECASE)
+# A run's directory may count, too: max_steps1000, epochs50. Those words are plural, or say that they are a total.
+_STEP_DIRECTORY: Final = re.compile(
+    r"(?<![a-z])(?<!max[-_])(?<!total[-_])(?<!num[-_])(global_?step|step|iteration|iter|it)[-_=. ]?\d+(?![\d.]*\d|[a-z])|\d+[-_]?steps?$",
+    re.IGNORECASE,
+)
+_EPOCH_DIRECTORY: Final = re.compile(
+    r"((ckpt|chkpt|checkpoint|model|save|snapshot|state)[-_=. ]?)?(epoch|ep)[-_=. ]?\d+([-_=. ].*)?", re.IGNORECASE
+)
 _HOLDS_CHECKPOINTS: Final = re.compile(r"ckpt|chkpt|checkpoint|snapshot|saves?|steps?|epochs?", re.IGNORECASE)
 _BARE: Final = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])", re.IGNORECASE)
 _DATE: Final = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
@@ -63,7 +70,7 @@ def final_name(path: str) -> str | None:
 def names_save(path: str) -> bool:
     """Return whether a directory's name is that of one save: a step's, an epoch's, or a number in a directory for checkpoints."""
     directory, _, name = path.rstrip("/").rpartition("/")
-    if _worded(name) is not None or _SAVED_DIRECTORY.fullmatch(name) or _EPOCH_DIRECTORY.search(name):
+    if _STEP_DIRECTORY.search(name) or _SAVED_DIRECTORY.fullmatch(name) or _EPOCH_DIRECTORY.fullmatch(name):
         return True
     is_number = name.isdecimal() and len(name) <= _MOST_DIGITS and not _DATE.fullmatch(name)
     return is_number and _HOLDS_CHECKPOINTS.search(directory.rpartition("/")[2]) is not None

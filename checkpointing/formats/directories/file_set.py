@@ -296,8 +296,6 @@ def _are_several(tree: Tree, files: list[str]) -> bool:
     steps = {step for name in files if (step := step_names.worded_step_in(name)) is not None}
     if steps - {own}:
         return True
-    if own is not None:
-        return False
     rows: dict[str, set[int]] = {}
     for name in files:
         numbers = _numbers(_RANK.sub("", name))

@@ -45,7 +45,7 @@ _MAGIC: Final = re.compile(r"[*?[]")
 def checkpoint_path(path: str) -> str:
     """Return the path of the checkpoint that the file or directory at the absolute `path` is, or belongs to."""
     directory, _, name = path.rpartition("/")
-    if _is_step(name) and not _SUFFIX.search(path):
+    if step_names.names_save(path) and not _SUFFIX.search(path):
         return path
     if not step_names.names_save(directory) and step_names.worded_step_in(name) is not None:
         return path
@@ -85,11 +85,6 @@ def names_checkpoint(pattern: str) -> bool:
     """Return whether the name of a location, or of its directory, names checkpoints."""
     directory, _, name = pattern.rpartition("/")
     return bool(_NAMES_CHECKPOINT.search(name) or _NAMES_CHECKPOINT.search(directory.rpartition("/")[2]))
-
-
-def _is_step(name: str) -> bool:
-    """Whether a directory's name is that of one step."""
-    return step_names.step_in(f"{name}/x") is not None
 
 
 def _grows(stem: str, start: int, end: int) -> bool:

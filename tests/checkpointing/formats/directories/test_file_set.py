@@ -149,6 +149,13 @@ def test_a_directory_of_single_checkpoints_stays_several(tmp_path: Path) -> None
     assert candidates(tmp_path, "epoch_*") == ["epoch_1/step-100.pt", "epoch_1/step-200.pt", "epoch_2/100.pt", "epoch_2/200.pt"]
 
 
+@pytest.mark.parametrize("run", ["max_steps1000", "lr3_epochs50", "exp_step2", "max_step_100", "the_epochs1"])
+def test_a_directory_of_a_run_that_counts_something_is_no_save(tmp_path: Path, run: str) -> None:
+    for name in ("model_10.pt", "model_20.pt", "latest.pt"):
+        member(tmp_path / run / name, 1)
+    assert candidates(tmp_path, f"{run}/*.pt") == [f"{run}/latest.pt", f"{run}/model_10.pt", f"{run}/model_20.pt"]
+
+
 def test_sets_without_a_directory_of_their_own_stay_single_files(tmp_path: Path) -> None:
     for name in ("step-20-model.pt", "step-20-optim.pt", "model_40.pt", "optim_40.pt"):
         member(tmp_path / "ckpt" / name, 1)

@@ -79,7 +79,7 @@ def test_a_set_of_files_is_resumed_and_mirrored_and_one_that_has_not_all_files_i
     run = supervise(*command, options=options)
     assert (run.exit_code(), run.stdout) == (0, "resumed from step-2\n"), run.stderr
     assert "step-3: missing, and in the saves before it: optimizer.safetensors" in run.stderr
-    assert run.stderr.splitlines()[-1].endswith(f"1 of 1 save is in {mirror}")
+    assert run.stderr.splitlines()[-1].endswith(f"1 of 1 saves are in {mirror}")
     assert sorted(path.name for path in mirror.rglob("*.safetensors")) == ["model.safetensors", "optimizer.safetensors"]
 
 

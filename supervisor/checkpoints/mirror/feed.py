@@ -58,7 +58,7 @@ class MirroredSaves:
         """Say it with numbers."""
         if not self.saved:
             return f"no save was seen, and none is in {self.mirror}"
-        return f"{self.held} of {self.saved} save{'s are' if self.saved > 1 else ' is'} in {self.mirror}"
+        return f"{self.held} of {self.saved} saves are in {self.mirror}"
 
 
 class MirrorFeed:

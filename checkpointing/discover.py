@@ -1,7 +1,8 @@
 """Finds the files and directories that glob patterns match, what they are now, and the step that their names give.
 
-A directory that a format claims is one candidate, and its content is none. In any other directory that matches, the files directly in it
-are candidates. No file of a checkpoint is read. `problems` names what could not be listed: "could not look" differs from "nothing there".
+A directory that a format claims is one candidate, and its content is none. Where a pattern matches several files in such a directory
+(`step-*/*.pt`), the directory is meant. Of any other directory that matches, the checkpoints directly in it are candidates, and the files
+named like one. No file of a checkpoint is read. `problems` names what could not be listed: "could not look" differs from "nothing there".
 A pattern whose directory does not exist matches nothing: so a job begins. The listing skips hidden and temporary names and resolves
 symbolic links. A file with several names (hard links, latest.pt -> step_100.pt) is one candidate. FIFOs, sockets and devices are never
 candidates.
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
 from checkpointing.formats import TORCH_SUFFIXES, tree_format_of
+from checkpointing.formats.directories import file_set
 from checkpointing.io.tree import Tree
 from checkpointing.model import Candidate, Identity
 
@@ -29,14 +31,19 @@ if TYPE_CHECKING:
 
 _MOST_ENTRIES: Final = 200_000  # a pattern like /**/*.pt would walk a data set
 _MAGIC: Final = frozenset("*?[")
+_MOST_LEVELS_UP: Final = 3  # from a file in a checkpoint's directory to that directory
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What the patterns matched, without repetition, sorted by path; and what could not be read, as (path, reason)."""
+    """What the patterns matched, without repetition, sorted by path; and what could not be read, as (path, reason).
+
+    `without`: each pattern that matched something and no candidate, with the first path that it matched.
+    """
 
     candidates: tuple[Candidate, ...]
     problems: tuple[tuple[str, str], ...] = ()
+    without: tuple[tuple[str, str], ...] = ()
 
 
 class _Walk:
@@ -75,6 +82,54 @@ class _Walk:
         if self._cache is None:
             return _candidates(path, self.problems)
         return self._cache.candidates(path, inode, lambda: tuple(_candidates(path, self.problems)))
+
+    def of_sets(self, matched: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Return what is matched, with a directory that a format claims in the place of the files in it.
+
+        Only if the pattern matches several files in at least one such directory: `step-*/model.pt` means the file.
+        """
+        claimed: dict[str, str] = {}  # directory → the directory above it, or itself, that a format claims
+        is_claimed: dict[str, bool] = {}
+        within: dict[str, list[tuple[str, int]]] = {}
+        rest: list[tuple[str, int]] = []
+        parted = {path.rpartition("/")[0] for path, _ in matched if file_set.is_optimizer(path.rpartition("/")[2])}
+        for path, inode in matched:
+            parent = path.rpartition("/")[0]
+            if parent not in claimed:
+                claimed[parent] = self._claimed(parent, is_claimed, has_parts=parent in parted)
+            (within.setdefault(claimed[parent], []) if claimed[parent] else rest).append((path, inode))
+        if all(len(rows) < 2 for rows in within.values()):  # noqa: PLR2004 -- several
+            return matched
+        return [*rest, *((directory, 0) for directory in within)]
+
+    def _claimed(self, directory: str, known: dict[str, bool], *, has_parts: bool) -> str:
+        """Return the outermost of a directory and some above it that a format claims; "" if none does.
+
+        Only a directory with the name of a save is asked, and the first if it `has_parts`. known: the answers so far.
+        """
+        found = ""
+        for _ in range(_MOST_LEVELS_UP):
+            if directory in ("", "/"):
+                break
+            if directory not in known:
+                known[directory] = (has_parts or step_names.names_save(directory)) and self._is_claimed(directory)
+            if known[directory]:
+                found = directory
+            has_parts = False
+            directory = directory.rpartition("/")[0]
+        return found
+
+    def _is_claimed(self, directory: str) -> bool:
+        def read() -> tuple[Candidate, ...]:
+            try:
+                own = _tree(directory)
+            except OSError:
+                own = None
+            return () if own is None else (own,)
+
+        if step_names.is_temporary(directory) or step_names.is_set_aside(directory):
+            return False
+        return bool(read() if self._cache is None else self._cache.candidates(f"{directory}/", 0, read))
 
     def _tree(self, base: str, *, named: bool) -> Iterator[str]:
         """Yield `base` and every directory below it, hidden ones and links aside."""
@@ -129,20 +184,26 @@ def find(patterns: str | Iterable[str], cwd: str | None = None, cache: ListingCa
     """
     walk, cwd = _Walk(cache), os.getcwd() if cwd is None else cwd  # noqa: PTH109 -- strings as the script gets them
     best: dict[tuple[int, int], tuple[tuple[bool, bool, str], Candidate]] = {}
+    nothing: list[tuple[str, str]] = []
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         expanded = os.path.expanduser(pattern)  # noqa: PTH111 -- strings as the script gets them
         is_declared = declared and step_names.suffix_of(expanded) not in ("", *TORCH_SUFFIXES)
         # the working directory is no pattern, whatever characters it holds
-        for path, inode in walk.matches("/" if expanded.startswith("/") else cwd, _segments(expanded)):
+        matched = list(walk.matches("/" if expanded.startswith("/") else cwd, _segments(expanded)))
+        has_candidate = False
+        for path, inode in walk.of_sets(matched) if _MAGIC & set(expanded.rpartition("/")[2]) else matched:
             for known in walk.candidates(path, inode):
+                has_candidate = True
                 candidate = replace(known, is_declared=True) if is_declared and not known.is_directory else known
                 # of a file's several names the one that says a step is the most useful, and the same one wins each time
                 preference = (candidate.named is None, candidate.path != path, candidate.path)
                 key = (candidate.identity.dev, candidate.identity.ino)
                 if key not in best or preference < best[key][0]:
                     best[key] = (preference, candidate)
+        example = next((path for path, _ in matched if not has_candidate and _holds_something(path)), None)
+        nothing += [] if example is None else [(pattern, example)]
     candidates = sorted((candidate for _, candidate in best.values()), key=lambda candidate: candidate.path)
-    return Listing(tuple(_without_members(candidates)), tuple(dict.fromkeys(walk.problems)))
+    return Listing(tuple(_without_members(candidates)), tuple(dict.fromkeys(walk.problems)), tuple(nothing))
 
 
 def _segments(pattern: str) -> tuple[str, ...]:
@@ -184,10 +245,10 @@ def _candidates(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidat
 
 
 def _directory(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate]:
-    """Yield a directory that some format claims as one candidate, else those of its directories that one claims."""
+    """Yield a directory that some format claims as one candidate, else the checkpoints directly in it."""
     try:
         own = _tree(path)
-        below = () if own is not None else Tree.names_of(path).directories
+        names = None if own is not None else Tree.names_of(path)
     except (PermissionError, FileNotFoundError, NotADirectoryError):  # what a wildcard passes, see _Walk
         return
     except OSError as error:
@@ -195,7 +256,11 @@ def _directory(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate
         return
     if own is not None:
         yield own
-    for name in sorted(below):
+    if names is None:
+        return
+    for name in file_set.single_files(names):
+        yield from _candidates(f"{path.rstrip('/')}/{name}", problems)
+    for name in sorted(names.directories):
         child = f"{path.rstrip('/')}/{name}"
         if name.startswith(".") or step_names.is_temporary(name) or step_names.is_set_aside(name) or not _encodable(child):
             continue
@@ -205,6 +270,19 @@ def _directory(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate
             continue
         if found is not None:
             yield found
+
+
+def _holds_something(path: str) -> bool:
+    """Return whether a path is more than an empty directory or the rest of a save that did not end."""
+    if step_names.is_temporary(path) or step_names.is_set_aside(path) or path.rpartition("/")[2].startswith("."):
+        return False
+    try:
+        with os.scandir(path) as entries:
+            return any(not entry.name.startswith(".") for entry in entries)
+    except NotADirectoryError:
+        return True
+    except OSError:
+        return False
 
 
 def _tree(path: str) -> Candidate | None:

@@ -29,10 +29,21 @@ _EPOCH_NUMBER: Final = re.compile(r"(?<![a-z])(?:epochs?|ep)[-_=. ]?(\d{1,9})(?!
 _FRACTION: Final = re.compile(r"\d+\.\d+")
 _SAVED: Final = re.compile(r"(?<![a-z])(checkpoint|ckpt|chkpt|model|save|snapshot|state)(?=\d)", re.IGNORECASE)
 _SAVED_DIRECTORY: Final = re.compile(r"(?:checkpoint|ckpt|chkpt)[-_]?(\d{1,9})", re.IGNORECASE)
+# A run's directory may count, too: max_steps1000, epochs50. Those words are plural, or say that they are a total.
+_STEP_DIRECTORY: Final = re.compile(
+    r"(?<![a-z])(?<!max[-_])(?<!total[-_])(?<!num[-_])(global_?step|step|iteration|iter|it)[-_=. ]?\d+(?![\d.]*\d|[a-z])|\d+[-_]?steps?$",
+    re.IGNORECASE,
+)
+_EPOCH_DIRECTORY: Final = re.compile(
+    r"((ckpt|chkpt|checkpoint|model|save|snapshot|state)[-_=. ]?)?(epoch|ep)[-_=. ]?\d+([-_=. ].*)?", re.IGNORECASE
+)
+_HOLDS_CHECKPOINTS: Final = re.compile(r"ckpt|chkpt|checkpoint|snapshot|saves?|steps?|epochs?", re.IGNORECASE)
 _BARE: Final = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])", re.IGNORECASE)
 _DATE: Final = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
 # tmp-checkpoint-N: transformers 4.36 to 4.39 saved there and renamed at the end
 _TEMPORARY: Final = re.compile(r"\.tmp$|\.tmp[-.]|^\.?tmp-|\.(partial|incomplete)$")
+_TEMPORARY_BEFORE: Final = re.compile(r"^\.?tmp-")
+_TEMPORARY_AFTER: Final = re.compile(r"\.tmp$|\.tmp[-.][^.]*$|\.(partial|incomplete)$")
 _SET_ASIDE: Final = re.compile(r"\.torn-\d+(\.\d+)?$")  # by retention/move_journal.py
 _MOST_DIGITS: Final = 9  # ten are a time stamp
 
@@ -45,6 +56,30 @@ def is_temporary(path: str) -> bool:
 def is_set_aside(path: str) -> bool:
     """Return whether a name is that of a torn file which move_journal renamed."""
     return _SET_ASIDE.search(path.rstrip("/").rpartition("/")[2]) is not None
+
+
+def final_name(path: str) -> str | None:
+    """Return the name under which a save that has a temporary name would end; None for any other name."""
+    name = path.rpartition("/")[2]
+    if not is_temporary(name):
+        return None
+    start = _TEMPORARY_BEFORE.sub("", name)
+    return _TEMPORARY_AFTER.sub("", start)
+
+
+def names_save(path: str) -> bool:
+    """Return whether a directory's name is that of one save: a step's, an epoch's, or a number in a directory for checkpoints."""
+    directory, _, name = path.rstrip("/").rpartition("/")
+    if _STEP_DIRECTORY.search(name) or _SAVED_DIRECTORY.fullmatch(name) or _EPOCH_DIRECTORY.fullmatch(name):
+        return True
+    is_number = name.isdecimal() and len(name) <= _MOST_DIGITS and not _DATE.fullmatch(name)
+    return is_number and _HOLDS_CHECKPOINTS.search(directory.rpartition("/")[2]) is not None
+
+
+def worded_step_in(name: str) -> int | None:
+    """Return the step that a name gives beside a word for it ("step-20", "iter_100"), None for a bare number."""
+    stem = _SUFFIX.sub("", name)
+    return _worded(stem if stem != name else _EXTENSION.sub("", name))
 
 
 def suffix_of(path: str) -> str:

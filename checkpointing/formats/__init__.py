@@ -121,6 +121,7 @@ TREE_FORMATS: Final = (
     ("fsdp", "checkpointing.formats.directories.fsdp_rank_files"),
     ("dcp", "checkpointing.formats.directories.dcp"),
     ("safetensors_index", "checkpointing.formats.directories.safetensors_index"),
+    ("file_set", "checkpointing.formats.directories.file_set"),
 )
 
 

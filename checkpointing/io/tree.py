@@ -120,13 +120,34 @@ class Tree:
 
     def sub(self, name: str) -> Tree:
         """Return a directory of this tree as a tree of its own, without listing it again."""
+        start = name + "/"
+        listed = {path.removeprefix(start): entry for path, entry in self.entries.items() if path.startswith(start)}
+        entries = {short: TreeEntry(short, entry.st, entry.what) for short, entry in listed.items()}
+        directories = {path.removeprefix(start): st for path, st in self.directories.items() if path.startswith(start)}
+        return self._below(name, entries, directories)
+
+    def split(self) -> tuple[dict[str, Tree], dict[str, TreeEntry]]:
+        """Return the directories directly in this tree, each as a tree of its own, and the entries directly in it. In one pass."""
+        entries: dict[str, dict[str, TreeEntry]] = {name: {} for name in self.directories if "/" not in name}
+        directories: dict[str, dict[str, os.stat_result]] = {name: {} for name in entries}
+        own: dict[str, TreeEntry] = {}
+        for path, entry in self.entries.items():
+            top, slash, short = path.partition("/")
+            if slash:
+                entries[top][short] = TreeEntry(short, entry.st, entry.what)
+            else:
+                own[path] = entry
+        for path, st in self.directories.items():
+            top, slash, short = path.partition("/")
+            if slash:
+                directories[top][short] = st
+        return {name: self._below(name, entries[name], directories[name]) for name in entries}, own
+
+    def _below(self, name: str, entries: dict[str, TreeEntry], directories: dict[str, os.stat_result]) -> Tree:
         below = object.__new__(Tree)
         below.path, below.name = f"{self.path.rstrip('/')}/{name}", name.rpartition("/")[2]
-        below.stat = self.directories[name]
+        below.stat, below.entries, below.directories = self.directories[name], entries, directories
         start = name + "/"
-        listed = [(path.removeprefix(start), entry) for path, entry in self.entries.items() if path.startswith(start)]
-        below.entries = {short: TreeEntry(short, entry.st, entry.what) for short, entry in listed}
-        below.directories = {path.removeprefix(start): st for path, st in self.directories.items() if path.startswith(start)}
         below.problems = [(path.removeprefix(start), why) for path, why in self.problems if path.startswith(start)]
         below.truncated = self.truncated
         below._reading, below._real = self._reading, f"{self._real}/{name}"

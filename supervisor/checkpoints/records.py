@@ -137,7 +137,7 @@ class CheckpointRecords:
                 return
             self._has_begun = True
             self.baseline.take(self.locations.declared().candidates)
-            self._notes = self.order.begin_run(self.copies)
+            self._notes = (*self.order.begin_run(self.copies), *self.locations.without_candidates())
             left = sorted(self.job.scratch.glob("attempt-[0-9]*"))
             if self.discovery is not None and left:
                 self.discovery.absorb(left[-1], int(left[-1].name.rpartition("-")[2]), again=True)

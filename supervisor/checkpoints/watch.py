@@ -6,11 +6,12 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from checkpointing import step_names
 from checkpointing.io.listing_cache import ListingCache
 from checkpointing.manifest import check
 from checkpointing.model import Verdict, Verification
 from supervisor.checkpoints.origin.provenance import CheckpointWriter
-from supervisor.checkpoints.recording.reports import CheckpointFound, SavesShared, WatcherFailed
+from supervisor.checkpoints.recording.reports import CheckpointFound, SavesCounted, SavesShared, SavesUnfound, WatcherFailed
 from supervisor.checkpoints.recording.watcher import CheckpointWatcher, to_ref
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ class CheckpointWatch:
         self._feed, self._has_rank_0, self._report, self._parts = feed, has_rank_0, report, parts
         self._newest_save = newest_save
         self._is_first_look = True
+        self._counted = ""  # how many saves the mirrors hold, as it was reported
+        self._is_found = False  # whether a declared pattern finds what the ranks save, or it was reported that none does
+        self._unfound: frozenset[str] = frozenset()  # what the last look did not find
         self._listed = ListingCache()
         self.watcher = CheckpointWatcher(
             self._look,
@@ -86,6 +90,8 @@ class CheckpointWatch:
         self._listed.end_listing()
         if self._feed is not None:
             self._feed.send_known(listing)
+            self._count_saves(self._feed)
+        self._report_unfound(listing)
         return listing
 
     def _has_news(self) -> bool:
@@ -95,6 +101,29 @@ class CheckpointWatch:
             self._newest_save.read()
         self._newest_save.look()
         return is_new and bool(self._unread_saves())
+
+    def _count_saves(self, feed: MirrorFeed) -> None:
+        """Report how many saves the mirrors hold, whenever that changed."""
+        text = "; ".join(map(str, feed.saves()))
+        if text != self._counted and any(row.saved for row in feed.saves()):
+            self._counted = text
+            self._report(SavesCounted(text))
+
+    def _report_unfound(self, listing: Listing) -> None:
+        """Report once that the declared patterns find none of the checkpoints that ranks saved; not before two looks saw that.
+
+        Between the two, a script may give the file its final name.
+        """
+        records, discovery = self._records, self._records.discovery
+        if discovery is None or not records.job.settings.checkpoints.paths or self._is_found:
+            return
+        saved = [path for path in discovery.saved() if not step_names.is_temporary(path) and os.path.lexists(path)]
+        self._is_found = bool(saved) and any(map(records.locations.covers(listing), saved))
+        if not saved or self._is_found or saved[0] not in self._unfound:
+            self._unfound = frozenset(saved)
+            return
+        self._is_found = True
+        self._report(SavesUnfound(saved[0], records.job.settings.checkpoints.paths, records.locations.instead_of(saved[0])))
 
     def _verified(self, found: Verification, reading: ReadOptions, is_new: bool) -> None:  # noqa: FBT001 (the watcher's)
         made = self._recorder.record(found, reading, by_another_node=self._has_rank_0() is False)

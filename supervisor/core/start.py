@@ -37,6 +37,11 @@ _NUMBER = re.compile(r"\d+")
 SCRATCH_HINT = "either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {resume}', or --resumes-itself"
 
 
+DECLARED_HINT = (
+    "`supervise checkpoints verify DIR` tells what is there; correct --checkpoints, or give --resumes-itself if the script finds them"
+)
+
+
 def select(state: JobState, t: float) -> Step:
     """Look for the newest verified checkpoint if any were declared or may be discovered; else begin from scratch, if that is allowed.
 
@@ -250,10 +255,14 @@ def scratch_refused(state: JobState, t: float) -> Plan | None:
     if state.attempt.resume is not None:
         return _not_taken(state, lasted, state.attempt.resume)
     run = state.run
-    if run.policy.checkpoints_declared or run.ever_loaded or run.newest is not None:  # a place from which it loads holds a good one
+    if run.newest is not None or (run.ever_loaded and not run.policy.checkpoints_declared):  # a place from which it loads holds a good one
         return None
-    lasted_text = f"attempt {state.attempt.number} ran {lasted:.0f} s and nothing shows that the script resumes"
-    hint = "; ".join(map(str, run.unused)) or SCRATCH_HINT
+    lasted_text = f"attempt {state.attempt.number} ran {lasted:.0f} s and " + (
+        "no good checkpoint was seen where they are declared"
+        if run.policy.checkpoints_declared
+        else "nothing shows that the script resumes"
+    )
+    hint = DECLARED_HINT if run.policy.checkpoints_declared else "; ".join(map(str, run.unused)) or SCRATCH_HINT
     return Plan(PlanKind.STOP, f"{lasted_text}: a restart would start from scratch", hint, "beginning", 65)
 
 

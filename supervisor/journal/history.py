@@ -86,6 +86,7 @@ class History:
     pace: tuple[tuple[float, int], ...] = ()  # the newest reports of progress of the current attempt: time, step
     verified: tuple[float, CheckpointRef] | None = None  # when, and which
     mirrored: tuple[float, Note] | None = None
+    saves: str = ""  # how many saves of the last run the mirrors hold
     start: StartTimes | None = None  # of the newest start of the ranks
     standbys: Note | None = None
     last_decision: act.ReportDecision | None = None

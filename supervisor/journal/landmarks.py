@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from supervisor.journal.records import MIRRORED, RESTORED, STANDBYS, START_TIMES, EventTaken, Header, Note, RunBegan
+from supervisor.journal.records import MIRRORED, RESTORED, SAVES_COUNTED, STANDBYS, START_TIMES, EventTaken, Header, Note, RunBegan
 
 if TYPE_CHECKING:
     from supervisor.journal.records import Body
@@ -36,7 +36,7 @@ _EVENTS: Final = frozenset(
     }
 )
 _ACTIONS: Final = frozenset({"BeginAttempt", "ReportDecision"})
-_NOTES: Final = frozenset({RESTORED, MIRRORED, START_TIMES, STANDBYS})
+_NOTES: Final = frozenset({RESTORED, MIRRORED, SAVES_COUNTED, START_TIMES, STANDBYS})
 #: What a new run in the same file does not replace.
 _OF_THE_NODE: Final = frozenset({"Header", "GpusListed", "HealthChecked"})
 

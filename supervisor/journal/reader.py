@@ -28,6 +28,7 @@ from supervisor.journal.lookup import JournalLookup
 from supervisor.journal.records import (
     MIRRORED,
     RESTORED,
+    SAVES_COUNTED,
     STANDBYS,
     START_TIMES,
     SUMMARY,
@@ -223,6 +224,8 @@ class HistoryReading:
                 history.verified = t, CheckpointRef(path, step if isinstance(step, int) else None, "")  # once no rank was left
         elif note.name == MIRRORED:
             history.mirrored = t, note
+        elif note.name == SAVES_COUNTED:
+            history.saves = note.text
         elif note.name == STANDBYS:
             history.standbys = note
         elif note.name == START_TIMES:
@@ -241,7 +244,7 @@ class HistoryReading:
         history = self.history
         if history.run is None:
             history.incidents_before = run.incidents_before or 0
-        history.run, history.end, history.end_t, history.restored, history.summary = run, None, 0.0, "", ""
+        history.run, history.end, history.end_t, history.restored, history.summary, history.saves = run, None, 0.0, "", "", ""
         history.standbys = None
         if run.continues and history.run_t:
             return

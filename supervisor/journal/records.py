@@ -104,6 +104,8 @@ class Ended:
 RESTORED = "checkpoint_restored"
 #: That of a note on a checkpoint that a mirror holds: `text` is the mirror, `data` has path and step.
 MIRRORED = "checkpoint_mirrored"
+#: That of a note on how many saves of the run the mirrors hold: `text` says it.
+SAVES_COUNTED = "saves_counted"
 
 #: That of a note on the standbys: `text` describes them, `data` has ready, private_mib and pids.
 STANDBYS = "standbys"

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from supervisor.core.state import JobState
 
 
-def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_verified: bool = True) -> str:
+def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_verified: bool = True, mirrored: str = "") -> str:
     """Return the last line of a run: how far it came, what failed on the way and what that cost, and its newest good checkpoint.
 
     If it was stopped, also whether the same command goes on from that. newest: as found once no rank was left. all_verified: False if a
-    later save was not verified in time.
+    later save was not verified in time. mirrored: how many of its saves the mirrors hold, "" without a mirror.
     """
     stopped = state.run.stop is not None and code != 0
     if stopped and not state.attempt.number:
@@ -34,7 +34,7 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
         reached.append(f"the same command {'resumes from it' if resumes else 'resumes only if the script does so by itself'}")
     if not all_verified:
         reached.append("the last save was not verified in time: `supervise checkpoints verify PATH` checks it")
-    return "; ".join(reached)
+    return "; ".join([*reached, *([mirrored] if mirrored else [])])
 
 
 def _named(found: CheckpointRef) -> str:

@@ -235,6 +235,12 @@ class LogEvent(StrEnum):
         "path ranks",
         "two ranks of this node saved to one file at one moment of the training; once in a run. `ranks`: their numbers on this node",
     )
+    SAVES_MISSED = (
+        "saves.missed",
+        "warning",
+        "path patterns instead",
+        "ranks saved checkpoints, and the declared patterns find none of them; once in a run. `instead`: the pattern that finds them",
+    )
     CHECKPOINT_PRUNED = (
         "checkpoint.pruned",
         "info",

@@ -98,6 +98,7 @@ class Status:
     step_t: float | None = None
     verified: StoredCheckpoint | None = None
     mirrored: StoredCheckpoint | None = None
+    saves: str = ""
     restarts_left: int | None = None
     last_incident: RecordedIncident | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -146,6 +147,7 @@ def status_page(status: Status, address: str) -> FactPage:
         *(Fact(wording.STRANGE, text, Tone.WARNING) for text in (status.warnings if status.runs else ())),
         Fact("checkpoint", _stored(status.verified, status.now, "verified") or "none was verified in this run"),
         *([Fact("mirrored", _stored(status.mirrored, status.now, ""))] if status.mirrored else []),
+        *([Fact("saves", status.saves)] if status.saves else []),
         *([Fact("numbers", status.numbers, Tone.WARNING)] if status.numbers else []),
         Fact("restarts", _restarts(status)),
         *_ranks(status),

@@ -5,6 +5,7 @@ The finders are worker threads; everything is passed to the loop's thread here.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Final, assert_never
 
 from supervisor.checkpoints.recording.reports import (
@@ -16,16 +17,21 @@ from supervisor.checkpoints.recording.reports import (
     ReadMoved,
     ReadReported,
     SaveGone,
+    SavesCounted,
     SavesShared,
+    SavesUnfound,
     WatcherFailed,
 )
 from supervisor.core.actions import Alert
 from supervisor.core.events import CheckpointVerified, NewestSaveGone, SelectionMoved
+from supervisor.journal.records import SAVES_COUNTED, Note
 from supervisor.report.log_events import LogEvent
 from supervisor.report.wording import position_text
 
 if TYPE_CHECKING:
-    from supervisor.checkpoints.recording.reports import CheckpointReport
+    from collections.abc import Callable
+
+    from supervisor.checkpoints.recording.reports import CheckpointReport, ReadReport, SavesReport
     from supervisor.core.model import UnusedCheckpoints
     from supervisor.core.state import Stage
     from supervisor.report.event_log import EventLog
@@ -40,7 +46,18 @@ MOVED_EVERY_S: Final = 60.0
 class CheckpointNews:
     """The news of one run's checkpoints. keep: the setting `checkpoints.keep`, which a pruned one is explained by."""
 
-    def __init__(self, loop: Loop, reporter: Reporter, terminal: TerminalWriter, log: EventLog, *, keep: object) -> None:
+    def __init__(  # noqa: PLR0913 -- where the news go
+        self,
+        loop: Loop,
+        reporter: Reporter,
+        terminal: TerminalWriter,
+        log: EventLog,
+        *,
+        keep: object,
+        record: Callable[[Note], None],
+    ) -> None:
+        """`record` takes what `status` shows, for the journal."""
+        self._record = record
         self._loop = loop
         self._reporter = reporter
         self._terminal = terminal
@@ -64,19 +81,33 @@ class CheckpointNews:
                 loop.call_soon(lambda: self._copied(unused, place))
             case CheckpointPruned(path, step, reason):
                 loop.call_soon(lambda: self._pruned(path, step, reason))
-            case SaveGone(path, is_over):
-                loop.post(NewestSaveGone(loop.clock.now(), loop.state.attempt.number, path, is_over))
-            case SavesShared(path, ranks):
-                loop.call_soon(lambda: self._shared(path, ranks))
-            case ReadReported(level, text):
-                self._terminal.message(text, "warning" if level == "warning" else "info")  # at once: before the loop runs, too
-            case ReadMoved():
-                self._selection_moves()
+            case ReadReported() | ReadMoved():
+                self._took_of_read(report)
+            case SaveGone() | SavesShared() | SavesUnfound() | SavesCounted():
+                self._took_of_saves(report)
             case WatcherFailed(text):
                 message = f"the checkpoint watcher failed and goes on: {text}"
                 loop.call_soon(lambda: self._terminal.message(message, "warning"))
             case _:
                 assert_never(report)
+
+    def _took_of_read(self, report: ReadReport) -> None:
+        if isinstance(report, ReadMoved):
+            self._selection_moves()
+        else:  # at once: before the loop runs, too
+            self._terminal.message(report.text, "warning" if report.level == "warning" else "info")
+
+    def _took_of_saves(self, report: SavesReport) -> None:
+        loop = self._loop
+        match report:
+            case SaveGone(path, is_over):
+                loop.post(NewestSaveGone(loop.clock.now(), loop.state.attempt.number, path, is_over))
+            case SavesShared(path, ranks):
+                loop.call_soon(lambda: self._shared(path, ranks))
+            case SavesUnfound(path, patterns, instead):
+                loop.call_soon(lambda: self._unfound(path, patterns, instead))
+            case SavesCounted(text):
+                loop.call_soon(lambda: self._record(Note(SAVES_COUNTED, text)))
 
     def _selection_moves(self) -> None:
         """Have the core wait on, now and then. From any thread."""
@@ -101,6 +132,14 @@ class CheckpointNews:
         text = (
             f"local ranks {ranks[0]} and {ranks[1]} both save to {path}: one overwrites the other, and a reader may find half of a file; "
             "let one rank save, or give each a file of its own"
+        )
+        self._terminal.message(text, "warning")
+
+    def _unfound(self, path: str, patterns: tuple[str, ...], instead: str) -> None:
+        self._log.write(LogEvent.SAVES_MISSED, path=path, patterns=list(patterns), instead=instead)
+        advice = f"declare {shlex.quote(instead)} instead" if instead else "no format that is known here claims it"
+        text = (
+            f"the ranks saved {path}, and --checkpoints {shlex.join(patterns)} finds no checkpoint there: no restart is given one; {advice}"
         )
         self._terminal.message(text, "warning")
 

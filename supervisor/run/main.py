@@ -33,7 +33,7 @@ from supervisor.job import digest_key, identity, known_jobs, loop_beat, resume_p
 from supervisor.job.clock import Clock
 from supervisor.job.loop_beat import LoopBeat
 from supervisor.job.sd_notify import Notifier
-from supervisor.journal.records import SUMMARY, Ended, Note, RunBegan
+from supervisor.journal.records import SAVES_COUNTED, SUMMARY, Ended, Note, RunBegan
 from supervisor.journal.writer import open_journal
 from supervisor.report import event_log
 from supervisor.report.alert_watch import AlertWatch
@@ -55,6 +55,7 @@ from supervisor.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from supervisor.checkpoints.mirror.feed import MirrorFeed
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
     from supervisor.core.actions import Action, Finish
     from supervisor.core.events import Event
@@ -117,13 +118,14 @@ class JobRun:
         self.reporter.record_note = self._note
         if self.continues:
             self.reporter.goes_on(self.past.state.run.incident, self.past.state.attempt.node)
-        news = CheckpointNews(self.loop, self.reporter, terminal, self.log, keep=settings.checkpoints.keep)
+        news = CheckpointNews(self.loop, self.reporter, terminal, self.log, keep=settings.checkpoints.keep, record=self._note)
         self.factory = JobFactory(job, ignored, lambda text: terminal.message(text, "warning"), news.took, early)
         self.executor = Executor(job, self.loop, self.reporter, self.factory)
         self.executor.standbys.record = self._note
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
         self.mirror: MirrorLink | None = None
+        self.mirror_feed: MirrorFeed | None = None
         self.mirror_news: MirrorReport | None = None
         if settings.checkpoints.mirror:
             mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt.number, self._note)
@@ -168,7 +170,7 @@ class JobRun:
         self._tidy_up()
         self._restore()
         checkpoints = self.factory.checkpoints
-        feed = None if self.mirror is None else checkpoints.mirror_feed(self.mirror, self._has_rank_0)
+        feed = self.mirror_feed = None if self.mirror is None else checkpoints.mirror_feed(self.mirror, self._has_rank_0)
         watcher = checkpoints.watcher(feed, self._has_rank_0)
         if self.mirror is not None:
             self.mirror.start()
@@ -413,13 +415,18 @@ class JobRun:
             self.terminal.message(f"{numbers}: check the loss before you use the result", "warning")
         state = self.loop.state
         newest = self.factory.checkpoints.last_recorded() or state.run.newest
-        summary = last_line(state, code, newest, all_verified=all_verified)
-        self.terminal.message(summary, "info" if all_verified else "warning")
+        mirrored = () if self.mirror_feed is None else self.mirror_feed.saves()
+        counted = "; ".join(map(str, mirrored))
+        summary = last_line(state, code, newest, all_verified=all_verified, mirrored=counted)
+        is_whole = all_verified and all(row.held == row.saved for row in mirrored)
+        self.terminal.message(summary, "info" if is_whole else "warning")
         self.notifier.stopping(self.reporter.end_status(code))
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.loop_beat.beat(END_DEADLINE_S + loop_beat.BELIEVED_S)
         self.factory.close()
         known = {} if newest is None else {"path": newest.path, "step": newest.shown_step}
+        if counted:
+            self.journal.append(Note(SAVES_COUNTED, counted), t=self.clock.now(), durable=False)
         self.journal.append(Note(SUMMARY, summary, known), t=self.clock.now(), durable=False)
         self.journal.append(Ended(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)
         cost = losses.total(state)

@@ -52,6 +52,10 @@ class Uploads:
             self.release()
         return was
 
+    def held_paths(self) -> dict[str, frozenset[str]]:
+        """No mirror holds anything."""
+        return {}
+
     def whole_saves(self) -> frozenset[str]:
         """Return what is whole in the mirror now."""
         return frozenset(key for key in self._keys() if keys.holds_parts(key))

@@ -23,7 +23,7 @@ def test_story(name: str, cause: Cause) -> None:
 @pytest.mark.parametrize("kinds", ["aaaaaaaaaa", "abcdefghij"], ids=["equal", "different"])
 @pytest.mark.parametrize("cause", [Cause.GLOO_ERROR, Cause.RENDEZVOUS])
 def test_an_infrastructure_failures_card_counts_the_restarts_until_the_stop(cause: Cause, kinds: str, lasts_s: float) -> None:
-    world = World({}, cause)
+    world = World({"policy": {"resumes_itself": True}}, cause)  # else a long attempt without a checkpoint is not begun again
     world.start()
     plans = []
     for kind in kinds:

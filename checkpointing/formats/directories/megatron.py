@@ -40,9 +40,7 @@ def claims(tree: Tree) -> bool:
     top = tree.top()
     if any(_RANK.fullmatch(name) for name in top & tree.directories.keys()) or (_sharded(top) and _beside_shards(tree, top)):
         return True
-    return _ITERATION.fullmatch(tree.name) is not None and not (
-        _sharded(top) or any(name in tree.entries for name in top if name not in _COMMON)
-    )
+    return _ITERATION.fullmatch(tree.name) is not None and not _sharded(top) and top <= set(_COMMON)
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:

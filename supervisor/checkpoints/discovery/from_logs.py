@@ -20,6 +20,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
+from checkpointing.formats.directories import file_set
 from checkpointing.io import durable
 from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
@@ -69,6 +70,7 @@ class Discovery:
         self._saved_first: dict[tuple[int, str], float] = {}  # (attempt, path) → when it was first saved before that attempt's first step
         self._times: dict[str, dict[str, int]] = {}  # path → how many saves of it began in each file of lines
         self._gaps: set[str] = set()  # files of lines in which a save is missing
+        self._saved: dict[str, None] = {}  # the checkpoints that ranks saved in this run, in the order of their first saves
         self._counted: set[str] = set()  # paths whose saves were counted by an earlier supervisor
         self.shared_saves = SharedSaves()
         self.problem: str | None = None
@@ -76,6 +78,7 @@ class Discovery:
         self._locations = {location.pattern: location for location in record.locations}
         self._writes = {write.path: write for write in record.writes} if record.run == run_id else {}
         self._logged_before = tuple(write.path for write in record.writes)  # of this run or the one before it
+        self._saved = dict.fromkeys(map(checkpoint_path, self._writes))
         self._made = record.made if record.run == run_id else {}  # directory that a rank made → device and inode
 
     def set_resume_way(self, way: ResumeWay | None) -> None:
@@ -144,6 +147,10 @@ class Discovery:
         """Return whether a path lies at a location to which this job was seen to save."""
         location = self._locations.get(pattern_of(path), Location(""))
         return bool(location.saved) and not location.data
+
+    def saved(self) -> tuple[str, ...]:
+        """Return the checkpoints that this run was seen to save, oldest first, whatever became of them: a file, or a directory of files."""
+        return tuple(self._saved)
 
     def writes(self, checkpoint: str) -> tuple[Write, ...]:
         """Return what this run did to a checkpoint: to the file, or to each file below the directory."""
@@ -222,7 +229,8 @@ class Discovery:
     def written_files(self, checkpoint: str, alive_until_ns: int, proven: Identity | None = None) -> dict[str, Identity]:
         """Return the files of a checkpoint that this run was seen to write, each with the identity that was noted then.
 
-        No hook sees the small files that a framework writes beside (`BESIDE`). They count as seen if they can be nobody else's. First: a
+        No hook sees the small files that a framework writes beside (`BESIDE`), nor what a script writes with a plain `open`; a set of files
+        has the latter in each save (file_set.common). They count as seen if they can be nobody else's. First: a
         rank of this run made the directory, or it was absent when its save began, so nothing in it is older. Second: they did not change
         after `alive_until_ns` (wall time), when the last rank ended, or the directory is still `proven`, as it was found whole. A hard
         link that a mirror's upload made and removed changes only their ctime.
@@ -235,9 +243,10 @@ class Discovery:
         except OSError:
             return found
         entries, as_proven = tree.entries, tree.identity == proven
+        common = file_set.common(checkpoint, tree.files)
         for name, entry in entries.items():
             known = not entry.what and (
-                BESIDE.fullmatch(name.rpartition("/")[2]) or (name == _CARD and _is_card_of_peft(f"{checkpoint}/{name}"))
+                name in common or BESIDE.fullmatch(name.rpartition("/")[2]) or (name == _CARD and _is_card_of_peft(f"{checkpoint}/{name}"))
             )
             if known and entry.st.st_nlink == 1 and (as_proven or entry.st.st_ctime_ns <= alive_until_ns):
                 found.setdefault(f"{checkpoint}/{name}", Identity.of(entry.st))
@@ -287,6 +296,7 @@ class Discovery:
                 ):  # one save of all ranks, one directory of many files
                     self._count(checkpoint, float(row["t"]), saved=1, in_training=_in_training(row))
             under_way.add((file, number))
+            self._saved.setdefault(checkpoint_path(path))
             was = to_stat(row["was"])
             fresh = was is None or known.fresh  # of the ranks that save it together, the second finds what the first one made
             self._writes.pop(path, None)
@@ -326,6 +336,8 @@ class Discovery:
         t, in_training = float(row["t"]), _in_training(row)
         earlier = self._writes.pop(before, None)
         if earlier is not None:
+            self._saved.pop(checkpoint_path(before), None)
+            self._saved.setdefault(checkpoint_path(path))
             self._open.pop(before, None)
             if checkpoint_path(before) == before or not self.writes(checkpoint_path(before)):
                 self._count(checkpoint_path(before), t, saved=-1, in_training=-in_training)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.discover import Listing, find
-from supervisor.observe.ranks.path_patterns import escaped, matches, pattern_of
+from checkpointing.examine import checkpoints_in
+from supervisor.observe.ranks.path_patterns import checkpoint_path, escaped, is_within, matches, pattern_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from checkpointing.io.listing_cache import ListingCache
     from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.job.job import Job
@@ -41,14 +45,20 @@ class CheckpointLocations:
         patterns = self._discovery.patterns(candidates=candidates)
         further = find(patterns, self._cwd, cache) if patterns else Listing(())
         known = {(candidate.identity.dev, candidate.identity.ino) for candidate in declared.candidates}
+        # a part of a declared checkpoint, or the directory of one: the declared path is the one that is meant
+        inside = {candidate.path for candidate in declared.candidates if candidate.is_directory}
+        around = {directory for candidate in declared.candidates for directory in _above(candidate.path)}
         more = [
             candidate
             for candidate in further.candidates
             if (candidate.identity.dev, candidate.identity.ino) not in known
             and any(matches(pattern, candidate.path) for pattern in patterns)
+            and not (candidate.is_directory and candidate.path in around)
+            and inside.isdisjoint(_above(candidate.path))
         ]
         # a discovered location that cannot be read is the script's own trouble
-        return Listing(tuple(sorted((*declared.candidates, *more), key=lambda candidate: candidate.path)), declared.problems)
+        listed = tuple(sorted((*declared.candidates, *more), key=lambda candidate: candidate.path))
+        return Listing(listed, declared.problems, declared.without)
 
     def is_checkpoint(self, path: str) -> bool:
         """Return whether a listed candidate is a checkpoint: discovered to be one, or declared."""
@@ -62,11 +72,38 @@ class CheckpointLocations:
         """Return whether a declared pattern finds the checkpoint at a path. Lists directories."""
         return any(path == candidate.path for candidate in self.declared().candidates)
 
+    def covers(self, listing: Listing) -> Callable[[str], bool]:
+        """Return whether declared candidates of a listing hold what was saved at a path: the same path, one in it, or one around it."""
+        declared = [candidate for candidate in listing.candidates if self.is_declared(candidate.path)]
+        paths = {candidate.path for candidate in declared}
+        around = {directory for path in paths for directory in _above(path)}
+        return lambda path: path in paths or path in around or not paths.isdisjoint(_above(path))
+
+    def instead_of(self, saved: str) -> str:
+        """Return the pattern that would find a checkpoint that the declared ones do not, as it would be declared; "" if none would."""
+        for path in (saved, *checkpoints_in(saved)):
+            pattern = pattern_of(checkpoint_path(path))
+            if find(pattern, self._cwd).candidates:
+                return os.path.relpath(pattern, self._cwd) if is_within(self._cwd, pattern) else pattern
+        return ""
+
+    def without_candidates(self) -> tuple[str, ...]:
+        """Return of each declared pattern that matches something and no checkpoint, what that means and what to declare instead."""
+        found: list[str] = []
+        for pattern, path in self.declared().without:
+            instead = self.instead_of(path)
+            advice = f"declare {shlex.quote(instead)} instead" if instead else "`supervise checkpoints verify` tells what lies there"
+            found.append(f"--checkpoints {shlex.quote(pattern)} matches {path}, which is no checkpoint of a known layout: {advice}")
+        return tuple(found)
+
     def is_declared(self, path: str) -> bool:
         """Return whether a path, or the directory above it, matches a declared pattern. Reads nothing."""
         declared = (os.path.join(self._cwd, pattern) for pattern in self._patterns)  # noqa: PTH118 (patterns)
         names = path, os.path.dirname(path)  # noqa: PTH120 (as above) -- a directory stands for the checkpoints in it
-        return any(fnmatchcase(name, pattern) for pattern in declared for name in names)
+        return any(
+            any(fnmatchcase(name, pattern) for name in names) or fnmatchcase(path, os.path.dirname(pattern))  # noqa: PTH120 (as above) -- `step-*/*.pt` means the set
+            for pattern in declared
+        )
 
     def belongs_to_job(self, path: str) -> bool:
         """Return whether a path lies where this job's checkpoints are declared, or where it was seen to save. Reads nothing."""
@@ -92,6 +129,13 @@ class CheckpointLocations:
         discovered = () if self._discovery is None else self._discovery.patterns()
         whole = [os.path.normpath(os.path.join(self._cwd, os.path.expanduser(one))) for one in (*self._patterns, *discovered)]  # noqa: PTH111, PTH118 (patterns)
         return tuple(sorted({_before_wildcard(os.path.dirname(one)) for one in whole}))  # noqa: PTH120 (as above)
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yield the directories above a path, the nearest first."""
+    while "/" in path.rstrip("/"):
+        path = path.rpartition("/")[0]
+        yield path
 
 
 def _before_wildcard(pattern: str) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from checkpointing.mirror import keys
 from supervisor.checkpoints.origin.provenance import CheckpointWriter
+from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +37,28 @@ class Uploads(Protocol):
         """Send a checkpoint, some time; return at once. manifest: the file of its manifest."""
         ...
 
+    def held_paths(self) -> dict[str, frozenset[str]]:
+        """Return the paths of the checkpoints that each mirror was seen to hold since the run began."""
+        ...
+
     def whole_saves(self) -> frozenset[str]:
         """Return the keys of the saves of several nodes that were seen whole in a mirror."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredSaves:
+    """How many of the checkpoints that this run was seen to save on this node a mirror holds."""
+
+    mirror: str
+    held: int
+    saved: int
+
+    def __str__(self) -> str:
+        """Say it with numbers."""
+        if not self.saved:
+            return f"no save was seen, and none is in {self.mirror}"
+        return f"{self.held} of {self.saved} saves are in {self.mirror}"
 
 
 class MirrorFeed:
@@ -89,6 +109,26 @@ class MirrorFeed:
         """Return the parts here of saves that became whole in a mirror since the last call."""
         before, self._whole_saves = self._whole_saves, self._uploads.whole_saves()
         return _of(self._whole_saves - before, parts)
+
+    def saves(self) -> tuple[MirroredSaves, ...]:
+        """Return of each mirror how many of this run's saves it holds. In any thread, once the watcher has looked.
+
+        Those of this node: of what ranks of several nodes save together, one node counts it.
+        """
+        sent = {path for path, _ in tuple(self._sent)}
+        saved = sent if self._records.several_nodes else sent | self._logged_saves()
+        return tuple(MirroredSaves(mirror, len(saved & held), len(saved)) for mirror, held in self._uploads.held_paths().items())
+
+    def _logged_saves(self) -> set[str]:
+        """Return the saves that ranks logged where checkpoints are declared, or where the job saves again and again while it trains."""
+        records, discovery = self._records, self._records.discovery
+        if discovery is None:
+            return set()
+        return {
+            path
+            for path in discovery.saved()
+            if records.locations.is_declared(path) or discovery.is_checkpoint(path) or discovery.is_repeated(path, in_training=True)
+        }
 
     def is_sending(self, made: Manifest) -> bool:
         """Return whether a checkpoint is still to be sent, so that it must stay."""

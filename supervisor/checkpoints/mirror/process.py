@@ -81,6 +81,7 @@ class MirrorLink:
         self._changed = threading.Lock()
         self._pending: list[MirrorCheckpoint] = []  # what was asked and is not held yet: to one path a job may save again and again
         self._whole_saves: frozenset[str] = frozenset()  # keys, as the process reported them
+        self._held: dict[str, frozenset[str]] = dict.fromkeys(self._configuration["mirrors"], frozenset())
         self._spooled = (0, 0)  # entries in its spool and their bytes, as it reported last
         self._left: int | None = None  # entries in its spool, None while it is busy or has not reported
         self._still_since: float | None = None  # something waits, and nothing has moved since then (monotonic seconds)
@@ -112,6 +113,11 @@ class MirrorLink:
         with self._changed:
             pending = any(row["path"] == path for row in self._pending)
         return pending or os.path.exists(f"{self._configuration['spool']}/{name}/entry.json")  # noqa: PTH110 (as the spool does)
+
+    def held_paths(self) -> dict[str, frozenset[str]]:
+        """Return the paths of the checkpoints that each mirror was seen to hold since we began."""
+        with self._changed:
+            return dict(self._held)
 
     def whole_saves(self) -> frozenset[str]:
         """Return the keys of the saves of several nodes that were seen whole in a mirror since we began."""
@@ -250,6 +256,8 @@ class MirrorLink:
                 self._left = None
             elif row["ev"] in {"idle", "stopped"}:
                 self._left = row["left"]
+            if row["ev"] == "uploaded" and row["key"]:
+                self._held[row["mirror"]] = self._held.get(row["mirror"], frozenset()) | {row["path"]}
             if row["ev"] in {"joined", "uploaded"} and row["key"] and keys.holds_parts(row["key"]):
                 self._whole_saves |= {row["key"]}
             if row["ev"] in {"progress", "uploaded"} or (row["ev"] == "ready" and row["left"] and self._still_since is None):

@@ -137,7 +137,7 @@ def opening_lines(job: Job, *, several_nodes: bool = False) -> list[str]:
         if several_nodes and patterns
         else []
     )
-    return [f"mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint", *alone]
+    return [f"to be mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint", *alone]
 
 
 def finish(mirror: MirrorLink | None, watcher: CheckpointWatcher | None, left_s: float, say: Callable[[str], None], spool: Path) -> bool:

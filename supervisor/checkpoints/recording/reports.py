@@ -86,14 +86,25 @@ class SaveGone:
     is_over: bool = False
 
 
-CheckpointReport = (
-    ReadReported
-    | ReadMoved
-    | CheckpointFound
-    | CheckpointAlert
-    | CheckpointCopied
-    | CheckpointPruned
-    | SaveGone
-    | SavesShared
-    | WatcherFailed
-)
+@dataclass(frozen=True, slots=True)
+class SavesUnfound:
+    """Ranks saved checkpoints, and the declared patterns find none of them.
+
+    path: the first of them. instead: what to declare, "" if nothing would find it.
+    """
+
+    path: str
+    patterns: tuple[str, ...]
+    instead: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavesCounted:
+    """How many saves of this run the mirrors hold, in one text; it changed."""
+
+    text: str
+
+
+ReadReport = ReadReported | ReadMoved
+SavesReport = SaveGone | SavesShared | SavesUnfound | SavesCounted
+CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | ReadReport | SavesReport | WatcherFailed

@@ -1,7 +1,8 @@
 """Finds the checkpoint that a path belongs to, and the pattern that later checkpoints of the same location match.
 
-Text in, text out. A *checkpoint path* is a file, or the directory above it where that has the name of a step
-(`checkpoint-500/optimizer.pt`) or where the file is a part of one (`mp_rank_00/...`). A *pattern* is that path with the numbers that grow
+Text in, text out. A *checkpoint path* is a file, or the directory above it where that has the name of one save
+(`checkpoint-500/optimizer.pt`, `epoch_3/model.pt`) or where the file is a part of one (`step-20/rank0/x.pt`, `epoch_3/optim/x.pt`). A file
+that names a step of its own is no part (`epoch_1/step-100.pt`). A *pattern* is that path with the numbers that grow
 during a training replaced by `[0-9]*`, so that later checkpoints are found: `ckpt/step_100.pt` matches `ckpt/step_[0-9]*.pt`.
 
 A number stays where it is part of a word (gpt2) or counts ranks, shards or versions. All numbers stay where the pattern would be too broad:
@@ -28,8 +29,13 @@ _STAYS: Final = re.compile(
     r"(?<![a-z])(rank|shard|part|node|gpu|world|tp|pp|dp|mp|v|version|run|seed|fold|of|lr|bs)[-_=. ]?$", re.IGNORECASE
 )
 _OF: Final = re.compile(r"-of-\d", re.IGNORECASE)
-#: Directories in which a step's directory keeps the parts of one checkpoint: Megatron's and DeepSpeed's ranks, FSDP's shards.
-_INNER: Final = re.compile(r"(mp_rank|zero_pp_rank|pytorch_model_fsdp|optimizer|tp_rank|distrib_optim)[_\d]*|model|dist|\d+", re.IGNORECASE)
+#: Directories in which a save's directory keeps the parts of one checkpoint: of ranks, FSDP's shards, weights and optimizer.
+_INNER: Final = re.compile(
+    r"([a-z]+_)*rank[-_]?[\d_]*|(node|host|shard|part|worker|gpu|tp|pp|dp)[-_]?\d+|pytorch_model_fsdp[_\d]*|distrib_optim[_\d]*"
+    r"|opt(im|imizer)?(s|_?states?)?[_\d]*|sched(uler)?s?[_\d]*|(model|ema|weights|params|net|trainer|train|rng|data)(_?states?)?|states?|dist|\d+",
+    re.IGNORECASE,
+)
+_LEVELS: Final = 3  # of such directories, one in another
 _NAMES_CHECKPOINT: Final = re.compile(r"ckpt|chkpt|checkpoint|snapshot|save|step|epoch|model|weights", re.IGNORECASE)
 _MOST_NUMBERS: Final = 3
 _ANY: Final = "[0-9]*"
@@ -38,14 +44,19 @@ _MAGIC: Final = re.compile(r"[*?[]")
 
 def checkpoint_path(path: str) -> str:
     """Return the path of the checkpoint that the file or directory at the absolute `path` is, or belongs to."""
-    parent = path.rpartition("/")[0]
-    if _is_step(path.rpartition("/")[2]) and not _SUFFIX.search(path):
+    directory, _, name = path.rpartition("/")
+    if step_names.names_save(path) and not _SUFFIX.search(path):
         return path
-    if _is_step(parent.rpartition("/")[2]):
-        return parent
-    above = parent.rpartition("/")[0]
-    if _is_step(above.rpartition("/")[2]) and _INNER.fullmatch(parent.rpartition("/")[2]):
-        return above
+    if not step_names.names_save(directory) and step_names.worded_step_in(name) is not None:
+        return path
+    for _ in range(_LEVELS):
+        above, _, inner = directory.rpartition("/")
+        if step_names.names_save(directory):
+            own, named = step_names.worded_step_in(inner), step_names.worded_step_in(name)
+            return path if named is not None and named != own else directory
+        if not _INNER.fullmatch(inner):
+            break
+        directory = above
     return path
 
 
@@ -74,11 +85,6 @@ def names_checkpoint(pattern: str) -> bool:
     """Return whether the name of a location, or of its directory, names checkpoints."""
     directory, _, name = pattern.rpartition("/")
     return bool(_NAMES_CHECKPOINT.search(name) or _NAMES_CHECKPOINT.search(directory.rpartition("/")[2]))
-
-
-def _is_step(name: str) -> bool:
-    """Whether a directory's name is that of one step."""
-    return step_names.step_in(f"{name}/x") is not None
 
 
 def _grows(stem: str, start: int, end: int) -> bool:

@@ -54,6 +54,10 @@ class Node:
         """Nothing is kept for the mirror."""
         return False
 
+    def held_paths(self) -> dict[str, frozenset[str]]:
+        """No mirror holds anything."""
+        return {}
+
     def whole_saves(self) -> frozenset[str]:
         """No node has a part of a save."""
         return frozenset()

@@ -24,6 +24,10 @@ class UploadList:
         """Nothing is under way."""
         return False
 
+    def held_paths(self) -> dict[str, frozenset[str]]:
+        """No mirror holds anything."""
+        return {}
+
     def whole_saves(self) -> frozenset[str]:
         """No node has a part of a save."""
         return frozenset()

@@ -79,6 +79,7 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
         "standby": None,
         "verified": None,
         "mirrored": None,
+        "saves": None,
         "gpus": [],
         "health": [],
         "incident": None,

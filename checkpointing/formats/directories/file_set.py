@@ -1,0 +1,327 @@
+"""A set of files: a directory that holds one save, in a layout that no other format claims.
+
+    step-20/model.pt, optim.pt        epoch_3/model/w.safetensors, optim/state.pt        step-20/rank0/x.pt, rank_1/x.pt
+    step-20/model.pt, meta.json       last/model.pt, optimizer.pt
+
+A directory is a set if its name is that of a save (`step_names.names_save`), or if weights and an optimizer lie in it under names without a
+number. Files that name steps of their own (`epoch_1/step-100.pt`) are checkpoints by themselves.
+
+Each member is examined by its own format; a directory in it that another format claims, by that one. A set is complete if it has what the
+sets beside it have: no file lists its members. A member counts as missing if at least half of the three sets before it have it; one whose
+name has a rank's number, only if the set before has it, because the number of ranks may change. The first set of all has nothing to be
+compared with: it is complete.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from checkpointing import step_names
+from checkpointing.formats import (
+    EDGE_BYTES,
+    TORCH_SUFFIXES,
+    Examination,
+    StepPosition,
+    combine,
+    examine_member,
+    format_of,
+    nested,
+    prefixed,
+    tree_format_of,
+)
+from checkpointing.formats.directories import rank_shards, weights
+from checkpointing.io.reader import FileReader, NotRegular, Short
+from checkpointing.io.tree import MOST_ENTRIES, MOST_LEVELS, Tree
+from checkpointing.model import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+NAME: Final = "file_set"
+#: What is named so is a member that must be whole.
+MEMBER_SUFFIXES: Final = (*TORCH_SUFFIXES, ".bin", ".safetensors")
+_WEIGHTS: Final = re.compile(r"(?<![a-z])(model|net|network|weights|params|pytorch_model|state_dict|ema)(?![a-z])", re.IGNORECASE)
+_OPTIMIZER: Final = re.compile(r"(?<![a-z])opt(im|imizer)?(s|_?states?)?(?![a-z])", re.IGNORECASE)
+_RANK: Final = re.compile(r"(?<![a-z])(rank|shard|part|node|gpu|tp|pp|dp|mp)[-_=. ]?\d+", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"\d+")
+_RANK_OR_NUMBER: Final = re.compile(rf"{_RANK.pattern}|\d+", re.IGNORECASE)
+_SHARD: Final = ".distcp"
+_MOST_JSON_BYTES: Final = 64 << 20
+_COMPARED: Final = 3
+_MOST_NAMED: Final = 4
+
+
+def claims(tree: Tree) -> bool:
+    """Claim a directory that holds one save. The names directly in it decide; if no file there is a member, those below. Raises OSError."""
+    files = [name for name in tree.entries if "/" not in name and _is_member(name)]
+    below = [name for name in tree.directories if "/" not in name and not _is_passed_over(name)]
+    if any(step_names.names_save(name) for name in below) or not (_is_named(tree) or _has_parts(files)) or _are_several(tree, files):
+        return False
+    if files:
+        return not _is_begun_by_a_framework(tree, files)
+    return any(_is_member(name) for one in below for name in _names_below(f"{tree.path.rstrip('/')}/{one}"))
+
+
+def is_optimizer(name: str) -> bool:
+    """Return whether a file is named like an optimizer's state."""
+    return _OPTIMIZER.search(name) is not None
+
+
+def single_files(tree: Tree) -> list[str]:
+    """Return the files directly in a directory that no format claims which are checkpoints by themselves.
+
+    None in a directory of one save: what is in it is the beginning of another format's checkpoint.
+    """
+    files = sorted(name for name in tree.entries if "/" not in name and _is_member(name))
+    return files if _are_several(tree, files) or not (_is_named(tree) or _has_parts(files)) else []
+
+
+def examine(tree: Tree, *, bulk: bool) -> Examination:
+    """Examine each member by its own format, and compare the set with those beside it. Raises OSError and Interrupted."""
+    parts, names = _members(tree, bulk=bulk)
+    if not any(part.verdict is not Verdict.FOREIGN for part in parts):
+        return Examination(Verdict.FOREIGN, "a directory, and no file in it is a checkpoint")
+    kept = [part for part in parts if part.verdict is not Verdict.FOREIGN]
+    kept += rank_shards.found_problems((missing(tree.path, names), _of_two_saves(kept)))
+    places = sorted((part.place for part in kept if part.place.step is not None), key=lambda place: (not place.sure, place.loose))
+    place = places[0] if places else next((part.place for part in kept if part.place.epoch is not None), StepPosition())
+    return combine((replace(part, format="") for part in kept), place, files=tuple(sorted(names)))
+
+
+def missing(path: str, names: Collection[str]) -> Examination | None:
+    """Return an INCOMPLETE examination that names what the sets beside have and this one has not; None if it has all. Raises OSError."""
+    absent = sorted(_wanted(path) - set(_roles(path, names)))
+    if not absent:
+        return None
+    number = next(iter(_NUMBER.findall(path.rstrip("/").rpartition("/")[2])), "#")
+    more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
+    listed = ", ".join(role.replace("#", number) for role in absent[:_MOST_NAMED])
+    return Examination(Verdict.INCOMPLETE, f"missing, and in the saves before it: {listed}{more}")
+
+
+def common(path: str, names: Iterable[str]) -> frozenset[str]:
+    """Return those of a set's files that one of the sets beside it has, too. Raises OSError."""
+    beside = {role for one in _neighbours(path) for role in _roles(one, _names_below(one), every=True)}
+    return frozenset(name for role, name in _roles(path, names, every=True).items() if role in beside)
+
+
+def _members(tree: Tree, *, bulk: bool) -> tuple[list[Examination], list[str]]:
+    """Return the examination of each member or directory of another format, and the paths of all files of the set."""
+    parts: list[Examination] = []
+    names: list[str] = []
+    below, own = tree.split()
+    for name in sorted(own):
+        if own[name].what == "" and not _is_passed_over(name):
+            names.append(name)
+            parts.append(_examined(tree, name, bulk=bulk))
+        elif own[name].what and _is_member(name):
+            parts.append(examine_member(tree, name, bulk=bulk))
+        elif (ended := _unfinished(tree, name)) is not None:
+            parts.append(ended)
+    for name in sorted(below):
+        if _is_passed_over(name):
+            continue
+        inner = below[name]
+        claimant = tree_format_of(inner)
+        if claimant is not None and claimant[0] != NAME:
+            part = claimant[1].examine(inner, bulk=bulk)
+            files = part.files or inner.files
+            parts.append(replace(nested(name, part), place=part.place))
+        else:
+            found, files_below = _members(inner, bulk=bulk)
+            files = tuple(files_below)
+            parts += [_within(name, part) for part in found]
+        names += [f"{name}/{file}" for file in files]
+    return parts, names
+
+
+def _examined(tree: Tree, name: str, *, bulk: bool) -> Examination:
+    """Examine one file: a checkpoint by its format, a JSON file as JSON; anything else is part of the set, and proves nothing."""
+    if name.endswith(".json"):
+        return _json(tree, name)
+    part = examine_member(tree, name, bulk=bulk)
+    if part.verdict is Verdict.FOREIGN and step_names.suffix_of(name) in MEMBER_SUFFIXES:
+        if not tree.entries[name].size:
+            return Examination(Verdict.BAD, f"{name}: torn: it is empty")
+        if any(_is_checkpoint(f"{one}/{name}") for one in _neighbours(tree.path)):
+            return Examination(Verdict.BAD, f"{name}: torn or damaged: it is no checkpoint, and in the saves before it is one")
+    return part
+
+
+def _within(directory: str, part: Examination) -> Examination:
+    """Name the directory of a member that is examined there."""
+    also = tuple(f"{directory}/{reason}" for reason in part.also)
+    return replace(
+        part,
+        reason=f"{directory}/{part.reason}" if part.reason else "",
+        also=also,
+        non_finite=prefixed(f"{directory}/", part.non_finite),
+    )
+
+
+def _is_checkpoint(path: str) -> bool:
+    """Return whether a format claims a file by its first and last bytes."""
+    try:
+        with FileReader(path) as source:
+            edge = min(EDGE_BYTES, source.size)
+            found = format_of(source.read(0, edge), source.read(source.size - edge, edge), step_names.suffix_of(path))
+    except (OSError, NotRegular, Short):
+        return False
+    return found is not None
+
+
+def _json(tree: Tree, name: str) -> Examination:
+    entry = tree.entries[name]
+    if not entry.size:
+        return Examination(Verdict.BAD, f"{name}: torn: it is empty")
+    if entry.size <= _MOST_JSON_BYTES:
+        try:
+            json.loads(tree.read_small(name, _MOST_JSON_BYTES))
+        except (ValueError, RecursionError, Short) as error:
+            return Examination(Verdict.BAD, f"{name}: torn or damaged: it is no JSON: {str(error)[:80]}")
+    return Examination(Verdict.FOREIGN, f"{name}: nothing proves it")
+
+
+def _unfinished(tree: Tree, name: str) -> Examination | None:
+    """Return that a member was not written to its end: only its temporary name is there."""
+    final = step_names.final_name(name)
+    if final is None or not _is_member(final) or final in tree.entries:
+        return None
+    return Examination(Verdict.INCOMPLETE, f"{final} is missing: {name} is of a save that did not end")
+
+
+def _of_two_saves(parts: list[Examination]) -> Examination | None:
+    """Return that members count the steps of the run, and disagree: they are of two saves."""
+    steps = sorted({part.place.step for part in parts if part.place.sure and part.place.step is not None})
+    if len(steps) < 2:  # noqa: PLR2004 -- two that differ
+        return None
+    return Examination(Verdict.BAD, f"its files are of steps {steps[0]} and {steps[-1]}: of two saves")
+
+
+# what is complete
+
+
+def _wanted(path: str) -> set[str]:
+    """Return the roles that a set needs, as the sets before it have them."""
+    before = [roles for one in _neighbours(path, after=False) if (roles := _roles(one, _names_below(one)))]
+    counted = Counter(role for roles in before for role in roles)
+    return {role for role, n in counted.items() if (role in before[0] if _RANK.search(role) else 2 * n >= len(before))}
+
+
+def _roles(path: str, names: Iterable[str], *, every: bool = False) -> dict[str, str]:
+    """Return the members of a set by their role: their path without the numbers that are the set's own (`model_20.pt` in `step-20`).
+
+    Only those that a set needs, or `every` file.
+    """
+    own = {str(int(number)) for number in _NUMBER.findall(path.rstrip("/").rpartition("/")[2])}
+
+    def plain(match: re.Match[str]) -> str:
+        return "#" if match[0].isdecimal() and str(int(match[0])) in own else match[0]
+
+    roles: dict[str, str] = {}
+    for name in names:
+        if name.endswith(_SHARD):  # how many there are is the business of their own format
+            roles[f"{name.rpartition('/')[0]}/*{_SHARD}"] = name
+        elif every or _is_needed(name):
+            roles[_RANK_OR_NUMBER.sub(plain, name)] = name
+    return roles
+
+
+def _neighbours(path: str, *, after: bool = True) -> list[str]:
+    """Return the three sets before one, nearest first; if there are fewer and `after` allows it, the nearest after it too."""
+    parent, _, name = path.rstrip("/").rpartition("/")
+    parent = parent or ("/" if path.startswith("/") else ".")
+    shape, number = _NUMBER.sub("#", name), _numbers(name)
+    if not number:
+        return []
+    try:
+        with os.scandir(parent) as listed:
+            beside = [one.name for one in listed if one.name != name and _NUMBER.sub("#", one.name) == shape and one.is_dir()]
+    except OSError:
+        return []
+    earlier = heapq.nlargest(_COMPARED, (one for one in beside if _numbers(one) < number), key=_numbers)
+    later = heapq.nsmallest(_COMPARED, (one for one in beside if after and _numbers(one) > number), key=_numbers)
+    return [f"{parent.rstrip('/')}/{one}" for one in [*earlier, *later][:_COMPARED]]
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in _NUMBER.findall(name))
+
+
+def _names_below(path: str, levels: int = MOST_LEVELS) -> Iterator[str]:
+    """Yield the relative paths of the files below a directory, without a call for each file."""
+    waiting, left = [("", levels)], MOST_ENTRIES
+    while waiting and left > 0:
+        prefix, level = waiting.pop()
+        try:
+            with os.scandir(f"{path}/{prefix}") as listed:
+                entries = [(one.name, one.is_dir(follow_symlinks=False)) for one in listed]
+        except OSError:
+            continue
+        left -= len(entries)
+        for name, is_directory in entries:
+            if _is_passed_over(name):
+                continue
+            if not is_directory:
+                yield prefix + name
+            elif level > 1:
+                waiting.append((f"{prefix}{name}/", level - 1))
+
+
+# what is a set
+
+
+def _is_named(tree: Tree) -> bool:
+    directory = os.path.dirname(os.path.abspath(tree.path.rstrip("/")))  # noqa: PTH100, PTH120 -- strings throughout the package
+    return step_names.names_save(f"{directory}/{tree.name}")
+
+
+def _has_parts(files: list[str]) -> bool:
+    """Return whether weights and an optimizer lie side by side, under names without a number: a set that is written in place."""
+    if any(_NUMBER.search(_RANK.sub("", name)) for name in files):
+        return False
+    optimizers = [name for name in files if _OPTIMIZER.search(name)]
+    return bool(optimizers) and any(_WEIGHTS.search(name) for name in files if name not in optimizers)
+
+
+def _are_several(tree: Tree, files: list[str]) -> bool:
+    """Return whether the files are checkpoints by themselves: they name steps of their own, or a row of numbers (100.pt, 200.pt)."""
+    own = step_names.worded_step_in(tree.name)
+    steps = {step for name in files if (step := step_names.worded_step_in(name)) is not None}
+    if steps - {own}:
+        return True
+    rows: dict[str, set[int]] = {}
+    for name in files:
+        numbers = _numbers(_RANK.sub("", name))
+        if len(numbers) == 1 and numbers[0] not in _numbers(tree.name):
+            rows.setdefault(_NUMBER.sub("#", name), set()).add(numbers[0])
+    return any(len(row) > 1 and max(row) - min(row) >= len(row) for row in rows.values())
+
+
+def _is_begun_by_a_framework(tree: Tree, files: list[str]) -> bool:
+    """Return whether nothing but weights under a framework's name is there, and in no set beside: the framework writes more after them."""
+    alone = all(name in files or _is_passed_over(name) for name in tree.top())
+    if not alone or not all(weights.SINGLE.fullmatch(name) for name in files):
+        return False
+    return not any(_is_member(name) for one in _neighbours(tree.path) for name in _names_below(one, 1))
+
+
+def _is_member(name: str) -> bool:
+    """Return whether a file is named like a checkpoint."""
+    base = name.rpartition("/")[2]
+    return step_names.suffix_of(base) in MEMBER_SUFFIXES and not _is_passed_over(base)
+
+
+def _is_needed(name: str) -> bool:
+    """Return whether a file that stands in the other sets must stand in this one: a log or a picture need not."""
+    return _is_member(name) or step_names.suffix_of(name) in (".json", ".npz", ".npy", ".pkl", ".yaml")
+
+
+def _is_passed_over(name: str) -> bool:
+    return name.startswith(".") or step_names.is_temporary(name) or step_names.is_set_aside(name)

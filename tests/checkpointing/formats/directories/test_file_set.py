@@ -1,0 +1,206 @@
+"""A directory of files that ranks saved together, in layouts that no framework has: which directories are one, and which are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+
+from checkpointing.discover import find
+from checkpointing.model import Verdict
+from checkpointing.verification import verify
+from tests.checkpointing.formats.directories.test_directories import trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+LAYOUTS = {
+    "step-{}": ("model.pt", "optim.pt"),
+    "epoch_{}": ("model/weights.pt", "optim/state.pt"),
+    "{}": ("model.pt", "optim.pt"),
+    "iter_{:07d}": ("rank0/x.pt", "rank_1/x.pt"),
+    "step_{}": ("model.safetensors", "optimizer.pt"),
+    "checkpoint-{}": ("model_{}.pt", "optim_{}.pt"),
+    "step={}": ("meta.json", "model.pt", "scheduler.bin"),
+    "global_step{}": ("0/x.pt", "1/x.pt"),
+    "ckpt_step{}": ("weights.pth", "ema.pth", "rng.ckpt", "params.json"),
+}
+
+
+def member(path: Path, step: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".json":
+        path.write_text(json.dumps({"seen": step}))
+    elif path.suffix == ".safetensors":
+        save_file({"w": torch.full((300,), float(step))}, path)
+    else:
+        torch.save({"w": torch.full((300,), float(step))}, path)
+
+
+def saved(place: Path, layout: str, steps: Iterable[int] = (20, 40)) -> list[Path]:
+    """Save sets of a layout below `place`/ckpt; return their directories."""
+    sets = [place / "ckpt" / layout.format(step) for step in steps]
+    for directory, step in zip(sets, steps, strict=True):
+        for name in LAYOUTS[layout]:
+            member(directory / name.format(step), step)
+    return sets
+
+
+def candidates(place: Path, *patterns: str) -> list[str]:
+    listing = find(patterns, str(place))
+    assert listing.problems == ()
+    return [os.path.relpath(candidate.path, place) for candidate in listing.candidates]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_set_is_one_candidate_and_whole(tmp_path: Path, layout: str) -> None:
+    sets = saved(tmp_path, layout)
+    for pattern in ("ckpt/*", "ckpt", "ckpt/**/*"):
+        assert candidates(tmp_path, pattern) == [f"ckpt/{one.name}" for one in sets], pattern
+    for step, directory in zip((20, 40), sets, strict=True):
+        found = verify(str(directory))
+        assert (found.verdict, found.format) == (Verdict.VERIFIED, "file_set")
+        assert found.files == tuple(sorted(name.format(step) for name in LAYOUTS[layout]))
+        assert found.step == (None if "epoch" in layout else step)
+
+
+@pytest.mark.parametrize(("layout", "name"), [(layout, name) for layout, names in LAYOUTS.items() for name in names])
+def test_a_set_lacks_what_the_set_before_it_has(tmp_path: Path, layout: str, name: str) -> None:
+    _, newest = saved(tmp_path, layout)
+    (newest / name.format(40)).unlink()
+    found = verify(str(newest))
+    assert found.verdict is Verdict.INCOMPLETE
+    assert name.format(40) in found.reason
+
+
+@pytest.mark.parametrize(("layout", "name"), [(layout, name) for layout, names in LAYOUTS.items() for name in names])
+@pytest.mark.parametrize("size", [0, 70])
+def test_a_torn_member_makes_the_set_bad(tmp_path: Path, layout: str, name: str, size: int) -> None:
+    _, newest = saved(tmp_path, layout)
+    os.truncate(newest / name.format(40), size)
+    found = verify(str(newest))
+    assert found.verdict is Verdict.BAD
+    assert name.format(40) in found.reason
+
+
+def test_the_first_set_of_all_is_complete(tmp_path: Path) -> None:
+    [first] = saved(tmp_path, "step-{}", [20])
+    (first / "optim.pt").unlink()
+    assert verify(str(first)).verdict is Verdict.VERIFIED
+
+
+def test_a_member_that_has_only_its_temporary_name_is_missing(tmp_path: Path) -> None:
+    [first] = saved(tmp_path, "step-{}", [20])
+    (first / "optim.pt").rename(first / "optim.pt.tmp-77")
+    found = verify(str(first))
+    assert (found.verdict, found.files) == (Verdict.INCOMPLETE, ("model.pt",))
+    member(first / "optim.pt", 20)
+    assert verify(str(first)).verdict is Verdict.VERIFIED, "the rest of an earlier try does no harm"
+
+
+def test_two_sets_that_lost_the_same_member_do_not_vouch_for_each_other(tmp_path: Path) -> None:
+    sets = saved(tmp_path, "step-{}", [10, 20, 37, 41])
+    for torn in sets[2:]:
+        (torn / "optim.pt").unlink()
+    assert [verify(str(one)).verdict for one in sets] == [Verdict.VERIFIED] * 2 + [Verdict.INCOMPLETE] * 2
+
+
+def test_what_few_sets_have_is_not_needed(tmp_path: Path) -> None:
+    sets = saved(tmp_path, "step-{}", [10, 20, 30, 40])
+    member(sets[2] / "best.pt", 30)
+    (sets[2] / "samples.png").write_bytes(b"picture")
+    assert [verify(str(one)).verdict for one in sets] == [Verdict.VERIFIED] * 4
+
+
+def test_after_a_change_of_the_number_of_ranks_the_second_set_is_whole_again(tmp_path: Path) -> None:
+    sets = saved(tmp_path, "iter_{:07d}", [10, 20, 30, 40])
+    for smaller in sets[2:]:
+        shutil.rmtree(smaller / "rank_1")
+    assert verify(str(sets[3])).verdict is Verdict.VERIFIED
+
+
+def test_files_that_count_the_steps_of_the_run_differently_are_of_two_saves(tmp_path: Path) -> None:
+    torch.save({"global_step": 40}, tmp_path / "model.pt")
+    torch.save({"global_step": 20}, tmp_path / "optim.pt")
+    found = verify(str(tmp_path))
+    assert (found.verdict, found.reason) == (Verdict.BAD, "its files are of steps 20 and 40: of two saves")
+
+
+def test_the_step_of_the_content_is_the_sets(tmp_path: Path) -> None:
+    (tmp_path / "last").mkdir()
+    torch.save({"global_step": 40}, tmp_path / "last/model.pt")
+    torch.save({"w": torch.ones(3)}, tmp_path / "last/optimizer.pt")
+    found = verify(str(tmp_path / "last"))
+    assert (found.verdict, found.step, found.format) == (Verdict.VERIFIED, 40, "file_set")
+
+
+def test_a_directory_of_single_checkpoints_stays_several(tmp_path: Path) -> None:
+    for name in ("ckpt/step-1.pt", "ckpt/step-2.pt", "ckpt/latest.pt", "epoch_1/step-100.pt", "epoch_1/step-200.pt", "epoch_2/100.pt"):
+        member(tmp_path / name, 1)
+    member(tmp_path / "epoch_2/200.pt", 1)
+    assert candidates(tmp_path, "ckpt") == ["ckpt/latest.pt", "ckpt/step-1.pt", "ckpt/step-2.pt"]
+    assert candidates(tmp_path, "epoch_*") == ["epoch_1/step-100.pt", "epoch_1/step-200.pt", "epoch_2/100.pt", "epoch_2/200.pt"]
+
+
+@pytest.mark.parametrize("run", ["max_steps1000", "lr3_epochs50", "exp_step2", "max_step_100", "the_epochs1"])
+def test_a_directory_of_a_run_that_counts_something_is_no_save(tmp_path: Path, run: str) -> None:
+    for name in ("model_10.pt", "model_20.pt", "latest.pt"):
+        member(tmp_path / run / name, 1)
+    assert candidates(tmp_path, f"{run}/*.pt") == [f"{run}/latest.pt", f"{run}/model_10.pt", f"{run}/model_20.pt"]
+
+
+def test_sets_without_a_directory_of_their_own_stay_single_files(tmp_path: Path) -> None:
+    for name in ("step-20-model.pt", "step-20-optim.pt", "model_40.pt", "optim_40.pt"):
+        member(tmp_path / "ckpt" / name, 1)
+    assert len(candidates(tmp_path, "ckpt")) == 4
+
+
+def test_a_pattern_that_names_a_file_of_each_set_means_the_file(tmp_path: Path) -> None:
+    saved(tmp_path, "step-{}")
+    assert candidates(tmp_path, "ckpt/step-*/model.pt") == ["ckpt/step-20/model.pt", "ckpt/step-40/model.pt"]
+    assert candidates(tmp_path, "ckpt/step-*/m*.pt") == ["ckpt/step-20/model.pt", "ckpt/step-40/model.pt"]
+    (tmp_path / "ckpt/step-40/optim.pt").unlink()
+    assert candidates(tmp_path, "ckpt/step-*/*.pt") == ["ckpt/step-20", "ckpt/step-40"], "several files of one set: the set is meant"
+
+
+def test_a_directory_of_another_format_keeps_it_and_so_does_one_within_a_set(tmp_path: Path) -> None:
+    trainer(tmp_path / "out/checkpoint-500")
+    trainer(tmp_path / "out/checkpoint-1000")
+    assert verify(str(tmp_path / "out/checkpoint-500")).format == "hf_trainer"
+    shutil.copytree(tmp_path / "out/checkpoint-500", tmp_path / "c/step-500/trainer/checkpoint-500")
+    begun = tmp_path / "out/checkpoint-1500"
+    begun.mkdir()
+    shutil.copy(tmp_path / "out/checkpoint-500/model.safetensors", begun)
+    assert verify(str(begun)).verdict is Verdict.INCOMPLETE, "the trainer was killed after its weights"
+    shutil.rmtree(tmp_path / "out/checkpoint-500")
+    shutil.rmtree(tmp_path / "out/checkpoint-1000")
+    assert candidates(tmp_path, "out/checkpoint-*") == [], "weights alone under a framework's name are the beginning of its checkpoint"
+
+
+def test_a_nested_directory_is_examined_by_its_own_format(tmp_path: Path) -> None:
+    for step in (20, 40):
+        with pytest.warns(UserWarning, match="single process"):
+            dcp.save({"w": torch.ones(8)}, checkpoint_id=tmp_path / f"step-{step}/model")
+        member(tmp_path / f"step-{step}/optim/state.pt", step)
+    whole = verify(str(tmp_path / "step-40"))
+    assert (whole.verdict, whole.format) == (Verdict.VERIFIED, "file_set")
+    assert "model/.metadata" in whole.files
+    (tmp_path / "step-40/model/.metadata").unlink()
+    assert verify(str(tmp_path / "step-40")).verdict is Verdict.INCOMPLETE
+
+
+def test_what_is_no_save_is_no_set(tmp_path: Path) -> None:
+    for name in ("step-20/notes.txt", "data/epoch_1/images/1.png", "step-30/.hidden.pt", "step-40/x.pt.tmp"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text("x")
+    listing = find(["step-*", "data/epoch_*"], str(tmp_path))
+    assert listing.candidates == ()
+    assert [pattern for pattern, _ in listing.without] == ["step-*", "data/epoch_*"], "matched, and nothing found"

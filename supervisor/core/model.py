@@ -397,7 +397,7 @@ class CheckpointOwner(StrEnum):
 class LoadedCheckpoint:
     """What a rank loaded before its first step where this job keeps its checkpoints.
 
-    path: of the checkpoint, links resolved. step: the greatest in its content and name; looked up for a foreign one alone. why: what shows
+    path: of the checkpoint, links resolved. step: the greatest in its content and name; known of a foreign one alone. why: what shows
     that it is foreign. replaced: the same rank loaded one of this job of the same kind of name after it.
     """
 

@@ -64,7 +64,7 @@ class CheckpointNews:
         self._log = log
         self._keep = keep
         self._selection: tuple[Stage, int] | None = None  # the one that is under way,
-        self._moved_t = 0.0  # and when the core last heard of it
+        self._moved_t = 0.0  # and when the core was last notified
 
     def took(self, report: CheckpointReport) -> None:
         """Pass a report on. From any thread."""

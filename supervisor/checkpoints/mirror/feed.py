@@ -111,7 +111,7 @@ class MirrorFeed:
         return _of(self._whole_saves - before, parts)
 
     def saves(self) -> tuple[MirroredSaves, ...]:
-        """Return of each mirror how many of this run's saves it holds. In any thread, once the watcher has looked.
+        """Return of each mirror how many of this run's saves it holds. In any thread, after the first look of the watcher.
 
         Those of this node: of what ranks of several nodes save together, one node counts it.
         """

@@ -35,8 +35,6 @@ TRUST_HINT = "if you wrote them, --trust-checkpoints accepts calls of your own; 
 PUT_BACK_HINT = "put the kept copy back with the command of the note"
 _NUMBER = re.compile(r"\d+")
 SCRATCH_HINT = "either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {resume}', or --resumes-itself"
-
-
 DECLARED_HINT = (
     "`supervise checkpoints verify DIR` tells what is there; correct --checkpoints, or give --resumes-itself if the script finds them"
 )
@@ -103,7 +101,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
         return stop_for(state, event.t, verdict, untaken)
     if event.chosen is not None:
         notes += _step_back_cost(state, event.chosen)
-        state, actions = begin_on_this_node(_gained(state, event.chosen, event.older), event.t, event.chosen)
+        state, actions = begin_on_this_node(_gained(state, event.chosen, event), event.t, event.chosen)
         return state, (*notes, *actions)
     if event.silent:
         stopped, actions = stop_for(state, event.t, *_none_read(state, event))
@@ -218,12 +216,15 @@ def _step_back_cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...
     return (PrintMessage("info", f"goes back to {chosen.path}: costs {again} steps{ranks}, done again from step {begins}"),)
 
 
-def _gained(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, ...]) -> JobState:
-    """Take over a newer checkpoint than was known: the failures of attempts before the one that wrote it no longer count."""
-    if chosen.step is not None:
+def _gained(state: JobState, chosen: CheckpointRef, event: CheckpointSelected) -> JobState:
+    """Take over a newer checkpoint than was known: the failures of attempts before the one that wrote it no longer count.
+
+    Another training's is no progress, and none of this run's own saves must lie beyond it to count.
+    """
+    if chosen.step is not None and not event.is_foreign:
         last = state.attempt.number - state.attempt.awaits_agreement  # of several nodes the number is the next attempt's already
         state = changed(state, run=planning.with_saved(state.run, chosen.step, last))
-    return planning.with_selected(changed(state, run=changed(state.run, newest=chosen)), chosen, older)
+    return planning.with_selected(changed(state, run=changed(state.run, newest=chosen)), chosen, event.older)
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:
@@ -243,27 +244,43 @@ def begin_from_scratch(state: JobState, t: float) -> Step:
 
 
 def _refusal(state: JobState, t: float) -> Plan | None:
-    return scratch_refused(state, t) if state.run.reason in {"failure", "takeover"} else None
+    """Return the stop that stands in for a beginning from scratch, once a selection has found nothing to resume from."""
+    if state.run.reason not in {"failure", "takeover"}:
+        return None
+    return scratch_refused(state, t) or _none_seen(state, t)
 
 
 def scratch_refused(state: JobState, t: float) -> Plan | None:
-    """Return the stop that stands in for a restart from scratch which would lose too much; None where it is allowed."""
-    over_t = t if state.attempt.over_t is None else state.attempt.over_t  # what was waited for since is no lost work
-    lasted = over_t - state.attempt.began_t if state.attempt.number else 0.0
-    if lasted <= state.run.policy.scratch_limit_s or planning.resumes_itself(state):
+    """Return the stop that stands in for a restart which would lose too much; None where it is allowed, or a selection decides."""
+    lasted = _at_stake_s(state, t)
+    if not lasted:
         return None
     if state.attempt.resume is not None:
         return _not_taken(state, lasted, state.attempt.resume)
     run = state.run
-    if run.newest is not None or (run.ever_loaded and not run.policy.checkpoints_declared):  # a place from which it loads holds a good one
+    if run.policy.checkpoints_declared or run.ever_loaded or run.newest is not None:
         return None
-    lasted_text = f"attempt {state.attempt.number} ran {lasted:.0f} s and " + (
-        "no good checkpoint was seen where they are declared"
-        if run.policy.checkpoints_declared
-        else "nothing shows that the script resumes"
+    why = f"attempt {state.attempt.number} ran {lasted:.0f} s and nothing shows that the script resumes: a restart would start from scratch"
+    return Plan(PlanKind.STOP, why, "; ".join(map(str, run.unused)) or SCRATCH_HINT, "beginning", 65)
+
+
+def _none_seen(state: JobState, t: float) -> Plan | None:
+    """Return the stop where checkpoints are declared and none was ever seen whole: a declaration alone shows no training that is saved."""
+    lasted = _at_stake_s(state, t)
+    if not lasted or not state.run.policy.checkpoints_declared or state.attempt.resume is not None or state.run.newest is not None:
+        return None
+    why = (
+        f"attempt {state.attempt.number} ran {lasted:.0f} s and no good checkpoint was seen where they are declared: "
+        "a restart would start from scratch"
     )
-    hint = DECLARED_HINT if run.policy.checkpoints_declared else "; ".join(map(str, run.unused)) or SCRATCH_HINT
-    return Plan(PlanKind.STOP, f"{lasted_text}: a restart would start from scratch", hint, "beginning", 65)
+    return Plan(PlanKind.STOP, why, DECLARED_HINT, "beginning", 65)
+
+
+def _at_stake_s(state: JobState, t: float) -> float:
+    """Return how long the last attempt trained, 0 where a restart from scratch loses little or the script resumes by itself."""
+    over_t = t if state.attempt.over_t is None else state.attempt.over_t  # what was waited for since is no lost work
+    lasted = over_t - state.attempt.began_t if state.attempt.number else 0.0
+    return 0.0 if lasted <= state.run.policy.scratch_limit_s or planning.resumes_itself(state) else lasted
 
 
 def _not_taken(state: JobState, lasted: float, given: CheckpointRef) -> Plan | None:

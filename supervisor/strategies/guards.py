@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from typing import TYPE_CHECKING
 
 from supervisor.classify.packages import install_text
@@ -26,7 +25,9 @@ _OF_READS = frozenset({Cause.DEPENDENCY, Cause.DATA_ERROR})
 #: Exceptions of the same, where nothing says more: those of Python, and those of the libraries that fetch and read data.
 _READ_ERRORS = frozenset(
     {
-        *(name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, (OSError, ImportError, EOFError))),
+        *("OSError", "IOError", "FileNotFoundError", "PermissionError", "NotADirectoryError", "IsADirectoryError", "FileExistsError"),
+        *("TimeoutError", "InterruptedError", "BlockingIOError", "BrokenPipeError", "ConnectionError", "ConnectionResetError"),
+        *("ConnectionRefusedError", "ConnectionAbortedError", "ImportError", "ModuleNotFoundError", "EOFError"),
         *("JSONDecodeError", "UnpicklingError", "BadZipFile", "BadGzipFile", "gaierror", "SSLError", "URLError", "HTTPError"),
         *("ConnectTimeout", "ReadTimeout", "MaxRetryError", "ChunkedEncodingError", "RemoteDisconnected", "IncompleteRead"),
         *("EndpointConnectionError", "ClientError", "HfHubHTTPError", "LocalEntryNotFoundError", "DatasetNotFoundError"),

@@ -39,12 +39,14 @@ PURE_STANDARD_LIBRARY = frozenset(
         "enum",
         "functools",
         "hashlib",
+        "hmac",
         "itertools",
         "json",
         "math",
         "operator",
         "re",
         "reprlib",
+        "secrets",  # the key of the digests that stand for secrets, where a process was given none (classify/redact.py)
         "shlex",  # quotes the command that a card names
         "statistics",
         "sys",  # its table of modules alone: where the strategy of a plug-in is looked up (strategies/rung.py)

@@ -9,7 +9,7 @@ import pytest
 from supervisor.core import epoch, events
 from supervisor.core.budget import backoff_s, balance, equal, past_checkpoint, past_step, restarts_left
 from supervisor.core.decide import decide, initial
-from supervisor.core.model import Cause, Evidence, Failure, Policy
+from supervisor.core.model import Cause, CheckpointRef, Evidence, Failure, Policy
 from supervisor.core.planning import KEPT_FAILURES, KEPT_FINGERPRINTS, remembered
 from supervisor.core.state import Attempt, NodeReport, SavedSteps, changed
 
@@ -102,7 +102,8 @@ def test_the_node_that_decides_counts_what_another_node_saved_as_progress() -> N
     state, _ = decide(initial(), events.SupervisorStarted(0.0, "run", Policy(nodes=2, checkpoints_declared=True)))
     attempt = Attempt(5, members=("a/1", "b/1"), me="a/1", ended=True, evidence=(Evidence("exit", "signal", "9", 0),))
     failures = tuple(failure(attempt=n, t=T - 10, step=90 + n, fingerprint=f"kind {n}") for n in (1, 2, 3))
-    state = changed(state, run=changed(state.run, failures=failures, saved_high_water=90), attempt=attempt)
+    seen = CheckpointRef("step-90.pt", 90, "structure")
+    state = changed(state, run=changed(state.run, failures=failures, saved_high_water=90, newest=seen), attempt=attempt)
 
     def decided(saved: int) -> str:
         other = NodeReport("b/1", Attempt(5, ended=True, evidence=(), saved_steps=SavedSteps(saved, saved)))
@@ -110,3 +111,14 @@ def test_the_node_that_decides_counts_what_another_node_saved_as_progress() -> N
         return epoch.decided(state, events.ReportsGathered(T, 5, reports, kind="failure", node="a/1")).plan.kind.value
 
     assert (decided(90), decided(200)) == ("stop", "restart")
+
+
+def test_a_checkpoint_of_another_training_is_no_progress_of_this_run() -> None:
+    state, _ = decide(initial(), events.SupervisorStarted(0.0, "run", Policy(checkpoints_learned=True)))
+    state = changed(state, run=changed(state.run, saved_high_water=40))
+    stray = CheckpointRef("step-5000.pt", 5000, "structure")
+
+    def reached(*, is_foreign: bool) -> int:
+        return decide(state, events.CheckpointSelected(1.0, 0, stray, 1, is_foreign=is_foreign))[0].run.saved_high_water
+
+    assert (reached(is_foreign=True), reached(is_foreign=False)) == (40, 5000)

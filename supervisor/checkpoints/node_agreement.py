@@ -81,7 +81,7 @@ class NodeState:
     checkpoint turned to NaN, the node prefers an older one. mixed_from_t: wall time from which the nodes trained from different states, so
     that checkpoints written since are rejected; None if they did not. programs, resume_knobs: as in SelectCheckpoint. environment, sent_t:
     as in PeerEnvironment. markers: those in the directories of its checkpoints. nonce: of this meeting alone. check, batch, ever_loaded:
-    as in SelectCheckpoint.
+    as in SelectCheckpoint. has_saved: as in CheckpointSelected.
     """
 
     host: str
@@ -102,6 +102,7 @@ class NodeState:
     check: str = ""
     batch: HeldBatch = HeldBatch()
     ever_loaded: bool = False
+    has_saved: bool = True
 
     def resume_by(self, programs: Collection[str]) -> str:
         """Return by whose knob it hands a checkpoint over if ranks run these programs; "" for none."""
@@ -214,6 +215,7 @@ def agree(  # noqa: PLR0913  the request, and this node's part
             action.check,
             action.batch,
             action.ever_loaded,
+            node_offer.has_saved,
         )
         states = _gathered(all_gather, 1, own)
         cannot_work = comparison.compare(all_gather, action.node, [PeerEnvironment(s.host, s.environment, s.sent_t) for s in states])
@@ -231,7 +233,8 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     node_offer.note_meeting(action.attempt, meeting, action.node, rows.groups)
     notes = node_offer.note_groups(rows.groups, [state.host for state in states], [state.markers for state in states])
     found = _chosen(action, node_offer, all_gather, rows, ways, t)
-    return replace(found, notes=notes, batch=rows.newest.batch, ever_loaded=any(state.ever_loaded for state in states))
+    loaded, saved = any(state.ever_loaded for state in states), any(state.has_saved for state in states)
+    return replace(found, notes=notes, batch=rows.newest.batch, ever_loaded=loaded, has_saved=saved)
 
 
 def _leavers(action: SelectCheckpoint, agreed: Sequence[int], fit: Callable[[Sequence[int]], bool]) -> tuple[int, ...]:

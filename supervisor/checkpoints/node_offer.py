@@ -84,6 +84,11 @@ class NodeOffer:
         """Whether this node takes an older checkpoint if weights of the newest turned to NaN."""
         return self._selector.prefers_finite
 
+    @property
+    def has_saved(self) -> bool:
+        """Whether ranks of this run were seen to save on this node; True where no save is logged."""
+        return self._records.has_saved
+
     def save_dead_ranks_state(self, permission: RepairPermission) -> tuple[str, str] | None:
         """Write to disk the state that this node's dead ranks left in memory. Return the path and the reason if reading failed."""
         records = self._records

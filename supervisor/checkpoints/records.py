@@ -94,6 +94,11 @@ class CheckpointRecords:
         if self.discovery is not None and not settings.checkpoints.paths:
             self.discovery.set_resume_way(way)
 
+    @property
+    def has_saved(self) -> bool:
+        """Whether ranks of this run were seen to save on this node; True where no save is logged."""
+        return self.discovery is None or bool(self.discovery.saved())
+
     def listed(self, work: Callable[[], T]) -> T:
         """Return what `work` lists or stats at the places of the checkpoints. Raises DiskSilent where their disk does not answer."""
         return self.reads.call(", ".join(self.locations.roots()) or str(self.job.cwd), work)

@@ -96,7 +96,7 @@ class CheckpointSelector:
             unused = unused_checkpoints(records) if selection.chosen is None and not silent else ()
             stuck = self._stuck(selection, attempt, {path for path, _ in repaired})
             event = replace(to_event(selection, t, attempt), repaired=repaired, notes=notes, unused=unused, torn_in_use=stuck)
-            event = replace(event, silent=tuple(silent.items()), is_foreign=is_foreign)
+            event = replace(event, silent=tuple(silent.items()), is_foreign=is_foreign, has_saved=records.has_saved)
             return replace(event, kept_copies=self._kept_copies(event)) if records.script_chooses else event
         except DiskSilent as error:
             rows = ((", ".join(records.locations.roots()), str(error)),)

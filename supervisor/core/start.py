@@ -34,6 +34,8 @@ RESUME_HINT = "pass it by the script's own option (--resume-args '--resume {resu
 TRUST_HINT = "if you wrote them, --trust-checkpoints accepts calls of your own; else move them away, and start again"
 PUT_BACK_HINT = "put the kept copy back with the command of the note"
 _NUMBER = re.compile(r"\d+")
+#: Reasons of an attempt that follows one whose work may be lost.
+RESTARTS = frozenset({"failure", "takeover"})
 SCRATCH_HINT = "either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {resume}', or --resumes-itself"
 DECLARED_HINT = (
     "`supervise checkpoints verify DIR` tells what is there; correct --checkpoints, or give --resumes-itself if the script finds them"
@@ -95,7 +97,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
         state, actions = stop_for(state, event.t, *stop)
         return state, (*notes, *actions)
     repeats = event.chosen is not None and state.attempt.resume is not None and not state.attempt.awaits_agreement
-    untaken = _refusal(state, event.t) if repeats else None
+    untaken = _surely_refused(state, event.t) if repeats else None
     if untaken is not None:
         verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.NONE, 1.0, untaken.reason, "scratch:refused")
         return stop_for(state, event.t, verdict, untaken)
@@ -109,7 +111,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     if _has_lost_all(state, event):
         stopped, actions = stop_for(state, event.t, *_none_usable(state, event))
         return stopped, (*notes, *actions)
-    state, actions = begin_from_scratch(state, event.t)
+    state, actions = begin_from_scratch(state, event.t, has_saved=event.has_saved)
     return state, (*notes, *actions)
 
 
@@ -234,20 +236,23 @@ def on_select_overdue(state: JobState, t: float) -> Step:
     return stop_for(state, t, verdict, Plan(PlanKind.STOP, summary, "the scheduler's requeue continues this run", "beginning", 75))
 
 
-def begin_from_scratch(state: JobState, t: float) -> Step:
-    """Restart without a checkpoint only where little is lost, or the script was seen to resume by itself (docs/explanation/design.md 7)."""
-    plan = state.attempt.scratch_refusal if state.attempt.awaits_agreement else _refusal(state, t)
+def begin_from_scratch(state: JobState, t: float, *, has_saved: bool = True) -> Step:
+    """Restart without a checkpoint only where little is lost, or the script was seen to resume by itself (docs/explanation/design.md 7).
+
+    has_saved: as in CheckpointSelected.
+    """
+    if state.attempt.awaits_agreement:
+        plan = state.attempt.scratch_refusal or (state.attempt.unsaved_refusal if has_saved else None)
+    else:
+        plan = _surely_refused(state, t) or (_none_seen(state, t) if has_saved else None)
     if plan is not None:
         verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.NONE, 1.0, plan.reason, "scratch:refused")
         return stop_for(state, t, verdict, plan)
     return begin_on_this_node(state, t, None)
 
 
-def _refusal(state: JobState, t: float) -> Plan | None:
-    """Return the stop that stands in for a beginning from scratch, once a selection has found nothing to resume from."""
-    if state.run.reason not in {"failure", "takeover"}:
-        return None
-    return scratch_refused(state, t) or _none_seen(state, t)
+def _surely_refused(state: JobState, t: float) -> Plan | None:
+    return scratch_refused(state, t) if state.run.reason in RESTARTS else None
 
 
 def scratch_refused(state: JobState, t: float) -> Plan | None:
@@ -265,9 +270,18 @@ def scratch_refused(state: JobState, t: float) -> Plan | None:
 
 
 def _none_seen(state: JobState, t: float) -> Plan | None:
-    """Return the stop where checkpoints are declared and none was ever seen whole: a declaration alone shows no training that is saved."""
+    """Return the stop where checkpoints are declared, ranks saved, and none was ever seen whole: a declaration alone is no checkpoint.
+
+    Where nothing was saved yet (a training that saves each half hour fails before its first save) no work is lost that could be kept.
+    """
     lasted = _at_stake_s(state, t)
-    if not lasted or not state.run.policy.checkpoints_declared or state.attempt.resume is not None or state.run.newest is not None:
+    if (
+        state.run.reason not in RESTARTS
+        or not lasted
+        or not state.run.policy.checkpoints_declared
+        or state.attempt.resume is not None
+        or state.run.newest is not None
+    ):
         return None
     why = (
         f"attempt {state.attempt.number} ran {lasted:.0f} s and no good checkpoint was seen where they are declared: "
@@ -355,7 +369,8 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
         overrides=state.run.overrides,
         visible_gpus=planning.usable(state),
         awaits_agreement=meets,
-        scratch_refusal=_refusal(state, t) if meets else None,
+        scratch_refusal=_surely_refused(state, t) if meets else None,
+        unsaved_refusal=_none_seen(state, t) if meets else None,
     )
     run = changed(state.run, findings=None, next_resume=None, reached=resumption.reached(state))
     fresh = changed(state, run=run, attempt=attempt, stage=Stage.STARTING, token=state.token + 1)

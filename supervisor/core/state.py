@@ -213,6 +213,7 @@ class Attempt:
     missing_until_t: float | None = None  # how long it waits for them; None: it never did
     met_ranks: int = 0  # those of all members, 0: unknown
     scratch_refusal: Plan | None = None  # what stands in for its beginning from scratch, where its nodes meet
+    unsaved_refusal: Plan | None = None  # the same, if ranks of any node were seen to save
     node: int = 0  # number of this node among those that met
     # its ranks
     started_t: float | None = None  # when they were there

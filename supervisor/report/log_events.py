@@ -195,7 +195,7 @@ class LogEvent(StrEnum):
         (
             "attempt chosen found torn dangerous refused older repaired agreement overrides rejected node_offers this_node_leaves "
             "peer_leaves not_finite notes unused torn_in_use kept_copies programs resume_differs cannot_work remedy unfit "
-            "not_excluded batch ever_loaded"
+            "not_excluded batch ever_loaded silent is_foreign has_saved"
         ),
         (
             "the checkpoint for the next attempt is selected, out of how many; `older`: what stands behind it; `repaired`: what was moved "

@@ -187,7 +187,14 @@ class Months:
                     ref = CheckpointRef(f"step-{self.saved}.pt", self.saved, "structure") if self.saved else None
                     self._feed(
                         events.CheckpointSelected(
-                            self.t, number, ref, int(self.saved > 0), agreement=number, overrides=action.overrides, rejected=action.rejected
+                            self.t,
+                            number,
+                            ref,
+                            int(self.saved > 0),
+                            agreement=number,
+                            overrides=action.overrides,
+                            rejected=action.rejected,
+                            has_saved=self.saved > 0,
                         )
                     )
                 case act.BeginAttempt():

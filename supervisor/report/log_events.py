@@ -202,6 +202,8 @@ class LogEvent(StrEnum):
             "or put back. From `agreement` on: of an agreement of several nodes, its number, what all run with, what each node had if "
             "they found nothing in common (or how each resumes, if `resume_differs`), and whether this or another node leaves for it; "
             "`programs`: what ranks of any node were seen to run; `ever_loaded`: whether any were seen to load; "
+            "`silent`: from which no byte came; `is_foreign`: another training saved the chosen one; `has_saved`: whether ranks were seen "
+            "to save; "
             "`cannot_work`: what differs between the nodes so that no attempt can "
             "work; `remedy`: what helps if they found nothing in common; `unfit`: the nodes that failed the node check, `not_excluded`: "
             "those of them whose ledger could not be written; "

@@ -17,6 +17,7 @@ import torch
 from checkpointing.io import reader
 from supervisor.checkpoints import node_agreement, shared_directories
 from supervisor.checkpoints.job import JobCheckpoints
+from supervisor.checkpoints.node_offer import NodeOffer
 from supervisor.checkpoints.repair import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import SelectCheckpoint
@@ -395,6 +396,15 @@ def test_all_nodes_know_that_the_ranks_of_one_were_seen_to_load(tmp_path: Path) 
     assert [one.ever_loaded for one in nodes.agree(*asked)] == [True, True]
     nodes.saved(40, 0)
     assert [one.ever_loaded for one in nodes.agree(*asked)] == [True, True]
+
+
+def test_all_nodes_know_whether_the_ranks_of_any_were_seen_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = Nodes(tmp_path, 2, shared=True)
+    seen = [False, False]
+    monkeypatch.setattr(NodeOffer, "has_saved", property(lambda offer: seen[[node.node_offer for node in nodes.nodes].index(offer)]))
+    assert [event.has_saved for event in nodes.agree()] == [False, False]
+    seen[1] = True
+    assert [event.has_saved for event in nodes.agree()] == [True, True]
 
 
 @pytest.mark.parametrize("seen", [0, 1])

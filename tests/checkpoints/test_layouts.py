@@ -144,6 +144,7 @@ def watch(checkpoints: JobCheckpoints, disk: JobOnDisk, mirror: Mirror | None = 
         checkpoints.shared,
         checkpoints.retention,
         checkpoints._parts,  # noqa: SLF001  as JobCheckpoints hands it over
+        newest_save=checkpoints._newest_save,  # noqa: SLF001  as above
         feed=feed,
         has_rank_0=lambda: True,
         report=disk.reports.append,

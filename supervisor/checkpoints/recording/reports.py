@@ -87,7 +87,7 @@ class SaveGone:
 
 
 @dataclass(frozen=True, slots=True)
-class SavesUnfound:
+class SavesMissed:
     """Ranks saved checkpoints, and the declared patterns find none of them.
 
     path: the first of them. instead: what to declare, "" if nothing would find it.
@@ -106,5 +106,5 @@ class SavesCounted:
 
 
 ReadReport = ReadReported | ReadMoved
-SavesReport = SaveGone | SavesShared | SavesUnfound | SavesCounted
+SavesReport = SaveGone | SavesShared | SavesMissed | SavesCounted
 CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | ReadReport | SavesReport | WatcherFailed

@@ -1,4 +1,4 @@
-"""What a whole run leaves behind, and what its last line says: see the table of this package."""
+"""What a whole run leaves behind: see the table of this package."""
 
 from __future__ import annotations
 
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(300)]
 DECLARED = ("--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}")
-#: Twenty steps, and one save of 12 MiB at the end.
-ONE_SAVE = f"""{IMPORT}
-import os, torch
-model = torch.nn.Linear(2, 2)
-optimizer = light_sgd(torch, model.parameters())
-for step in range(20):
-    optimizer.zero_grad()
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-os.makedirs("ckpt", exist_ok=True)
-torch.save({{"step": 20, "weights": torch.rand(12 << 18)}}, "ckpt/step-000020.pt")
-"""
 #: Two ranks save as HF Trainer does: rank 0 the model and the state, each rank its own random state. At the end it waits for a word.
 BOTH_WRITE = f"""{IMPORT}
 import json, os, time, torch, torch.distributed as dist
@@ -63,18 +51,6 @@ for step in range(1, 51):
 while not os.path.exists("CKPT/go-on"):
     time.sleep(0.1)
 """
-
-
-@later(ONE_PASS)
-def test_done_says_that_the_last_checkpoint_is_not_in_the_mirror(supervise: Callable[..., Supervised], tmp_path: Path) -> None:  # noqa: F811
-    (tmp_path / "mirror").mkdir()
-    slow = {"SUPERVISE_CHECKPOINTS_FINISH_S": "1", "SUPERVISE_CHECKPOINTS_BANDWIDTH_MIB_S": "1"}
-    run = supervise(sys.executable, "-c", ONE_SAVE, options=[*DECLARED, "--mirror", str(tmp_path / "mirror")], **slow)
-    prepared(run.exit_code() == 0, run.stderr)
-    prepared(not list((tmp_path / "mirror").rglob("manifest.json")), "it is in the mirror")
-    done = [line for line in run.stderr.splitlines() if "done" in line]
-    prepared(done, run.stderr)
-    assert "mirror" in done[-1]
 
 
 @later(ONE_PASS)

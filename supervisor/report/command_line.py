@@ -25,10 +25,10 @@ _ESCAPES: Final = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """A command for a shell. variables: those that must be set first, because their values are not shown."""
+    """A command for a shell."""
 
     text: str
-    variables: tuple[str, ...]
+    variables: tuple[str, ...]  # must be set first, because their values are not shown
 
 
 def command_line(words: Sequence[str]) -> CommandLine:

@@ -67,9 +67,9 @@ class SavesShared:
 
 @dataclass(frozen=True, slots=True)
 class ReadReported:
-    """A line for people about a long read before an attempt. level: as in PrintMessage."""
+    """A line for people about a long read before an attempt."""
 
-    level: str
+    level: str  # as in PrintMessage
     text: str
 
 
@@ -88,14 +88,11 @@ class SaveGone:
 
 @dataclass(frozen=True, slots=True)
 class SavesMissed:
-    """Ranks saved checkpoints, and the declared patterns find none of them.
+    """Ranks saved checkpoints, and the declared patterns find none of them."""
 
-    path: the first of them. instead: what to declare, "" if nothing would find it.
-    """
-
-    path: str
+    path: str  # the first of them
     patterns: tuple[str, ...]
-    instead: str
+    instead: str  # what to declare, "" if no pattern would find it
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,17 +107,17 @@ class _Walk:
 
         Only a directory with the name of a save is asked, and the first if it `has_parts`. known: the answers so far.
         """
-        found = ""
+        outermost = ""
         for _ in range(_MOST_LEVELS_UP):
             if directory in ("", "/"):
                 break
             if directory not in known:
                 known[directory] = (has_parts or step_names.names_save(directory)) and self._is_claimed(directory)
             if known[directory]:
-                found = directory
+                outermost = directory
             has_parts = False
             directory = directory.rpartition("/")[0]
-        return found
+        return outermost
 
     def _is_claimed(self, directory: str) -> bool:
         def read() -> tuple[Candidate, ...]:

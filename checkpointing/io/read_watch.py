@@ -21,8 +21,11 @@ from checkpointing.io.tree import ReadOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: So long no byte may come.
 STALL_S: Final = 120.0
+#: The same for what lies on a device of which a read was left.
 AGAIN_S: Final = 10.0
+#: After so many left threads nothing on their device is tried.
 MOST_LEFT: Final = 8
 #: The first line of a read, and the time between two lines: in the first minute, and later.
 FIRST_LINE_S: Final = 5.0
@@ -67,8 +70,9 @@ def _print_nothing(_level: str, _text: str) -> None:
 class ReadWatch:
     """Follows the reads of one process. Several threads may use it; each waits for its own read.
 
-    report: gets (level, line) for people, from the thread that waits. moved: is called there while bytes come. is_wanted: whether anybody
-    still waits for the reads; if not, they end with Interrupted. `clock`: monotonic seconds; `wait`: waits for an event for some seconds.
+    report: gets (level, line) for people, from the thread that waits. moved: is called there while bytes come. stall_s: so long no byte may
+    come; again_s: the same for what lies on a device of which a read was left. is_wanted: whether anybody still waits for the reads; if
+    not, they end with Interrupted. clock: monotonic seconds. wait: waits for an event for some seconds.
     """
 
     def __init__(  # noqa: PLR0913 -- keywords, each with a default
@@ -119,9 +123,12 @@ class ReadWatch:
 
         return self._follow(path, call, device, n_bytes, why, reading.interrupted)
 
-    def call(self, what: str, work: Callable[[], T]) -> T:
-        """Return or raise what `work` does, which reads names and no content: it goes on while its thread gets a processor now and then."""
-        return self._follow(what, lambda _read: work(), _NO_DEVICE, 0, "", never, is_listing=True)
+    def call(self, places: str, work: Callable[[], T]) -> T:
+        """Return or raise what `work` does, which reads names and no content: it goes on while its thread gets a processor now and then.
+
+        places: where it reads, for the lines. Raises DiskSilent; Interrupted if nobody waits for it any more.
+        """
+        return self._follow(places, lambda _read: work(), _NO_DEVICE, 0, "", never, is_listing=True)
 
     def _follow(  # noqa: PLR0913, PLR0917 -- as `read`
         self,

@@ -184,11 +184,14 @@ def _finite_first(kept: Sequence[MirroredCheckpoint]) -> tuple[list[MirroredChec
     Last come those that hold NaN in each weight in which the newest of all holds NaN. If all do, they stay in their order.
     """
     lost = nan_weights(kept[0].manifest.non_finite) if kept else frozenset()
-    order = sorted(kept, key=lambda one: lost <= nan_weights(one.manifest.non_finite)) if lost else list(kept)
+    order = sorted(kept, key=lambda checkpoint: lost <= nan_weights(checkpoint.manifest.non_finite)) if lost else list(kept)
     newer = kept[: kept.index(order[0])] if order else ()
     back = "" if not newer else "an older one" if order[0].manifest.step is None else f"step {order[0].manifest.step}"
     why = "its weights hold NaN: {}; {} is taken instead"
-    return order, [(f"{one.backend.url}/{one.location.key}", why.format(note_of(one.manifest.non_finite), back)) for one in newer]
+    return order, [
+        (f"{checkpoint.backend.url}/{checkpoint.location.key}", why.format(note_of(checkpoint.manifest.non_finite), back))
+        for checkpoint in newer
+    ]
 
 
 def _at_home(one: MirroredCheckpoint, refusal: Callable[[str], tuple[str, str] | None]) -> MirroredCheckpoint:

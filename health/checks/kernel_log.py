@@ -1,9 +1,8 @@
 """Judges the findings of the kernel's log. The log keeps events that a device has long recovered from, so only recent ones are failures.
 
 A critical event of the last day is a failure, and so is one whose time nobody knows: a broken GPU must not pass. Older events, and lesser
-ones of the last day, are DEGRADED. Corrected errors, echoes and
-ended events are left out, and so are those of the baseline. The log blocks no start: whether a GPU needs a repair now, NVML reports
-(gpu_recovery).
+ones of the last day, are DEGRADED. Corrected errors, echoes and ended events are left out, and so are those of the baseline. The log
+blocks no start: whether a GPU needs a repair now, NVML reports (gpu_recovery).
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """The trouble in the kernel's log since the boot, as far back as it is kept.
 
 Reads /dev/kmsg; where that may not be read the journal, then the files that syslog writes. Yields, of `kernel`: `kernel.findings` (a list
-of findings, each with `last_time`, the time of its last line by the log's own clock, and `age_s`; both None if unknown, and in a file of
-syslog's, whose lines may lack the year, `last_time` in wall seconds), `kernel.source`,
-`kernel.overruns` (how often records were overwritten before they were read). If nothing can be read, `kernel.source` has the reasons as
-its problem, and `kernel.findings` has the same or, if access was denied, PERMISSION. Otherwise a log that nobody can read would look
-healthy. A session reads each record of /dev/kmsg once. Its Correlator remembers them, for the findings so far and for the rules about
-repeated Xids.
+of findings, each with `last_time`, the time of its last line by the log's own clock, and `age_s`; both None if unknown), `kernel.source`,
+`kernel.overruns` (how often records were overwritten before they were read). Of a file of syslog's, whose lines may lack the year,
+`last_time` is in wall seconds. If nothing can be read, `kernel.source` has the reasons as its problem, and `kernel.findings` has the same
+or, if access was denied, PERMISSION. Otherwise a log that nobody can read would look healthy. A session reads each record of /dev/kmsg
+once. Its Correlator remembers them, for the findings so far and for the rules about repeated Xids.
 """
 
 from __future__ import annotations
@@ -166,8 +165,8 @@ def _tail(path: Path, most: int) -> list[str]:
 def _rotated(path: Path, most: int) -> list[str]:
     """Return the end of the file that `path` was until it was rotated: what was written a minute before midnight is there."""
     with suppress(OSError, ValueError):
-        earlier = [one for one in path.parent.glob(f"{path.name}[.-]*") if one.suffix not in _COMPRESSED and one.is_file()]
-        return _tail(max(earlier, key=lambda one: one.stat().st_mtime), most)
+        earlier = [file for file in path.parent.glob(f"{path.name}[.-]*") if file.suffix not in _COMPRESSED and file.is_file()]
+        return _tail(max(earlier, key=lambda file: file.stat().st_mtime), most)
     return []
 
 
@@ -181,10 +180,11 @@ class _Placing:
         self._written_t = written_t
 
     def placed(self, finding: LogFinding) -> LogFinding:
+        """Return the finding with wall times; None stands for a time that is not known."""
         first = self._wall(finding.t)
         last = self._wall(finding.last_t) if finding.last_t is not None else first
         if last is None and self.now - self._written_t > _DAY_S:
-            last = self._written_t  # it is as old at least
+            last = self._written_t  # it is at least that old
         return replace(finding, t=first, last_t=last)
 
     def _wall(self, t: float | None) -> float | None:

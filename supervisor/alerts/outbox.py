@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-#: Alerts kept unsent (delivery.py drops the oldest of more), and of those sent and refused. 50 attempts per run make at most three each.
+#: Alerts kept unsent (delivery.py drops the oldest of more), and of those sent and refused. An attempt makes at most three.
 CAP = 256
 #: A file of ours is under 2 KiB; anything larger is not ours.
 FILE_LIMIT_BYTES = 65536

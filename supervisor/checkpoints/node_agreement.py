@@ -165,7 +165,7 @@ class _NodeRows:
 
     @property
     def silent(self) -> tuple[tuple[str, str], ...]:
-        """The nodes that could not list or look at their checkpoints, because no byte came."""
+        """The nodes to which no byte came when they listed their checkpoints, as (host, reason)."""
         rows = zip(self.states, self.offers, strict=True)
         return tuple((state.host, ": ".join(here.refused[-1]) if here.refused else "") for state, here in rows if here.silent)
 

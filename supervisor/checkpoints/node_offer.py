@@ -16,8 +16,8 @@ from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Candidate, CheckpointingError, nan_weights
 from checkpointing.select import Spare, held
 from checkpointing.verification import NOT_TO_THE_END, identity_of
+from supervisor.checkpoints.origin.owners import FILE_CLOCKS_S
 from supervisor.checkpoints.recording.meeting import NodeMeeting
-from supervisor.checkpoints.selection import FILE_CLOCKS_S
 from supervisor.checkpoints.shared_directories import LOOK_S, DirectoryMarkers
 from supervisor.core.values import dataclass
 

@@ -13,7 +13,7 @@ from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.select import newest
 from checkpointing.training import snapshot_writer
 from checkpointing.verification import verify
-from supervisor.checkpoints.origin.owners import CheckpointOwners, step_of
+from supervisor.checkpoints.origin.owners import FILE_CLOCKS_S, CheckpointOwners, step_of
 from supervisor.checkpoints.recording.watcher import to_event, to_ref
 from supervisor.checkpoints.unused import unused_checkpoints
 from supervisor.core.events import CheckpointSelected
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.retention import Retention
     from supervisor.core.model import CheckpointRef
 
-#: A file server's clock differs from ours by no more than this, and some file systems keep whole seconds.
-FILE_CLOCKS_S: Final = 2.0
 NOTHING_LISTED: Final = Listing(())
 
 

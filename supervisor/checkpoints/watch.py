@@ -11,7 +11,7 @@ from checkpointing.io.listing_cache import ListingCache
 from checkpointing.manifest import check
 from checkpointing.model import Verdict, Verification
 from supervisor.checkpoints.origin.provenance import CheckpointWriter
-from supervisor.checkpoints.recording.reports import CheckpointFound, SavesCounted, SavesShared, SavesUnfound, WatcherFailed
+from supervisor.checkpoints.recording.reports import CheckpointFound, SavesCounted, SavesMissed, SavesShared, WatcherFailed
 from supervisor.checkpoints.recording.watcher import CheckpointWatcher, to_ref
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class CheckpointWatch:
         self._newest_save = newest_save
         self._is_first_look = True
         self._counted = ""  # how many saves the mirrors hold, as it was reported
-        self._is_found = False  # whether a declared pattern finds what the ranks save, or it was reported that none does
-        self._unfound: frozenset[str] = frozenset()  # what the last look did not find
+        self._is_covered = False  # a declared pattern finds what the ranks save, or it was reported that none does
+        self._missed: frozenset[str] = frozenset()  # saves that the patterns did not find at the last look
         self._listed = ListingCache()
         self.watcher = CheckpointWatcher(
             self._look,
@@ -91,7 +91,7 @@ class CheckpointWatch:
         if self._feed is not None:
             self._feed.send_known(listing)
             self._count_saves(self._feed)
-        self._report_unfound(listing)
+        self._report_missed(listing)
         return listing
 
     def _has_news(self) -> bool:
@@ -104,26 +104,27 @@ class CheckpointWatch:
 
     def _count_saves(self, feed: MirrorFeed) -> None:
         """Report how many saves the mirrors hold, whenever that changed."""
-        text = "; ".join(map(str, feed.saves()))
-        if text != self._counted and any(row.saved for row in feed.saves()):
+        saves = feed.saves()
+        text = "; ".join(map(str, saves))
+        if text != self._counted and any(row.saved for row in saves):
             self._counted = text
             self._report(SavesCounted(text))
 
-    def _report_unfound(self, listing: Listing) -> None:
+    def _report_missed(self, listing: Listing) -> None:
         """Report once that the declared patterns find none of the checkpoints that ranks saved; not before two looks saw that.
 
         Between the two, a script may give the file its final name.
         """
         records, discovery = self._records, self._records.discovery
-        if discovery is None or not records.job.settings.checkpoints.paths or self._is_found:
+        if discovery is None or not records.job.settings.checkpoints.paths or self._is_covered:
             return
         saved = [path for path in discovery.saved() if not step_names.is_temporary(path) and os.path.lexists(path)]
-        self._is_found = bool(saved) and any(map(records.locations.covers(listing), saved))
-        if not saved or self._is_found or saved[0] not in self._unfound:
-            self._unfound = frozenset(saved)
+        self._is_covered = bool(saved) and any(map(records.locations.covers(listing), saved))
+        if not saved or self._is_covered or saved[0] not in self._missed:
+            self._missed = frozenset(saved)
             return
-        self._is_found = True
-        self._report(SavesUnfound(saved[0], records.job.settings.checkpoints.paths, records.locations.instead_of(saved[0])))
+        self._is_covered = True
+        self._report(SavesMissed(saved[0], records.job.settings.checkpoints.paths, records.locations.instead_of(saved[0])))
 
     def _verified(self, found: Verification, reading: ReadOptions, is_new: bool) -> None:  # noqa: FBT001 (the watcher's)
         made = self._recorder.record(found, reading, by_another_node=self._has_rank_0() is False)

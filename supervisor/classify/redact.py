@@ -35,9 +35,8 @@ _JSON = re.compile(r"^[ \t]*\{[^\n]*\}[ \t]*$", re.MULTILINE)
 _WRAPPED = re.compile(r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{60,76}\r?\n){1,1000}[A-Za-z0-9+/]{1,76}={0,2}(?![A-Za-z0-9+/=])")
 #: What stands under a secret's name and is none: nothing, a switch, a mask, the name of a variable.
 _NO_SECRET = re.compile(r"|none|null|true|false|\*{3,}|<[a-z _-]*>|\$[A-Z_]+|\$\{\w+\}", re.IGNORECASE)
-MARK: Final = "<hidden:"
 #: What `digest` returns.
-MARKED: Final = re.compile(r"<hidden:[0-9a-f]{8}>")
+MARKED: Final = re.compile(rf"{secret_forms.MARK}[0-9a-f]{{8}}>")
 #: Under these names stand digests without a key, of texts that may hold a secret.
 _OPEN_DIGESTS: Final = frozenset({"command_digest"})
 #: A shorter value, or a word of small letters up to the second, stands in too much ordinary text: AUTH_MODE=default.
@@ -186,17 +185,17 @@ def _hidden_leaves(value: Any) -> Any:  # noqa: ANN401  JSON
 
 
 def _shown(value: str) -> str:
-    return value if value.startswith(MARK) or _NO_SECRET.fullmatch(value) else digest(value)
+    return value if value.startswith(secret_forms.MARK) or _NO_SECRET.fullmatch(value) else digest(value)
 
 
 def digest(value: str) -> str:
     """Return the short digest that stands for a secret."""
-    return f"{MARK}{hmac.digest(_key, value.encode('utf-8', 'surrogateescape'), 'sha256').hex()[:8]}>"
+    return f"{secret_forms.MARK}{hmac.digest(_key, value.encode('utf-8', 'surrogateescape'), 'sha256').hex()[:8]}>"
 
 
 def _is_ordinary(value: str) -> bool:
     is_word = value.isalpha() and value.islower() and len(value) <= LONGEST_WORD
-    return len(value) < SHORTEST_KNOWN or is_word or MARK in value
+    return len(value) < SHORTEST_KNOWN or is_word or secret_forms.MARK in value
 
 
 def _forms(value: str) -> Iterable[str]:

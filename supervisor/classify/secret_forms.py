@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: How each digest begins that stands for a secret (redact.digest).
+MARK: Final = "<hidden:"
 #: A name that contains one of these words has a secret value: WANDB_API_KEY, --hf-token, db.password, aws_secret_access_key. The names of
 #: variables alone, in capitals, may also end in a word that is innocent elsewhere: GITHUB_PAT, DB_PASS, SSH_KEY.
 _WORD = (
@@ -103,7 +105,7 @@ PLACED: Final = tuple(
         _URL_QUERY,
         _HEADER,
         rf"""(?P<name>(?:{_ARGUMENT}|\bwandb\s+login\s+|(?<!\w)pwd\s*=\s*(?!/)|\bIDENTIFIED\s+BY\s+)["']?)(?P<value>(?!-)[^\s"';,]+)""",
-        r"""(?P<name>\b(?:pass[ _-]?phrase|mnemonic)["']?\s*[:=]\s*)(?P<value>(?!<hidden:)[^\s"'][^\n"']*)""",  # of words
+        rf"""(?P<name>\b(?:pass[ _-]?phrase|mnemonic)["']?\s*[:=]\s*)(?P<value>(?!{MARK})[^\s"'][^\n"']*)""",  # of words
         # into the standard input of what asks for a password
         r"""(?P<name>\b(?:echo|printf)\s+(?:-\w\s+)?["']?)(?P<value>[^\s"'|]+)(?=["']?\s*\|[^\n]{0,200}?(?:--password-stdin|sudo\s+-S|kinit|passwd)\b)""",
         # user:password@host without a scheme, as in HTTPS_PROXY; no digest of an image

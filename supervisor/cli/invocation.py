@@ -32,7 +32,7 @@ LISTEN = ("ui.listen",)
 EVERY = tuple(row.key for row in ROWS if row.flag and row.key not in LISTEN)
 #: The shell asks for completions through it (completion.py).
 COMPLETE_VARIABLE = "_SUPERVISE_COMPLETE"
-#: An attribute of a command's function.
+#: The attribute of a command's function that says whether it takes a CMD.
 _TAKES_COMMAND = "takes_command"
 #: How the usage of a command that takes a CMD shows where it stands.
 BEFORE_CMD = "[OPTIONS] -- CMD..."
@@ -132,7 +132,7 @@ def setting_options(*keys: str, takes_command: bool = False) -> Callable[[Callab
 
 
 def takes_command(command: click.Command | None) -> bool:
-    """Whether a CMD may stand behind `--` of this command."""
+    """Return whether this command takes a CMD behind `--`."""
     return bool(getattr(command and command.callback, _TAKES_COMMAND, False))
 
 

@@ -190,7 +190,7 @@ def _shown_rows(settings: Settings) -> list[tuple[str, Value, Origin | str]]:
         return []
     from supervisor.config import recover_rows  # noqa: PLC0415  few have rows of their own
 
-    rows = zip(settings.recover, recover_rows.hidden(settings.recover), strict=True)
+    rows = zip(settings.recover, recover_rows.without_secrets(settings.recover), strict=True)
     return [(f"{RECOVER_KEY}.{row.cause}.set", str(replace(row, sets=sets)), f"file {row.place}") for row, (_, sets) in rows]
 
 

@@ -84,7 +84,7 @@ def _recover(settings: Settings) -> tuple[tuple[str, tuple[tuple[str, str], ...]
         return ()
     from supervisor.config import recover_rows  # noqa: PLC0415  few have rows of their own
 
-    return recover_rows.hidden(settings.recover)
+    return recover_rows.without_secrets(settings.recover)
 
 
 def _without_secrets(knob: Knob) -> Knob:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Knob
 
 _ENV = "env:"
-#: Between the digest of a secret and its cause; no value of a user begins with a digest.
+#: Stands between the digest of a secret and its cause; no value of a user begins with a digest.
 _OF_ROW: Final = f" of [{RECOVER_KEY}."
 _CAUSES = tuple(cause.value for cause in Cause if cause is not Cause.NONE and cause not in FROM_OUTSIDE)
 _KNOBS = tuple(name for name in bindings.NAMES if name != RESUME)
@@ -57,8 +57,8 @@ def require_knobs(rows: Iterable[RecoverRow], knobs: Iterable[Knob]) -> None:
                 raise SuperviseError(what, hint=f"Leave {name} out of the row: batch_size alone is set, and the program fits {name} to it.")
 
 
-def hidden(rows: Iterable[RecoverRow]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-    """Return what the rows set, by cause, as journal and reports have it: a secret in a variable is a digest and the row's name."""
+def without_secrets(rows: Iterable[RecoverRow]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """Return what the rows set, by cause, as journal and reports have it: for a secret in a variable its digest and the row's name."""
 
     def shown(cause: str, name: str, value: str) -> str:
         from supervisor.classify import redact  # noqa: PLC0415  few have rows of their own
@@ -70,8 +70,8 @@ def hidden(rows: Iterable[RecoverRow]) -> tuple[tuple[str, tuple[tuple[str, str]
     return tuple((row.cause, tuple((name, shown(row.cause, name, value)) for name, value in row.sets)) for row in rows)
 
 
-def given(rows: Iterable[RecoverRow], overrides: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return what an attempt is given, with the values of `hidden` in place. Raises SuperviseError where this node has no such row."""
+def with_values(rows: Iterable[RecoverRow], overrides: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return what an attempt sets, with the values that `without_secrets` left out. Raises SuperviseError if this node has no such row."""
     values = {(row.cause, name): value for row in rows for name, value in row.sets}
 
     def value_of(name: str, value: str) -> str:

@@ -230,7 +230,8 @@ class Restart:
 
     max_attempts: int = setting(
         0,
-        "Most attempts in one run, of which only failures that are charged to a budget begin further ones; 0: no limit.",
+        "Most attempts in one run, by its charged failures; 0: no limit.",
+        "Attempts after a requeue, a takeover or a failure that is not charged to a budget do not count. "
         "A `--max-restarts` given to torchrun is a limit too, and counts the same.",
         flag="--max-attempts",
         minimum=0,

@@ -82,17 +82,10 @@ def past_step(failures: tuple[Failure, ...], step: int, passed: int, *, is_progr
 
     A failure before `step` counts no longer if steps are this run's progress. One before `passed` is past its place in any case.
     """
-    news = [_past(f, step, passed, is_progress=is_progress) for f in failures]
-    return failures if all(new is old for new, old in zip(news, failures, strict=True)) else tuple(news)
-
-
-def _past(failure: Failure, step: int, passed: int, *, is_progress: bool) -> Failure:
-    """Return the failure as it is once `step` is reached, and itself where that changes nothing: the usual case, at every step."""
-    got = failure.progressed_since or (is_progress and (failure.step is None or failure.step < step))
-    past = failure.passed_since or failure.step is None or failure.step < passed
-    if got == failure.progressed_since and past == failure.passed_since:
-        return failure
-    return replace(failure, progressed_since=got, passed_since=past)
+    marked = [
+        _marked(f, progressed=is_progress and (f.step is None or f.step < step), passed=f.step is None or f.step < passed) for f in failures
+    ]
+    return _replaced(failures, marked)
 
 
 def past_checkpoint(failures: tuple[Failure, ...], step: int, before_attempt: int) -> tuple[Failure, ...]:
@@ -100,15 +93,21 @@ def past_checkpoint(failures: tuple[Failure, ...], step: int, before_attempt: in
 
     The checkpoint is past the place of those that failed at its step at most.
     """
-    news = [_past_checkpoint(f, step) if f.attempt < before_attempt else f for f in failures]
-    return failures if all(new is old for new, old in zip(news, failures, strict=True)) else tuple(news)
+    marked = [_marked(f, progressed=True, passed=f.step is None or f.step <= step) if f.attempt < before_attempt else f for f in failures]
+    return _replaced(failures, marked)
 
 
-def _past_checkpoint(failure: Failure, step: int) -> Failure:
-    passed = failure.passed_since or failure.step is None or failure.step <= step
-    if failure.progressed_since and passed == failure.passed_since:
+def _marked(failure: Failure, *, progressed: bool, passed: bool) -> Failure:
+    """Return the failure with what the run has got beyond since, and itself where that changes nothing: the usual case, at every step."""
+    progressed, passed = failure.progressed_since or progressed, failure.passed_since or passed
+    if (progressed, passed) == (failure.progressed_since, failure.passed_since):
         return failure
-    return replace(failure, progressed_since=True, passed_since=passed)
+    return replace(failure, progressed_since=progressed, passed_since=passed)
+
+
+def _replaced(failures: tuple[Failure, ...], marked: list[Failure]) -> tuple[Failure, ...]:
+    """Return the marked failures, and the same tuple as before where none differs."""
+    return failures if all(new is old for new, old in zip(marked, failures, strict=True)) else tuple(marked)
 
 
 @dataclass(frozen=True, slots=True)

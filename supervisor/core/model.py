@@ -395,17 +395,13 @@ class CheckpointOwner(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """What a rank loaded before its first step where this job keeps its checkpoints.
+    """What a rank loaded before its first step where this job keeps its checkpoints."""
 
-    path: of the checkpoint, links resolved. step: the greatest in its content and name; known of a foreign one alone. why: what shows
-    that it is foreign. replaced: the same rank loaded one of this job of the same kind of name after it.
-    """
-
-    path: str
+    path: str  # of the checkpoint, links resolved
     owner: CheckpointOwner
-    step: int | None = None
-    why: str = ""
-    replaced: bool = False
+    step: int | None = None  # the greatest in its content and name; known of a foreign one alone
+    why: str = ""  # what shows that it is foreign
+    replaced: bool = False  # after it the same rank loaded one of this job, of the same kind of name
 
 
 @dataclass(frozen=True, slots=True)

@@ -384,7 +384,7 @@ def _alerts(state: JobState, plan: Plan, verdict: Verdict, count: int) -> tuple[
 
 
 def _within(state: JobState, verdict: Verdict, count: int) -> str:
-    """Return in which time it failed so often, the last failure included; the run, where the first of them is kept no more."""
+    """Return the time within which it failed so often, in words; "in this run" if the first of those failures is no longer kept."""
     times = [f.t for f in state.run.failures if f.fingerprint == verdict.fingerprint and not f.changed][-count:]
     return f"in {span_text(times[-1] - times[0])}" if len(times) == count else "in this run"
 

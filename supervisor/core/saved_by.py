@@ -49,7 +49,7 @@ def on_checkpoints_loaded(state: JobState, event: CheckpointsLoaded) -> Step:
 
 def _without(run: Run, path: str) -> Run:
     """Return the run without a verified checkpoint that is not its own."""
-    verified = tuple(found for found in run.verified if found.path != path)
+    verified = tuple(checkpoint for checkpoint in run.verified if checkpoint.path != path)
     is_newest = run.newest is not None and run.newest.path == path
     return changed(run, verified=verified, newest=(verified[-1] if verified else None) if is_newest else run.newest)
 

@@ -221,7 +221,7 @@ def _step_back_cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...
 def _gained(state: JobState, chosen: CheckpointRef, event: CheckpointSelected) -> JobState:
     """Take over a newer checkpoint than was known: the failures of attempts before the one that wrote it no longer count.
 
-    Another training's is no progress, and none of this run's own saves must lie beyond it to count.
+    A checkpoint of another training is no progress: else this run's own saves would have to lie beyond it to count.
     """
     if chosen.step is not None and not event.is_foreign:
         last = state.attempt.number - state.attempt.awaits_agreement  # of several nodes the number is the next attempt's already

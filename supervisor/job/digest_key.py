@@ -1,6 +1,6 @@
-"""The key of the digests that stand for secrets: one for each job, made by its first run, for its user's eyes alone, never in a bundle.
+"""The key of the digests that stand for secrets: one for each job, made by its first run, readable by its user alone, never in a bundle.
 
-Without it a digest of 32 bits would answer who tries a dictionary on it. With one key a job's journal, its log and its bundle show equal
+Without a key, anybody could try a dictionary on a digest of 32 bits. With one key, a job's journal, its log and its bundle show equal
 values as equal, on all nodes that share the state directory.
 """
 
@@ -51,7 +51,7 @@ def _read(path: Path) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Make it whole under another name, and link it: nobody reads a part, and of two nodes one makes it. It locks nothing."""
+    """Write a key under another name, and link it: nobody reads a part of it, and of two nodes one makes it. It locks nothing."""
     temporary = path.with_name(f".{NAME}.{secrets.token_hex(6)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -19,8 +19,8 @@ class Round:
     """One failure within an incident, and what was done about it. Times are those of the events; None is: not recorded.
 
     failed_t: when this node's ranks were ended: one of them died then, or supervise ended the attempt. began, began_t: the attempt that was
-    ordered, and when. warnings: what was strange about the attempt when it failed. members: the nodes of the attempt, in
-    the order of their group rank; none: it was of this node alone.
+    ordered, and when. warnings: what was strange about the attempt when it failed. members: the nodes of the attempt, in the order of their
+    group rank; none: it was of this node alone.
     """
 
     attempt: int

@@ -59,15 +59,15 @@ def _script(script: programs.Script, cwd: Path) -> str:
 
 
 def _entry(entry: os.DirEntry[str]) -> bytes:
-    found = entry.stat()
-    return f"{entry.name} {found.st_size} {found.st_mtime_ns}".encode(errors="surrogateescape")
+    st = entry.stat()
+    return f"{entry.name} {st.st_size} {st.st_mtime_ns}".encode(errors="surrogateescape")
 
 
 def _packages(command: Sequence[str], cwd: Path, path: str | None) -> str:
     """Return the digest of the names of all that is installed for the first word that is an interpreter, or a script of one."""
-    places = next((found for word in command if (found := _site_packages(word, cwd, path))), [])
+    places = next((places for word in command if (places := _site_packages(word, cwd, path))), [])
     try:
-        names = sorted(found.name for place in places for found in place.iterdir() if found.name.endswith(_INSTALLED))
+        names = sorted(entry.name for place in places for entry in place.iterdir() if entry.name.endswith(_INSTALLED))
     except OSError:
         return ""
     return _digest(name.encode(errors="surrogateescape") for name in names) if places else ""

@@ -115,7 +115,7 @@ class HealthWatch:
             self._last = now if now.of("gpu.identity") else None
             self._before = self._last if _in_full(now) else None
             ill = [one for one in results if one.result in {Result.DEGRADED, Result.FAILED}]
-            findings = tuple(self._named(finding_of(one)) for one in ill[:MOST])
+            findings = tuple(self._named(finding_of(result)) for result in ill[:MOST])
             self._reported = {one.about: _SEVERITY[Result(one.result)] for one in findings}
         problems = [f"not read, because it hung before: {skipped}"] if skipped else []
         return NodeHealth(now, findings, "; ".join([*problems, *self._failed(now, results)]))
@@ -315,11 +315,12 @@ def has_gpus(environ: Mapping[str, str]) -> bool:
         return False
 
 
-def finding_of(one: CheckResult) -> Finding:
+def finding_of(result: CheckResult) -> Finding:
     """Return a result as the core gets it."""
     # half of a command is another command
-    command = one.command if 0 < len(one.command) <= MOST_CHARACTERS else one.repair.words
-    return Finding(one.check, one.subject, one.result.value, one.reason[:MOST_CHARACTERS], command, one.blocks, one.event)
+    command = result.command if 0 < len(result.command) <= MOST_CHARACTERS else result.repair.words
+    reason = result.reason[:MOST_CHARACTERS]
+    return Finding(result.check, result.subject, result.result.value, reason, command, result.blocks, result.event)
 
 
 def shown(findings: Sequence[Finding], environ: Mapping[str, str], visible: Sequence[str]) -> tuple[Finding, ...]:

@@ -25,10 +25,10 @@ _ESCAPES: Final = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """A command for a shell. variables: those that must be set first, because their values are not shown."""
+    """A command for a shell."""
 
     text: str
-    variables: tuple[str, ...]
+    variables: tuple[str, ...]  # must be set first, because their values are not shown
 
 
 def command_line(words: Sequence[str]) -> CommandLine:
@@ -68,10 +68,10 @@ def _variable(before: str) -> str:
     """Return the name of a variable for a value, by what stands before it."""
     from supervisor.classify import secret_forms  # noqa: PLC0415  as above
 
-    found = _NAME.search(before)
-    if found is None or "://" in before.rpartition(" ")[2] or not secret_forms.is_secret_name(found["name"]):
+    match = _NAME.search(before)
+    if match is None or "://" in before.rpartition(" ")[2] or not secret_forms.is_secret_name(match["name"]):
         return _NO_NAME
-    return re.sub(r"\W+", "_", found["name"].replace("-", "_")).strip("_").upper()
+    return re.sub(r"\W+", "_", match["name"].replace("-", "_")).strip("_").upper()
 
 
 def _unused(name: str, taken: Collection[str]) -> str:

@@ -18,8 +18,8 @@ from supervisor.checkpoints.recording.reports import (
     ReadReported,
     SaveGone,
     SavesCounted,
+    SavesMissed,
     SavesShared,
-    SavesUnfound,
     WatcherFailed,
 )
 from supervisor.core.actions import Alert
@@ -83,7 +83,7 @@ class CheckpointNews:
                 loop.call_soon(lambda: self._pruned(path, step, reason))
             case ReadReported() | ReadMoved():
                 self._took_of_read(report)
-            case SaveGone() | SavesShared() | SavesUnfound() | SavesCounted():
+            case SaveGone() | SavesShared() | SavesMissed() | SavesCounted():
                 self._took_of_saves(report)
             case WatcherFailed(text):
                 message = f"the checkpoint watcher failed and goes on: {text}"
@@ -104,8 +104,8 @@ class CheckpointNews:
                 loop.post(NewestSaveGone(loop.clock.now(), loop.state.attempt.number, path, is_over))
             case SavesShared(path, ranks):
                 loop.call_soon(lambda: self._shared(path, ranks))
-            case SavesUnfound(path, patterns, instead):
-                loop.call_soon(lambda: self._unfound(path, patterns, instead))
+            case SavesMissed(path, patterns, instead):
+                loop.call_soon(lambda: self._missed(path, patterns, instead))
             case SavesCounted(text):
                 loop.call_soon(lambda: self._record(Note(SAVES_COUNTED, text)))
 
@@ -135,7 +135,7 @@ class CheckpointNews:
         )
         self._terminal.message(text, "warning")
 
-    def _unfound(self, path: str, patterns: tuple[str, ...], instead: str) -> None:
+    def _missed(self, path: str, patterns: tuple[str, ...], instead: str) -> None:
         self._log.write(LogEvent.SAVES_MISSED, path=path, patterns=list(patterns), instead=instead)
         advice = f"declare {shlex.quote(instead)} instead" if instead else "no format that is known here claims it"
         text = (

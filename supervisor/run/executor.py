@@ -217,7 +217,7 @@ class Executor:
         elif isinstance(action, act.BeginAttempt):
             world_size = self._factory.world_size(action.nproc)
             try:
-                overrides = recover_rows.given(self._job.settings.recover, action.overrides)
+                overrides = recover_rows.with_values(self._job.settings.recover, action.overrides)
                 applied = self._job.knobs.apply(self._job.command, overrides, directory, world_size)
             except (SuperviseError, OSError) as error:
                 refused = f"{type(error).__name__}: {error}", "the making of the attempt's command"

@@ -50,10 +50,10 @@ class LoadWatch:
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    found = {}
+    sizes = {}
     for file in directory.glob("loads-*.jsonl"):
         try:
-            found[file.name] = file.stat().st_size
+            sizes[file.name] = file.stat().st_size
         except OSError:
             continue
-    return found
+    return sizes

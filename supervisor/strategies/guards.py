@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 #: The rung for a program that trained before and cannot be started now. Failures that it answered are charged to no budget.
 START_AGAIN = "start_again"
+#: From the first such failure to the stop: a file server is back by then, or a person must look.
 STARTS_AGAIN_FOR_S = 1800.0
+#: The pause before the next start; it doubles from the one to the other.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 300.0
+#: After so many requeues in a row without a step the run ends for good.
 MOST_VAIN_REQUEUES = 3
 #: Causes of a program that cannot import, or whose data cannot be read.
 _OF_READS = frozenset({Cause.DEPENDENCY, Cause.DATA_ERROR})

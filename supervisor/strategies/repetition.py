@@ -66,14 +66,14 @@ def exhausted(situation: Situation) -> Plan | None:
     """Stop with 65 if the cause is sure and came again without progress, or a GPU's memory does not suffice for the first steps.
 
     Every change that would make the next attempt differ is used up, or was never enabled. A host's memory that others use up comes back: in
-    a job that has a checkpoint, `same_place` and the budget decide. A failure that came late for the first time gets
-    a plain restart: memory in pieces, one rare long batch, one cosmic ray.
+    a job that has a checkpoint, `same_place` and the budget decide. A failure that came late for the first time gets a plain restart:
+    memory in pieces, one rare long batch, one cosmic ray.
     """
     if consent.objection(situation):
         return None
     verdict, past = situation.verdict, situation.unanswered
     if situation.resume is not None and _may_pass(situation):
-        return None  # `same_place` and the budget tell whether it passes
+        return None  # `same_place` and the budget show whether it passes
     early = situation.before_first_step or (situation.step is not None and situation.resume is None and situation.step < 1)
     if not past and not (verdict.cause is Cause.CUDA_OOM and early):
         return None

@@ -13,7 +13,7 @@ from checkpointing.model import Verdict
 from checkpointing.retention import ownership
 from checkpointing.verification import identity_of, verify
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.recording.reports import SavesCounted, SavesUnfound
+from supervisor.checkpoints.recording.reports import SavesCounted, SavesMissed
 from supervisor.checkpoints.watch import CheckpointWatch
 from tests.checkpoints.test_repair import JobOnDisk, disk
 
@@ -157,8 +157,8 @@ def test_saves_that_no_declared_pattern_finds_are_reported_once_with_the_pattern
         pair(disk, f"ckpt/step-{step}", step)
         for _ in range(3):
             watching._look()  # noqa: SLF001  one round of its thread
-    reported = [report for report in disk.reports if isinstance(report, SavesUnfound)]
-    assert reported == [SavesUnfound(f"{disk.here}/ckpt/step-20", ("ckpt/step-*.pt",), "ckpt/step-[0-9]*")]
+    reported = [report for report in disk.reports if isinstance(report, SavesMissed)]
+    assert reported == [SavesMissed(f"{disk.here}/ckpt/step-20", ("ckpt/step-*.pt",), "ckpt/step-[0-9]*")]
 
 
 @pytest.mark.parametrize("pattern", ["ckpt/step-*", "ckpt", "ckpt/step-*/*.pt", "ckpt/step-*/model.pt", "**/*.pt"])
@@ -168,7 +168,7 @@ def test_a_pattern_that_finds_the_saves_is_no_news(disk: JobOnDisk, pattern: str
         pair(disk, f"ckpt/step-{step}", step)
         for _ in range(3):
             watching._look()  # noqa: SLF001  one round of its thread
-    assert not [report for report in disk.reports if isinstance(report, SavesUnfound)]
+    assert not [report for report in disk.reports if isinstance(report, SavesMissed)]
 
 
 def test_a_declared_pattern_that_matches_no_checkpoint_is_said_at_the_start(disk: JobOnDisk) -> None:

@@ -258,7 +258,7 @@ def test_a_node_that_joins_takes_the_knobs_and_leaves_out_what_the_others_do(tmp
         nodes.saved(step, 0)
     bad = f"{nodes.directories[0]}/step-60.pt"
     failed = Failure(8, 0.0, Cause.NAN_LOSS, "nan", 60, before_first_step=False, charged=True)
-    past = PastFailures((failed,), 3, 2, (("nan", 2),))
+    past = PastFailures((failed,), failed=3, charged=1, recurrences=(("nan", 2),))
     joins = SelectCheckpoint(9, nodes=2, node=0, overrides=(("batch_size", "64"),), past=PastFailures())
     went_on = SelectCheckpoint(9, (bad,), nodes=2, node=1, last_agreement=8, overrides=(("batch_size", "16"),), past=past)
     found = nodes.agree(joins, went_on)

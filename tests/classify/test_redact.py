@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from supervisor.classify import redact
+from supervisor.classify import redact, secret_forms
 from tests.support.canaries import CANARY, PLANTED
 from tests.support.figures import costs_at_most
 
@@ -35,7 +35,7 @@ def test_a_secret_of_a_command_is_a_digest(arguments: list[str]) -> None:
     told = redact.command(arguments)
     assert len(told) == len(arguments)
     assert "hunter2" not in " ".join(told)
-    assert redact.MARK in " ".join(told)
+    assert secret_forms.MARK in " ".join(told)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_known_value_is_hidden_in_every_form_under_any_name() -> None:
     ):
         shown = redact.text(f"layer {form} end", known)
         assert form not in shown
-        assert redact.MARK in shown
+        assert secret_forms.MARK in shown
     assert redact.text("a short default", known) == "a short default", "what is a word of ordinary text is no secret by its value"
 
 
@@ -241,7 +241,7 @@ def test_a_digest_cannot_be_searched_without_the_key_that_made_it() -> None:
     password = "Winter2026!"  # noqa: S105  of the kind that stands in a dictionary
     shown = redact.digest(password)
     assert shown == redact.text(f"password={password}").removeprefix("password="), "equal values have equal digests"
-    told = shown.removeprefix(redact.MARK).removesuffix(">")
+    told = shown.removeprefix(secret_forms.MARK).removesuffix(">")
     for name in hashlib.algorithms_guaranteed - {"shake_128", "shake_256"}:
         assert told not in hashlib.new(name, password.encode()).hexdigest(), name
     program = f"from supervisor.classify import redact; print(redact.digest({password!r}))"

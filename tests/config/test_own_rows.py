@@ -67,9 +67,9 @@ def test_a_secret_of_a_row_is_in_no_policy_and_on_no_screen_and_the_attempt_is_g
     assert cause == "cuda_oom"
     assert "hunter2" not in json.dumps(sets) + loading.show(settings, as_json=False) + loading.show(settings, as_json=True)
     assert (sets[0], sets[2]) == (("batch_size", "8"), ("env:MODE", "careful")), "what is no secret stays"
-    assert recover_rows.given(settings.recover, sets) == settings.recover[0].sets
+    assert recover_rows.with_values(settings.recover, sets) == settings.recover[0].sets
     with pytest.raises(SuperviseError, match=r"a row is missing: \[recover.cuda_oom\] set env:WANDB_API_KEY"):
-        recover_rows.given((), sets)
+        recover_rows.with_values((), sets)
 
 
 def test_a_secret_in_the_words_that_resume_is_in_no_policy_and_is_used_all_the_same(load: Callable[[str], Settings]) -> None:

@@ -80,15 +80,15 @@ def test_a_second_failure_on_the_way_back_counts_from_the_first() -> None:
 
 def test_an_incident_that_is_withdrawn_takes_nothing_of_an_earlier_one_away() -> None:
     behind = after(*BEGUN, *killed(1, 100.0), *attempt(2, 101.0), step(2, 110.0, 90, 10))
-    ours = (RankExited(115.0, 2, RankExit(0, 102, 0, signal=15)), StopRequested(115.5, 15), AttemptEnded(116.0, 2, "failed"))
-    state = after(*ours, state=behind)
+    withdrawn = (RankExited(115.0, 2, RankExit(0, 102, 0, signal=15)), StopRequested(115.5, 15), AttemptEnded(116.0, 2, "failed"))
+    state = after(*withdrawn, state=behind)
     assert (state.run.losses.incidents, state.run.losses.since_t) == (1, pytest.approx(100.0))
     assert losses.total(state).lost_s == pytest.approx(15.0)  # until its ranks died
 
 
 def test_an_incident_that_is_withdrawn_alone_costs_nothing() -> None:
-    ours = (RankExited(115.0, 1, RankExit(0, 101, 0, signal=15)), StopRequested(115.5, 15), AttemptEnded(116.0, 1, "failed"))
-    lost = losses.total(after(*BEGUN, *ours))
+    withdrawn = (RankExited(115.0, 1, RankExit(0, 101, 0, signal=15)), StopRequested(115.5, 15), AttemptEnded(116.0, 1, "failed"))
+    lost = losses.total(after(*BEGUN, *withdrawn))
     assert (lost.incidents, lost.lost_s) == (0, 0.0)
 
 

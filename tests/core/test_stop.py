@@ -88,8 +88,8 @@ SAVES = core_events.SaveOnRequestSeen(4.0, 1)
 Gaps = tuple[float, ...]
 
 
-def same_meaning(one: int, other: int) -> bool:
-    return one == other or {one, other} in ({SIGTERM, SIGHUP}, NOTICES)
+def same_meaning(first: int, second: int) -> bool:
+    return first == second or {first, second} in ({SIGTERM, SIGHUP}, NOTICES)
 
 
 def word(action: act.Action) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.untouched import assert_untouched, listing, moved
+from tests.jobs.light import IMPORT
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -23,6 +24,18 @@ JOBS = Path(__file__).parents[1] / "jobs"
 PLAIN = [sys.executable, str(JOBS / "no_torch.py")]
 NO_TORCH = ["torchrun", "--standalone", "--nproc-per-node=2", str(JOBS / "no_torch.py")]
 LONG = ["--steps=100000", "--step-ms=20", "--progress=progress", "--pids=pids"]
+#: Twenty steps, and one save of 12 MiB at the end.
+ONE_SAVE = f"""{IMPORT}
+import os, torch
+model = torch.nn.Linear(2, 2)
+optimizer = light_sgd(torch, model.parameters())
+for step in range(20):
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+os.makedirs("ckpt", exist_ok=True)
+torch.save({{"step": 20, "weights": torch.rand(12 << 18)}}, "ckpt/step-000020.pt")
+"""
 
 pytestmark = pytest.mark.process
 
@@ -231,3 +244,17 @@ def test_accelerate_is_such_a_launcher(supervise: Callable[..., Supervised], tmp
     assert run.exit_code() == 1
     assert run.attempts() == 1
     assert "rank 0 raised ModuleNotFoundError" in run.stderr
+
+
+@pytest.mark.slow
+def test_the_last_line_says_that_the_last_checkpoint_is_not_in_the_mirror(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    slow = {"SUPERVISE_CHECKPOINTS_FINISH_S": "1", "SUPERVISE_CHECKPOINTS_BANDWIDTH_MIB_S": "1"}
+    options = ["--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}", "--mirror", str(mirror)]
+    run = supervise(sys.executable, "-c", ONE_SAVE, options=options, **slow)
+    assert run.exit_code() == 0, run.stderr
+    assert not list(mirror.rglob("manifest.json")), "it is in the mirror"
+    last = run.stderr.splitlines()[-1]
+    assert "done" in last
+    assert last.endswith(f"0 of 1 saves are in {mirror}")

@@ -30,7 +30,7 @@ JOBS = Path(__file__).parents[1] / "jobs"
 #: Ranks that step together over gloo, and ranks that start in a moment.
 DDP, ALONE = (str(JOBS / "ddp_small.py"), "--light"), (str(JOBS / "no_torch.py"),)
 NODES, STEPS, EVERY = 3, 60, 20
-#: Random kills during saves, in runs of so many: a run has 50 attempts in all.
+#: Random kills during saves, in runs of so many.
 KILLS, A_RUN = int(os.environ.get("NODES_KILLS", "100")), 10
 SAVE_S = 0.6
 

@@ -106,9 +106,9 @@ class _OsOf:
         return getattr(os, name)
 
 
-def _seek(fd: int, offset: int, what: int) -> int:
+def _seek(fd: int, offset: int, whence: int) -> int:
     try:
-        return os.lseek(fd, offset, what)
+        return os.lseek(fd, offset, whence)
     except OSError:  # ENXIO: nothing but a hole up to the end
         return os.fstat(fd).st_size
 

@@ -65,7 +65,7 @@ def claims(tree: Tree) -> bool:
         return False
     if files:
         return not _is_begun_by_a_framework(tree, files)
-    return any(_is_member(name) for one in below for name in _names_below(f"{tree.path.rstrip('/')}/{one}"))
+    return any(_is_member(name) for directory in below for name in _names_below(f"{tree.path.rstrip('/')}/{directory}"))
 
 
 def is_optimizer(name: str) -> bool:
@@ -107,7 +107,7 @@ def missing(path: str, names: Collection[str]) -> Examination | None:
 
 def common(path: str, names: Iterable[str]) -> frozenset[str]:
     """Return those of a set's files that one of the sets beside it has, too. Raises OSError."""
-    beside = {role for one in _neighbours(path) for role in _roles(one, _names_below(one), every=True)}
+    beside = {role for other in _neighbours(path) for role in _roles(other, _names_below(other), every=True)}
     return frozenset(name for role, name in _roles(path, names, every=True).items() if role in beside)
 
 
@@ -134,9 +134,9 @@ def _members(tree: Tree, *, bulk: bool) -> tuple[list[Examination], list[str]]:
             files = part.files or inner.files
             parts.append(replace(nested(name, part), place=part.place))
         else:
-            found, files_below = _members(inner, bulk=bulk)
+            parts_below, files_below = _members(inner, bulk=bulk)
             files = tuple(files_below)
-            parts += [_within(name, part) for part in found]
+            parts += [_within(name, part) for part in parts_below]
         names += [f"{name}/{file}" for file in files]
     return parts, names
 
@@ -149,13 +149,13 @@ def _examined(tree: Tree, name: str, *, bulk: bool) -> Examination:
     if part.verdict is Verdict.FOREIGN and step_names.suffix_of(name) in MEMBER_SUFFIXES:
         if not tree.entries[name].size:
             return Examination(Verdict.BAD, f"{name}: torn: it is empty")
-        if any(_is_checkpoint(f"{one}/{name}") for one in _neighbours(tree.path)):
+        if any(_is_checkpoint(f"{other}/{name}") for other in _neighbours(tree.path)):
             return Examination(Verdict.BAD, f"{name}: torn or damaged: it is no checkpoint, and in the saves before it is one")
     return part
 
 
 def _within(directory: str, part: Examination) -> Examination:
-    """Name the directory of a member that is examined there."""
+    """Return the examination of a member with its directory before each name."""
     also = tuple(f"{directory}/{reason}" for reason in part.also)
     return replace(
         part,
@@ -170,10 +170,10 @@ def _is_checkpoint(path: str) -> bool:
     try:
         with FileReader(path) as source:
             edge = min(EDGE_BYTES, source.size)
-            found = format_of(source.read(0, edge), source.read(source.size - edge, edge), step_names.suffix_of(path))
+            claimant = format_of(source.read(0, edge), source.read(source.size - edge, edge), step_names.suffix_of(path))
     except (OSError, NotRegular, Short):
         return False
-    return found is not None
+    return claimant is not None
 
 
 def _json(tree: Tree, name: str) -> Examination:
@@ -189,7 +189,7 @@ def _json(tree: Tree, name: str) -> Examination:
 
 
 def _unfinished(tree: Tree, name: str) -> Examination | None:
-    """Return that a member was not written to its end: only its temporary name is there."""
+    """Return an INCOMPLETE examination if a member was not written to its end, so that only its temporary name is there; else None."""
     final = step_names.final_name(name)
     if final is None or not _is_member(final) or final in tree.entries:
         return None
@@ -197,7 +197,7 @@ def _unfinished(tree: Tree, name: str) -> Examination | None:
 
 
 def _of_two_saves(parts: list[Examination]) -> Examination | None:
-    """Return that members count the steps of the run, and disagree: they are of two saves."""
+    """Return a BAD examination if members that count the steps of the run disagree, so that they are of two saves; else None."""
     steps = sorted({part.place.step for part in parts if part.place.sure and part.place.step is not None})
     if len(steps) < 2:  # noqa: PLR2004 -- two that differ
         return None
@@ -209,7 +209,7 @@ def _of_two_saves(parts: list[Examination]) -> Examination | None:
 
 def _wanted(path: str) -> set[str]:
     """Return the roles that a set needs, as the sets before it have them."""
-    before = [roles for one in _neighbours(path, after=False) if (roles := _roles(one, _names_below(one)))]
+    before = [roles for other in _neighbours(path, after=False) if (roles := _roles(other, _names_below(other)))]
     counted = Counter(role for roles in before for role in roles)
     return {role for role, n in counted.items() if (role in before[0] if _RANK.search(role) else 2 * n >= len(before))}
 
@@ -242,26 +242,26 @@ def _neighbours(path: str, *, after: bool = True) -> list[str]:
         return []
     try:
         with os.scandir(parent) as listed:
-            beside = [one.name for one in listed if one.name != name and _NUMBER.sub("#", one.name) == shape and one.is_dir()]
+            beside = [entry.name for entry in listed if entry.name != name and _NUMBER.sub("#", entry.name) == shape and entry.is_dir()]
     except OSError:
         return []
-    earlier = heapq.nlargest(_COMPARED, (one for one in beside if _numbers(one) < number), key=_numbers)
-    later = heapq.nsmallest(_COMPARED, (one for one in beside if after and _numbers(one) > number), key=_numbers)
-    return [f"{parent.rstrip('/')}/{one}" for one in [*earlier, *later][:_COMPARED]]
+    earlier = heapq.nlargest(_COMPARED, (other for other in beside if _numbers(other) < number), key=_numbers)
+    later = heapq.nsmallest(_COMPARED, (other for other in beside if after and _numbers(other) > number), key=_numbers)
+    return [f"{parent.rstrip('/')}/{other}" for other in [*earlier, *later][:_COMPARED]]
 
 
 def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in _NUMBER.findall(name))
+    return tuple(map(int, _NUMBER.findall(name)))
 
 
 def _names_below(path: str, levels: int = MOST_LEVELS) -> Iterator[str]:
-    """Yield the relative paths of the files below a directory, without a call for each file."""
+    """Yield the relative paths of the files below a directory, without a system call for each file."""
     waiting, left = [("", levels)], MOST_ENTRIES
     while waiting and left > 0:
         prefix, level = waiting.pop()
         try:
             with os.scandir(f"{path}/{prefix}") as listed:
-                entries = [(one.name, one.is_dir(follow_symlinks=False)) for one in listed]
+                entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listed]
         except OSError:
             continue
         left -= len(entries)
@@ -309,7 +309,7 @@ def _is_begun_by_a_framework(tree: Tree, files: list[str]) -> bool:
     alone = all(name in files or _is_passed_over(name) for name in tree.top())
     if not alone or not all(weights.SINGLE.fullmatch(name) for name in files):
         return False
-    return not any(_is_member(name) for one in _neighbours(tree.path) for name in _names_below(one, 1))
+    return not any(_is_member(name) for other in _neighbours(tree.path) for name in _names_below(other, 1))
 
 
 def _is_member(name: str) -> bool:

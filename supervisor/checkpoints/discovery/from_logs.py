@@ -230,10 +230,10 @@ class Discovery:
         """Return the files of a checkpoint that this run was seen to write, each with the identity that was noted then.
 
         No hook sees the small files that a framework writes beside (`BESIDE`), nor what a script writes with a plain `open`; a set of files
-        has the latter in each save (file_set.common). They count as seen if they can be nobody else's. First: a
-        rank of this run made the directory, or it was absent when its save began, so nothing in it is older. Second: they did not change
-        after `alive_until_ns` (wall time), when the last rank ended, or the directory is still `proven`, as it was found whole. A hard
-        link that a mirror's upload made and removed changes only their ctime.
+        has the latter in each save (file_set.common). They count as seen if they can be nobody else's. First: a rank of this run made the
+        directory, or it was absent when its save began, so nothing in it is older. Second: they did not change after `alive_until_ns` (wall
+        time), when the last rank ended, or the directory is still `proven`, as it was found whole. A hard link that a mirror's upload made
+        and removed changes only their ctime.
         """
         found = {write.path: Identity(*write.now) for write in self.writes(checkpoint) if write.now is not None and not write.is_directory}
         if not self._is_made_here(checkpoint):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from checkpointing.discover import Listing, find
 from checkpointing.examine import checkpoints_in
-from supervisor.observe.ranks.path_patterns import checkpoint_path, escaped, is_within, matches, pattern_of
+from supervisor.observe.ranks.path_patterns import checkpoint_path, escaped, has_wildcard, is_within, matches, pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from checkpointing.io.listing_cache import ListingCache
     from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.job.job import Job
-
-_WILDCARDS: Final = frozenset("*?[")
 
 
 class CheckpointLocations:
@@ -73,14 +71,17 @@ class CheckpointLocations:
         return any(path == candidate.path for candidate in self.declared().candidates)
 
     def covers(self, listing: Listing) -> Callable[[str], bool]:
-        """Return whether declared candidates of a listing hold what was saved at a path: the same path, one in it, or one around it."""
+        """Return a function that says whether declared candidates of a listing hold what was saved at a path.
+
+        They do if one has the same path, lies in it, or lies around it.
+        """
         declared = [candidate for candidate in listing.candidates if self.is_declared(candidate.path)]
         paths = {candidate.path for candidate in declared}
         around = {directory for path in paths for directory in _above(path)}
         return lambda path: path in paths or path in around or not paths.isdisjoint(_above(path))
 
     def instead_of(self, saved: str) -> str:
-        """Return the pattern that would find a checkpoint that the declared ones do not, as it would be declared; "" if none would."""
+        """Return what to declare so that a checkpoint is found which the declared patterns miss; "" if no pattern finds it."""
         for path in (saved, *checkpoints_in(saved)):
             pattern = pattern_of(checkpoint_path(path))
             if find(pattern, self._cwd).candidates:
@@ -88,13 +89,13 @@ class CheckpointLocations:
         return ""
 
     def without_candidates(self) -> tuple[str, ...]:
-        """Return of each declared pattern that matches something and no checkpoint, what that means and what to declare instead."""
-        found: list[str] = []
+        """Return a line for each declared pattern that matches something and no checkpoint: what it matches, what to declare instead."""
+        lines: list[str] = []
         for pattern, path in self.declared().without:
             instead = self.instead_of(path)
             advice = f"declare {shlex.quote(instead)} instead" if instead else "`supervise checkpoints verify` tells what lies there"
-            found.append(f"--checkpoints {shlex.quote(pattern)} matches {path}, which is no checkpoint of a known layout: {advice}")
-        return tuple(found)
+            lines.append(f"--checkpoints {shlex.quote(pattern)} matches {path}, which is no checkpoint of a known layout: {advice}")
+        return tuple(lines)
 
     def is_declared(self, path: str) -> bool:
         """Return whether a path, or the directory above it, matches a declared pattern. Reads nothing."""
@@ -122,7 +123,7 @@ class CheckpointLocations:
         """Return the directories that hold checkpoints, as far as no wildcard stands in their names."""
         discovered = () if self._discovery is None else self._discovery.patterns()
         above = {os.path.dirname(os.path.join(self._cwd, pattern)) for pattern in (*self._patterns, *discovered)}  # noqa: PTH118, PTH120 (patterns)
-        return tuple(sorted(directory for directory in above if not _WILDCARDS & set(directory)))
+        return tuple(sorted(directory for directory in above if not has_wildcard(directory)))
 
     def roots(self) -> tuple[str, ...]:
         """Return the directories below which all checkpoints lie: of each pattern the part before its first wildcard."""
@@ -140,5 +141,5 @@ def _above(path: str) -> Iterator[str]:
 
 def _before_wildcard(pattern: str) -> str:
     parts = pattern.split("/")
-    plain = next((at for at, part in enumerate(parts) if _WILDCARDS & set(part)), len(parts))
+    plain = next((at for at, part in enumerate(parts) if has_wildcard(part)), len(parts))
     return "/".join(parts[:plain]) or "/"

@@ -55,7 +55,7 @@ class MirroredSaves:
     saved: int
 
     def __str__(self) -> str:
-        """Say it with numbers."""
+        """Return the line for people."""
         if not self.saved:
             return f"no save was seen, and none is in {self.mirror}"
         return f"{self.held} of {self.saved} saves are in {self.mirror}"
@@ -111,9 +111,9 @@ class MirrorFeed:
         return _of(self._whole_saves - before, parts)
 
     def saves(self) -> tuple[MirroredSaves, ...]:
-        """Return of each mirror how many of this run's saves it holds. In any thread, after the first look of the watcher.
+        """Return for each mirror how many of this run's saves it holds. In any thread, after the first look of the watcher.
 
-        Those of this node: of what ranks of several nodes save together, one node counts it.
+        Only saves of this node count: what ranks of several nodes save together is counted by one of them.
         """
         sent = {path for path, _ in tuple(self._sent)}
         saved = sent if self._records.several_nodes else sent | self._logged_saves()
@@ -127,7 +127,7 @@ class MirrorFeed:
         return {
             path
             for path in discovery.saved()
-            if records.locations.is_declared(path) or discovery.is_checkpoint(path) or discovery.is_repeated(path, in_training=True)
+            if records.locations.is_checkpoint_place(path) or discovery.is_repeated(path, in_training=True)
         }
 
     def is_sending(self, made: Manifest) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import ownership
+from checkpointing.select import is_unchanged
 from supervisor.checkpoints.discovery.from_logs import read_last_run
 from supervisor.job.identity import state_root
 
@@ -57,8 +58,8 @@ class OtherJobs:
 
     @cached_property
     def _others(self) -> list[tuple[str, Discovery]]:
-        found = [directory for directory in self._records if not self._is_of_this_job(directory)]
-        return [(directory.parents[2].name, read_last_run(directory)) for directory in found]
+        directories = (directory for directory in self._records if not self._is_of_this_job(directory))
+        return [(directory.parents[2].name, read_last_run(directory)) for directory in directories]
 
     @cached_property
     def _discoveries(self) -> list[Discovery]:
@@ -84,8 +85,8 @@ def _is_private(directory: Path) -> bool:
 
 def _has_recorded(directory: Path, path: str, identity: Identity) -> bool:
     """Return whether a job recorded a content as verified. Each node's mount has a device number of its own."""
-    made = Manifests(str(directory)).get(path)
-    return made is not None and replace(made.identity, dev=identity.dev) == identity
+    manifest = Manifests(str(directory)).get(path)
+    return manifest is not None and is_unchanged(identity, manifest.identity)
 
 
 def _has_logged(discovery: Discovery, path: str, identity: Identity) -> bool:

@@ -15,7 +15,7 @@ from checkpointing.io.tree import Tree
 from checkpointing.select import is_same
 from checkpointing.verification import identity_of, verify
 from supervisor.core.model import CheckpointOwner, LoadedCheckpoint
-from supervisor.observe.ranks.path_patterns import checkpoint_path, is_within, pattern_of
+from supervisor.observe.ranks.path_patterns import checkpoint_path, has_wildcard, is_within, pattern_of
 from supervisor.observe.ranks.progress_sampler import loads_of_ranks
 
 if TYPE_CHECKING:
@@ -25,15 +25,14 @@ if TYPE_CHECKING:
     from checkpointing.model import Identity
     from supervisor.checkpoints.records import CheckpointRecords
 
-#: A file server's clock is behind ours by no more: a first save must not look older than the job.
-FILE_CLOCKS_NS: Final = 2_000_000_000
-_WILDCARDS: Final = frozenset("*?[")
+#: A file server's clock differs from ours by no more than this, and some file systems keep whole seconds.
+FILE_CLOCKS_S: Final = 2.0
 #: What supervise writes for dead ranks (checkpointing/training/snapshot_writer.py): no rank logs it.
 _RESCUED: Final = ".snapshot.pt"
 
 
 class CheckpointOwners:
-    """Answers for one job on this node. Its methods read files: call them in worker threads."""
+    """Judges whether a checkpoint is of this job or of another training. Its methods read files: call them in worker threads."""
 
     def __init__(self, records: CheckpointRecords) -> None:
         self._records, self._job = records, records.job
@@ -74,7 +73,7 @@ class CheckpointOwners:
     def _is_named(self, path: str) -> bool:
         """Return whether the user's command, or a declaration without wildcards, names this very path."""
         words = (part for word in self._job.command for part in (word, word.partition("=")[2]))
-        declared = (pattern for pattern in self._job.settings.checkpoints.paths if not _WILDCARDS & set(pattern))
+        declared = (pattern for pattern in self._job.settings.checkpoints.paths if not has_wildcard(pattern))
         cwd = str(self._job.cwd)
         return any(
             path in {whole := os.path.normpath(os.path.join(cwd, os.path.expanduser(text))), _resolved(whole)}  # noqa: PTH111, PTH118 (strings)
@@ -89,15 +88,16 @@ class CheckpointOwners:
             return True
         if discovery is not None and (discovery.writes(path) or discovery.wrote_earlier(path)):
             return True
-        made = records.manifests.get(path)
-        lineage = made.about.lineage if made is not None and is_same(identity, made) else None
+        manifest = records.manifests.get(path)
+        lineage = manifest.about.lineage if manifest is not None and is_same(identity, manifest) else None
         if lineage is not None and lineage.began and lineage.run != self._job.run_id:  # of this run a logged save alone shows it
             return True
         return records.other_jobs.is_of_other_node(path, identity)
 
     def _of_stranger(self, path: str, identity: Identity, file: str, content: Identity) -> tuple[CheckpointOwner, str]:
         records = self._records
-        run = records.order.lineage_of(path, identity, _newest_mtime_ns(path, identity) + FILE_CLOCKS_NS).run
+        # a first save must not look older than the job
+        run = records.order.lineage_of(path, identity, _newest_mtime_ns(path, identity) + int(FILE_CLOCKS_S * 1e9)).run
         if run not in {"", self._job.run_id}:
             return CheckpointOwner.UNKNOWN, ""  # by its time an earlier run of this job wrote it
         if job := records.other_jobs.saved_by(file, content):
@@ -116,8 +116,8 @@ def step_of(path: str, file: str = "") -> int | None:
 
     A script that sorts by name goes by the one, a script that reads the content by the other.
     """
-    found, named = verify(path, bulk=False), step_names.step_in(path)
-    contents = [found.content_step, found.step, verify(file, bulk=False).content_step if file and file != path else None]
+    content, named = verify(path, bulk=False), step_names.step_in(path)
+    contents = [content.content_step, content.step, verify(file, bulk=False).content_step if file and file != path else None]
     return max((step for step in (*contents, None if named is None else named.step) if step is not None), default=None)
 
 

@@ -1,8 +1,8 @@
 """Watches whether the newest save of this run stays where it was saved, by what its ranks logged.
 
 A rotation removes older saves and leaves the newest. One that sorts by the number in the name removes each new save, if a file of another
-training has a greater number. Such a save is often gone before it could be verified, so the
-logged saves are watched, and not what was verified.
+training has a greater number. Such a save is often gone before it could be verified, so the logged saves are watched, and not what was
+verified.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GONE_S: Final = 10.0
 
 
 class NewestSave:
-    """Thread-safe. Its methods look at one path; they wait for a disk."""
+    """Watches the newest save of one run. Thread-safe. Its methods look at one path, and wait for its disk."""
 
     def __init__(self, records: CheckpointRecords, report: Callable[[SaveGone], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._records, self._report, self._clock = records, report, clock

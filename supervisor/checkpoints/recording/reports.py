@@ -67,9 +67,9 @@ class SavesShared:
 
 @dataclass(frozen=True, slots=True)
 class ReadReported:
-    """A line for people about a long read before an attempt. level: as in PrintMessage."""
+    """A line for people about a long read before an attempt."""
 
-    level: str
+    level: str  # as in PrintMessage
     text: str
 
 
@@ -87,15 +87,12 @@ class SaveGone:
 
 
 @dataclass(frozen=True, slots=True)
-class SavesUnfound:
-    """Ranks saved checkpoints, and the declared patterns find none of them.
+class SavesMissed:
+    """Ranks saved checkpoints, and the declared patterns find none of them."""
 
-    path: the first of them. instead: what to declare, "" if nothing would find it.
-    """
-
-    path: str
+    path: str  # the first of them
     patterns: tuple[str, ...]
-    instead: str
+    instead: str  # what to declare, "" if no pattern would find it
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +103,5 @@ class SavesCounted:
 
 
 ReadReport = ReadReported | ReadMoved
-SavesReport = SaveGone | SavesShared | SavesUnfound | SavesCounted
+SavesReport = SaveGone | SavesShared | SavesMissed | SavesCounted
 CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointCopied | CheckpointPruned | ReadReport | SavesReport | WatcherFailed

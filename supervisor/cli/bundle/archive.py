@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from checkpointing.io import staging
-from supervisor.classify import redact
+from supervisor.classify import redact, secret_forms
 from supervisor.classify.logs.text import plain
 from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 MANIFEST: Final = "MANIFEST.json"
-_MARK: Final = redact.MARK.encode()
+_MARK: Final = secret_forms.MARK.encode()
 
 
 class AbsentError(Exception):

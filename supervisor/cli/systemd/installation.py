@@ -94,7 +94,7 @@ def job_unit(job: str, user: str, directory: Path, root: Path = _HOST) -> JobUni
 
 
 def unknown_in_image(unit: JobUnit, root: Path) -> list[str]:
-    """Return what an image does not show of a unit's facts; it may be there once the image runs. Of the host nothing is left open."""
+    """Return a line for each fact of a unit that an image does not show: it may be there once the image runs. None for the host."""
     if is_host(root):
         return []
     lines = []

@@ -4,8 +4,8 @@ A page from elsewhere can have its *name* point to this machine (DNS rebinding).
 answer. The name is in the Host header, so a request for an unknown one is refused. An address is no name.
 
 The token is what a reader must know, also on loopback: a machine may have other users, and a job's files are closed to them. A browser
-sends it once, in the address that is printed or from a form, and gets a cookie that is derived from it: so a cookie of a token that stays
-outlives a restart of the page, ends with the token, and does not reveal it.
+sends it once, in the address that is printed or from a form, and gets a cookie that is derived from it. So the cookie does not reveal the
+token, and ends with it; if the token stays the same, the cookie outlives a restart of the page.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _is_equal(given: str, right: str) -> bool:
 
 
 def page_access(at: ListenAddress, token: str, names: Iterable[str], node_names: Iterable[str], *, fresh: str) -> PageAccess:
-    """Return who may read the page. token, names: of the settings. node_names: of this machine. fresh: the token where there is none.
+    """Return who may read the page. token, names: of the settings. node_names: of this machine. fresh: the token if there is none.
 
     Raises SuperviseError where a fresh one is not enough: whoever reads from elsewhere must have it from somebody.
     """

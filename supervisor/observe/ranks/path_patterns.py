@@ -103,6 +103,11 @@ def _without(stem: str, spans: list[tuple[int, int]], instead: str) -> str:
     return "".join([*parts, escaped(stem[at:])])
 
 
+def has_wildcard(text: str) -> bool:
+    """Return whether a pattern, or a part of one, has a wildcard."""
+    return _MAGIC.search(text) is not None
+
+
 def escaped(text: str) -> str:
     """Return the pattern that matches the text alone (glob.escape; a slash is none of its business)."""
     return _MAGIC.sub(lambda match: f"[{match[0]}]", text)

@@ -70,38 +70,36 @@ class Blow(NamedTuple):
 
 def drawn(rng: Random, days: float) -> list[Blow]:
     """Return what strikes within so many days, in order. Half of the jobs run on nodes that do not break for good: theirs is one run."""
-    found, t = [], 0.0
+    blows, t = [], 0.0
     mean_s = rates.figure("mean time to failure", GPUS).value * 3600
     spares = rng.random() < 0.5
     kinds = [kind for kind in rates.KINDS if not (spares and kind.cause.value.startswith("gpu"))]
     weights = [rates.figure(kind.figure).value for kind in kinds]
     while (t := t + rng.expovariate(1 / mean_s)) < days * DAY_S:
         (kind,) = rng.choices(kinds, weights)
-        found.append(Blow(t, kind.cause, kind.symptom, rng.random() < kind.broken, rng.randrange(1000)))
+        blows.append(Blow(t, kind.cause, kind.symptom, rng.random() < kind.broken, rng.randrange(1000)))
     for name, every_days in BAD_DAYS:
         t = DAY_S  # a job that fails so before its first checkpoint is one that cannot work
         while (t := t + rng.expovariate(1 / (every_days * DAY_S))) < days * DAY_S:
             bad_day = _bad_day(rng, name, t)
-            found += bad_day
+            blows += bad_day
             t = bad_day[-1].t + DAY_S  # two of a kind are not one day
-    return sorted(found)
+    return sorted(blows)
 
 
 def _bad_day(rng: Random, name: str, t: float) -> list[Blow]:
-    found = []
+    blows = []
     if name == "flapping link":
-        cause, symptom = rng.choice(
-            ((Cause.NCCL_TIMEOUT, Symptom.HANG), (Cause.NCCL_NETWORK, Symptom.CRASH), (Cause.GLOO_ERROR, Symptom.CRASH))
-        )
+        cause, symptom = rng.choice(FLAPS)
         for _ in range(rng.randrange(2, 7)):
-            found.append(Blow(t, cause, symptom, bad_day=True))
+            blows.append(Blow(t, cause, symptom, bad_day=True))
             t += rng.expovariate(1 / 600.0) + WATCHDOG_S * (symptom is Symptom.HANG)
     else:
         cause = Cause.HOST_OOM if name == "memory of the host" else Cause.KILLED_UNKNOWN
         for _ in range(rng.randrange(2, 4)):
-            found.append(Blow(t, cause, Symptom.CRASH, bad_day=True))
+            blows.append(Blow(t, cause, Symptom.CRASH, bad_day=True))
             t += rng.uniform(200.0, 2400.0)
-    return found
+    return blows
 
 
 @dataclass

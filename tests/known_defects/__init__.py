@@ -12,6 +12,7 @@ each marker names that change.
 | test_one_pass.py | a disk that hangs cannot be given up by a restore, and writers of one restore take turns | one pass |
 | test_one_pass.py | a hole in a download that was cut counts as room | one pass |
 | test_one_pass.py | what lies at a path is trusted because this job once wrote there | one pass |
+| test_starts_and_ends.py | a directory of which another node wrote a file is never removed (`--keep`) | one pass |
 | test_starts_and_ends.py | a start that cannot restore leaves its directory in /dev/shm | one pass |
 | tests/scale/test_listing.py | a long list of a mirror counts as a stall, and every object is listed | one pass |
 | test_coordinator.py | a supervisor that stands still for some seconds ends a healthy job | one coordinator |

@@ -173,7 +173,7 @@ class CheckpointSelector:
         return not self._records.script_chooses
 
     def has_good(self) -> bool:
-        """Return whether any checkpoint on this disk is proven whole, False where the disk gives no byte of any.
+        """Return whether any checkpoint on this disk is proven whole, False where the disk does not answer.
 
         Nothing is rejected for good: ranks of other nodes may be writing.
         """
@@ -182,6 +182,8 @@ class CheckpointSelector:
             records.listed(records.begin_run)
             chosen = self._newest(None, (), records.listed(records.resumable), suspect=False).chosen
             return chosen is not None and records.rejections.get(chosen.path, chosen.identity) is None
+        except DiskSilent:
+            return False  # the mirror may have one; the selection reports the disk
         except (CheckpointingError, OSError):
             return True  # the selection meets it as well, and reports it
 

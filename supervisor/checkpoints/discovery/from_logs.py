@@ -20,6 +20,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
+from checkpointing.formats import tree_format_of
 from checkpointing.formats.directories import file_set
 from checkpointing.io import durable
 from checkpointing.io.tree import Tree
@@ -243,7 +244,9 @@ class Discovery:
         except OSError:
             return found
         entries, as_proven = tree.entries, tree.identity == proven
-        common = file_set.common(checkpoint, tree.files)
+        claimant = tree_format_of(tree)
+        # in another format's checkpoint such a file may be a person's: an evaluation's result beside each save
+        common = file_set.common(checkpoint, tree.files) if claimant is not None and claimant[0] == file_set.NAME else frozenset()
         for name, entry in entries.items():
             known = not entry.what and (
                 name in common or BESIDE.fullmatch(name.rpartition("/")[2]) or (name == _CARD and _is_card_of_peft(f"{checkpoint}/{name}"))

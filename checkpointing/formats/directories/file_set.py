@@ -4,7 +4,8 @@
     step-20/model.pt, meta.json       last/model.pt, optimizer.pt
 
 A directory is a set if its name is that of a save (`step_names.names_save`), or if weights and an optimizer lie in it under names without a
-number. Files that name steps of their own (`epoch_1/step-100.pt`) are checkpoints by themselves.
+number. Files that name steps of their own (`epoch_1/step-100.pt`), and a `best.pt` beside a `last.pt`, are checkpoints by themselves. A
+`best.pt` beside other files may be of an earlier step than they are.
 
 Each member is examined by its own format; a directory in it that another format claims, by that one. A set is complete if it has what the
 sets beside it have: no file lists its members. A member counts as missing if at least half of the three sets before it have it; one whose
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from checkpointing import step_names
 from checkpointing.formats import (
     EDGE_BYTES,
+    NOWHERE,
     TORCH_SUFFIXES,
     Examination,
     StepPosition,
@@ -49,6 +51,9 @@ MEMBER_SUFFIXES: Final = (*TORCH_SUFFIXES, ".bin", ".safetensors")
 _WEIGHTS: Final = re.compile(r"(?<![a-z])(model|net|network|weights|params|pytorch_model|state_dict|ema)(?![a-z])", re.IGNORECASE)
 _OPTIMIZER: Final = re.compile(r"(?<![a-z])opt(im|imizer)?(s|_?states?)?(?![a-z])", re.IGNORECASE)
 _RANK: Final = re.compile(r"(?<![a-z])(rank|shard|part|node|gpu|tp|pp|dp|mp)[-_=. ]?\d+", re.IGNORECASE)
+#: Words by which a script keeps several saves side by side: each file is a checkpoint of its own.
+_CHOICE: Final = re.compile(r"(?<![a-z])(best|last|latest|final|newest)(?![a-z])", re.IGNORECASE)
+_BEST: Final = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"\d+")
 _RANK_OR_NUMBER: Final = re.compile(rf"{_RANK.pattern}|\d+", re.IGNORECASE)
 _SHARD: Final = ".distcp"
@@ -116,10 +121,12 @@ def _members(tree: Tree, *, bulk: bool) -> tuple[list[Examination], list[str]]:
     parts: list[Examination] = []
     names: list[str] = []
     below, own = tree.split()
+    is_beside_others = any(_is_member(name) and not _BEST.search(name) for name in own)
     for name in sorted(own):
         if own[name].what == "" and not _is_passed_over(name):
             names.append(name)
-            parts.append(_examined(tree, name, bulk=bulk))
+            part = _examined(tree, name, bulk=bulk)
+            parts.append(replace(part, place=NOWHERE) if is_beside_others and _BEST.search(name) else part)
         elif own[name].what and _is_member(name):
             parts.append(examine_member(tree, name, bulk=bulk))
         elif (ended := _unfinished(tree, name)) is not None:
@@ -291,7 +298,9 @@ def _has_parts(files: list[str]) -> bool:
 
 
 def _are_several(tree: Tree, files: list[str]) -> bool:
-    """Return whether the files are checkpoints by themselves: they name steps of their own, or a row of numbers (100.pt, 200.pt)."""
+    """Return whether the files are checkpoints by themselves: best.pt and last.pt, names with their own steps, or a row of numbers."""
+    if len({choice[0].lower() for name in files if (choice := _CHOICE.search(name))}) > 1:
+        return True
     own = step_names.worded_step_in(tree.name)
     steps = {step for name in files if (step := step_names.worded_step_in(name)) is not None}
     if steps - {own}:

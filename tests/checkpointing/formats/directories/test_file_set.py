@@ -149,6 +149,24 @@ def test_a_directory_of_single_checkpoints_stays_several(tmp_path: Path) -> None
     assert candidates(tmp_path, "epoch_*") == ["epoch_1/step-100.pt", "epoch_1/step-200.pt", "epoch_2/100.pt", "epoch_2/200.pt"]
 
 
+@pytest.mark.parametrize("directory", ["checkpoints/3", "epoch_3", "it2"])
+def test_the_best_and_the_last_save_are_two_checkpoints(tmp_path: Path, directory: str) -> None:
+    for name, step in (("best.ckpt", 300), ("last.ckpt", 500)):
+        (tmp_path / directory).mkdir(parents=True, exist_ok=True)
+        torch.save({"global_step": step, "w": torch.ones(3)}, tmp_path / directory / name)
+    assert candidates(tmp_path, f"{directory}/*.ckpt") == [f"{directory}/best.ckpt", f"{directory}/last.ckpt"]
+    assert [verify(str(tmp_path / directory / name)).verdict for name in ("best.ckpt", "last.ckpt")] == [Verdict.VERIFIED] * 2
+
+
+def test_the_best_weights_beside_a_set_may_be_of_an_earlier_step(tmp_path: Path) -> None:
+    for name, step in (("model.pt", 500), ("optim.pt", 500), ("best.pt", 300)):
+        torch.save({"global_step": step, "w": torch.ones(3)}, tmp_path / name)
+    found = verify(str(tmp_path))
+    assert (found.verdict, found.step) == (Verdict.VERIFIED, 500)
+    os.truncate(tmp_path / "best.pt", 70)
+    assert verify(str(tmp_path)).verdict is Verdict.BAD
+
+
 @pytest.mark.parametrize("run", ["max_steps1000", "lr3_epochs50", "exp_step2", "max_step_100", "the_epochs1"])
 def test_a_directory_of_a_run_that_counts_something_is_no_save(tmp_path: Path, run: str) -> None:
     for name in ("model_10.pt", "model_20.pt", "latest.pt"):

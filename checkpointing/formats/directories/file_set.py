@@ -10,7 +10,7 @@ number. Files that name steps of their own (`epoch_1/step-100.pt`), and a `best.
 Each member is examined by its own format; a directory in it that another format claims, by that one. A set is complete if it has what the
 sets beside it have: no file lists its members. A member counts as missing if at least half of the three sets before it have it; one whose
 name has a rank's number, only if the set before has it, because the number of ranks may change. The first set of all has nothing to be
-compared with: it is complete.
+compared with: it is complete. So is one whose directory has not the name of a save, because runs lie beside it.
 """
 
 from __future__ import annotations
@@ -215,7 +215,12 @@ def _of_two_saves(parts: list[Examination]) -> Examination | None:
 
 
 def _wanted(path: str) -> set[str]:
-    """Return the roles that a set needs, as the sets before it have them."""
+    """Return the roles that a set needs, as the sets before it have them.
+
+    None where its name is not that of a save: what lies beside `exp_2/model.pt, optim.pt` is another run's.
+    """
+    if not _names_save(path):
+        return set()
     before = [roles for one in _neighbours(path, after=False) if (roles := _roles(one, _names_below(one)))]
     counted = Counter(role for roles in before for role in roles)
     return {role for role, n in counted.items() if (role in before[0] if _RANK.search(role) else 2 * n >= len(before))}
@@ -285,8 +290,11 @@ def _names_below(path: str, levels: int = MOST_LEVELS) -> Iterator[str]:
 
 
 def _is_named(tree: Tree) -> bool:
-    directory = os.path.dirname(os.path.abspath(tree.path.rstrip("/")))  # noqa: PTH100, PTH120 -- strings throughout the package
-    return step_names.names_save(f"{directory}/{tree.name}")
+    return _names_save(tree.path)
+
+
+def _names_save(path: str) -> bool:
+    return step_names.names_save(os.path.abspath(path))  # noqa: PTH100 -- strings throughout the package
 
 
 def _has_parts(files: list[str]) -> bool:

@@ -167,6 +167,13 @@ def test_the_best_weights_beside_a_set_may_be_of_an_earlier_step(tmp_path: Path)
     assert verify(str(tmp_path)).verdict is Verdict.BAD
 
 
+def test_the_directories_of_two_runs_are_not_compared(tmp_path: Path) -> None:
+    for name in ("exp_1/model.pt", "exp_1/optim.pt", "exp_1/ema.pt", "exp_1/config.json", "exp_2/model.pt", "exp_2/optim.pt"):
+        member(tmp_path / name, 1)
+    assert candidates(tmp_path, "*/*.pt") == ["exp_1", "exp_2"]
+    assert [verify(str(tmp_path / run)).verdict for run in ("exp_1", "exp_2")] == [Verdict.VERIFIED] * 2
+
+
 @pytest.mark.parametrize("run", ["max_steps1000", "lr3_epochs50", "exp_step2", "max_step_100", "the_epochs1"])
 def test_a_directory_of_a_run_that_counts_something_is_no_save(tmp_path: Path, run: str) -> None:
     for name in ("model_10.pt", "model_20.pt", "latest.pt"):

@@ -68,6 +68,8 @@ def claims(tree: Tree) -> bool:
     below = [name for name in tree.directories if "/" not in name and not _is_passed_over(name)]
     if any(step_names.names_save(name) for name in below) or not (_is_named(tree) or _has_parts(files)) or _are_several(tree, files):
         return False
+    if not _is_named(tree) and any(_holds_saves(f"{tree.path.rstrip('/')}/{name}") for name in below):
+        return False
     if files:
         return not _is_begun_by_a_framework(tree, files)
     return any(_is_member(name) for one in below for name in _names_below(f"{tree.path.rstrip('/')}/{one}"))
@@ -295,6 +297,17 @@ def _is_named(tree: Tree) -> bool:
 
 def _names_save(path: str) -> bool:
     return step_names.names_save(os.path.abspath(path))  # noqa: PTH100 -- strings throughout the package
+
+
+def _holds_saves(path: str) -> bool:
+    """Return whether a directory holds saves, each under a name of its own: `ckpts/step-20.pt`, `ckpts/step-20/model.pt`."""
+    for name in filter(_is_member, _names_below(path)):
+        place = path
+        for part in name.split("/"):
+            place = f"{place}/{part}"
+            if step_names.names_save(place.removesuffix(step_names.suffix_of(part))):
+                return True
+    return False
 
 
 def _has_parts(files: list[str]) -> bool:

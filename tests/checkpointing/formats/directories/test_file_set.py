@@ -174,6 +174,24 @@ def test_the_directories_of_two_runs_are_not_compared(tmp_path: Path) -> None:
     assert [verify(str(tmp_path / run)).verdict for run in ("exp_1", "exp_2")] == [Verdict.VERIFIED] * 2
 
 
+@pytest.mark.parametrize(
+    "layout", ["ckpts/step-{}.pt", "ckpts/{}.pt", "saved/epoch_{}.ckpt", "ckpts/step-{}/model.pt", "a/b/step-{}/model.pt"]
+)
+def test_a_run_that_has_its_last_state_above_its_saves_hides_none_of_them(tmp_path: Path, layout: str) -> None:
+    saves = [f"exp/{layout.format(step)}" for step in (20, 40)]
+    for name in ("exp/model.pt", "exp/optim.pt", *saves):
+        member(tmp_path / name, 1)
+    os.truncate(tmp_path / "exp/optim.pt", 70)
+    seen = candidates(tmp_path, "exp/**/*.*t")
+    assert [path for path in seen if verify(str(tmp_path / path)).verdict is Verdict.VERIFIED] == sorted([*saves, "exp/model.pt"])
+
+
+def test_a_directory_of_weights_below_is_a_part_of_the_set(tmp_path: Path) -> None:
+    for name in ("last/model.pt", "last/optim.pt", "last/ema/weights.pt", "last/shards/0.pt", "last/shards/1.pt"):
+        member(tmp_path / name, 1)
+    assert candidates(tmp_path, "last") == ["last"]
+
+
 @pytest.mark.parametrize("run", ["max_steps1000", "lr3_epochs50", "exp_step2", "max_step_100", "the_epochs1"])
 def test_a_directory_of_a_run_that_counts_something_is_no_save(tmp_path: Path, run: str) -> None:
     for name in ("model_10.pt", "model_20.pt", "latest.pt"):

@@ -119,6 +119,15 @@ def test_what_few_sets_have_is_not_needed(tmp_path: Path) -> None:
     assert [verify(str(one)).verdict for one in sets] == [Verdict.VERIFIED] * 4
 
 
+@pytest.mark.parametrize("name", ["eval_results.json", "metrics.json", "evaluation/scores.json", "val_samples.npy", "validation.yaml"])
+def test_what_an_evaluation_writes_later_is_not_needed(tmp_path: Path, name: str) -> None:
+    sets = saved(tmp_path, "step-{}", [10, 20, 30])
+    for evaluated in sets[:2]:
+        (evaluated / name).parent.mkdir(exist_ok=True)
+        (evaluated / name).write_text("{}")
+    assert [verify(str(one)).verdict for one in sets] == [Verdict.VERIFIED] * 3
+
+
 def test_after_a_change_of_the_number_of_ranks_the_second_set_is_whole_again(tmp_path: Path) -> None:
     sets = saved(tmp_path, "iter_{:07d}", [10, 20, 30, 40])
     for smaller in sets[2:]:

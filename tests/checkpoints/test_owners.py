@@ -18,6 +18,7 @@ from checkpointing.verification import verify
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.origin.owners import CheckpointOwners
 from supervisor.checkpoints.recording.newest_save import NewestSave
+from supervisor.checkpoints.recording.reports import CheckpointFound
 from supervisor.core.model import CheckpointOwner
 from tests.checkpoints.test_lineages import Node, identity
 
@@ -274,6 +275,34 @@ def test_numbering_that_begins_anew_is_chosen_by_the_attempt_and_not_by_its_numb
     chosen = job.checkpoints.select(2.0, 2, reached=45).chosen
     assert chosen is not None
     assert chosen.path.endswith("step_10.pt")
+
+
+# what counts as progress
+
+
+def heard_of(job: Restarted) -> list[tuple[str, int]]:
+    """Have the watcher read what is there; return the names that the core hears of, with the attempt of each."""
+    reports: list[CheckpointReport] = []
+    job.checkpoints = JobCheckpoints(job.job, reports.append)
+    job.checkpoints.began(job.current)
+    job.look()
+    return [(Path(report.ref.path).name, report.attempt) for report in reports if isinstance(report, CheckpointFound)]
+
+
+def test_what_another_training_saves_there_while_the_job_runs_is_no_progress_of_its_attempt(job: Restarted) -> None:
+    assert ("step_40.pt", 1) in heard_of(job)
+    job.stray("ckpt/step_5000.pt")
+    assert ("step_5000.pt", 1) not in heard_of(job)
+
+
+@pytest.mark.parametrize("words", [(), ("--init", "ckpt/step_5000.pt")])
+def test_nor_is_the_base_that_is_selected_before_the_run_has_a_step(tmp_path: Path, words: tuple[str, ...]) -> None:
+    job = Restarted(tmp_path, saves=(), before="ckpt/step_5000.pt")
+    job.job = replace(job.job, command=("python", "train.py", *words))
+    job.checkpoints = JobCheckpoints(job.job, job.reports.append)
+    selected = job.checkpoints.select(1.0, 0)
+    assert selected.chosen is not None
+    assert (Path(selected.chosen.path).name, selected.is_foreign) == ("step_5000.pt", True)
 
 
 # the newest save

@@ -62,11 +62,18 @@ class CheckpointOwners:
     def owner_of(self, path: str, file: str = "") -> tuple[CheckpointOwner, str]:
         """Return who wrote a checkpoint, and what shows it where it is foreign. `file`: the file of it that was loaded, "" the whole."""
         file = file or path
+        if (owner := self._writer_of(path, file))[0] is CheckpointOwner.UNKNOWN:
+            return owner
+        return (CheckpointOwner.NAMED, "") if self._is_named(path) or self._is_named(file) else owner
+
+    def is_foreign(self, path: str) -> bool:
+        """Return whether another training wrote a checkpoint, also where the user chose it: it is no progress of this run."""
+        return self._writer_of(path, path)[0] is CheckpointOwner.FOREIGN
+
+    def _writer_of(self, path: str, file: str) -> tuple[CheckpointOwner, str]:
         discovery, identity, content = self._records.discovery, identity_of(path), identity_of(file)
         if discovery is None or self._records.several_nodes or identity is None or content is None:
             return CheckpointOwner.UNKNOWN, ""
-        if self._is_named(path) or self._is_named(file):
-            return CheckpointOwner.NAMED, ""
         if self._is_own(path, identity) or self._is_own(file, content) or discovery.has_content(content):
             return CheckpointOwner.OWN, ""
         return self._of_stranger(path, identity, file, content)

@@ -322,6 +322,8 @@ def _has_parts(files: list[str]) -> bool:
 
 def _are_several(tree: Tree, files: list[str]) -> bool:
     """Return whether the files are checkpoints by themselves: best.pt and last.pt, names with their own steps, or a row of numbers."""
+    if files and all(map(step_names.names_choice, files)):
+        return True
     if len({choice[0].lower() for name in files if (choice := _CHOICE.search(name))}) > 1:
         return True
     own = step_names.worded_step_in(tree.name)

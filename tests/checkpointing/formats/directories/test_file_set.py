@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from checkpointing.discover import find
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
+from supervisor.observe.ranks.path_patterns import checkpoint_path
 from tests.checkpointing.formats.directories.test_directories import trainer
 
 if TYPE_CHECKING:
@@ -165,6 +166,14 @@ def test_the_best_and_the_last_save_are_two_checkpoints(tmp_path: Path, director
         torch.save({"global_step": step, "w": torch.ones(3)}, tmp_path / directory / name)
     assert candidates(tmp_path, f"{directory}/*.ckpt") == [f"{directory}/best.ckpt", f"{directory}/last.ckpt"]
     assert [verify(str(tmp_path / directory / name)).verdict for name in ("best.ckpt", "last.ckpt")] == [Verdict.VERIFIED] * 2
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "best.pt", "last-v1.ckpt"])
+def test_one_of_them_alone_is_a_file_wherever_its_path_is_taken_from(tmp_path: Path, name: str) -> None:
+    member(tmp_path / "checkpoints/3" / name, 1)
+    assert candidates(tmp_path, "checkpoints/*") == [f"checkpoints/3/{name}"]
+    saved_path = str(tmp_path / "checkpoints/3" / name)
+    assert checkpoint_path(saved_path) == saved_path, "a rank that saves it"
 
 
 def test_the_best_weights_beside_a_set_may_be_of_an_earlier_step(tmp_path: Path) -> None:

@@ -234,6 +234,16 @@ def test_a_file_of_a_checkpoint_that_is_a_directory(tmp_path: Path) -> None:
     assert job.loads(*names) == [("step-60", OWN, None, False), ("step-5000", FOREIGN, 5000, False)]
 
 
+def test_the_directory_of_the_checkpoints_may_be_a_link_to_another_disk(job: Restarted, tmp_path: Path) -> None:
+    (job.here / "ckpt").rename(tmp_path / "scratch")
+    (job.here / "ckpt").symlink_to(tmp_path / "scratch")
+    job.stray(when=LONG_AGO)
+    (job.here / "ckpt/latest.pt").symlink_to("step_5000.pt")
+    assert job.loads("ckpt/step_5000.pt") == [("step_5000.pt", FOREIGN, 5000, False)]
+    assert job.loads("ckpt/latest.pt", rank=1) == [("step_5000.pt", FOREIGN, 5000, False)]
+    assert job.loads("ckpt/step_40.pt", attempt=3) == [("step_40.pt", OWN, None, False)]
+
+
 def test_another_jobs_save_into_the_same_directory_is_named(job: Restarted, tmp_path: Path) -> None:
     other = Restarted(tmp_path / "other", saves=())
     other.here = job.here

@@ -41,9 +41,10 @@ class CheckpointOwners:
     def of_loads(self, directory: Path) -> tuple[LoadedCheckpoint, ...]:
         """Return what the ranks of an attempt loaded before their first step where this job keeps its checkpoints."""
         ranks = loads_of_ranks(directory)
-        files = dict.fromkeys(_resolved(path) for paths in ranks for path in paths)
+        ranks = [[self._followed(path) for path in paths] for paths in ranks]
+        files = dict.fromkeys(file for paths in ranks for file in paths)
         owners = {file: self.owner_of(checkpoint_path(file), file) for file in files if self._belongs_to_job(file)}
-        return tuple(dict.fromkeys(load for paths in ranks for load in self._of_rank([_resolved(path) for path in paths], owners)))
+        return tuple(dict.fromkeys(load for paths in ranks for load in self._of_rank(paths, owners)))
 
     def _of_rank(self, files: Sequence[str], owners: dict[str, tuple[CheckpointOwner, str]]) -> Iterator[LoadedCheckpoint]:
         for at, file in enumerate(files):
@@ -54,6 +55,13 @@ class CheckpointOwners:
             later = (other for other in files[at + 1 :] if other in owners and owners[other][0] is CheckpointOwner.OWN)
             replaced = is_foreign and any(pattern_of(checkpoint_path(other)) == pattern_of(path) for other in later)
             yield LoadedCheckpoint(path, owner, step_of(path, file) if is_foreign else None, why, replaced)
+
+    def _followed(self, path: str) -> str:
+        """Return a path with its link followed, still by the name of a place of this job: `ckpt` may be a link to a scratch disk."""
+        real = _resolved(path)
+        beside = f"{path.rpartition('/')[0]}/{real.rpartition('/')[2]}"
+        is_there = beside != real and not self._belongs_to_job(real) and self._belongs_to_job(beside)
+        return beside if is_there and os.path.lexists(beside) else real
 
     def _belongs_to_job(self, file: str) -> bool:
         locations = self._records.locations

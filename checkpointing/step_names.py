@@ -38,6 +38,7 @@ _EPOCH_DIRECTORY: Final = re.compile(
     r"((ckpt|chkpt|checkpoint|model|save|snapshot|state)[-_=. ]?)?(epoch|ep)[-_=. ]?\d+([-_=. ].*)?", re.IGNORECASE
 )
 _HOLDS_CHECKPOINTS: Final = re.compile(r"ckpt|chkpt|checkpoint|snapshot|saves?|steps?|epochs?", re.IGNORECASE)
+_CHOICE: Final = re.compile(r"(best|last|latest|final|newest)([-_]v?\d+)?", re.IGNORECASE)  # Lightning writes last-v1.ckpt beside last.ckpt
 _BARE: Final = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])", re.IGNORECASE)
 _DATE: Final = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
 # tmp-checkpoint-N: transformers 4.36 to 4.39 saved there and renamed at the end
@@ -74,6 +75,12 @@ def names_save(path: str) -> bool:
         return True
     is_number = name.isdecimal() and len(name) <= _MOST_DIGITS and not _DATE.fullmatch(name)
     return is_number and _HOLDS_CHECKPOINTS.search(directory.rpartition("/")[2]) is not None
+
+
+def names_choice(name: str) -> bool:
+    """Return whether a file is named as one of several saves that are kept: best.pt, last.ckpt. It is a checkpoint by itself."""
+    stem = _SUFFIX.sub("", name)
+    return _CHOICE.fullmatch(stem if stem != name else _EXTENSION.sub("", name)) is not None
 
 
 def worded_step_in(name: str) -> int | None:

@@ -55,6 +55,7 @@ class _Read:
     n_turns: int = 0  # how often its thread got a processor
     thread: int = 0
     is_left: bool = False
+    silent_since_t: float = 0.0
     done: threading.Event = field(default_factory=threading.Event)
     answers: list[object] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
@@ -167,7 +168,7 @@ class ReadWatch:
         now = self._clock()
         for read in left:
             if read.path == path:
-                raise DiskSilent(f"no byte has come for {now - read.began_t:.0f} s: its disk does not answer")
+                raise DiskSilent(f"no byte has come for {now - read.silent_since_t:.0f} s: its disk does not answer")
         beside = [read for read in left if read.device == device != _NO_DEVICE]
         if len(beside) >= MOST_LEFT:
             raise DiskSilent("not read: its disk does not answer")
@@ -188,10 +189,10 @@ class ReadWatch:
                 n_seen, seen_turns, silent_s, next_silent_s = read.n_read, turns, 0.0, SILENT_LINE_S
                 self.note_move()
             if interrupted() or not self.is_wanted():
-                self._leave(read)
+                self._leave(read, silent_s)
                 raise Interrupted
             if silent_s >= stall_s:
-                self._leave(read)
+                self._leave(read, silent_s)
                 raise DiskSilent(f"no byte came for {silent_s:.0f} s: its disk does not answer")
             lasted_s = now - read.began_t
             if silent_s >= next_silent_s:
@@ -202,10 +203,12 @@ class ReadWatch:
                 next_line_s = lasted_s + (LINES_S if lasted_s < LATER_LINES_S else LATER_LINES_S)
                 self._report("info", f"reading {read.path}{f' ({why})' if why else ''}: {progress_text(read.n_read, n_bytes, lasted_s)}")
 
-    def _leave(self, read: _Read) -> None:
-        read.is_left = True
-        with self._lock:
-            self._left.append(read)
+    def _leave(self, read: _Read, silent_s: float) -> None:
+        """Leave a read. Only where no byte came for a while is its disk to blame: the next selection reads the others again."""
+        read.is_left, read.silent_since_t = True, self._clock() - silent_s
+        if silent_s >= min(self._again_s, self._stall_s):
+            with self._lock:
+                self._left.append(read)
 
 
 def progress_text(done: int, total: int, lasted_s: float) -> str:

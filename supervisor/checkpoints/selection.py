@@ -86,7 +86,7 @@ class CheckpointSelector:
                 selection = replace(selection, torn=tuple(dict.fromkeys((*selection.torn, *left))))
             if reached is not None and not records.script_chooses:
                 selection = self._of_this_training(selection, rejections, avoid, reached, begun_from, suspect=suspect)
-            is_foreign = reached is not None and records.script_chooses and self._is_foreign(selection)
+            is_foreign = selection.chosen is not None and self._owners.is_foreign(selection.chosen.path)
             if permission.is_valid:
                 self._retention.use(None if selection.chosen is None else selection.chosen.path)
             notes = (*records.take_notes(), *selection.notes)
@@ -133,9 +133,6 @@ class CheckpointSelector:
         rejected = tuple((path, foreign.get(path, reason)) for path, reason in selection.rejected)
         notes = tuple(f"checkpoint not resumed from: {path}: {why}" for path, why in foreign.items())
         return replace(selection, rejected=rejected, notes=(*notes, *selection.notes)) if foreign else selection
-
-    def _is_foreign(self, selection: Selection) -> bool:
-        return selection.chosen is not None and self._owners.owner_of(selection.chosen.path)[0] is CheckpointOwner.FOREIGN
 
     def select_from(
         self, listing: Listing, copies: Sequence[Spare], avoid: Collection[str] = (), *, suspect: bool, rejections: Rejections | None

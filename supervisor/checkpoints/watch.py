@@ -10,6 +10,7 @@ from checkpointing import step_names
 from checkpointing.io.listing_cache import ListingCache
 from checkpointing.manifest import check
 from checkpointing.model import Verdict, Verification
+from supervisor.checkpoints.origin.owners import CheckpointOwners
 from supervisor.checkpoints.origin.provenance import CheckpointWriter
 from supervisor.checkpoints.recording.reports import CheckpointFound, SavesCounted, SavesMissed, SavesShared, WatcherFailed
 from supervisor.checkpoints.recording.watcher import CheckpointWatcher, to_ref
@@ -50,6 +51,7 @@ class CheckpointWatch:
         self._records, self._recorder, self._shared, self._retention = records, recorder, shared, retention
         self._feed, self._has_rank_0, self._report, self._parts = feed, has_rank_0, report, parts
         self._newest_save = newest_save
+        self._owners = CheckpointOwners(records)
         self._is_first_look = True
         self._counted = ""  # how many saves the mirrors hold, as it was reported
         self._is_covered = False  # a declared pattern finds what the ranks save, or it was reported that none does
@@ -137,7 +139,7 @@ class CheckpointWatch:
             self._retention.prune(made, self._recorder, self._feed, self._parts)
         if self._records.locations.is_likely(found.path):
             self._recorder.note_checkpoint(found.path)
-        if is_new and self._records.locations.is_checkpoint(found.path):
+        if is_new and self._records.locations.is_checkpoint(found.path) and not self._owners.is_foreign(found.path):
             ref = to_ref(found if made is None else replace(found, level=check.LEVEL))
             self._report(CheckpointFound(ref, self._attempt_of(found)))
 

@@ -277,9 +277,8 @@ class CheckpointSelected:
     or verified, and may be good; `silent`: those of them from which no byte came; `not_finite`. `older`: further ones, oldest first, not
     verified. `unused`: whole ones of which the script gets none. `torn_in_use`: the torn one that the last attempt tried to load.
     `repaired`: changes to files of the job, as (path, change), by the rule of ownership (docs/explanation/checkpoints.md).
-    `kept_copies`: of torn ones that stay, as (path, newest copy). `notes`: for people. `is_foreign`: the script takes `chosen` by itself,
-    and another training saved it, so that it is no progress of this run. `has_saved`: ranks of this run were seen to
-    save, or nobody could see it.
+    `kept_copies`: of torn ones that stay, as (path, newest copy). `notes`: for people. `is_foreign`: another training saved `chosen`, so
+    that it is no progress of this run. `has_saved`: ranks of this run were seen to save, or nobody could see it.
 
     cannot_work: what differs between the nodes' environments so that no attempt can work, the same on all nodes. unfit: nodes that failed
     the node check, by their number, each with the finding. not_excluded: those of them whose ledger could not be written.

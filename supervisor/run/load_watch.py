@@ -40,8 +40,8 @@ class LoadWatch:
         attempt = self._attempt
 
         def work() -> None:
-            loads = self._judge(attempt)
             self._seen = sizes
+            loads = self._judge(attempt)
             if attempt == self._attempt and loads != self._posted:
                 self._posted = loads
                 self._loop.post(CheckpointsLoaded(self._loop.clock.now(), attempt, loads))

@@ -18,6 +18,7 @@ from checkpointing.verification import verify
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.origin.owners import CheckpointOwners
 from supervisor.checkpoints.recording.newest_save import NewestSave
+from supervisor.checkpoints.recording.reports import CheckpointFound
 from supervisor.core.model import CheckpointOwner
 from tests.checkpoints.test_lineages import Node, identity
 
@@ -233,6 +234,16 @@ def test_a_file_of_a_checkpoint_that_is_a_directory(tmp_path: Path) -> None:
     assert job.loads(*names) == [("step-60", OWN, None, False), ("step-5000", FOREIGN, 5000, False)]
 
 
+def test_the_directory_of_the_checkpoints_may_be_a_link_to_another_disk(job: Restarted, tmp_path: Path) -> None:
+    (job.here / "ckpt").rename(tmp_path / "scratch")
+    (job.here / "ckpt").symlink_to(tmp_path / "scratch")
+    job.stray(when=LONG_AGO)
+    (job.here / "ckpt/latest.pt").symlink_to("step_5000.pt")
+    assert job.loads("ckpt/step_5000.pt") == [("step_5000.pt", FOREIGN, 5000, False)]
+    assert job.loads("ckpt/latest.pt", rank=1) == [("step_5000.pt", FOREIGN, 5000, False)]
+    assert job.loads("ckpt/step_40.pt", attempt=3) == [("step_40.pt", OWN, None, False)]
+
+
 def test_another_jobs_save_into_the_same_directory_is_named(job: Restarted, tmp_path: Path) -> None:
     other = Restarted(tmp_path / "other", saves=())
     other.here = job.here
@@ -274,6 +285,34 @@ def test_numbering_that_begins_anew_is_chosen_by_the_attempt_and_not_by_its_numb
     chosen = job.checkpoints.select(2.0, 2, reached=45).chosen
     assert chosen is not None
     assert chosen.path.endswith("step_10.pt")
+
+
+# what counts as progress
+
+
+def heard_of(job: Restarted) -> list[tuple[str, int]]:
+    """Have the watcher read what is there; return the names that the core hears of, with the attempt of each."""
+    reports: list[CheckpointReport] = []
+    job.checkpoints = JobCheckpoints(job.job, reports.append)
+    job.checkpoints.began(job.current)
+    job.look()
+    return [(Path(report.ref.path).name, report.attempt) for report in reports if isinstance(report, CheckpointFound)]
+
+
+def test_what_another_training_saves_there_while_the_job_runs_is_no_progress_of_its_attempt(job: Restarted) -> None:
+    assert ("step_40.pt", 1) in heard_of(job)
+    job.stray("ckpt/step_5000.pt")
+    assert ("step_5000.pt", 1) not in heard_of(job)
+
+
+@pytest.mark.parametrize("words", [(), ("--init", "ckpt/step_5000.pt")])
+def test_nor_is_the_base_that_is_selected_before_the_run_has_a_step(tmp_path: Path, words: tuple[str, ...]) -> None:
+    job = Restarted(tmp_path, saves=(), before="ckpt/step_5000.pt")
+    job.job = replace(job.job, command=("python", "train.py", *words))
+    job.checkpoints = JobCheckpoints(job.job, job.reports.append)
+    selected = job.checkpoints.select(1.0, 0)
+    assert selected.chosen is not None
+    assert (Path(selected.chosen.path).name, selected.is_foreign) == ("step_5000.pt", True)
 
 
 # the newest save

@@ -4,12 +4,13 @@
     step-20/model.pt, meta.json       last/model.pt, optimizer.pt
 
 A directory is a set if its name is that of a save (`step_names.names_save`), or if weights and an optimizer lie in it under names without a
-number. Files that name steps of their own (`epoch_1/step-100.pt`) are checkpoints by themselves.
+number. Files that name steps of their own (`epoch_1/step-100.pt`), and a `best.pt` beside a `last.pt`, are checkpoints by themselves. A
+`best.pt` beside other files may be of an earlier step than they are.
 
 Each member is examined by its own format; a directory in it that another format claims, by that one. A set is complete if it has what the
 sets beside it have: no file lists its members. A member counts as missing if at least half of the three sets before it have it; one whose
 name has a rank's number, only if the set before has it, because the number of ranks may change. The first set of all has nothing to be
-compared with: it is complete.
+compared with: it is complete. So is one whose directory has not the name of a save, because runs lie beside it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from checkpointing import step_names
 from checkpointing.formats import (
     EDGE_BYTES,
+    NOWHERE,
     TORCH_SUFFIXES,
     Examination,
     StepPosition,
@@ -49,6 +51,11 @@ MEMBER_SUFFIXES: Final = (*TORCH_SUFFIXES, ".bin", ".safetensors")
 _WEIGHTS: Final = re.compile(r"(?<![a-z])(model|net|network|weights|params|pytorch_model|state_dict|ema)(?![a-z])", re.IGNORECASE)
 _OPTIMIZER: Final = re.compile(r"(?<![a-z])opt(im|imizer)?(s|_?states?)?(?![a-z])", re.IGNORECASE)
 _RANK: Final = re.compile(r"(?<![a-z])(rank|shard|part|node|gpu|tp|pp|dp|mp)[-_=. ]?\d+", re.IGNORECASE)
+#: What an evaluation writes there, often minutes after the save, and not each time.
+_RESULTS: Final = re.compile(r"(?<![a-z])(eval\w*|val(id\w*)?|metrics?|results?|scores?|samples?|predictions?)(?![a-z])", re.IGNORECASE)
+#: Words by which a script keeps several saves side by side: each file is a checkpoint of its own.
+_CHOICE: Final = re.compile(r"(?<![a-z])(best|last|latest|final|newest)(?![a-z])", re.IGNORECASE)
+_BEST: Final = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"\d+")
 _RANK_OR_NUMBER: Final = re.compile(rf"{_RANK.pattern}|\d+", re.IGNORECASE)
 _SHARD: Final = ".distcp"
@@ -62,6 +69,8 @@ def claims(tree: Tree) -> bool:
     files = [name for name in tree.entries if "/" not in name and _is_member(name)]
     below = [name for name in tree.directories if "/" not in name and not _is_passed_over(name)]
     if any(step_names.names_save(name) for name in below) or not (_is_named(tree) or _has_parts(files)) or _are_several(tree, files):
+        return False
+    if not _is_named(tree) and any(_holds_saves(f"{tree.path.rstrip('/')}/{name}") for name in below):
         return False
     if files:
         return not _is_begun_by_a_framework(tree, files)
@@ -116,10 +125,12 @@ def _members(tree: Tree, *, bulk: bool) -> tuple[list[Examination], list[str]]:
     parts: list[Examination] = []
     names: list[str] = []
     below, own = tree.split()
+    is_beside_others = any(_is_member(name) and not _BEST.search(name) for name in own)
     for name in sorted(own):
         if own[name].what == "" and not _is_passed_over(name):
             names.append(name)
-            parts.append(_examined(tree, name, bulk=bulk))
+            part = _examined(tree, name, bulk=bulk)
+            parts.append(replace(part, place=NOWHERE) if is_beside_others and _BEST.search(name) else part)
         elif own[name].what and _is_member(name):
             parts.append(examine_member(tree, name, bulk=bulk))
         elif (ended := _unfinished(tree, name)) is not None:
@@ -208,7 +219,12 @@ def _of_two_saves(parts: list[Examination]) -> Examination | None:
 
 
 def _wanted(path: str) -> set[str]:
-    """Return the roles that a set needs, as the sets before it have them."""
+    """Return the roles that a set needs, as the sets before it have them.
+
+    None where its name is not that of a save: what lies beside `exp_2/model.pt, optim.pt` is another run's.
+    """
+    if not _names_save(path):
+        return set()
     before = [roles for other in _neighbours(path, after=False) if (roles := _roles(other, _names_below(other)))]
     counted = Counter(role for roles in before for role in roles)
     return {role for role, n in counted.items() if (role in before[0] if _RANK.search(role) else 2 * n >= len(before))}
@@ -278,8 +294,22 @@ def _names_below(path: str, levels: int = MOST_LEVELS) -> Iterator[str]:
 
 
 def _is_named(tree: Tree) -> bool:
-    directory = os.path.dirname(os.path.abspath(tree.path.rstrip("/")))  # noqa: PTH100, PTH120 -- strings throughout the package
-    return step_names.names_save(f"{directory}/{tree.name}")
+    return _names_save(tree.path)
+
+
+def _names_save(path: str) -> bool:
+    return step_names.names_save(os.path.abspath(path))  # noqa: PTH100 -- strings throughout the package
+
+
+def _holds_saves(path: str) -> bool:
+    """Return whether a directory holds saves, each under a name of its own: `ckpts/step-20.pt`, `ckpts/step-20/model.pt`."""
+    for name in filter(_is_member, _names_below(path)):
+        place = path
+        for part in name.split("/"):
+            place = f"{place}/{part}"
+            if step_names.names_save(place.removesuffix(step_names.suffix_of(part))):
+                return True
+    return False
 
 
 def _has_parts(files: list[str]) -> bool:
@@ -291,7 +321,11 @@ def _has_parts(files: list[str]) -> bool:
 
 
 def _are_several(tree: Tree, files: list[str]) -> bool:
-    """Return whether the files are checkpoints by themselves: they name steps of their own, or a row of numbers (100.pt, 200.pt)."""
+    """Return whether the files are checkpoints by themselves: best.pt and last.pt, names with their own steps, or a row of numbers."""
+    if files and all(map(step_names.names_choice, files)):
+        return True
+    if len({choice[0].lower() for name in files if (choice := _CHOICE.search(name))}) > 1:
+        return True
     own = step_names.worded_step_in(tree.name)
     steps = {step for name in files if (step := step_names.worded_step_in(name)) is not None}
     if steps - {own}:
@@ -319,8 +353,8 @@ def _is_member(name: str) -> bool:
 
 
 def _is_needed(name: str) -> bool:
-    """Return whether a file that stands in the other sets must stand in this one: a log or a picture need not."""
-    return _is_member(name) or step_names.suffix_of(name) in (".json", ".npz", ".npy", ".pkl", ".yaml")
+    """Return whether a file that stands in the other sets must stand in this one: a log, a picture or the result of a test need not."""
+    return _is_member(name) or (step_names.suffix_of(name) in (".json", ".npz", ".npy", ".pkl", ".yaml") and not _RESULTS.search(name))
 
 
 def _is_passed_over(name: str) -> bool:

@@ -40,9 +40,10 @@ class CheckpointOwners:
     def of_loads(self, directory: Path) -> tuple[LoadedCheckpoint, ...]:
         """Return what the ranks of an attempt loaded before their first step where this job keeps its checkpoints."""
         ranks = loads_of_ranks(directory)
-        files = dict.fromkeys(_resolved(path) for paths in ranks for path in paths)
+        ranks = [[self._followed(path) for path in paths] for paths in ranks]
+        files = dict.fromkeys(file for paths in ranks for file in paths)
         owners = {file: self.owner_of(checkpoint_path(file), file) for file in files if self._belongs_to_job(file)}
-        return tuple(dict.fromkeys(load for paths in ranks for load in self._of_rank([_resolved(path) for path in paths], owners)))
+        return tuple(dict.fromkeys(load for paths in ranks for load in self._of_rank(paths, owners)))
 
     def _of_rank(self, files: Sequence[str], owners: dict[str, tuple[CheckpointOwner, str]]) -> Iterator[LoadedCheckpoint]:
         for at, file in enumerate(files):
@@ -54,6 +55,13 @@ class CheckpointOwners:
             replaced = is_foreign and any(pattern_of(checkpoint_path(other)) == pattern_of(path) for other in later)
             yield LoadedCheckpoint(path, owner, step_of(path, file) if is_foreign else None, why, replaced)
 
+    def _followed(self, path: str) -> str:
+        """Return a path with its link followed, still by the name of a place of this job: `ckpt` may be a link to a scratch disk."""
+        real = _resolved(path)
+        beside = f"{path.rpartition('/')[0]}/{real.rpartition('/')[2]}"
+        is_there = beside != real and not self._belongs_to_job(real) and self._belongs_to_job(beside)
+        return beside if is_there and os.path.lexists(beside) else real
+
     def _belongs_to_job(self, file: str) -> bool:
         locations = self._records.locations
         return locations.belongs_to_job(checkpoint_path(file)) or locations.belongs_to_job(file)
@@ -61,11 +69,18 @@ class CheckpointOwners:
     def owner_of(self, path: str, file: str = "") -> tuple[CheckpointOwner, str]:
         """Return who wrote a checkpoint, and what shows it where it is foreign. `file`: the file of it that was loaded, "" the whole."""
         file = file or path
+        if (owner := self._writer_of(path, file))[0] is CheckpointOwner.UNKNOWN:
+            return owner
+        return (CheckpointOwner.NAMED, "") if self._is_named(path) or self._is_named(file) else owner
+
+    def is_foreign(self, path: str) -> bool:
+        """Return whether another training wrote a checkpoint, also where the user chose it: it is no progress of this run."""
+        return self._writer_of(path, path)[0] is CheckpointOwner.FOREIGN
+
+    def _writer_of(self, path: str, file: str) -> tuple[CheckpointOwner, str]:
         discovery, identity, content = self._records.discovery, identity_of(path), identity_of(file)
         if discovery is None or self._records.several_nodes or identity is None or content is None:
             return CheckpointOwner.UNKNOWN, ""
-        if self._is_named(path) or self._is_named(file):
-            return CheckpointOwner.NAMED, ""
         if self._is_own(path, identity) or self._is_own(file, content) or discovery.has_content(content):
             return CheckpointOwner.OWN, ""
         return self._of_stranger(path, identity, file, content)

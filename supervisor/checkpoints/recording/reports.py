@@ -18,7 +18,10 @@ class CheckpointTrouble(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFound:
-    """A checkpoint was verified for the first time. attempt: the one of this run that saved it, 0 where none did."""
+    """A checkpoint that may be of this job was verified for the first time.
+
+    attempt: the one of this run that saved it, 0 where none did.
+    """
 
     ref: CheckpointRef
     attempt: int

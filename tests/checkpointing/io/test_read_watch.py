@@ -192,6 +192,21 @@ def test_a_read_that_nobody_waits_for_is_left_though_the_disk_hangs(tmp_path: Pa
         watch.read(str(hung), lambda how: verify(str(hung), throttle=how.throttle))
 
 
+def test_a_read_that_nobody_waited_for_blames_no_disk_and_the_next_selection_reads_its_path(watch: ReadWatch) -> None:
+    goes_on, reading = threading.Event(), threading.Event()
+
+    def unpickles(_how: ReadOptions) -> str:  # for seconds, in which it does not look whether anybody waits
+        reading.set()
+        return "whole" if goes_on.wait(10) else "late"
+
+    watch.is_wanted = lambda: not reading.is_set()
+    with pytest.raises(Interrupted):
+        watch.read("/ckpt/step_9.pt", unpickles)
+    watch.is_wanted = lambda: True
+    assert watch.read("/ckpt/step_9.pt", lambda _how: "whole") == "whole"
+    goes_on.set()
+
+
 def test_a_process_that_was_stopped_for_an_hour_blames_no_disk() -> None:
     time, looks, stopped_at = VirtualTime(lambda: True), 0, 20
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from checkpointing.discover import find
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
+from supervisor.observe.ranks.path_patterns import checkpoint_path
 from tests.checkpointing.formats.directories.test_directories import trainer
 
 if TYPE_CHECKING:
@@ -119,6 +120,15 @@ def test_what_few_sets_have_is_not_needed(tmp_path: Path) -> None:
     assert [verify(str(one)).verdict for one in sets] == [Verdict.VERIFIED] * 4
 
 
+@pytest.mark.parametrize("name", ["eval_results.json", "metrics.json", "evaluation/scores.json", "val_samples.npy", "validation.yaml"])
+def test_what_an_evaluation_writes_later_is_not_needed(tmp_path: Path, name: str) -> None:
+    sets = saved(tmp_path, "step-{}", [10, 20, 30])
+    for evaluated in sets[:2]:
+        (evaluated / name).parent.mkdir(exist_ok=True)
+        (evaluated / name).write_text("{}")
+    assert [verify(str(one)).verdict for one in sets] == [Verdict.VERIFIED] * 3
+
+
 def test_after_a_change_of_the_number_of_ranks_the_second_set_is_whole_again(tmp_path: Path) -> None:
     sets = saved(tmp_path, "iter_{:07d}", [10, 20, 30, 40])
     for smaller in sets[2:]:
@@ -147,6 +157,57 @@ def test_a_directory_of_single_checkpoints_stays_several(tmp_path: Path) -> None
     member(tmp_path / "epoch_2/200.pt", 1)
     assert candidates(tmp_path, "ckpt") == ["ckpt/latest.pt", "ckpt/step-1.pt", "ckpt/step-2.pt"]
     assert candidates(tmp_path, "epoch_*") == ["epoch_1/step-100.pt", "epoch_1/step-200.pt", "epoch_2/100.pt", "epoch_2/200.pt"]
+
+
+@pytest.mark.parametrize("directory", ["checkpoints/3", "epoch_3", "it2"])
+def test_the_best_and_the_last_save_are_two_checkpoints(tmp_path: Path, directory: str) -> None:
+    for name, step in (("best.ckpt", 300), ("last.ckpt", 500)):
+        (tmp_path / directory).mkdir(parents=True, exist_ok=True)
+        torch.save({"global_step": step, "w": torch.ones(3)}, tmp_path / directory / name)
+    assert candidates(tmp_path, f"{directory}/*.ckpt") == [f"{directory}/best.ckpt", f"{directory}/last.ckpt"]
+    assert [verify(str(tmp_path / directory / name)).verdict for name in ("best.ckpt", "last.ckpt")] == [Verdict.VERIFIED] * 2
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "best.pt", "last-v1.ckpt"])
+def test_one_of_them_alone_is_a_file_wherever_its_path_is_taken_from(tmp_path: Path, name: str) -> None:
+    member(tmp_path / "checkpoints/3" / name, 1)
+    assert candidates(tmp_path, "checkpoints/*") == [f"checkpoints/3/{name}"]
+    saved_path = str(tmp_path / "checkpoints/3" / name)
+    assert checkpoint_path(saved_path) == saved_path, "a rank that saves it"
+
+
+def test_the_best_weights_beside_a_set_may_be_of_an_earlier_step(tmp_path: Path) -> None:
+    for name, step in (("model.pt", 500), ("optim.pt", 500), ("best.pt", 300)):
+        torch.save({"global_step": step, "w": torch.ones(3)}, tmp_path / name)
+    found = verify(str(tmp_path))
+    assert (found.verdict, found.step) == (Verdict.VERIFIED, 500)
+    os.truncate(tmp_path / "best.pt", 70)
+    assert verify(str(tmp_path)).verdict is Verdict.BAD
+
+
+def test_the_directories_of_two_runs_are_not_compared(tmp_path: Path) -> None:
+    for name in ("exp_1/model.pt", "exp_1/optim.pt", "exp_1/ema.pt", "exp_1/config.json", "exp_2/model.pt", "exp_2/optim.pt"):
+        member(tmp_path / name, 1)
+    assert candidates(tmp_path, "*/*.pt") == ["exp_1", "exp_2"]
+    assert [verify(str(tmp_path / run)).verdict for run in ("exp_1", "exp_2")] == [Verdict.VERIFIED] * 2
+
+
+@pytest.mark.parametrize(
+    "layout", ["ckpts/step-{}.pt", "ckpts/{}.pt", "saved/epoch_{}.ckpt", "ckpts/step-{}/model.pt", "a/b/step-{}/model.pt"]
+)
+def test_a_run_that_has_its_last_state_above_its_saves_hides_none_of_them(tmp_path: Path, layout: str) -> None:
+    saves = [f"exp/{layout.format(step)}" for step in (20, 40)]
+    for name in ("exp/model.pt", "exp/optim.pt", *saves):
+        member(tmp_path / name, 1)
+    os.truncate(tmp_path / "exp/optim.pt", 70)
+    seen = candidates(tmp_path, "exp/**/*.*t")
+    assert [path for path in seen if verify(str(tmp_path / path)).verdict is Verdict.VERIFIED] == sorted([*saves, "exp/model.pt"])
+
+
+def test_a_directory_of_weights_below_is_a_part_of_the_set(tmp_path: Path) -> None:
+    for name in ("last/model.pt", "last/optim.pt", "last/ema/weights.pt", "last/shards/0.pt", "last/shards/1.pt"):
+        member(tmp_path / name, 1)
+    assert candidates(tmp_path, "last") == ["last"]
 
 
 @pytest.mark.parametrize("run", ["max_steps1000", "lr3_epochs50", "exp_step2", "max_step_100", "the_epochs1"])

@@ -43,8 +43,8 @@ def killed_beside_a_stray(
 
 
 def unwrapped(text: str) -> str:
-    """Return a text without the line breaks of a card, which stand before each long path."""
-    return " ".join(text.split())
+    """Return a text without any space: a card breaks its lines before and within a long path."""
+    return "".join(text.split())
 
 
 def digests(place: Path) -> dict[str, str]:
@@ -62,7 +62,7 @@ def test_another_trainings_checkpoint_ends_the_run_before_a_save(
     assert run.exit_code(deadline_s=120) == 65, run.account()
     assert run.attempts() == 2
     assert digests(tmp_path) == before
-    assert f"the ranks loaded {stray}" in unwrapped(run.stderr)
+    assert unwrapped(f"the ranks loaded {stray}") in unwrapped(run.stderr)
     assert f"mv {stray}" in run.stderr
     shown = run.ask("why").stdout
     assert "The ranks loaded another training's checkpoint" in shown
@@ -88,4 +88,4 @@ def test_a_newest_save_that_is_removed_is_said_at_once_when_the_ranks_are_gone(
     gone = f"the newest save of this run, {tmp_path}/ckpt/step_20.pt, is gone"
     assert run.stderr.count(gone) == 1
     assert "resumed at step 10" in run.stderr
-    assert "step_20.pt, is gone" in unwrapped(run.ask("why").stdout)
+    assert unwrapped("step_20.pt, is gone") in unwrapped(run.ask("why").stdout)

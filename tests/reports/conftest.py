@@ -1,0 +1,18 @@
+"""What the tests of reports share: `supervise` runs, and the command that starts a script of `scripts/` on two ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.conftest import supervise  # noqa: F401  a fixture
+
+SCRIPTS = Path(__file__).parent / "scripts"
+#: What a user declares for the training of `scripts/training.py`.
+DECLARED = ("--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}")
+#: Checkpoints are looked at often, since these trainings take seconds: `supervise(..., **OFTEN)`.
+OFTEN = {"SUPERVISE_CHECKPOINTS_SCAN_INTERVAL_S": "0.2"}
+
+
+def torchrun(script: str, *arguments: str, ranks: int = 2) -> list[str]:
+    """Return the command that runs a script of `scripts/` under torchrun on one node."""
+    return ["torchrun", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPTS / script), *arguments]

@@ -25,6 +25,7 @@ from page_tables import find_page, replace_table
 
 from health.kernellog.messages import Role, forms
 from health.nvidia import xids
+from supervisor.classify import remedies
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.classify.engine import classify
 from supervisor.classify.gpu.xid import CAUSES
@@ -195,7 +196,7 @@ def of_sources(samples: Iterable[Sample]) -> str:
 
 def of_causes() -> str:
     """Return the table of causes."""
-    rows = [(f"`{cause}`", row.meaning, row.proof, row.remedy) for cause, row in EXPLANATIONS.items()]
+    rows = [(f"`{cause}`", row.meaning, row.proof, remedies.documented(cause)) for cause, row in EXPLANATIONS.items()]
     return "\n".join(_table(("cause", "meaning", "evidence", "what to do"), rows))
 
 

@@ -176,7 +176,7 @@ class OutgoingAlert:
     about: what tells two alerts of one kind and attempt apart (two GPUs that are put out of use). It is never sent. The fields below it
     are not sent to webhooks of version 1. node: this node's name for people. subject: tells two threads of one kind apart (a GPU).
     failed_on: the node that failed, where the job has several. exit_code: of the run, None while it goes on. lines, state_dir:
-    text that may hold paths and log lines, sent with detail `lines` only.
+    text that may hold paths and log lines, sent with detail `lines` only. hints: what a person does, which names no path and no address.
     """
 
     run_id: str
@@ -196,6 +196,7 @@ class OutgoingAlert:
     confidence: float | None = None
     subject: str = ""
     exit_code: int | None = None
+    hints: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     state_dir: str = ""
 

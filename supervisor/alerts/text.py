@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from supervisor.alerts.model import INCIDENT, AlertAction, AlertEvent, ThreadEffect, plain_name
 from supervisor.alerts.threads import NotificationState
 from supervisor.classify.causes import EXPLANATIONS
-from supervisor.core.model import Cause
+from supervisor.classify.remedies import general_hints
+from supervisor.core.model import Cause, Verdict
 from supervisor.core.time_text import span_text, timestamp
 from supervisor.errors import ExitCode
 
@@ -201,4 +202,10 @@ def _to_do(sent: Notification) -> str:
     alert = sent.alert
     needs_a_person = alert.action is AlertAction.STOP or alert.cause in _WAITS_FOR_A_PERSON
     is_open = sent.state is not NotificationState.RESOLVED and _is_incident(alert)
-    return f"To do: {EXPLANATIONS[alert.cause].remedy}." if needs_a_person and is_open and alert.cause is not Cause.NONE else ""
+    return f"To do: {_remedy(alert)}." if needs_a_person and is_open and alert.cause is not Cause.NONE else ""
+
+
+def _remedy(alert: OutgoingAlert) -> str:
+    """Return the hints that the alert carries; of an alert that carries none, those that hold for every failure of its cause."""
+    text = "; ".join(alert.hints or general_hints(Verdict(alert.cause, 1.0, "", "")))
+    return text[:1].upper() + text[1:]

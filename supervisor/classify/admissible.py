@@ -10,7 +10,9 @@ put the known end of a rank before the text. Candidates that are not admissible 
    named, a footer between the two separates the processes of two nodes. A person's Ctrl-C may follow from another exception, not from text.
 3. *A signal is no exception.* A process that died of SEGV or KILL did not die of an exception of which its log has a single line.
 4. *A rank that we ended is no culprit.* Its own text does not accuse it while the end of another rank names a cause.
-5. *A survived cause never changes the job.* If training went on, or ended well, text alone does not prove such a cause.
+5. *A logged error needs a peer that waited.* An error that a rank logged and survived explains the time-out of another rank, and nothing
+   else: not a kill, and no wait of the rank that logged it.
+6. *A survived cause never changes the job.* If training went on, or ended well, text alone does not prove such a cause.
 """
 
 from __future__ import annotations
@@ -42,6 +44,10 @@ KILLS = frozenset({Cause.HOST_OOM, Cause.PREEMPTED, Cause.INTERRUPTED, Cause.KIL
 #: Causes in the program and its libraries. No record of the kernel explains them, and a missing module follows from no other cause.
 _OF_PROGRAMS = frozenset({Cause.USER_CODE, Cause.DEPENDENCY})
 EXCEPTIONS = frozenset({"exception", "last_exception"})
+#: What the names of signatures end with that are searched in the lines which call themselves an error.
+LOGGED = ".survived"
+#: Signatures of a wait that ended by its time-out, beside those of NCCL.
+_TIMED_OUT = frozenset({"gloo_error.timeout", "gloo_error.wait", "gloo_error.barrier", "gloo_error.keys"})
 _KILL = "9"
 #: Signals that no exception ends in: faults and KILL. A C++ exception ends in ABRT, and TERM comes from outside.
 _NO_EXCEPTIONS_END = frozenset({"4", "7", "8", _KILL, "11"})
@@ -82,8 +88,20 @@ def admissible(candidates: Sequence[CauseCandidate], facts: Sequence[Evidence]) 
         if not (c.survived and c.claim.cause in JOB_CHANGING)
         and not any(_outranks(end, c, ended, tables) and not _interrupted(end, c, raised) for end in ends)
         and not any(_ruled_out_by_signal(c, signal) for signal in signals)
+        and (not is_logged(c.fact) or any(_waited_for(c, other) for other in candidates))
         and not (_is_text(c.fact) and c.claim.cause in JOB_CHANGING and c.fact.t < good_end)
     ]
+
+
+def is_logged(fact: Evidence) -> bool:
+    """Whether a fact is an error that a rank logged, and went on (signatures/logged.toml)."""
+    return fact.name.endswith(LOGGED)
+
+
+def _waited_for(logged: CauseCandidate, other: CauseCandidate) -> bool:
+    """Whether another rank's wait ended by its time-out. A rank that is not known may be another one."""
+    is_wait = other.claim.cause is Cause.NCCL_TIMEOUT or other.fact.name in _TIMED_OUT
+    return is_wait and (logged.rank is None or other.rank is None or other.rank != logged.rank)
 
 
 def good_end_time(facts: Sequence[Evidence]) -> float:

@@ -18,7 +18,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.classify import admissible, exits, unsynced
+from supervisor.classify import admissible, caches, exits, peers, unsynced
 from supervisor.classify.candidate import CONVINCING, CauseCandidate
 from supervisor.classify.exceptions import RACE, UNCAUGHT, Exceptions
 from supervisor.classify.fingerprint import fingerprint, frames_of, place_of
@@ -29,7 +29,7 @@ from supervisor.classify.logs.tracebacks import OF_VALUES
 from supervisor.core.model import Cause, Evidence, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from supervisor.core.model import Claim
 
@@ -64,6 +64,8 @@ SUMMARY_CHARACTERS = 160
 MOST_BECAUSE = 10
 MOST_OF_A_KIND = 16
 MOST_FACTS = 40
+#: The host's facts that belong to a verdict, by its cause (observe/host/job_files.py).
+_OF_DISKS = {Cause.DISK_FULL: "job_files", Cause.CACHE_CORRUPT: "cache_file"}
 
 
 def classify(evidence: Iterable[Evidence]) -> Verdict:
@@ -72,6 +74,7 @@ def classify(evidence: Iterable[Evidence]) -> Verdict:
     trained = max((f.line for f in facts if f.name == "last_progress"), default=0)
     # in a log, an end before the last training belongs to another process
     facts = _with_ranks(tuple(f for f in facts if not (f.source == "exit" and 0 < f.line < trained)))
+    facts = caches.claimed(facts, {name for _, name in UNCAUGHT})
     exceptions = Exceptions(facts)
     candidates = _candidates(facts, exceptions)
     allowed = admissible.admissible(candidates, facts)
@@ -351,7 +354,7 @@ def _verdict(
         fingerprint=_fingerprint(best, facts, exception, trace),
         rank=rank,
         transient=best.claim.transient,
-        because=_because(best, same, candidates, facts, exception),
+        because=_because(best, rank, same, candidates, facts, exception),
         facts=tuple(fields.items())[:MOST_FACTS],
         gpu=next((fields[name] for name in ("gpu_uuid", "uuid", "pci", "pci_id", "gpu") if name in fields), ""),
         node=next((c.fact.node for c in same if c.fact.node), fields.get("node", "")),
@@ -399,19 +402,53 @@ def _fields(
             found.setdefault(fact.name, fact.text)
     for name, value in xid.explained(found.get("xid", "")).items():
         found.setdefault(name, value)
+    found |= _of_cause(best, found, facts, exception)
     own = {pid for fact in facts if fact.source == "exit" or fact.name == "member" if (pid := _field(fact, "pid"))}
     return found | gpu_memory.holders(found, own)
 
 
-def _because(
+def _of_cause(best: CauseCandidate, found: Mapping[str, str], facts: Sequence[Evidence], exception: Evidence | None) -> dict[str, str]:
+    """Return what a remedy of this cause depends on (remedies.py)."""
+    cause = best.claim.cause
+    if cause is Cause.STORAGE_REMOTE:
+        return _other_end(best, facts, exception)
+    if cause is Cause.HOST_OOM:
+        return {"killed": "child"} if _killed_a_child(found, facts) else {}
+    of_host = (
+        f for f in facts if (f.source, f.name) == ("host", _OF_DISKS.get(cause)) and (best.rank is None or f.rank in {None, best.rank})
+    )
+    return next((dict(fact.fields) for fact in of_host), {})
+
+
+def _killed_a_child(found: Mapping[str, str], facts: Sequence[Evidence]) -> bool:
+    """Whether the process that was killed for want of memory is known, and was a child of a rank: a loader's worker."""
+    if any("DataLoader worker" in fact.text for fact in facts):
+        return True
+    ranks = {_field(fact, "pid") for fact in facts if fact.source == "exit"}
+    return bool(found.get("pid") and ranks) and found["pid"] not in ranks
+
+
+def _other_end(best: CauseCandidate, facts: Sequence[Evidence], exception: Evidence | None) -> dict[str, str]:
+    """Return the address that did not answer, or refused, and whether it is the job's own service; {} where it is not known."""
+    noted = (f.text for f in facts if (f.source, f.name) == ("error_file", "peer") and f.rank == best.rank)
+    texts = (best.fact.text, *((exception.text,) if exception is not None else ()))
+    peer = next(noted, "") or next((found for text in texts if (found := peers.peer_in(text))), "")
+    if not peer:
+        return {}
+    own = peers.is_own(peer) and not peers.serves_data(best.fact.name)
+    return {"peer": peer} | ({"own_service": "this machine" if peers.is_local(peer) else "a private network"} if own else {})
+
+
+def _because(  # noqa: PLR0913, PLR0917 (what a verdict stands on)
     best: CauseCandidate,
+    rank: int | None,
     same: Sequence[CauseCandidate],
     candidates: Sequence[CauseCandidate],
     facts: Sequence[Evidence],
     exception: Evidence | None,
 ) -> tuple[Evidence, ...]:
     """Return the evidence of a verdict: of the cause, then further facts about the culprit, then the consequences."""
-    listed: list[Evidence] = [best.fact, *_beside(best.rank, facts, best.fact)]
+    listed: list[Evidence] = [best.fact, *_beside(rank, facts, best.fact)]
     if exception is not None and exception.text != best.fact.text:
         listed.insert(1, exception)
     if best.guess and best.fact.name == "signal":  # the kernel's record of it may be in the log that could not be read
@@ -426,9 +463,9 @@ def _because(
 
 
 def _beside(rank: int | None, facts: Sequence[Evidence], besides: Evidence) -> list[Evidence]:
-    """Return the exit code, signal, phase and step of a rank."""
+    """Return the exit code, signal, phase and step of a rank, and whether it has loader workers."""
     own = [f for f in facts if f.rank == rank and f is not besides]
-    names = ("exit_code", "signal", "phase", "step")
+    names = ("exit_code", "signal", "phase", "step", "loader")
     return [f for f in (next((f for f in own if f.name == name), None) for name in names) if f is not None]
 
 

@@ -38,6 +38,7 @@ class Cause(StrEnum):
     CUDA_ILLEGAL_ACCESS = "cuda_illegal_access"
     CHECKPOINT_CORRUPT = "checkpoint_corrupt"
     CHECKPOINT_MISMATCH = "checkpoint_mismatch"
+    CACHE_CORRUPT = "cache_corrupt"
     DISK_FULL = "disk_full"
     IO_ERROR = "io_error"
     STORAGE_REMOTE = "storage_remote"

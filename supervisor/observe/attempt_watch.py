@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from supervisor.guardian.messages import StreamTail
 from supervisor.knobs.knob_set import ENV
 from supervisor.launch import rendezvous_ports
 from supervisor.observe import collect
-from supervisor.observe.host import resources
+from supervisor.observe.host import job_files, resources
 from supervisor.observe.host.interfaces import InterfaceWatch
 from supervisor.observe.host.kernel_watch import KernelWatch
 from supervisor.observe.host.oom_kills import OomKillCounter
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 #: What a source gets once the ranks are gone. The verdict waits for the slowest.
 ANSWER_S = 1.5
+#: Attempts whose beginning is remembered, to tell which one wrote a file.
+MOST_BEGUN = 256
 LOGS_S = 1.0
 KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline with what it has
 
@@ -80,10 +83,13 @@ class AttemptWatch:
         self.rank_ends: LaunchedRanks | None = None
         self._kills: OomKillCounter | None = None
         self._problem = ""
+        self._begun: deque[job_files.Begun] = deque(maxlen=MOST_BEGUN)
+        self._staging: frozenset[str] = frozenset()
 
     def begin(self, attempt: int, *, plain: bool = False) -> None:
         """A new attempt starts; the last one is forgotten. plain: the command starts its ranks by itself."""
         self.stop()
+        self._begun.append(job_files.Begun(attempt, self._clock.now()))
         self.job_processes.set_ranks(())
         self._problem = ""
         self._kills = OomKillCounter()  # files of the kernel's own: memory
@@ -157,6 +163,8 @@ class AttemptWatch:
         least_shm, problem, is_plain = self._shm.least, self._problem, self.rank_ends is not None
         read: list[StreamRead] = []
         was_read = threading.Event()
+        raised: list[Evidence] = []
+        were_raised = threading.Event()
 
         def of_logs() -> Iterable[Evidence]:
             try:
@@ -180,14 +188,26 @@ class AttemptWatch:
             return (*logged, *self._interfaces.evidence({**self._job.environ, **variables}, interface, peers))
 
         def of_exceptions() -> Iterable[Evidence]:
-            reported = collect.errors(directory, ranks, self._clock, since_ns, deaths)
-            claims = collect.claims((*reported, *collect.of_launcher(launcher.facts(), reported)), self._signatures)
+            try:
+                reported = collect.errors(directory, ranks, self._clock, since_ns, deaths)
+                claims = collect.claims((*reported, *collect.of_launcher(launcher.facts(), reported)), self._signatures)
+                raised.extend((*reported, *claims))
+            finally:
+                were_raised.set()
             return (*collect.rooted(reported, claims), *claims, *races.evidence(directory, ranks, reported))
+
+        def of_files() -> Iterable[Evidence]:
+            self._staging |= job_files.staging_patterns(directory)
+            were_raised.wait(LOGS_S)
+            places = [*(place for name, place in self._places() if name == "checkpoints"), *job_files.saved_directories(directory)]
+            full = job_files.on_full_disk(raised, places, tuple(self._begun), self._staging)
+            return (*full, *job_files.of_caches(raised, self._job.environ, tuple(self._begun)))
 
         return {
             "exceptions": of_exceptions,
-            "heartbeats": lambda: collect.beats(directory / "heartbeat"),
+            "heartbeats": lambda: collect.beats(directory / "heartbeat", self.job_processes.with_children),
             "saves": lambda: collect.saves(directory),
+            "files": of_files,
             "logs": of_logs,
             "tails": of_tails,
             "network": of_network,

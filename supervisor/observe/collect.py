@@ -25,7 +25,7 @@ from supervisor.observe.processes.launched_ranks import VanishedRank
 from supervisor.observe.ranks import error_files, heartbeats, save_logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from supervisor.core.model import RankExit, RankInfo
@@ -117,14 +117,19 @@ def exits(  # noqa: PLR0913  what is known of the ends, each by name
     return tuple(found)
 
 
-def beats(path: Path) -> tuple[Evidence, ...]:
-    """Return the last phase, step and step count of every rank that ever had a heartbeat."""
+def beats(path: Path, with_children: Collection[int | None] = ()) -> tuple[Evidence, ...]:
+    """Return the last phase, step and step count of every rank that ever had a heartbeat, and whether it has a loader's workers.
+
+    with_children: ranks that have processes of their own. They may be the workers of a loader that is not torch's.
+    """
     found = []
     for beat in heartbeats.read(path):
         found.append(Evidence("heartbeat", "phase", str(beat.phase), rank=beat.rank))
         found.append(Evidence("heartbeat", "steps", str(max(beat.steps, 0)), rank=beat.rank))
         if beat.step is not None:
             found.append(Evidence("heartbeat", "step", str(beat.step), rank=beat.rank))
+        if beat.loader or (beat.torch_loaded and beat.rank not in with_children):
+            found.append(Evidence("heartbeat", "loader", "workers" if beat.loader else "none", rank=beat.rank))
         found += _beyond_imports(beat.rank, optimizer=beat.optimizer_made, ran=beat.ran)
     return tuple(found)
 
@@ -154,6 +159,8 @@ def errors(
         # cut as a claim's text is, so that the two are known to be of one exception
         found.append(Evidence("error_file", "exception", f"{kind}: {error.message}"[: match.KEPT_TEXT], rank=error.rank, t=t))
         found.append(Evidence("error_file", "traceback", error.traceback, rank=error.rank, t=t))
+        if error.peer:
+            found.append(Evidence("error_file", "peer", error.peer, rank=error.rank, t=t))
     return tuple(found)
 
 

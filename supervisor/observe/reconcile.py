@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
-from supervisor.classify.admissible import JOB_CHANGING, KILLS, ONE_LINE
+from supervisor.classify.admissible import JOB_CHANGING, KILLS, ONE_LINE, is_logged
 from supervisor.classify.engine import OWN_CODE
 from supervisor.classify.exceptions import UNCAUGHT
 from supervisor.classify.logs.tracebacks import HANDLED
@@ -60,6 +60,8 @@ def reconciled(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Seq
     )
     handled = _handled(facts)
     stepped = {beat.rank: clock.at_monotonic_ns(beat.last_step_ns) for beat in beats if beat.last_step_ns is not None}
+    # every rank made a step after what one of them had logged: nobody waited for it
+    stepped_on = min(stepped.values()) if len(stepped) == len(beats) and stepped else 0.0
     quoted = {(fact.rank, fact.line) for fact in facts if fact.rank in without_exception and fact.source == "log" and _is_printed(fact)}
     gone = [fact.t for fact in facts if _is_a_kill(fact) and not (fact.name == "exit_code" and fact.rank in speaking)]
     kept: list[Evidence] = []
@@ -67,7 +69,7 @@ def reconciled(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Seq
     for fact in facts:
         if fact.source == "log":
             adjusted = replace(fact, t=min(fact.t, died.get(_rank(fact), fact.t)))
-            if (fact.rank, fact.line) in quoted:
+            if (fact.rank, fact.line) in quoted or (is_logged(fact) and fact.t < stepped_on):
                 continue
             if fact.rank in without_exception and _is_raised(fact) and fact.t < stepped.get(_rank(fact), 0.0):
                 continue

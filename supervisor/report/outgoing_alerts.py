@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from supervisor.classify.remedies import general_hints
 from supervisor.core.events import AttemptEnded, NodesGathered
 from supervisor.core.model import Cause, PlanKind
 from supervisor.core.training_events import LossChanged, PaceChanged
@@ -127,6 +128,7 @@ class OutgoingAlerts:
                 confidence=None if decision is None or not decision.verdict.confidence else decision.verdict.confidence,
                 subject=subject,
                 exit_code=exit_code,
+                hints=general_hints(decision.verdict) if decision is not None and incident else (),
                 lines=_lines(decision if incident else None, about),
                 state_dir=str(identity.state_root(self._job.state)),
             )

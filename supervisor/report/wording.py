@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
+from supervisor.classify.caches import CACHE
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.core.numeric import rank_list
@@ -66,13 +67,25 @@ def cause_text(verdict: Verdict) -> str:
         return f"A rank read a checkpoint while another rank was writing it ({verdict.cause.value}, {sure})"
     if dict(verdict.facts).get(FOREIGN_CHECKPOINT):
         return f"The ranks loaded another training's checkpoint ({verdict.cause.value}, {100 * verdict.confidence:.0f} % sure)"
-    return cause_text_of(verdict.cause, verdict.confidence, is_transient=verdict.transient)
+    facts = dict(verdict.facts)
+    if facts.get("own_service"):
+        meaning = f"{facts['peer']}, a service of the job's own, did not answer, or refused"
+    elif facts.get(CACHE):
+        kind = "was replaced while a rank read it" if verdict.transient else "is damaged: half-written, or of another version"
+        meaning = f"A file in the cache of {facts[CACHE]} {kind}"
+    else:
+        meaning = EXPLANATIONS[verdict.cause].meaning
+    return _with_cause(meaning, verdict.cause, verdict.confidence, is_transient=verdict.transient)
 
 
 def cause_text_of(cause: Cause, confidence: float, *, is_transient: bool = False) -> str:
     """Return a cause in words, with its name in docs/reference/causes.md and how sure it is."""
+    return _with_cause(EXPLANATIONS[cause].meaning, cause, confidence, is_transient=is_transient)
+
+
+def _with_cause(meaning: str, cause: Cause, confidence: float, *, is_transient: bool) -> str:
     transient = ", transient" if is_transient else ""
-    return f"{EXPLANATIONS[cause].meaning} ({cause.value}, {100 * confidence:.0f} % sure{transient})"
+    return f"{meaning} ({cause.value}, {100 * confidence:.0f} % sure{transient})"
 
 
 def code_text(verdict: Verdict) -> str:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify import unsynced as explanation
+from supervisor.classify.remedies import before_the_next_start
 from supervisor.core.model import Cause, Change, HangKind, Phase, Plan, PlanKind
 from supervisor.strategies import network
 from supervisor.strategies.repetition import restart_within_budget
@@ -32,11 +33,8 @@ _LEVELS = {
     "ddp_unsynced.gloo_size": ("DETAIL", "peer_operation", "both ranks and their operations"),
     "ddp_unsynced.nccl_size": ("DETAIL", "peer_operation", "both ranks and their operations"),
 }
-_REMEDIES = {
-    "ddp_unsynced.unused_parameters": "use them in the loss, or pass find_unused_parameters=True to DistributedDataParallel",
-    "ddp_unsynced.ready_twice": "use the parameter once in a forward pass; checkpoint activations with use_reentrant=False",
-    "ddp_unsynced.collectives": "make all ranks call the same collectives in the same order: none for one rank alone, equally many batches",
-}
+#: Signatures that name the difference, so that a restart which meets them again is in vain.
+_NAMED = frozenset({"ddp_unsynced.unused_parameters", "ddp_unsynced.ready_twice", "ddp_unsynced.collectives"})
 #: torch's own defaults (torch/distributed/constants.py, 2.1 to 2.13).
 _DEFAULT_TIMEOUT_S = {Cause.NCCL_TIMEOUT: 600.0, Cause.GLOO_ERROR: 1800.0, Cause.HANG_NO_ERROR: 600.0}
 #: The timeout grows by this factor, at most so often without progress, and to this limit.
@@ -133,16 +131,15 @@ def name_unsynced(situation: Situation) -> Plan | None:
 def unsynced(situation: Situation) -> Plan | None:
     """Stop with 65 once it is named and a restart would meet it again: it came again without progress, or within the first steps."""
     signature = _signature(situation)
-    remedy = _REMEDIES.get(signature, "")
     early = situation.before_first_step or (situation.step is not None and situation.step <= _EARLY_STEPS and situation.resume is None)
     _, field, _ = _LEVELS.get(signature, ("", "", ""))
     is_named = not field or bool(situation.fact(field))
-    if not remedy or not (situation.tried("name_unsynced") or (early and is_named)):
+    if signature not in _NAMED or not (situation.tried("name_unsynced") or (early and is_named)):
         return None
     return Plan(
         kind=PlanKind.STOP,
         reason=f"{explanation.summary(dict(situation.verdict.facts)) or situation.verdict.summary}: every restart meets it again",
-        next_rung=f"{remedy}; then start again",
+        next_rung=before_the_next_start(situation.verdict),
         strategy="unsynced",
         exit_code=65,
     )

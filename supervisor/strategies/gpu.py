@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from health.nvidia.xids import Retry, lookup_text
+from supervisor.classify.remedies import before_the_next_start
 from supervisor.core.budget import INFRASTRUCTURE_PERIOD_S, family
 from supervisor.core.model import Cause, Change, Gpu, HangKind, Launcher, Phase, Plan, PlanKind
 from supervisor.core.values import dataclass
@@ -19,7 +20,6 @@ from supervisor.strategies import consent
 from supervisor.strategies.memory import BATCHNORM, batch_options
 from supervisor.strategies.repetition import HANGS
 from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import cause_remedy
 
 if TYPE_CHECKING:
     from supervisor.core.model import Failure, Knob
@@ -70,7 +70,7 @@ def same_gpu_twice(situation: Situation) -> Plan | None:
         return Plan(
             kind=PlanKind.STOP,
             reason=f"the same failure on {len({f.gpu for f in elsewhere}) + 1} GPUs, with no progress in between: the program is at fault",
-            next_rung=cause_remedy(situation),
+            next_rung=before_the_next_start(situation.verdict),
             strategy="same_gpu_twice",
             exit_code=65,
         )

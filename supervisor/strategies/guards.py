@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.classify.packages import install_text
+from supervisor.classify.remedies import before_the_next_start
 from supervisor.core import budget
 from supervisor.core.model import Cause, Plan, PlanKind
 from supervisor.strategies.consent import SURE
 from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import cause_remedy, exit_code_after, exit_code_of
+from supervisor.strategies.situation import exit_code_after, exit_code_of
 
 if TYPE_CHECKING:
     from supervisor.core.model import Failure
@@ -60,7 +60,7 @@ def within_cap(situation: Situation) -> Plan | None:
         return Plan(
             kind=PlanKind.STOP,
             reason=(spent if policy.intensity else "restart.intensity = 0 allows no restart") + (f": {why}" if why else ""),
-            next_rung=cause_remedy(situation),
+            next_rung=before_the_next_start(situation.verdict),
             strategy="within_cap",
             exit_code=code,
         )
@@ -77,11 +77,11 @@ def recurring(situation: Situation) -> Plan | None:
     policy, verdict = situation.policy, situation.verdict
     if budget.family(verdict.cause) == "infrastructure":
         reason = budget.balance(situation.failures, verdict.cause, situation.t, policy).refusal
-        next_rung, code = f"{cause_remedy(situation)}, or the scheduler's requeue continues this run", 75
+        next_rung, code = f"{before_the_next_start(situation.verdict)}, or the scheduler's requeue continues this run", 75
     else:
         count = len(budget.equal(situation.failures, verdict.fingerprint, situation.t)) + 1
         reason = f"failed {count} times in the same way without progress" if count >= policy.recurring_stop else ""
-        next_rung, code = cause_remedy(situation), 65
+        next_rung, code = before_the_next_start(situation.verdict), 65
     return Plan(kind=PlanKind.STOP, reason=reason, next_rung=next_rung, strategy="recurring", exit_code=code) if reason else None
 
 
@@ -123,7 +123,7 @@ def start_again(situation: Situation) -> Plan | None:
         return Plan(
             kind=PlanKind.STOP,
             reason=f"{missing}: {tries}" + (f", and neither did the {situation.vain_requeues} requeues before" if over else ""),
-            next_rung=f"{_remedy(situation)}, then start again" if over else "the scheduler's requeue continues this run",
+            next_rung=before_the_next_start(situation.verdict) if over else "the scheduler's requeue continues this run",
             strategy=START_AGAIN,
             exit_code=65 if over else 75,
             charged=False,
@@ -165,20 +165,10 @@ def own_code_before_first_step(situation: Situation) -> Plan | None:
         kind=PlanKind.STOP,
         reason="it failed before its first training step: "
         + ("no restart is made there, though another try may help" if transient else "a restart would meet the same"),
-        next_rung="start again once it has passed" if transient else f"{_remedy(situation)}, then start again",
+        next_rung="start again once it has passed" if transient else before_the_next_start(situation.verdict),
         strategy="own_code_before_first_step",
         exit_code=exit_code_of(situation.first),
     )
-
-
-def _remedy(situation: Situation) -> str:
-    """Return what a person corrects where the same start would fail again."""
-    if situation.verdict.cause is not Cause.DEPENDENCY:
-        return "correct the program"
-    if install := install_text(dict(situation.verdict.facts)):
-        return f"run {install}"
-    module = situation.fact("module")
-    return f"install what provides {module}, or correct the import" if module else "install versions that fit each other"
 
 
 def start_tries(situation: Situation) -> Plan | None:
@@ -213,7 +203,7 @@ def environment_at_fault(situation: Situation) -> Plan | None:
     return Plan(
         kind=PlanKind.STOP,
         reason=f"{'this node' if driver else 'the set-up'} does not fit: {verdict.summary}",
-        next_rung="use another node, or correct its driver" if driver else "give each rank a GPU of its own, equal versions on all nodes",
+        next_rung=before_the_next_start(verdict),
         strategy="environment_at_fault",
         exit_code=69 if driver else 78,
     )

@@ -37,7 +37,7 @@ _HANG = (*GUARDS, "longer_timeout", "step_back", "same_gpu_hangs", *_TRANSPORTS,
 _ENVIRONMENT = (*GUARDS, "environment_at_fault", LAST)
 _GPU = (*GUARDS, "exclude_gpu", "same_gpu_twice", LAST)
 _NATIVE = (*GUARDS, "step_back", "same_place", "same_gpu_twice", LAST)
-_STORAGE = (*GUARDS, "start_tries", "wait_for_storage")
+_STORAGE = ("start_tries", "wait_for_storage")
 
 LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.CUDA_OOM: (
@@ -68,9 +68,10 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.SEGFAULT: _NATIVE,
     Cause.UNKNOWN_NATIVE_ABORT: _NATIVE,
     Cause.CHECKPOINT_CORRUPT: (*GUARDS, "raced", "step_back", "same_place", LAST),
-    Cause.DISK_FULL: _STORAGE,
-    Cause.IO_ERROR: _STORAGE,
-    Cause.STORAGE_REMOTE: _STORAGE,
+    Cause.CACHE_CORRUPT: (*GUARDS, "damaged_cache", LAST),
+    Cause.DISK_FULL: (*GUARDS, "own_leftovers", *_STORAGE),
+    Cause.IO_ERROR: (*GUARDS, "damaged_cache", *_STORAGE),
+    Cause.STORAGE_REMOTE: (*GUARDS, "own_service", *_STORAGE),
     Cause.NAN_LOSS: (*GUARDS, "step_back", "skip_window", "exhausted", "same_place", LAST),
     Cause.USER_CODE: (*GUARDS, "start_again", *_OWN_CODE[len(GUARDS) :]),
     Cause.DEPENDENCY: _READS,

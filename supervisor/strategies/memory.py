@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Change, Phase, Plan, PlanKind
+from supervisor.core.model import BEFORE_FIRST_STEP, Change, Phase, Plan, PlanKind
 from supervisor.knobs import batch
 from supervisor.knobs.bindings import ON
 from supervisor.strategies import shortage
 from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import ALLOCATOR, memory_text, option
+from supervisor.strategies.situation import ALLOCATOR, WORKER_CAUSES, may_halve_workers, memory_text, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,7 +42,6 @@ WORKERS = "num_workers"
 #: Phases in which nothing shows whether a step was made, unless it is proven that none was.
 _NO_STEP_SEEN = BEFORE_FIRST_STEP | {Phase.UNKNOWN}
 STEP_UNKNOWN = "nothing shows at which step the memory ran out: one plain restart comes before a change"
-_WORKER_CAUSES = frozenset({Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER})
 
 
 def memory_held_by_others(situation: Situation) -> Plan | None:
@@ -226,9 +225,18 @@ def _memory_knobs_missing(situation: Situation) -> str:
 
 
 def halve_workers(situation: Situation) -> Plan | None:
-    """Halve num_workers, down to 0, at the second failure of host memory or of loader workers without progress, and at each later one."""
+    """Halve num_workers, down to 0, at the second failure of host memory or of loader workers without progress, and at each later one.
+
+    Not where a save ran out of memory, nor where the rank is known to have no loader with workers: fewer of them would free nothing.
+    """
     knob = situation.enabled(WORKERS)
-    if not _workers_failed_before(situation) or knob is None or not knob.value.isdigit() or int(knob.value) == 0:
+    if (
+        not _workers_failed_before(situation)
+        or not may_halve_workers(situation)
+        or knob is None
+        or not knob.value.isdigit()
+        or int(knob.value) == 0
+    ):
         return None
     old = int(knob.value)
     return Plan(
@@ -242,7 +250,7 @@ def halve_workers(situation: Situation) -> Plan | None:
 
 def _halve_workers_missing(situation: Situation) -> str:
     knob = situation.enabled(WORKERS)
-    if not _workers_failed_before(situation):
+    if not _workers_failed_before(situation) or not may_halve_workers(situation):
         return ""
     if knob is None:
         return f"fewer loader workers would need less memory: {option(WORKERS, situation.policy.likely)} enables that"
@@ -250,7 +258,7 @@ def _halve_workers_missing(situation: Situation) -> str:
 
 
 def _workers_failed_before(situation: Situation) -> bool:
-    return any(f.cause in _WORKER_CAUSES and not f.is_over for f in situation.failures)
+    return any(f.cause in WORKER_CAUSES and not f.is_over for f in situation.failures)
 
 
 RUNGS = (

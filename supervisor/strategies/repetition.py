@@ -10,11 +10,12 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from supervisor.classify.remedies import before_the_next_start
 from supervisor.core import budget
 from supervisor.core.model import Cause, HangKind, Plan, PlanKind
 from supervisor.strategies import consent
 from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import cause_remedy, exit_code_after, exit_code_of, memory_text
+from supervisor.strategies.situation import WORKER_CAUSES, exit_code_after, exit_code_of, may_halve_workers, memory_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +45,8 @@ TRIED = {
     "step_back": "an older checkpoint",
     "skip_window": "other data",
     "wait_for_storage": "a wait for the storage",
+    "damaged_cache": "a restart with the damaged cache",
+    "own_leftovers": "a restart with what killed saves left",
     "exclude_gpu": "other GPUs",
     "same_gpu_twice": "other GPUs",
     "trace_collectives": "a restart with traced collectives",
@@ -83,11 +86,17 @@ def exhausted(situation: Situation) -> Plan | None:
         reason=f"{verdict.cause} again, and nothing is left to try (tried: {tried})"
         if past
         else "the memory does not suffice for the first step, and no change that needs less is left or enabled",
-        next_rung=f"enable what `supervise plan -- CMD` names, or {cause_remedy(situation)}",
+        next_rung=f"{_enabling(situation)}{before_the_next_start(situation.verdict)}",
         strategy="exhausted",
         exit_code=65,
         notes=_consumers(situation),
     )
+
+
+def _enabling(situation: Situation) -> str:
+    """Return that a knob could be enabled, where one of this cause would help: of main memory, fewer workers of a loader that is there."""
+    of_host = situation.verdict.cause in WORKER_CAUSES and not may_halve_workers(situation)
+    return "" if of_host else "enable what `supervise plan -- CMD` names, or "
 
 
 def _consumers(situation: Situation) -> tuple[str, ...]:
@@ -124,7 +133,7 @@ def same_place(situation: Situation) -> Plan | None:
         kind=PlanKind.STOP,
         reason=f"attempt {twin.attempt} failed in the same way {_place_text(twin)}, and this one {_place_text(situation)}, "
         "with no progress in between: it is deterministic",
-        next_rung=cause_remedy(situation),
+        next_rung=before_the_next_start(situation.verdict),
         strategy="same_place",
         exit_code=124 if situation.verdict.cause in HANGS else 65,
     )
@@ -257,7 +266,7 @@ def _budget_spent(situation: Situation, why: str) -> Plan:
     return Plan(
         kind=PlanKind.STOP,
         reason=f"the budget is spent: {why}, {kind}",
-        next_rung=cause_remedy(situation),
+        next_rung=before_the_next_start(situation.verdict),
         strategy="restart_within_budget",
         exit_code=code,
     )

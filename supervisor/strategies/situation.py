@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.classify.causes import EXPLANATIONS
+from supervisor.classify.remedies import has_loader, is_in_save
 from supervisor.core.budget import family
-from supervisor.core.model import FROM_OUTSIDE, CheckpointRef, Evidence, Failure, Gpu, Knob, Phase, Policy, RankExit, Verdict
+from supervisor.core.model import FROM_OUTSIDE, Cause, CheckpointRef, Evidence, Failure, Gpu, Knob, Phase, Policy, RankExit, Verdict
 from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ VARIABLES = (
     "NCCL_IB_DISABLE",
     "NCCL_SHM_DISABLE",
 )
+
+
+#: Causes to which the workers of a loader may have led.
+WORKER_CAUSES = frozenset({Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,14 @@ def enabled_knob(knobs: Iterable[Knob], name: str, policy: Policy) -> Knob | Non
     return next((knob for knob in found if knob.by == "declared"), found[0] if found else None)
 
 
+def may_halve_workers(situation: Situation) -> bool:
+    """Whether fewer loader workers may free memory: the rank was in no save, and is not known to have no loader with workers."""
+    verdict = situation.verdict
+    if verdict.cause is Cause.HOST_OOM and is_in_save(verdict):
+        return False
+    return has_loader(verdict) or not any((f.source, f.name, f.text) == ("heartbeat", "loader", "none") for f in verdict.because)
+
+
 def option(name: str, likely: Iterable[tuple[str, str]]) -> str:
     """Return the option that enables a knob, with the flag that `likely` (Policy) knows for it."""
     return dict(likely).get(name, f"--knob {name}=--YOUR-FLAG")
@@ -211,12 +223,6 @@ def exit_code_after(situation: Situation, failures: Iterable[Failure]) -> tuple[
     if recent and all(f.fingerprint == situation.verdict.fingerprint for f in recent):
         return 65, "each time in the same way"
     return 1, "not always in the same way" if recent else ""
-
-
-def cause_remedy(situation: Situation) -> str:
-    """Return what a person does before the next start: that of the cause (docs/reference/causes.md)."""
-    remedy = EXPLANATIONS[situation.verdict.cause].remedy
-    return f"{remedy[0].lower()}{remedy[1:]}; then start again"
 
 
 def memory_text(count: int) -> str:

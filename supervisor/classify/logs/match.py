@@ -5,6 +5,7 @@ failures costs almost nothing. A Reader accepts any bytes and holds bounded memo
 
     line        a line without colours and prefixes; a carriage return ends a line too, because progress bars print it
     kernel      the message of a line of the kernel's log
+    logged      a line that calls itself an error, where no row for lines matches it: who wrote it went on
     exception   "Type: message" with all lines of the message, for each exception of a traceback, or for one without a traceback
 
 Never searched: source code that a traceback quotes, and printed settings, help and commands (`text.is_echo`). If a benign row matches a
@@ -360,6 +361,8 @@ class Reader:
         if line.kernel is not None and not (found and found[0].row.benign):
             of_kernel = matches(self._catalogue, line.kernel, "kernel", anchors(line.kernel))
             found += [match for match in of_kernel if match.row not in [f.row for f in found]]
+        if not found and line.kernel is None and text.is_error(line.text):
+            found = matches(self._catalogue, line.text, "logged", anchors(line.text))
         for match in found:
             if match.row.benign:
                 continue

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     Bound = Callable[[str, str, str], "Pattern"]
 
 #: The units of text in which a pattern can be searched; see classify/logs/match.py.
-PLACES = ("exception", "line", "kernel")
+PLACES = ("exception", "line", "kernel", "logged")
 #: Shorter anchors are too common: each occurrence costs a search.
 SHORTEST_ANCHOR = 4
 ANY_CAUSE = "*"

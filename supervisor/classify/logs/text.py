@@ -195,6 +195,19 @@ def is_of_a_failure(line: str) -> bool:
     return _OF_A_FAILURE.match(line) is not None
 
 
+#: How a line calls itself an error: a logger's level in its many forms, or the words of who prints one.
+_ERROR = re.compile(
+    r"\b(?:ERROR|CRITICAL|FATAL|SEVERE)\b|^[EF]\d{4} \d\d:|\[(?:error|critical|fatal) {0,8}\]|\blevel=(?:error|critical|fatal)\b"
+    r"|\"(?:level|levelname|severity|lvl)\": ?\"(?:error|critical|fatal)\""
+    r"|(?i:\b(?:failed|failure|failing|gave up|giving up|could not|couldn't|unable to)\b)",
+)
+
+
+def is_error(text: str) -> bool:
+    """Whether a line calls itself an error."""
+    return _ERROR.search(text[:LONGEST_LINE]) is not None
+
+
 def behind_bars(text: str) -> str:
     """Return what stands behind the progress bars of a line, the line itself if nothing does, or if it has none."""
     if "]" not in text or not any(part in text for part in _RATES):

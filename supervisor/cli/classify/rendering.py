@@ -10,9 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from supervisor.classify import redact
-from supervisor.classify.causes import EXPLANATIONS
-from supervisor.classify.packages import install_text
+from supervisor.classify import redact, remedies
 from supervisor.core.model import Cause, Verdict
 from supervisor.core.values import dataclass
 from supervisor.report import wording
@@ -103,10 +101,9 @@ def page(answer: Answer) -> FactPage:
 
 
 def _next(verdict: Verdict) -> str:
-    """Return what a person does: of a missing package that is known, the command first."""
-    install = install_text(dict(verdict.facts)) if verdict.cause is Cause.DEPENDENCY else ""
-    remedy = EXPLANATIONS[verdict.cause].remedy
-    return f"Run {install}. {remedy}" if install else remedy
+    """Return what a person does, as a sentence."""
+    text = clean(remedies.remedy(verdict))
+    return text[:1].upper() + text[1:]
 
 
 def _evidence_facts(answer: Answer) -> list[Fact]:

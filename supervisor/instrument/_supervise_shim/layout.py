@@ -48,6 +48,7 @@ FLAG_WENT_ON = 64  # after that it went on (or ended in order) with no save unde
 FLAG_SAVED = 128  # and by then a save had ended
 FLAG_OPTIMIZER = 256  # an optimizer was made: from here on "no step counted" means that none was made
 FLAG_RAN = 512  # more than imports ran: a process group, data, an evaluation, a checkpoint saved or loaded
+FLAG_LOADER = 1024  # a DataLoader of torch's started worker processes
 
 STACKS_SIGNAL = 61  # SIGRTMAX - 3 on Linux; a figure, because importing `signal` costs 3 ms of every process's start
 IMPORT_PROOF_NS = 60 * 10**9  # so long "has not imported torch yet" is taken as "has not trained"; later it may train without torch

@@ -137,6 +137,7 @@ class ExceptionReporter:
             "exc_type": f"{kind.__module__}.{kind.__qualname__}",
             "message": _message(value),
             "traceback": _traceback(value, trace) or "",
+            "peer": peer_of(value) or "",
             "phase": self._beat.phase,
             "steps": self._beat.steps,
             "step": self._beat.step,
@@ -179,6 +180,51 @@ def _traceback(value: BaseException, trace: TracebackType | None) -> str:
 
     pieces = traceback.format_exception(type(value), value, trace)
     return "".join(_cut(piece, TRACEBACK_CHARS // 4) for piece in pieces)[-TRACEBACK_CHARS:]
+
+
+@quiet
+def peer_of(value: BaseException) -> str:
+    """Return HOST:PORT of the connection that an exception, or one that led to it, is about; "" where none is known. No path, no query."""
+    known: set[int] = set()
+    at: BaseException | None = value
+    while at is not None and id(at) not in known:
+        known.add(id(at))
+        owners = (at, getattr(at, "response", None), getattr(at, "request", None), getattr(at, "request_info", None))
+        for owner in owners:
+            url = getattr(owner, "url", None)
+            if url is not None and (peer := _of_url(str(url))):
+                return peer
+        if peer := _of_frames(at.__traceback__):
+            return peer
+        at = at.__cause__ or at.__context__
+    return ""
+
+
+def _of_url(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    host = rest.partition("/")[0].partition("?")[0].rpartition("@")[2]
+    if not separator or not host:
+        return ""
+    has_port = host.rpartition(":")[2].isdigit() and not host.endswith("]")
+    return host if has_port else f"{host}:{443 if scheme == 'https' else 80}"
+
+
+def _of_frames(trace: TracebackType | None) -> str:
+    """Return where the innermost call of socket.create_connection, urllib3's or http.client's went: their exceptions do not tell."""
+    found = ""
+    while trace is not None:
+        frame, trace = trace.tb_frame, trace.tb_next
+        name = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == "create_connection" and name in {"socket", "urllib3.util.connection"}:
+            address = frame.f_locals.get("address")
+            found = f"{address[0]}:{address[1]}" if isinstance(address, tuple) and len(address) > 1 else found
+        elif name == "http.client":
+            connection = frame.f_locals.get("self")
+            host, port = getattr(connection, "host", None), getattr(connection, "port", None)
+            found = f"{host}:{port}" if isinstance(host, str) and isinstance(port, int) else found
+        elif name == "urllib.request" and isinstance(host := frame.f_locals.get("host"), str) and ":" in host:
+            found = host
+    return found
 
 
 def _cut(text: str, most: int) -> str:

@@ -98,6 +98,7 @@ class TorchHooks:
 
     def _data(self, module: Any) -> None:
         _once(module.DataLoader, "__iter__", self._ran)
+        _once(module._MultiProcessingDataLoaderIter, "__init__", lambda: self._beat.flag(layout.FLAG_LOADER))  # noqa: SLF001 (torch's, since 1.2)
 
     def _ran(self) -> None:
         self._beat.flag(layout.FLAG_RAN)

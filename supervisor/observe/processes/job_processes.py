@@ -98,6 +98,12 @@ class JobProcesses:
             at = process.ppid
         return ProcessOwner.OTHER, None
 
+    @property
+    def with_children(self) -> frozenset[int | None]:
+        """The ranks from which another process was seen to descend."""
+        attempt = self._attempt
+        return frozenset(rank for pid, rank in attempt.known.items() if pid not in attempt.ranks)
+
     def owner_by_cgroup(self, text: str) -> ProcessOwner:
         """Return whether a record is about our container, by the ids in the paths of cgroups that it names."""
         named = _CONTAINER.findall(text)

@@ -33,7 +33,7 @@ class ErrorReport:
 
     `local_rank` and `rank` are None for a process that was not known to be a rank: a launcher, a helper, or a rank under `bash
     run.sh` that had not trained yet. `step` is absolute, None where unknown; `steps` were counted. `t_ns` is CLOCK_MONOTONIC, `wall`
-    Unix seconds. `optimizer` and `ran`: as in RankHeartbeat.
+    Unix seconds. `optimizer` and `ran`: as in RankHeartbeat. peer: HOST:PORT of the connection that it is about.
     """
 
     path: str
@@ -51,6 +51,7 @@ class ErrorReport:
     wall: float
     optimizer: bool = False
     ran: bool = False
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,7 @@ def _report(path: Path) -> ErrorReport:
         wall=float(row["wall"]),
         optimizer=row.get("optimizer") is True,
         ran=row.get("ran") is True,
+        peer=str(row.get("peer") or ""),
     )
 
 

@@ -402,7 +402,7 @@ def _fields(
             found.setdefault(fact.name, fact.text)
     for name, value in xid.explained(found.get("xid", "")).items():
         found.setdefault(name, value)
-    found |= _of_cause(best, found, facts, exception)
+    found = _of_cause(best, found, facts, exception) | found
     own = {pid for fact in facts if fact.source == "exit" or fact.name == "member" if (pid := _field(fact, "pid"))}
     return found | gpu_memory.holders(found, own)
 

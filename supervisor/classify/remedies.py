@@ -31,6 +31,8 @@ _HUB = re.compile(r"huggingface|\bhf\.co\b|HfHub|LocalEntryNotFound|CAS service|
 _REFUSED = re.compile(r"(?i)expired|credential|forbidden|unauthori[sz]ed|access ?denied|signature|\b40[137]\b|\b451\b")
 _LOADER_FRAMES = ("torch/utils/data/dataloader.py", "torch/utils/data/_utils/")
 _CLIENTS_OF_SERVERS = re.compile(r"vllm|sglang|reward|rollout", re.IGNORECASE)
+_SAVES = re.compile(r"(?:^|_)save(?:_|$)")
+_IN_DOCS = {"gpu": "ID", "hang_ranks": "N", "hang_code": "FILE:LINE", "xid": "N", "cache_variable": "VARIABLE", "cache_writer": "ATTEMPT"}
 _NAMED = re.compile(r"\{(\w+)\}")
 
 
@@ -63,7 +65,8 @@ def phase_of(verdict: Verdict) -> str:
 
 def is_in_save(verdict: Verdict) -> bool:
     """Whether the failed rank was saving, and it is not known that another process of it was killed than the rank itself."""
-    return phase_of(verdict) == Phase.CHECKPOINT and _fact(verdict, "killed") != "child"
+    saves = phase_of(verdict) == Phase.CHECKPOINT or _SAVES.search(_fact(verdict, "function")) is not None
+    return saves and _fact(verdict, "killed") != "child"
 
 
 def has_loader(verdict: Verdict) -> bool:
@@ -108,6 +111,7 @@ WITH_A_SERVER = Condition(
         or bool(_CLIENTS_OF_SERVERS.search(_fact(verdict, "file") + _fact(verdict, "function")))
     ),
 )
+NO_LEFTOVERS = Condition("no leftover of a killed save is known", lambda verdict: not _fact(verdict, "leftovers"))
 UNKILLED = Condition("a process survives KILL", lambda verdict: bool(_fact(verdict, "pid")))
 MISMATCH = Condition("the ranks wait in different collectives", lambda verdict: _fact(verdict, "hang_kind") == HangKind.MISMATCH)
 UNUSED = Condition("DDP found parameters without a gradient", _stands_on("ddp_unsynced.unused_parameters"))
@@ -244,7 +248,7 @@ _ROWS: dict[Cause, tuple[tuple[Hint, ...], ...]] = {
     Cause.DISK_FULL: (
         _line("delete what killed saves of this job left there: {leftovers}"),
         _line("make room on the file system of {path}", "make room on the file system that the evidence names"),
-        _line("look at the largest files that this job wrote there: {job_files}"),
+        _line(Hint("look at the largest files that this job wrote there: {job_files}", (NO_LEFTOVERS,))),
     ),
     Cause.IO_ERROR: (
         _line(
@@ -276,7 +280,8 @@ _ROWS: dict[Cause, tuple[tuple[Hint, ...], ...]] = {
     ),
     Cause.NAN_LOSS: (
         _line(
-            "go back to an earlier checkpoint; lower the learning rate, clip gradients, look at the batch of that step; bf16 instead of fp16"
+            "go back to an earlier checkpoint; lower the learning rate, clip gradients, look at the batch of that step; "
+            "bf16 instead of fp16"
         ),
     ),
     Cause.HANG_NO_ERROR: (
@@ -296,7 +301,8 @@ _ROWS: dict[Cause, tuple[tuple[Hint, ...], ...]] = {
     Cause.UNKNOWN_NATIVE_ABORT: (_line("read the lines before the abort; a core dump or gdb names the library"),),
     Cause.KILLED_UNKNOWN: (
         _line(
-            "look at the kernel's log of that node and time (journalctl -k): lack of memory is the usual reason; ask who may kill there"
+            "look at the kernel's log of that node and time (journalctl -k): lack of memory is the usual reason; "
+            "then ask who may kill there"
         ),
         _line(Hint("look at what the save needs: it may hold the state a second time", (IN_SAVE,))),
     ),
@@ -348,6 +354,6 @@ def documented(cause: Cause) -> str:
 
 
 def _shown(hint: Hint) -> str:
-    text = _NAMED.sub(lambda match: match[1].replace("_", " ").upper(), hint.text)
+    text = _NAMED.sub(lambda match: _IN_DOCS.get(match[1], match[1].replace("_", " ").upper()), hint.text)
     words = " and ".join(condition.words for condition in hint.when)
     return f"{text} (where {words})" if words else text

@@ -30,6 +30,7 @@ from supervisor.core.model import (
 )
 from supervisor.core.state import Attempt, JobState, Stage, changed
 from supervisor.strategies import propose
+from supervisor.strategies.storage import without_kept
 
 if TYPE_CHECKING:
     from supervisor.core.events import EvidenceCollected, LauncherExited, RankExited
@@ -157,7 +158,8 @@ def facts_of(attempt: Attempt, t: float, node: str = "") -> tuple[Evidence, ...]
 def judged(state: JobState, t: float, verdict: Verdict) -> JobDecision:
     """Return the decision on a verdict, with the facts of the node that the state is of."""
     evicted = node_health.evidence(state.attempt.eviction, state.attempt.over_t or t)
-    verdict = _with_hang(state, verdict)
+    resumed = (state.attempt.resume,) if state.attempt.resume is not None else ()
+    verdict = without_kept(_with_hang(state, verdict), (*state.run.verified, *resumed))
     failed_gpus = planning.failed_gpus(state, (*(state.attempt.evidence or ()), *evicted))
     culprit = planning.culprit_gpu(state, verdict)
     # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself

@@ -85,6 +85,7 @@ class AttemptWatch:
         self._problem = ""
         self._begun: deque[job_files.Begun] = deque(maxlen=MOST_BEGUN)
         self._staging: frozenset[str] = frozenset()
+        self._saved_in: frozenset[str] = frozenset()
 
     def begin(self, attempt: int, *, plain: bool = False) -> None:
         """A new attempt starts; the last one is forgotten. plain: the command starts its ranks by itself."""
@@ -198,9 +199,10 @@ class AttemptWatch:
 
         def of_files() -> Iterable[Evidence]:
             self._staging |= job_files.staging_patterns(directory)
+            self._saved_in |= job_files.saved_directories(directory)
             were_raised.wait(LOGS_S)
-            places = [*(place for name, place in self._places() if name == "checkpoints"), *job_files.saved_directories(directory)]
-            full = job_files.on_full_disk(raised, places, tuple(self._begun), self._staging)
+            places = [*(place for name, place in self._places() if name == "checkpoints"), *self._saved_in]
+            full = job_files.on_full_disk(raised, places, tuple(self._begun), str(self._job.cwd), self._staging)
             return (*full, *job_files.of_caches(raised, self._job.environ, tuple(self._begun)))
 
         return {

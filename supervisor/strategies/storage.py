@@ -17,6 +17,9 @@ from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from supervisor.core.model import CheckpointRef, Verdict
     from supervisor.strategies.situation import Situation
 
 FIRST_S = 30.0
@@ -25,6 +28,8 @@ _WAITS_FOR = {Cause.DISK_FULL: "space", Cause.IO_ERROR: "the file system", Cause
 #: Leftovers of the job fill a disk if they are at least this share of it; of a quota the size is not known.
 FILLS = 0.1
 _QUOTA = "disk_full.quota"
+#: The fact of a verdict that lists them (observe/host/job_files.py).
+_LEFTOVERS = "leftovers"
 
 
 def damaged_cache(situation: Situation) -> Plan | None:
@@ -57,7 +62,7 @@ def own_leftovers(situation: Situation) -> Plan | None:
     The restart is for a script that clears up at its start. Leftovers count if they hold as much as the largest that the job wrote, a
     save, and are a good part of the disk.
     """
-    leftovers = situation.fact("leftovers")
+    leftovers = situation.fact(_LEFTOVERS)
     size = situation.amount("leftover_bytes")
     is_quota = any(fact.name == _QUOTA for fact in situation.verdict.because)
     if not leftovers or size < situation.amount("largest_bytes") or not (is_quota or size >= FILLS * situation.amount("disk_bytes")):
@@ -79,6 +84,15 @@ def own_leftovers(situation: Situation) -> Plan | None:
         notes=remedies.hints(situation.verdict),
         charged=False,
     )
+
+
+def without_kept(verdict: Verdict, known: Iterable[CheckpointRef]) -> Verdict:
+    """Return the verdict. Its leftovers are none if a checkpoint that is good, or was resumed from, lies in one of them."""
+    listed = next((value for name, value in verdict.facts if name == _LEFTOVERS), "")
+    paths = [text.rpartition(" (")[0] for text in listed.split(", ")]
+    if not any(checkpoint.path.startswith(path) for checkpoint in known for path in paths if path):
+        return verdict
+    return replace(verdict, facts=tuple(fact for fact in verdict.facts if fact[0] != _LEFTOVERS))
 
 
 def own_service(situation: Situation) -> Plan | None:

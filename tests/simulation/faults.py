@@ -117,6 +117,10 @@ KINDS: Mapping[Cause, tuple[Kind, ...]] = {
         Kind("checkpoint_mismatch.keys", "RuntimeError: Error(s) in loading state_dict for GPT: Missing key(s) in state_dict", 0.97),
         Kind("checkpoint_mismatch.groups", "ValueError: loaded state dict has a different number of parameter groups", 0.95),
     ),
+    Cause.CACHE_CORRUPT: (
+        Kind("cache_corrupt.json", "json.decoder.JSONDecodeError: Extra data: line 1 column 8 (char 7)", 0.92),
+        Kind("cache_corrupt.library", "ImportError: /home/me/.cache/torch_extensions/x/x.so: file too short", 0.92),
+    ),
     Cause.DISK_FULL: (
         Kind("disk_full.errno", "OSError: [Errno 28] No space left on device: '/data/run/step.pt'", 0.95),
         Kind("disk_full.quota", "OSError: [Errno 122] Disk quota exceeded", 0.95),

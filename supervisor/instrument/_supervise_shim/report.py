@@ -124,8 +124,10 @@ class ExceptionReporter:
         self._beat.ended(monotonic_ns())  # before an import of our own
         import json  # noqa: PLC0415 - 3 ms at every start, for what most processes never need
 
-        if torchhooks.died_loading(trace):
-            self._beat.enter(layout.LOAD)
+        phase = torchhooks.died_in(trace)
+        if phase is not None:
+            self._beat.enter(phase)
+        if phase == layout.LOAD:
             self._load_log.write_fatal()
         kind = type(value)
         record = {

@@ -312,14 +312,15 @@ def _afterwards(phase: int, before: int | None) -> int | None:
     return phase if starts else before
 
 
-def died_loading(trace: TracebackType | None) -> bool:
-    """Say whether an exception came out of a function that loads a checkpoint: the phase was left again as it went through."""
+def died_in(trace: TracebackType | None) -> int | None:
+    """Return the phase of the function that loads or saves a checkpoint, if an exception came out of one: it was left again on the way."""
     while trace is not None:
         frame = trace.tb_frame
-        if frame.f_globals is globals() and frame.f_locals.get("phase") == layout.LOAD:
-            return True
+        if frame.f_globals is globals() and frame.f_locals.get("phase") in {layout.LOAD, layout.CHECKPOINT}:
+            phase: int = frame.f_locals["phase"]
+            return phase
         trace = trace.tb_next
-    return False
+    return None
 
 
 def _like(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:

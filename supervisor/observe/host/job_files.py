@@ -32,7 +32,7 @@ WALK_S = 0.8
 MOST_NAMED, LEAST_BYTES = 3, 64 << 10
 #: The largest small file of a cache that is read to see whether it is whole.
 MOST_READ = 1 << 20
-#: A file may have been written just before its attempt was seen to begin, by the clock of a file server.
+#: By the clock of a file server a file may be older than the run that wrote it.
 CLOCKS_S = 1.0
 #: Names of what is not finished, or of where it is made.
 _UNFINISHED = re.compile(
@@ -70,27 +70,33 @@ def staging_patterns(directory: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def saved_directories(directory: Path) -> tuple[str, ...]:
-    """Return the directories into which the ranks of an attempt saved."""
+def saved_directories(directory: Path) -> frozenset[str]:
+    """Return the directories into which the ranks of an attempt saved, each with the one above it: a save may have one of its own."""
     rows = (row for file in directory.glob("saves-*.jsonl") for row in save_logs.rows(file.read_bytes()))
-    return tuple(dict.fromkeys(os.path.dirname(str(row["path"])) for row in rows))  # noqa: PTH120 (a name)
+    saved = {os.path.dirname(str(row["path"])) for row in rows}  # noqa: PTH120 (a name)
+    return frozenset(saved | {os.path.dirname(place) for place in saved})  # noqa: PTH120 (a name)
 
 
 def on_full_disk(
-    facts: Iterable[Evidence], places: Iterable[str], begun: Sequence[Begun], staging: frozenset[str] = frozenset()
+    facts: Iterable[Evidence], places: Iterable[str], begun: Sequence[Begun], cwd: str, staging: frozenset[str] = frozenset()
 ) -> tuple[Evidence, ...]:
-    """Return the largest files that this run wrote on the disk that the facts call full; nothing where none does. May take WALK_S."""
+    """Return the largest files that this run wrote on the disk that the facts call full; nothing where none does. May take WALK_S.
+
+    cwd: of the job. staging: patterns of names that its saves have until they are renamed.
+    """
     full = [fact for fact in facts if fact.claim is not None and fact.claim.cause is Cause.DISK_FULL]
     if not full or not begun:
         return ()
     named = [path for fact in full for name, path in fact.fields if name == "path" and os.path.isabs(path)]  # noqa: PTH117 (a name)
     roots = [*(os.path.dirname(path) for path in named), *places]  # noqa: PTH120 (a name)
-    files = sorted(_written(_existing(roots), begun, staging), key=lambda file: -file.size)
+    files = sorted(_written(_existing(roots), begun, os.path.realpath(cwd), staging), key=lambda file: -file.size)
     if not files:
         return ()
     leftovers = [file for file in files if file.is_leftover]
-    info = os.statvfs(os.path.dirname(files[0].path))  # noqa: PTH120 (a name)
+    place = os.path.dirname(files[0].path)  # noqa: PTH120 (a name)
+    info = os.statvfs(place)
     fields = {
+        "path": place,
         "job_files": _listed(files),
         "leftovers": _listed(leftovers),
         "leftover_bytes": str(sum(file.size for file in leftovers)),
@@ -113,7 +119,7 @@ def _existing(paths: Iterable[str]) -> list[str]:
     return [one for one in dict.fromkeys(found) if not any(one != other and f"{one}/".startswith(f"{other}/") for other in found)]
 
 
-def _written(roots: Sequence[str], begun: Sequence[Begun], staging: frozenset[str]) -> list[SeenFile]:
+def _written(roots: Sequence[str], begun: Sequence[Begun], cwd: str, staging: frozenset[str]) -> list[SeenFile]:
     """Return what this run wrote below the directories: files of a root by themselves, else the directory with all that is in it."""
     last = begun[-1].attempt
     found: dict[str, SeenFile] = {}
@@ -126,7 +132,7 @@ def _written(roots: Sequence[str], begun: Sequence[Begun], staging: frozenset[st
             seen.add((info.st_dev, info.st_ino))
             above = os.path.dirname(path)  # noqa: PTH120 (a name)
             name = path if above == root else above
-            inside = path.removeprefix(f"{root}/")
+            inside = path.removeprefix(f"{cwd}/" if path.startswith(f"{cwd}/") else f"{root}/")
             is_left = attempt < last and (bool(_UNFINISHED.search(inside)) or pattern_of(path) in staging)
             known = found.get(name)
             found[name] = SeenFile(
@@ -167,7 +173,8 @@ def _files(root: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def _attempt_of(mtime: float, begun: Sequence[Begun]) -> int | None:
     """Return the attempt in which a file was changed, None if that was before this run."""
-    return next((one.attempt for one in reversed(begun) if mtime >= one.t - CLOCKS_S), None)
+    first = begun[0].attempt if begun and mtime >= begun[0].t - CLOCKS_S else None
+    return next((one.attempt for one in reversed(begun) if mtime >= one.t), first)
 
 
 def _listed(files: Sequence[SeenFile]) -> str:

@@ -26,7 +26,7 @@ class DiskCache:
     r"""A cache. path: what its files' paths contain; readers: functions of the library that read it, as parts of a frame's path.
 
     variable: the environment's name for its directory, "" where there is none. default: its directory, with `~`, `{tmp}` and `{user}`.
-    files: what the names of its small JSON files end with, which are looked through where no path is known. is_shared: ranks write to it
+    files: what the names of its small JSON files end with, which are searched where no path is known. is_shared: ranks write to it
     while they run, so that one may miss what another one is just renaming.
     """
 

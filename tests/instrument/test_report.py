@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -169,3 +170,23 @@ def test_an_exception_under_hydra_is_seen_unless_the_user_chose_otherwise(
     done = attempt.run(str(script), env=attempt.bare | theirs | given)
     assert done.returncode == 1
     assert [error.exc_type for error in attempt.errors().errors] == seen
+
+
+@pytest.mark.parametrize(
+    ("code", "peer"),
+    [
+        ("import urllib.request\nurllib.request.urlopen('http://127.0.0.1:{port}/score?key=secret')", "127.0.0.1:{port}"),
+        ("import socket\nsocket.create_connection(('127.0.0.1', {port}))", "127.0.0.1:{port}"),
+        ("class E(Exception): url = 'https://me:secret@hub.example/api'\nraise E", "hub.example:443"),
+        ("class R: url = 'http://10.0.0.7:8000/x'\nclass E(Exception): response = R\nraise E", "10.0.0.7:8000"),
+        ("class E(Exception): url = 'http://a:1'\ntry:\n  raise E\nexcept E as error:\n  raise ValueError from error", "a:1"),
+        ("raise ValueError('http://127.0.0.1:1/x')", ""),
+    ],
+)
+def test_the_connection_that_an_exception_is_about_is_written_down_without_path_and_secrets(attempt: Attempt, code: str, peer: str) -> None:
+    with socket.socket() as bound:  # and nobody listens there
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        attempt.run("-c", code.replace("{port}", str(port)))
+    (error,) = attempt.errors().errors
+    assert error.peer == peer.replace("{port}", str(port))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.observe import collect
 from supervisor.observe.ranks import start_files
 from supervisor.observe.ranks.progress_sampler import loads
 
@@ -142,6 +143,31 @@ def test_what_shows_that_a_script_is_beyond_its_imports(attempt: Attempt, tmp_pa
     assert (done.returncode, done.stderr) == (0, "")
     (beat,) = attempt.beats()
     assert (beat.optimizer_made, beat.ran) == shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "has_loader"), [(0, False), (1, True)])
+def test_a_loader_with_worker_processes_is_seen(attempt: Attempt, tmp_path: Path, workers: int, has_loader: bool) -> None:  # noqa: FBT001 (a parameter)
+    script = tmp_path / "train.py"
+    script.write_text(f"import torch\nlist(torch.utils.data.DataLoader([1], num_workers={workers}))\n")
+    done = attempt.run(str(script), env=attempt.env(RANK="0"), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    (beat,) = attempt.beats()
+    assert beat.loader == has_loader
+    said = [fact.text for fact in collect.beats(attempt.directory / "heartbeat") if fact.name == "loader"]
+    assert said == ["workers" if has_loader else "none"]
+    with_children = collect.beats(attempt.directory / "heartbeat", {0})
+    assert [fact.text for fact in with_children if fact.name == "loader"] == ["workers"] * has_loader, "they may be another loader's"
+
+
+@pytest.mark.slow
+def test_an_exception_that_comes_out_of_a_save_is_one_while_saving(attempt: Attempt, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\ntorch.save({}, 'not-there/a.pt')\n")
+    done = attempt.run(str(script), env=attempt.env(RANK="0"), cwd=tmp_path)
+    assert done.returncode == 1
+    (error,) = attempt.errors().errors
+    assert error.phase == "checkpoint"
 
 
 COMPILED = """

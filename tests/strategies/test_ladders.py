@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.budget import family
-from supervisor.core.model import Cause, Failure, Plan, PlanKind, Policy, RankExit, Verdict
+from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Failure, Knob, Plan, PlanKind, Policy, RankExit, Verdict
 from supervisor.strategies import LADDERS, propose
 from supervisor.strategies.situation import Situation, exit_code_of
+from supervisor.strategies.storage import without_kept
 
 T = 10_000.0
 
@@ -151,3 +152,36 @@ def test_what_is_missing_is_to_be_installed() -> None:
     assert propose(misfit).next_rung.startswith(
         "run `pip install --no-deps 'torchvision==0.N.*'` in the job's environment, where N is torch's"
     )
+
+
+def test_a_leftover_in_which_a_good_checkpoint_lies_is_none() -> None:
+    full = Verdict(
+        Cause.DISK_FULL, 0.9, "it failed", "print", facts=(("path", "/c"), ("leftovers", "/c/stage/20 (2.0 MiB), /c/tmp-1 (1.0 MiB)"))
+    )
+    assert without_kept(full, ()) == full
+    assert without_kept(full, (CheckpointRef("/c/step-20.pt", 20, "structure"),)) == full
+    assert without_kept(full, (CheckpointRef("/c/stage/20/model.pt", 20, "structure"),)).facts == (("path", "/c"),)
+
+
+@pytest.mark.parametrize(
+    ("phase", "loader", "strategy"),
+    [
+        ("train", "workers", "halve_workers"),
+        ("train", "none", "exhausted"),
+        ("train", "", "halve_workers"),
+        ("checkpoint", "workers", "exhausted"),
+    ],
+)
+def test_fewer_loader_workers_answer_only_where_there_is_a_loader_and_no_save(phase: str, loader: str, strategy: str) -> None:
+    beats = (Evidence("heartbeat", "phase", phase, 0), *((Evidence("heartbeat", "loader", loader, 0),) if loader else ()))
+    sure = Evidence("cgroup", "oom_kill", "the kernel killed 1 process", 0, claim=Claim(Cause.HOST_OOM, 0.97))
+    verdict = Verdict(Cause.HOST_OOM, 0.97, "it failed", "host_oom:print", 0, because=(sure, *beats))
+    given = situation(
+        Cause.HOST_OOM,
+        verdict=verdict,
+        knobs=(Knob("num_workers", "4", "--workers"),),
+        failures=(failure(Cause.HOST_OOM, fingerprint="host_oom:print"),),
+    )
+    plan = propose(given)
+    assert plan.strategy == strategy
+    assert ("workers" in f"{plan.reason} {plan.next_rung} {plan.notes}") == (strategy == "halve_workers")

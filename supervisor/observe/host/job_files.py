@@ -1,6 +1,6 @@
 """What lies on the disk that an exception is about: the largest files that this job wrote on a full one, the damaged file of a cache.
 
-Both are looked for only where an exception speaks of a full disk, or of a cache. The walk goes through the directories where the job saves
+Both are searched only where an exception speaks of a full disk, or of a cache. The walk goes through the directories where the job saves
 and where its write failed, at most MOST_ENTRIES of them and until a deadline. Whatever this run's attempts changed there is the job's. It
 is a leftover if an earlier attempt wrote it and either its name says that it is unfinished, or a save of that name is renamed when it ends.
 """

@@ -185,7 +185,8 @@ def test_pytorch_153791_a_file_that_our_killed_attempt_left_half_written_is_to_b
     assert run.exit_code(250) == 65
     said = card(run)
     assert "(cache_corrupt, " in said
-    assert f"next delete {cache}/ab/k.best_config, which attempt 1 of this run wrote and left half-written" in said.replace("- ", "-")
+    wanted = f"next delete {cache}/ab/k.best_config, which attempt 1 of this run wrote and left half-written"
+    assert wanted.replace(" ", "") in said.replace(" ", ""), "a card may break its lines within a long path"
     assert "correct the program" not in said
 
 
@@ -216,7 +217,8 @@ def test_veomni_1173_a_disk_that_the_jobs_own_leftovers_fill_is_not_waited_for(s
     assert "for space" not in said
     if not clears:
         assert "(disk_full, " in said
-        assert f"next delete what killed saves of this job left there: {tmp_path}/ckpt/stage/21 (2.0 MiB)" in said
+        wanted = f"next delete what killed saves of this job left there: {tmp_path}/ckpt/stage/21 (2.0 MiB)"
+        assert wanted.replace(" ", "") in said.replace(" ", ""), "a card may break its lines within a long path"
         assert "old checkpoints and caches" not in said
 
 

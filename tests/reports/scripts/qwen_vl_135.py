@@ -37,7 +37,7 @@ def main() -> None:
         next(batches)
         training.step()
         if step == training.options.save_every and training.rank == 0:
-            torch.save({"state": Doubling(training.options.by)}, Path("ckpt") / "step-20.pt")
+            torch.save({"state": Doubling(training.options.by)}, Path("ckpt") / "step-20.tmp")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ _INFINIBAND = re.compile(r"\bibv_|\bmlx\d|NET/IB|InfiniBand|Got completion with 
 _HUB = re.compile(r"huggingface|\bhf\.co\b|HfHub|LocalEntryNotFound|CAS service|We couldn't connect to 'https://", re.IGNORECASE)
 _REFUSED = re.compile(r"(?i)expired|credential|forbidden|unauthori[sz]ed|access ?denied|signature|\b40[137]\b|\b451\b")
 _LOADER_FRAMES = ("torch/utils/data/dataloader.py", "torch/utils/data/_utils/")
-_CLIENTS_OF_SERVERS = re.compile(r"vllm|sglang|reward|rollout", re.IGNORECASE)
+_CLIENTS_OF_SERVERS = re.compile(
+    r"vllm_client|/vllm/|/sglang/|init_communicator|weights?_update_group|(?:reward|rollout)_(?:server|client)"
+)
 _SAVES = re.compile(r"(?:^|_)save(?:_|$)")
 _IN_DOCS = {"gpu": "ID", "hang_ranks": "N", "hang_code": "FILE:LINE", "xid": "N", "cache_variable": "VARIABLE", "cache_writer": "ATTEMPT"}
 _NAMED = re.compile(r"\{(\w+)\}")
@@ -105,11 +107,8 @@ REMOTE = _not(OWN_SERVICE, "the address is a remote one, or not known")
 HUB = Condition("the Hugging Face hub is named", _says(_HUB))
 REFUSED = Condition("it refused (401, 403, expired)", _says(_REFUSED))
 WITH_A_SERVER = Condition(
-    "a client of a server (vLLM, sglang, a reward model) is in the traceback",
-    lambda verdict: (
-        any(fact.name == "traceback" and _CLIENTS_OF_SERVERS.search(fact.text) for fact in verdict.because)
-        or bool(_CLIENTS_OF_SERVERS.search(_fact(verdict, "file") + _fact(verdict, "function")))
-    ),
+    "the code is of a client of a server (vLLM, sglang, a reward model)",
+    lambda verdict: _CLIENTS_OF_SERVERS.search(f"{_fact(verdict, 'file')}:{_fact(verdict, 'function')}") is not None,
 )
 NO_LEFTOVERS = Condition("no leftover of a killed save is known", lambda verdict: not _fact(verdict, "leftovers"))
 UNKILLED = Condition("a process survives KILL", lambda verdict: bool(_fact(verdict, "pid")))

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import BEFORE_FIRST_STEP, Change, Phase, Plan, PlanKind
+from supervisor.classify.remedies import hints, is_in_save
+from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Change, Phase, Plan, PlanKind
 from supervisor.knobs import batch
 from supervisor.knobs.bindings import ON
 from supervisor.strategies import shortage
@@ -249,6 +250,9 @@ def halve_workers(situation: Situation) -> Plan | None:
 
 
 def _halve_workers_missing(situation: Situation) -> str:
+    """Return what would enable fewer workers, where they would help; of a save what it needs less of."""
+    if situation.verdict.cause is Cause.HOST_OOM and is_in_save(situation.verdict):
+        return hints(situation.verdict)[0]
     knob = situation.enabled(WORKERS)
     if not _workers_failed_before(situation) or not may_halve_workers(situation):
         return ""

@@ -62,7 +62,11 @@ ROWS: list[tuple[str, Verdict, Verdict]] = [
         verdict(C.NCCL_NETWORK, file="/site-packages/trl/extras/vllm_client.py", function="init_communicator"),
         verdict(C.NCCL_NETWORK, file="/home/me/train.py", function="main"),
     ),
-    ("restart the server of the other end", verdict(C.NCCL_INIT, function="init_reward_model"), verdict(C.NCCL_INIT, function="main")),
+    (
+        "restart the server of the other end",
+        verdict(C.NCCL_INIT, function="init_weights_update_group"),
+        verdict(C.NCCL_INIT, file="/home/me/reward/train.py"),
+    ),
     ("on the other nodes", verdict(C.GLOO_ERROR, node="a:0"), verdict(C.GLOO_ERROR)),
     ("what rank 1 did, at train.py:7", verdict(C.GLOO_ERROR, hang_ranks="1", hang_code="train.py:7"), verdict(C.GLOO_ERROR)),
     ("reset GPU GPU-1", verdict(C.GPU_ECC, gpu="GPU-1"), verdict(C.GPU_ECC)),

@@ -184,4 +184,4 @@ def test_fewer_loader_workers_answer_only_where_there_is_a_loader_and_no_save(ph
     )
     plan = propose(given)
     assert plan.strategy == strategy
-    assert ("workers" in f"{plan.reason} {plan.next_rung} {plan.notes}") == (strategy == "halve_workers")
+    assert ("loader workers" in f"{plan.reason} {plan.next_rung} {plan.notes}") == (strategy == "halve_workers")

@@ -63,7 +63,7 @@ CACHES = (
     ),
     DiskCache("the Hugging Face hub", r"/huggingface/(?:hub|modules|xet)/|/hf_(?:home|hub|cache)/", (), "HF_HOME"),
     DiskCache("Numba", r"\.nb[ci]\b|/numba_cache/", ("/numba/core/caching.py",), "NUMBA_CACHE_DIR", is_shared=True),
-    DiskCache("Python's bytecode", r"/__pycache__/[^/\s'\"]+\.pyc\b", ("<frozen importlib._bootstrap_external>",), "PYTHONPYCACHEPREFIX"),
+    DiskCache("Python's bytecode", r"/__pycache__/[^/\s'\"]+\.pyc\b", ("<frozen importlib._bootstrap_external>",)),
     DiskCache("CUDA's kernels", r"/\.nv/ComputeCache/", (), "CUDA_CACHE_PATH"),
     DiskCache("CuPy", r"/\.cupy/kernel_cache/", ("/cupy/cuda/compiler.py",), "CUPY_CACHE_DIR"),
     DiskCache("vLLM", r"/\.cache/vllm/|/torch_compile_cache/", (), "VLLM_CACHE_ROOT"),

@@ -412,6 +412,8 @@ def _of_cause(best: CauseCandidate, found: Mapping[str, str], facts: Sequence[Ev
     cause = best.claim.cause
     if cause is Cause.STORAGE_REMOTE:
         return _other_end(best, facts, exception)
+    if cause is Cause.USER_CODE and found.get("exception") in exits.OF_NETWORKS:
+        return {name: peer for name, peer in _other_end(best, facts, exception).items() if name == "peer"}
     if cause is Cause.HOST_OOM:
         return {"killed": "child"} if _killed_a_child(found, facts) else {}
     of_host = (

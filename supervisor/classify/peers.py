@@ -15,7 +15,8 @@ _FORMS = tuple(
         r"\b(?:https?|grpc|tcp|ws|wss)://(?:[^\s/@'\"]{1,256}@)?(?P<host>\[[0-9a-fA-F:.%]{2,64}\]|[\w.-]{1,253})(?::(?P<port>\d{1,5}))?",
         r"host='(?P<host>[^'\n]{1,253})', port=(?P<port>\d{1,5})",
         r"\('(?P<host>[\w.:%-]{1,253})', (?P<port>\d{1,5})(?:, \d+, \d+)?\)",
-        r"\b(?:connect(?:ing)? to|host|connect call failed|to address) \[?(?P<host>[\w.-]{1,253})\]?:(?P<port>\d{1,5})\b",
+        r"\bipv[46]:(?:%5B|\[)?(?P<host>[\w.:-]{1,64}?)(?:%5D|\])?:(?P<port>\d{1,5})\b",
+        r"\b(?:connect(?:ing)? to|connecting|host|connect call failed|to address) \[?(?P<host>[\w.-]{1,253})\]?:(?P<port>\d{1,5})\b",
     )
 )
 _PORTS = {"https": "443", "http": "80"}

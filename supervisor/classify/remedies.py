@@ -241,6 +241,7 @@ _ROWS: dict[Cause, tuple[tuple[Hint, ...], ...]] = {
             "delete {path}, which {cache_writer} wrote and left half-written; it is made anew",
             "delete {path}; it is made anew",
             "delete the damaged file below ${cache_variable}, or all of that cache; it is made anew",
+            "delete the damaged file in the cache of {cache}; it is made anew",
             "delete the damaged file of the cache; it is made anew",
         ),
     ),
@@ -290,7 +291,13 @@ _ROWS: dict[Cause, tuple[tuple[Hint, ...], ...]] = {
             "compare the stacks of all ranks at that time",
         ),
     ),
-    Cause.USER_CODE: (_line("correct the program, at {file}:{line}", "correct the program"),),
+    Cause.USER_CODE: (
+        _line(
+            "look at {peer}, which refused or ended the connection; else correct the program",
+            "correct the program, at {file}:{line}",
+            "correct the program",
+        ),
+    ),
     Cause.DEPENDENCY: (
         _line("run {install}", "install what provides {module}, or correct the import", "install versions that fit each other"),
     ),

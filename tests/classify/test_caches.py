@@ -75,7 +75,7 @@ def test_the_path_decides(raised: str, path: str, cache: str) -> None:
             "TORCHINDUCTOR_CACHE_DIR",
         ),
         ("EOFError: Ran out of input", (f"{SITE}/numba/core/caching.py:_load_index",), "NUMBA_CACHE_DIR"),
-        ("EOFError: marshal data too short", ("<frozen importlib._bootstrap_external>:_compile_bytecode",), "PYTHONPYCACHEPREFIX"),
+        ("EOFError: marshal data too short", ("<frozen importlib._bootstrap_external>:_compile_bytecode",), ""),
         (
             "SyntaxError: '(' was never closed",
             ("/scratch/torchinductor_u/kx/ckx.py:<module>",),
@@ -85,7 +85,7 @@ def test_the_path_decides(raised: str, path: str, cache: str) -> None:
 )
 def test_or_the_librarys_function_that_read_the_file(raised: str, frames: tuple[str, ...], variable: str) -> None:
     verdict = read(raised, "/home/u/train.py:main", *frames)
-    assert (verdict.cause, dict(verdict.facts)["cache_variable"]) == (Cause.CACHE_CORRUPT, variable)
+    assert (verdict.cause, dict(verdict.facts).get("cache_variable", "")) == (Cause.CACHE_CORRUPT, variable)
     assert "correct the program" not in remedy(verdict)
 
 

@@ -22,6 +22,8 @@ CATALOGUE, _ = signatures.read()
         ("HTTPConnectionPool(host='reward', port=9000): Max retries exceeded", "reward:9000"),
         ("[Errno 111] Connect call failed ('127.0.0.1', 8000)", "127.0.0.1:8000"),
         ("Cannot connect to host 127.0.0.1:8000 ssl:default [Connection refused]", "127.0.0.1:8000"),
+        ("last error: UNKNOWN: ipv4:127.0.0.1:50051: Failed to connect to remote host", "127.0.0.1:50051"),
+        ("Error 111 connecting to 127.0.0.1:6379. Connection refused.", "127.0.0.1:6379"),
         ("HTTP Error 500: Internal Server Error", ""),
     ],
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.config.watch_settings import HangSection
 from supervisor.core.model import Hang, HangKind, Phase, RankInfo
-from supervisor.observe.hangs.diagnosis import Movement
+from supervisor.observe.hangs.movement import Movement
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
 

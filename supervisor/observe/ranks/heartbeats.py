@@ -33,7 +33,7 @@ class RankHeartbeat:
     no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began. `total`: the one
     with which it ends. `phase_limit_s`: what the script allows without a sign of life in the phase that it declared.
     `loss`: the one that the script reported last (worker.report), `losses`: how many it reported. `optimizer_made`: it made one of torch's.
-    `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint).
+    `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint). `world`: so many ranks its process group is to have.
     """
 
     local_rank: int
@@ -61,6 +61,7 @@ class RankHeartbeat:
     losses: int = 0
     optimizer_made: bool = False
     ran: bool = False
+    world: int | None = None
 
 
 def create(path: Path, slots: int) -> None:
@@ -120,5 +121,6 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         losses=slot[shim.LOSSES],
         optimizer_made=bool(flags & shim.FLAG_OPTIMIZER),
         ran=bool(flags & shim.FLAG_RAN),
+        world=slot[shim.WORLD] if slot[shim.WORLD] > 0 else None,
         phase_limit_s=slot[shim.PHASE_LIMIT] / 1e3 if slot[shim.PHASE_LIMIT] > 0 else None,
     )

@@ -11,6 +11,7 @@ from supervisor.core.model import HangKind, Phase
 from supervisor.observe.hangs import diagnosis
 from supervisor.observe.hangs.frames import StackFrame, ThreadStack
 from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
+from supervisor.observe.hangs.movement import compare
 from supervisor.observe.hangs.procfs import FileWait, ProcessCounters, ThreadWait
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup, RecordedCollectives
 
@@ -357,7 +358,10 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str], ...] = (
         later(outside(0, torch("nn/modules/linear.py", "forward"), user(9, "evaluate")), cpu_s=29),
         "uses CPU time",
     ),
-    ("it polls", outside(0, user(70)), later(outside(0, user(70)), switches=300), "wakes up again and again"),
+    ("it polls every 0.1 s", outside(0, user(70)), later(outside(0, user(70)), switches=300, cpu_s=0.08), ""),
+    ("it polls every 1 ms", outside(0, user(70)), later(outside(0, user(70)), switches=27_000, cpu_s=2.2), ""),
+    ("it computes for 0.3 ms in between", outside(0, user(70)), later(outside(0, user(70)), switches=21_000, cpu_s=6.6), "uses CPU time"),
+    ("it polls, and other threads compute", outside(0, user(70)), later(outside(0, user(70)), switches=300, rest_s=9), "uses CPU time"),
     ("it waits in a DataLoader", outside(0, *LOADER), later(outside(0, *LOADER), switches=6), ""),
     ("other threads in a collective", waiting(0), later(waiting(0), rest_s=9), ""),
     ("other threads outside of one", outside(0, user(70)), later(outside(0, user(70)), rest_s=9), "uses CPU time"),
@@ -366,9 +370,9 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str], ...] = (
 
 @pytest.mark.parametrize(("first", "second", "what"), [row[1:] for row in MOVES], ids=[row[0] for row in MOVES])
 def test_what_moved_between_two_looks(first: RankLook, second: RankLook, what: str) -> None:
-    movement = diagnosis.compare(Look(0.0, (first,)), Look(30.0, (second,)))
+    movement = compare(Look(0.0, (first,)), Look(30.0, (second,)))
     found = ((first.rank, what),) if what else ()
-    is_busy = what in {"uses CPU time", "wakes up again and again", "waits for a processor"}
+    is_busy = what in {"uses CPU time", "waits for a processor", "has processes that use CPU time"}
     assert (movement.moved, movement.busy) == (((), found) if is_busy else (found, ()))
     assert movement.text == (f"rank {first.rank} {what}" if movement.moved else "")
 
@@ -385,4 +389,4 @@ def test_a_loop_is_late_and_may_go_on() -> None:
 def test_a_worker_that_reads_or_is_new_moves_its_rank(change: Callable[[ProcessLook], ProcessLook]) -> None:
     first = outside(0, *LOADER, workers=(WORKER,))
     second = later(replace(first, workers=(change(WORKER),)))
-    assert diagnosis.compare(Look(0.0, (first,)), Look(30.0, (second,))).moved
+    assert compare(Look(0.0, (first,)), Look(30.0, (second,))).moved

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: What no rank can end by itself.
 _FOR_EVER = frozenset({HangKind.GONE, HangKind.MISMATCH})
+_SLOW = "bytes move, so it is slow and not stuck, and a restart would begin it anew"
 #: From so many steps on the step times of an attempt show what is long for it; before that a limit is a guess.
 CALIBRATION_STEPS = 20
 #: Two looks are measured, not guessed.
@@ -59,10 +60,8 @@ def _remedy(hang: Hang) -> str:
 def why_it_goes_on(state: JobState, hang: Hang, *, is_first: bool) -> str:
     """Return why the attempt is not ended for this hang, "" if it is. is_first: the attempt has no earlier one that still holds."""
     policy = state.run.policy
-    if hang.slow:
-        return "bytes move, so it is slow and not stuck, and a restart would begin it anew"
-    if policy.on_hang == "restart":
-        return ""
+    if hang.slow or policy.on_hang == "restart":
+        return _SLOW if hang.slow else ""
     if policy.on_hang == "warn" or (not policy.on_hang and state.gpus):
         source = "" if policy.on_hang else ", the default where GPUs are visible"
         return f"--on-hang warn{source}; --on-hang auto ends what cannot go on by itself, --on-hang restart every hang"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +17,6 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.e2e.conftest import Supervised
 
@@ -23,6 +24,9 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 #: The limits of a phase as short as those of the training: what waits before the first step is seen as soon.
 EARLY = {**SOON, **OFTEN, "SUPERVISE_HANG_PHASE_S": "3"}
+
+#: A notice with 10 s left; the script imports supervisor.worker, as one that is installed beside supervise would.
+LEFT = {"SUPERVISE_STOP_LEFT_S": "10", "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 # pytorch/pytorch#189245: the lock of a build that was killed
@@ -120,3 +124,23 @@ def test_a_rank_that_waits_for_one_that_is_gone_is_restarted_however_it_waits(su
     assert re.search(r"rank 0 is in wait_for_part \(polls_for_a_peer\.py:\d+\), and waits for .*part-of-rank-1.*; rank 1 is gone", hang["text"])
     run.exit_code(120)
     assert run.attempts() >= 2
+
+
+# goodfire-ai/spd#677, #741: a notice in the middle of an evaluation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["eval", "train"])
+def test_the_last_line_names_the_rank_that_never_asked_whether_to_save_and_where_it_was(
+    supervise: Callable[..., Supervised], tmp_path: Path, phase: str
+) -> None:
+    words = ["--save-every=1000", *(["--declare"] if phase == "eval" else [])]  # what was saved a moment ago might be the answer
+    run = supervise(*torchrun("spd_677.py", *words), options=DECLARED, **OFTEN, **LEFT)
+    wait_for((tmp_path / "evaluating").exists, "the evaluation", 60, alive=run.alive)
+    run.signal(signal.SIGUSR1)
+    assert run.exit_code(30) == 75
+    last = run.stderr.splitlines()[-1]
+    where = rf"rank 0 did not ask worker\.should_save\(\) in this time \(phase {phase}, in evaluate \(spd_677\.py:\d+\)\)"
+    assert re.search(where, last), run.stderr
+    assert re.search(r"rank 1 did not ask .*waits in barrier", last), last
+    assert "no checkpoint was saved before the deadline: rank 0" in run.stderr

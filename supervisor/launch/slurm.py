@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from health.probes import slurm
@@ -128,6 +129,27 @@ class SlurmStart:
 
 def at_start(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
     """Return what Slurm's variables mean for a command. environ: the user's own."""
+    found = _of_place(command, environ)
+    warnings = (found.warning, tasks_warning(command, environ))
+    return replace(found, warning="; ".join(filter(None, warnings)))
+
+
+def tasks_warning(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return that fewer tasks run than SLURM_NTASKS_PER_NODE promises a script (Lightning #20391); "" where that is not so.
+
+    torchrun tells its ranks how many they are, and sets no store by Slurm's figures.
+    """
+    tasks, on_each = (_number(environ.get(name, ""), 0) for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"))
+    nodes = _number(environ.get("SLURM_NNODES", ""), 1)
+    if not 0 < tasks < on_each * nodes or torchrun.recognise(command, path=environ.get("PATH")) is not None:
+        return ""
+    return (
+        f"Slurm runs {tasks} {'task' if tasks == 1 else 'tasks'} (SLURM_NTASKS), and SLURM_NTASKS_PER_NODE says {on_each}: a script that takes"
+        f" its world size from the latter waits for ranks that nobody starts; give --ntasks={on_each * nodes}, or start them with torchrun"
+    )
+
+
+def _of_place(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
     job, is_step = slurm.place(environ)
     if job and not is_step:
         return SlurmStart({}, warning=outside_warning(job))

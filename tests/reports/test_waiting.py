@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pathologies.driving import SOON, confirmed, taken
-from tests.reports.conftest import DECLARED, OFTEN, torchrun
+from tests.reports.conftest import DECLARED, OFTEN, SCRIPTS, torchrun
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_not_restarted_again_
     assert run.attempts() == 2
     assert (cache / "lock").exists()
     card = " ".join(run.ask("why").stdout.split())
-    assert re.search(rf"wait \(pytorch_189245\.py:\d+\), and waits? for the file {re.escape(str(cache))}/lock", card), card
+    assert re.search(rf"wait \(pytorch_189245\.py:\d+\), waiting for the file {re.escape(str(cache))}/lock", card), card
     assert "no process has it open; left by attempt 1, which is over" in card
     assert f"rm '{cache}/lock'" in card
 
@@ -82,7 +83,7 @@ def test_a_slow_restore_is_reported_and_never_restarted(supervise: Callable[...,
     run = supervise(*torchrun("marin_8534.py", f"--from={source}", "--steps=20"), options=["--on-hang", "restart"], **EARLY)
     hang = confirmed(run)
     assert (hang["kind"], hang["ranks"], hang["slow"]) == ("late", [1], True), hang
-    assert re.search(rf"rank 1 is in restore \(marin_8534\.py:\d+\), and moves \d+ KB a second of \S+/part\.{source}", hang["text"]), hang
+    assert re.search(rf"rank 1 is in restore \(marin_8534\.py:\d+\), moving \d+ KB a second of \S+/part\.{source}", hang["text"]), hang
     assert run.exit_code(120) == 0
     assert run.attempts() == 1
     assert "bytes move, so it is slow and not stuck" in run.stderr
@@ -107,7 +108,9 @@ def test_the_server_that_a_rank_waits_for_is_on_the_card_and_in_the_alert(
     hang = confirmed(run)
     assert (hang["kind"], hang["ranks"], hang["busy"], hang["slow"]) == ("late", [1], False, False), hang
     waits = r"process \d+ \(python\S*\), which waits for " if how == "child" else ""
-    assert re.search(rf"rank 1 is in reward \(ms_swift_6962\.py:\d+\), and waits for {waits}127\.0\.0\.1:{mute}", hang["text"]), hang["text"]
+    assert re.search(rf"rank 1 is in reward \(ms_swift_6962\.py:\d+\), waiting for {waits}127\.0\.0\.1:{mute}", hang["text"]), hang[
+        "text"
+    ]
     run.wait_for_line(r"no progress for \d+ s: .*the job goes on")
     assert f"127.0.0.1:{mute}" in run.stderr
 
@@ -121,7 +124,9 @@ def test_a_rank_that_waits_for_one_that_is_gone_is_restarted_however_it_waits(su
     run = supervise(*torchrun("polls_for_a_peer.py", f"--how={how}", "--steps=60"), options=DECLARED, **EARLY)
     hang = wait_for(lambda: taken(run, "HangConfirmed"), "a confirmed hang", 60, alive=run.alive)[0]["hang"]
     assert (hang["kind"], hang["ranks"]) == ("gone", [1]), hang
-    assert re.search(r"rank 0 is in wait_for_part \(polls_for_a_peer\.py:\d+\), and waits for .*part-of-rank-1.*; rank 1 is gone", hang["text"])
+    assert re.search(
+        r"rank 0 is in wait_for_part \(polls_for_a_peer\.py:\d+\), waiting for .*part-of-rank-1.*; rank 1 is gone", hang["text"]
+    )
     run.exit_code(120)
     assert run.attempts() >= 2
 
@@ -144,3 +149,18 @@ def test_the_last_line_names_the_rank_that_never_asked_whether_to_save_and_where
     assert re.search(where, last), run.stderr
     assert re.search(r"rank 1 did not ask .*waits in barrier", last), last
     assert "no checkpoint was saved before the deadline: rank 0" in run.stderr
+
+
+# Lightning-AI/pytorch-lightning#20391: one of two ranks is started
+
+
+@pytest.mark.slow
+def test_how_many_ranks_came_is_on_the_card_and_the_start_warned(supervise: Callable[..., Supervised]) -> None:
+    in_slurm = {"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "0", "MEET": f"tcp://127.0.0.1:{free_port()}"}
+    run = supervise("python", str(SCRIPTS / "lightning_20391.py"), options=["--on-hang", "restart"], **EARLY, **in_slurm)
+    hang = confirmed(run)
+    assert re.search(r"rank 0 waits in init_process_group \(lightning_20391\.py:\d+\): 1 of 2 ranks came", hang["text"]), hang
+    assert "Slurm runs 1 task (SLURM_NTASKS), and SLURM_NTASKS_PER_NODE says 2" in run.stderr
+    run.wait_for_line(r"incident 1: rank 0 waits in init_process_group .*1 of 2 ranks came")
+    run.signal(signal.SIGINT)
+    run.exit_code(60)

@@ -58,10 +58,10 @@ def _in_full(one: Standing, movement: Movement) -> Standing:
     """Return what a rank does, with what it uses, moves and waits for, if it is not in a collective."""
     if one.doing not in {Doing.ELSEWHERE, Doing.BLOCKED}:
         return one
-    more = [text for rows in (movement.busy, movement.slow) for rank, text in rows if rank == one.rank]
-    if one.awaits and not any(rank == one.rank for rank, _ in movement.busy):
-        more.append(f"waits for {' and '.join(awaited.text for awaited in one.awaits)}")
-    return replace(one, text=", and ".join([one.text, *more]))
+    busy = [f", and {text}" for rank, text in movement.busy if rank == one.rank]
+    slow = [f", {text}" for rank, text in movement.slow if rank == one.rank]
+    waits = [f", waiting for {' and '.join(awaited.text for awaited in one.awaits)}"] if one.awaits and not busy else []
+    return replace(one, text="".join([one.text, *busy, *slow, *waits]))
 
 
 def _left_file(concerned: Sequence[Standing]) -> str:
@@ -99,8 +99,8 @@ def _missing(waits: Sequence[Standing], look: Look) -> str:
     if world <= len(waits) or not all("init_process_group" in one.text for one in waits):
         return ""
     rest = world - len(waits)
-    of_rest = "the other one was" if rest == 1 else f"the {rest} others were"
-    return f": {len(waits)} of {world} ranks came, and {of_rest} never started, or start on another node"
+    where = "the other one is on another node" if rest == 1 else f"the {rest} others are on other nodes"
+    return f": {len(waits)} of {world} ranks came; {where}, or never started"
 
 
 def _missed(

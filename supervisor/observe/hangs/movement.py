@@ -224,7 +224,7 @@ def _trickle(before: RankLook, after: RankLook) -> str:
     grown = max(new.files, key=lambda file: file[1] - places.get(file[0], file[1]), default=("", 0))
     pipe = next((one.name for one in new.awaits if one.kind is AwaitedKind.PIPE and one.name.startswith("/")), "")
     name = grown[0] if grown[0] and grown[1] > places.get(grown[0], grown[1]) else name or pipe
-    return f"moves {moved / seconds / 1024:.0f} KB a second" + (f" of {name}" if name else "")
+    return f"moving {moved / seconds / 1024:.0f} KB a second" + (f" of {name}" if name else "")
 
 
 def _waits_for_process(process: ProcessLook) -> bool:

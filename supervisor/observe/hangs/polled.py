@@ -27,6 +27,8 @@ _ASKS_PRESENCE = frozenset({"exists", "isfile", "lexists", "isdir", "islink", "a
 _LOCK_ENDINGS = ("lock", ".lck", ".pid")
 #: Functions that tell people something: what they are given is not what the loop waits for.
 _TELLS = frozenset({"print", "debug", "info", "warning", "error", "exception", "log", "write", "warn"})
+#: Functions that make a path of what they are given, which others ask for.
+_MAKES_PATH = frozenset({"join", "Path", "str", "fspath"})
 _LONGEST_SOURCE = 2_000_000
 
 
@@ -71,12 +73,11 @@ def _asked(frame: HeldFrame, source: str) -> Iterator[Held]:
         return
     condition = loop.test if isinstance(loop, ast.While) else loop.iter
     calls = [node for part in (condition, *loop.body) for node in ast.walk(part) if isinstance(node, ast.Call)]
-    for call in calls:
-        name = _name(call.func)
+    for call, name in ((call, _name(call.func)) for call in calls if _name(call.func) not in _MAKES_PATH):
         receiver = (call.func.value,) if isinstance(call.func, ast.Attribute) else ()
         for expression in () if name in _TELLS else (*receiver, *call.args):
             held = _held(expression, frame.values)
-            if held is None or (isinstance(expression, ast.Constant) and name not in {*_ASKS_PRESENCE, "open", "stat", "Path"}):
+            if held is None or (isinstance(expression, ast.Constant) and name not in {*_ASKS_PRESENCE, "open", "stat"}):
                 continue
             yield (PRESENCE, held[1]) if held[0] == "path" and name in _ASKS_PRESENCE else held
 
@@ -113,7 +114,7 @@ def _path(node: ast.expr, values: Mapping[str, Held]) -> str:
     if isinstance(node, ast.JoinedStr):
         parts = [_path(part.value if isinstance(part, ast.FormattedValue) else part, values) for part in node.values]
         return "".join(parts) if all(parts) else ""
-    if isinstance(node, ast.Call) and _name(node.func) in {"join", "Path", "str", "fspath"} and node.args:
+    if isinstance(node, ast.Call) and _name(node.func) in _MAKES_PATH and node.args:
         parts = [_path(part, values) for part in node.args]
         return os.path.join(*parts) if all(parts) else ""  # noqa: PTH118 - text
     return ""

@@ -55,7 +55,7 @@ RESERVED_SHARE = 0.2
 ANSWER_S = 2.0
 #: With less than this a save is not worth beginning.
 LEAST_SAVE_S = 1.0
-#: So long before the time for a save is over, ranks that have not saved are looked at: they are still where they were all the time.
+#: So long before the time for a save is over, ranks that have not saved are examined: they are still where they were all the time.
 LOOK_S = 2.0
 #: Stages in which no rank on this node can be alive.
 NOTHING_RUNS = frozenset({Stage.NEW, Stage.SELECTING, Stage.CHECKING, Stage.WAITING})

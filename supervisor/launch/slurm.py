@@ -144,8 +144,9 @@ def tasks_warning(command: Sequence[str], environ: Mapping[str, str]) -> str:
     if not 0 < tasks < on_each * nodes or torchrun.recognise(command, path=environ.get("PATH")) is not None:
         return ""
     return (
-        f"Slurm runs {tasks} {'task' if tasks == 1 else 'tasks'} (SLURM_NTASKS), and SLURM_NTASKS_PER_NODE says {on_each}: a script that takes"
-        f" its world size from the latter waits for ranks that nobody starts; give --ntasks={on_each * nodes}, or start them with torchrun"
+        f"Slurm runs {tasks} {'task' if tasks == 1 else 'tasks'} (SLURM_NTASKS), and SLURM_NTASKS_PER_NODE says {on_each}: a script that"
+        " takes its world size from the latter waits for ranks that nobody starts;"
+        f" give --ntasks={on_each * nodes}, or start them with torchrun"
     )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from supervisor.run.threads import Threads
 
 STACKS_DEADLINE_S = 3.0
-#: Less than the ranks have left when they are looked at (core/shutdown.py).
+#: Less than the ranks have left when they are examined (core/shutdown.py).
 UNSAVED_DEADLINE_S = 1.5
 
 

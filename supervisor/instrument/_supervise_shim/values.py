@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, Callable  # noqa: UP035 - 3.8
 
-#: So many frames are told, from the innermost on; of each so many names; so long a text.
+#: So many frames are written, from the innermost on; of each so many names; so long a text.
 _MOST_FRAMES, _MOST_NAMES, _MOST_CHARS = 12, 200, 512
 #: In the name of a file without a directory, what shows that processes wait for it, or for its end.
 _WORDS = ("lock", "lck", "pid", "done", "ready", "flag", "baton", "wait", "sync")
@@ -39,9 +39,9 @@ class HeldValues:
             siginterrupt(layout.VALUES_SIGNAL, False)  # noqa: FBT003 - the C function's own
 
     def _tell(self, _signum: int, frame: FrameType | None) -> None:
-        quiet(self._told)(frame)
+        quiet(self._write_frames)(frame)
 
-    def _told(self, frame: FrameType | None) -> None:
+    def _write_frames(self, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
             return
         rows = []  # type: list[tuple[str, int, str, dict[str, tuple[str, Any]]]]

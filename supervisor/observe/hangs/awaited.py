@@ -1,7 +1,7 @@
 """Finds what a process waits for: a file, the peer of a socket, a pipe, another process.
 
 The system call of its main thread shows it (`recvfrom` of a descriptor, `wait4` of a pid); of a loop that polls, its source (polled.py). A
-file is looked at only where the process itself asks for it all the time, so its file system answers.
+file is read only where the process itself asks for it all the time, so its file system answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Calls whose first argument is the descriptor that they wait for.
 _OF_FD = frozenset({"read", "readv", "write", "writev", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "accept"})
-#: So many objects are named; so many descriptors are looked at; so deep it goes from a process to the one that it waits for.
+#: So many objects are named; so many descriptors are read; so deep it goes from a process to the one that it waits for.
 MOST, _MOST_FDS, _DEEPEST = 3, 64, 2
 _MOST_BYTES = 256
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
@@ -64,7 +64,7 @@ class Awaited:
 
 
 class Surroundings:
-    """What all ranks of one look share: connections, who has what open, and the files that were looked at. From any thread.
+    """What all ranks of one look share: connections, who has what open, and the files that were examined. From any thread.
 
     begun: when each attempt began, in Unix seconds, as far as that is known.
     """

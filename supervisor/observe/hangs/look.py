@@ -40,7 +40,7 @@ VALUES_S = 0.5
 MOMENT_S = 0.5
 #: Of the processes that one rank started, so many are read.
 MOST_WORKERS = 32
-#: Of the descriptors of one process, so many are looked at.
+#: Of the descriptors of one process, so many are read.
 MOST_DESCRIPTORS = 1024
 _ANOTHER_PROGRAM = "it runs another program"
 NOT_ASKED = RecordedCollectives(unreadable="it was not asked")

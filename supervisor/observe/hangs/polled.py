@@ -43,7 +43,7 @@ class HeldFrame:
 
 
 def read(line: str) -> tuple[HeldFrame, ...]:
-    """Return what a rank told, the innermost function first; none where the line is no such answer."""
+    """Return what a rank wrote, the innermost function first; none where the line is no such answer."""
     try:
         return tuple(HeldFrame(str(file), int(at), str(function), dict(values)) for file, at, function, values in ast.literal_eval(line))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -89,8 +89,8 @@ class Standing:
 def standing(look: RankLook) -> Standing:
     """Return what a rank does."""
     shown = _standing(look)
-    is_told = shown.doing in {Doing.ELSEWHERE, Doing.BLOCKED} and shown.phase is not Phase.DATA  # there its worker is named
-    return replace(shown, awaits=look.process.awaits) if is_told else shown
+    is_shown = shown.doing in {Doing.ELSEWHERE, Doing.BLOCKED} and shown.phase is not Phase.DATA  # there its worker is named
+    return replace(shown, awaits=look.process.awaits) if is_shown else shown
 
 
 def _standing(look: RankLook) -> Standing:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def text_of(look: Look, beats: Sequence[RankHeartbeat]) -> str:
-    """Return one sentence: which ranks did not ask, never ask, or were told and have not saved, each with its phase and line."""
+    """Return one sentence: which ranks did not ask, never ask, or were asked to save and have not, each with its phase and line."""
     does = {one.rank: _does(standing(one).text, one.phase, waits=standing(one).doing is Doing.WAITS) for one in look.ranks}
     alike: dict[str, list[int]] = {}
     for beat in beats:
@@ -28,7 +28,7 @@ def text_of(look: Look, beats: Sequence[RankHeartbeat]) -> str:
 def _how(beat: RankHeartbeat, *, is_anyone_asking: bool) -> str:
     """Return what a rank did not do, behind its name; "" where it saved, or never asks while others do not either."""
     if beat.save_asked:
-        return "" if beat.went_on else "was told to save, and its save is not over"
+        return "" if beat.went_on else "was asked to save, and its save is not over"
     if not beat.asks:
         return "never asked worker.should_save()" if is_anyone_asking else ""
     return "did not ask worker.should_save() in this time"

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def waiting(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def waiting() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Give a list for processes; they are ended after the test."""
     processes: list[subprocess.Popen[bytes]] = []
     yield processes
@@ -37,6 +37,11 @@ def waiting(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait(30)
         if process.stdin is not None:
             process.stdin.close()
+
+
+def python(code: str, **options: int) -> subprocess.Popen[bytes]:
+    """Start Python with this code."""
+    return subprocess.Popen([sys.executable, "-c", code], **options)  # type: ignore[call-overload, no-any-return]  # noqa: S603 - ours
 
 
 def seen(process: subprocess.Popen[bytes]) -> Awaited:
@@ -59,13 +64,13 @@ def test_the_peer_of_a_socket(waiting: list[subprocess.Popen[bytes]], call: str)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         code = f"import select, socket\ns = socket.create_connection(('127.0.0.1', {port}))\n{CALLS[call]}"
-        waiting.append(subprocess.Popen([sys.executable, "-c", code]))
+        waiting.append(python(code))
         found = seen(waiting[0])
         assert (found.kind, found.name, found.lives) == (AwaitedKind.SOCKET, f"127.0.0.1:{port}", True)
 
 
 def test_a_pipe_and_who_has_its_other_end(waiting: list[subprocess.Popen[bytes]]) -> None:
-    waiting.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+    waiting.append(python("input()", stdin=subprocess.PIPE))
     found = seen(waiting[0])
     assert (found.kind, found.lives) == (AwaitedKind.PIPE, True)
     assert f"process {os.getpid()} (" in found.text
@@ -73,7 +78,7 @@ def test_a_pipe_and_who_has_its_other_end(waiting: list[subprocess.Popen[bytes]]
 
 def test_a_named_pipe_that_nobody_opens(waiting: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    waiting.append(subprocess.Popen([sys.executable, "-c", f"open({str(tmp_path / 'fifo')!r})"]))
+    waiting.append(python(f"open({str(tmp_path / 'fifo')!r})"))
     found = seen(waiting[0])
     assert (found.kind, found.name, found.lives) == (AwaitedKind.PIPE, str(tmp_path / "fifo"), False)
 
@@ -82,9 +87,7 @@ def test_a_child_and_what_that_waits_for(waiting: list[subprocess.Popen[bytes]])
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         code = f"import socket; socket.create_connection(('127.0.0.1', {port})).recv(1)"
-        waiting.append(
-            subprocess.Popen([sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"])
-        )
+        waiting.append(python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"))
         found = wait_for(lambda: one if "which waits for" in (one := seen(waiting[0])).text else None, "the child's own wait", 20)
         assert found.kind is AwaitedKind.PROCESS
         assert found.text.endswith(f"which waits for 127.0.0.1:{port}")
@@ -95,7 +98,7 @@ def test_the_process_that_holds_a_lock(waiting: list[subprocess.Popen[bytes]], t
     with (tmp_path / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         code = f"import fcntl; fcntl.flock(open({str(tmp_path / 'lock')!r}, 'w'), fcntl.LOCK_EX)"
-        waiting.append(subprocess.Popen([sys.executable, "-c", code]))
+        waiting.append(python(code))
         found = seen(waiting[0])
         assert found.name == str(tmp_path / "lock")
         assert found.text.startswith(f"process {os.getpid()} (")
@@ -139,7 +142,7 @@ def test_a_file_that_a_living_process_has_open_locks_or_is_named_in_is_not_calle
     found = of_file(tmp_path / "pid", begun)
     assert (found.lives, found.is_left) == (True, False)
     assert "it names process" in found.text
-    waiting.append(subprocess.Popen([sys.executable, "-c", "pass"]))
+    waiting.append(python("pass"))
     waiting[0].wait(30)
     (tmp_path / "pid").write_text(f"{waiting[0].pid}\n")
     found = of_file(tmp_path / "pid", begun)

@@ -1,5 +1,5 @@
 # modelscope/ms-swift#6962 (2025), huggingface/trl#3408 (2025): GRPO stands still without an error while a reward server does not answer
-"""Rank 1 asks a server for a reward at step 30, without a timeout. `--how`: by urllib, by a bare socket, or in a process that it waits for."""
+"""Rank 1 asks a server for a reward at step 30, without a timeout. `--how`: by urllib, by a bare socket, or by a child process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training import Training
 def reward(how: str, port: int) -> None:
     """Ask the server, which takes the request and never answers."""
     if how == "urllib":
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/")  # noqa: S310 - our own server
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/")
     elif how == "socket":
         with socket.create_connection(("127.0.0.1", port)) as server:
             server.settimeout(3600)

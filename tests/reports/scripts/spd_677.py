@@ -28,9 +28,8 @@ def main() -> None:
     training.parser.add_argument("--declare", action="store_true")
 
     def before_step(_training: Training, step: int) -> None:
-        if worker.should_save():
-            if training.rank == 0:
-                training.save(Path("ckpt") / f"step-{step - 1}.pt", step - 1)
+        if worker.should_save() and training.rank == 0:
+            training.save(Path("ckpt") / f"step-{step - 1}.pt", step - 1)
         if step == 30:
             if training.rank == 0:
                 Path("evaluating").touch()

@@ -130,24 +130,9 @@ class SlurmStart:
 def at_start(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
     """Return what Slurm's variables mean for a command. environ: the user's own."""
     found = _of_place(command, environ)
-    warnings = (found.warning, tasks_warning(command, environ))
-    return replace(found, warning="; ".join(filter(None, warnings)))
-
-
-def tasks_warning(command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return that fewer tasks run than SLURM_NTASKS_PER_NODE promises a script (Lightning #20391); "" where that is not so.
-
-    torchrun tells its ranks how many they are, and sets no store by Slurm's figures.
-    """
-    tasks, on_each = (_number(environ.get(name, ""), 0) for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"))
-    nodes = _number(environ.get("SLURM_NNODES", ""), 1)
-    if not 0 < tasks < on_each * nodes or torchrun.recognise(command, path=environ.get("PATH")) is not None:
-        return ""
-    return (
-        f"Slurm runs {tasks} {'task' if tasks == 1 else 'tasks'} (SLURM_NTASKS), and SLURM_NTASKS_PER_NODE says {on_each}: a script that"
-        " takes its world size from the latter waits for ranks that nobody starts;"
-        f" give --ntasks={on_each * nodes}, or start them with torchrun"
-    )
+    # torchrun says to its ranks how many they are, and sets no store by Slurm's figures
+    missing = "" if torchrun.recognise(command, path=environ.get("PATH")) is not None else slurm.missing_tasks(environ)
+    return replace(found, warning="; ".join(filter(None, (found.warning, missing))))
 
 
 def _of_place(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:

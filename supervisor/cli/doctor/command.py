@@ -63,10 +63,7 @@ def command(  # noqa: PLR0913  one for each option
         for line in doctor_fix.fix(settings):
             stdio.say(line)
     from health import render  # noqa: PLC0415  for this command only
-    from supervisor.launch import slurm  # noqa: PLC0415  as above
 
-    if warning := slurm.tasks_warning(settings.job.command, os.environ):
-        stdio.say(f"warning: {warning}")
     with stdio.StatusLine() as status:
         doctor = node_doctor(settings, lasting=watch_s is not None, show=status.show)
         return render.run(doctor, sys.stdout, as_json=as_json, in_full=in_full, watch_s=watch_s)

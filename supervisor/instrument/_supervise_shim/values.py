@@ -92,6 +92,9 @@ def _shown(value: object) -> tuple[str, Any] | None:
         return ("path", value) if 0 < len(value) <= _MOST_CHARS and (is_path or is_named) else None  # type: ignore[arg-type]
     if kind.__module__.startswith("pathlib"):
         return "path", str(value)
+    if kind.__module__ == "_io":
+        name = getattr(value, "name", None)
+        return ("path", name) if type(name) is str and len(name) <= _MOST_CHARS else None
     if kind.__module__ == "subprocess" or kind.__module__.startswith("multiprocessing."):
         held = _attributes(value)
         pid = held.get("pid") or _attributes(held.get("_popen")).get("pid")

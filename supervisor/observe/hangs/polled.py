@@ -53,13 +53,14 @@ def read(line: str) -> tuple[HeldFrame, ...]:
 def polled(frames: Sequence[HeldFrame], source_of: Callable[[str], str]) -> tuple[Held, ...]:
     """Return what the innermost loop asks for, in the order in which it does; none where no loop names anything.
 
-    A library may hide the question in another function (filelock). Then it is the innermost path that is called a lock.
+    A library may hide the question in another function (filelock). Then it is the innermost path that is called a lock, or whose name is.
     """
     for frame in frames:
-        found = tuple(dict.fromkeys(_asked(frame, source_of(frame.file)[:_LONGEST_SOURCE]))) if frame.values else ()
+        found = tuple(dict.fromkeys(_asked(frame, source_of(frame.file)[:_LONGEST_SOURCE])))
         if found:
             return found
-    locks = (held for frame in frames for held in frame.values.values() if held[0] == "path" and str(held[1]).endswith(_LOCK_ENDINGS))
+    named = ((name, held) for frame in frames for name, held in frame.values.items() if held[0] == "path")
+    locks = (held for name, held in named if "lock" in name or str(held[1]).endswith(_LOCK_ENDINGS))
     return tuple(itertools.islice(locks, 1))
 
 

@@ -56,7 +56,7 @@ ANSWER_S = 2.0
 #: With less than this a save is not worth beginning.
 LEAST_SAVE_S = 1.0
 #: So long before the time for a save is over, ranks that have not saved are examined: they are still where they were all the time.
-LOOK_S = 2.0
+LOOK_S = 4.0
 #: Stages in which no rank on this node can be alive.
 NOTHING_RUNS = frozenset({Stage.NEW, Stage.SELECTING, Stage.CHECKING, Stage.WAITING})
 
@@ -174,7 +174,7 @@ def _save(state: JobState, t: float) -> Step:
     request = () if stop.save_requested else (RequestSave(state.attempt.number, for_it_s),)
     state = _with_stop(state, replace(stop, save_requested=True, spares_ranks=True))
     text = f"{signal_name(stop.signum)}: ranks are asked to save, and to end when they have saved, or in {for_it_s:.0f} s"
-    look_s = for_it_s - min(LOOK_S, for_it_s / 4)
+    look_s = for_it_s - min(LOOK_S, for_it_s / 2)
     return state, (*request, PrintMessage("info", text), SetTimer("save", state.token, for_it_s), SetTimer("unsaved", state.token, look_s))
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STACKS_DEADLINE_S = 3.0
 #: Less than the ranks have left when they are examined (core/shutdown.py).
-UNSAVED_DEADLINE_S = 1.5
+UNSAVED_DEADLINE_S = 2.5
 
 
 def wall_t(clock: Clock, t: float) -> float:

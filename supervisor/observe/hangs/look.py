@@ -213,8 +213,8 @@ def _process(look: ProcessLook, directory: Path, until: float, around: Surroundi
     files, socket_bytes = _descriptors(pid, around)
     awaits = awaited.of_call(pid, waits, around)
     stacks, reason = _stacks(look, waits, directory, until, forked_by)
-    if not forked_by and not awaits and _may_poll(waits, stacks):
-        line = stack_dumps.request_values(pid, look.start_ticks, directory, deadline_s=min(VALUES_S, _left(until)))
+    if not forked_by and not awaits and _may_poll(waits, stacks) and _left(until) > 2 * VALUES_S:
+        line = stack_dumps.request_values(pid, look.start_ticks, directory, deadline_s=VALUES_S)
         awaits = awaited.of_polled(pid, polled.polled(polled.read(line), _source), around)
     after = procfs.counters(pid, time.monotonic())
     return replace(

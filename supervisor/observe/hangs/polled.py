@@ -8,6 +8,7 @@ over.
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import os
 from collections.abc import Mapping
@@ -56,20 +57,17 @@ def polled(frames: Sequence[HeldFrame], source_of: Callable[[str], str]) -> tupl
     A library may hide the question in another function (filelock). Then it is the innermost path that is called a lock, or whose name is.
     """
     for frame in frames:
-        found = tuple(dict.fromkeys(_asked(frame, source_of(frame.file)[:_LONGEST_SOURCE])))
-        if found:
-            return found
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # what is no Python, or nested too deeply
+            found = tuple(dict.fromkeys(_asked(frame, source_of(frame.file)[:_LONGEST_SOURCE])))
+            if found:
+                return found
     named = ((name, held) for frame in frames for name, held in frame.values.items() if held[0] == "path")
     locks = (held for name, held in named if "lock" in name or str(held[1]).endswith(_LOCK_ENDINGS))
     return tuple(itertools.islice(locks, 1))
 
 
 def _asked(frame: HeldFrame, source: str) -> Iterator[Held]:
-    try:
-        tree = ast.parse(source)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return
-    loop = _loop_at(tree, frame.line)
+    loop = _loop_at(ast.parse(source), frame.line)
     if loop is None:
         return
     condition = loop.test if isinstance(loop, ast.While) else loop.iter
@@ -96,8 +94,8 @@ def _held(node: ast.expr, values: Mapping[str, Held]) -> Held | None:
     """Return what an expression holds, by the names and constants in it."""
     if isinstance(node, ast.Name):
         return values.get(node.id)
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return values.get(f"{node.value.id}.{node.attr}")
+    if isinstance(node, ast.Attribute):
+        return values.get(f"{node.value.id}.{node.attr}") if isinstance(node.value, ast.Name) else None
     path = _path(node, values)
     return None if not path else ("path", path)
 

@@ -72,6 +72,16 @@ LOOPS: dict[str, tuple[str, dict[str, polled.Held], tuple[polled.Held, ...]]] = 
         {"lock_file": ("path", "/c/model.lock"), "data": ("path", "/d")},
         (("path", "/c/model.lock"),),
     ),
+    "an attribute of an attribute, and what nothing is known of": (
+        "while f(self.options.first + 1, rows[0].path / 'x', self.lock): time.sleep(1)  # here",
+        {"self.lock": ("path", "/c/lock")},
+        (("path", "/c/lock"),),
+    ),
+    "an expression that is nested too deeply": (
+        f"while f({'(1 + ' * 5000}where{')' * 5000}): time.sleep(1)  # here",
+        {"where": ("path", "/c")},
+        (),
+    ),
     "source that cannot be read": ("while (:  # here", {"x": ("path", "/c/x")}, ()),
 }
 

@@ -97,7 +97,10 @@ def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) 
 
 
 def env_slurm(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """Was this started by srun, in a job of Slurm? A preemption signals steps when its grace begins, and a batch script when it ends."""
+    """Check that srun started this, in a job of Slurm, once for each task that a script may count on.
+
+    A preemption signals steps when its grace begins, and a batch script when it ends.
+    """
     unread = common.unread("env_slurm", now, "env.slurm", "the place in Slurm")
     if unread is not None:
         yield unread
@@ -105,6 +108,8 @@ def env_slurm(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
     row = now.table("env.slurm")
     if not row:
         yield CheckResult("env_slurm", HOST, Result.SKIPPED, "not in a job of Slurm")
+    elif row["step"] and row["missing"]:
+        yield CheckResult("env_slurm", HOST, Result.DEGRADED, str(row["missing"]), (), Repair.CONFIGURE, "give the step as many tasks")
     elif row["step"]:
         yield CheckResult("env_slurm", HOST, Result.OK, f"step {row['job']}.{row['step']} of Slurm")
     else:

@@ -7,7 +7,7 @@ ask.options["script"], git in ask.options["code"] (default: the working director
     env.compat     a library of CUDA's for an older driver (cuda-compat): its path; "" for none
     env.python     the interpreter: the supervisor's own, which a job may not share
     env.variables  those of PREFIXES and NAMES in ask.environ, but for what is named like a secret
-    env.slurm      job, step: their numbers, of a job of Slurm; step "" outside of srun
+    env.slurm      job, step: their numbers, of a job of Slurm; step "" outside of srun; missing: how its tasks do not fit, "" where they do
     env.script     path, digest: of the job's script, where one is named
     env.code       root, head, branch, dirty (how many files), changed (a digest of what differs from head)
 """
@@ -74,7 +74,7 @@ def read(ask: Ask) -> Iterator[Reading]:
     yield Reading(NAME, HOST, "env.compat", _compat(ask))
     yield Reading(NAME, HOST, "env.variables", {**selected(ask.environ)})
     job, step = slurm.place(ask.environ)
-    yield Reading(NAME, HOST, "env.slurm", {"job": job, "step": step} if job else {})
+    yield Reading(NAME, HOST, "env.slurm", {"job": job, "step": step, "missing": slurm.missing_tasks(ask.environ)} if job else {})
     script = ask.options.get("script")
     if isinstance(script, str):
         yield _script(script)

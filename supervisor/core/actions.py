@@ -223,6 +223,14 @@ class RequestSave:
 
 
 @dataclass(frozen=True, slots=True)
+class FindUnsaved:
+    """Find which ranks have not saved as requested, and where they are; answered by UnsavedFound."""
+
+    attempt: int
+    waits_for_journal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
 class ReportSaved:
     """The ranks of this node have saved as requested. When those of all nodes have, AttemptEndedByPeer (membership) ends the attempt."""
 
@@ -383,6 +391,7 @@ Action = (
     | CompleteAttempt
     | Quarantine
     | RequestSave
+    | FindUnsaved
     | ReportSaved
     | FindSave
     | KeepCopies

@@ -80,6 +80,7 @@ from supervisor.core.events import (
     SupervisorStarted,
     TimeLeft,
     TimerFired,
+    UnsavedFound,
 )
 from supervisor.core.state import JobState, Stage
 from supervisor.core.training_events import LossChanged, PaceChanged
@@ -205,6 +206,7 @@ EVENTS: dict[type, EventRow] = {
     ),
     SaveOnRequestSeen: EventRow(BEFORE_THE_END, shutdown.on_save_on_request_seen),
     Saved: EventRow(frozenset({Stage.RUNNING, Stage.STOPPING}), shutdown.on_saved),
+    UnsavedFound: EventRow(frozenset({Stage.STOPPING}), shutdown.on_unsaved_found),
     SaveSearched: EventRow(frozenset({Stage.STOPPING}), shutdown.on_save_searched, _leads([Stage.STOPPING], Stage.ENDED)),
     TimeLeft: EventRow(frozenset({Stage.STOPPING}), shutdown.on_time_left),
     HangSuspected: EventRow(frozenset({Stage.RUNNING}), hangs.on_hang_suspected),

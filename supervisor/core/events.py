@@ -508,6 +508,15 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class UnsavedFound:
+    """The answer to FindUnsaved. text: which ranks did not ask, or have not saved, and where each is; "" where all of them have."""
+
+    t: float
+    attempt: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SaveSearched:
     """The answer to FindSave: the newest whole checkpoint that was written since the ranks were asked to save, None: there is none."""
 
@@ -580,6 +589,7 @@ Event = (
     | HealthChanged
     | SaveOnRequestSeen
     | Saved
+    | UnsavedFound
     | SaveSearched
     | HangSuspected
     | HangConfirmed

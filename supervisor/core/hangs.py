@@ -6,6 +6,7 @@ ends nothing.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 #: What no rank can end by itself.
 _FOR_EVER = frozenset({HangKind.GONE, HangKind.MISMATCH})
+_SLOW = "bytes move, so it is slow and not stuck, and a restart would begin it anew"
 #: From so many steps on the step times of an attempt show what is long for it; before that a limit is a guess.
 CALIBRATION_STEPS = 20
 #: Two looks are measured, not guessed.
@@ -44,17 +46,22 @@ def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
         state = changed(state, attempt=changed(state.attempt, ended_for=(fact,)))
         state, actions = failure.stop_attempt(state, event.t, hang.text)
         return state, (KeepLook(state.attempt.number, state.incidents), *actions)
-    if before is not None and before.kind is hang.kind:
+    if before is not None and (before.kind, before.slow) == (hang.kind, hang.slow):
         return state, ()
-    text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}"
+    text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}{_remedy(hang)}"
     return state, (KeepLook(state.attempt.number, 0), Alert("hang", state.attempt.number, text))
+
+
+def _remedy(hang: Hang) -> str:
+    """Return what ends the wait for a file that nobody is left to remove; "" without one."""
+    return f"; the wait ends once the file is gone: rm {shlex.quote(hang.left_file)}" if hang.left_file else ""
 
 
 def why_it_goes_on(state: JobState, hang: Hang, *, is_first: bool) -> str:
     """Return why the attempt is not ended for this hang, "" if it is. is_first: the attempt has no earlier one that still holds."""
     policy = state.run.policy
-    if policy.on_hang == "restart":
-        return ""
+    if hang.slow or policy.on_hang == "restart":
+        return _SLOW if hang.slow else ""
     if policy.on_hang == "warn" or (not policy.on_hang and state.gpus):
         source = "" if policy.on_hang else ", the default where GPUs are visible"
         return f"--on-hang warn{source}; --on-hang auto ends what cannot go on by itself, --on-hang restart every hang"

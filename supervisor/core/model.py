@@ -210,7 +210,8 @@ class Hang:
     text: one sentence, with ranks, collective, file and line. ranks: the culprits, empty where none is known; code: where they stand in the
     user's code, "" unknown. phase: of the culprit. still_s: since the last progress of any rank; limit_s: what that passed. calibrated:
     the limit comes from steps of this attempt. busy: a rank used CPU time between the looks, so it may go on. group_timeout_s: of the
-    process group that is waited in, None: unknown.
+    process group that is waited in, None: unknown. slow: bytes move, fewer than a sign of life, so it goes on. left_file: a file that ranks
+    wait for the end of, and that nobody is left to remove; "" for none.
     """
 
     kind: HangKind
@@ -223,6 +224,8 @@ class Hang:
     calibrated: bool = True
     busy: bool = False
     group_timeout_s: float | None = None
+    slow: bool = False
+    left_file: str = ""
 
     def evidence(self, t: float) -> Evidence:
         """Return what the looks showed, as evidence of a failure at the time `t`. It claims no cause."""

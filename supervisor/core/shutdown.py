@@ -29,6 +29,7 @@ from supervisor.core.actions import (
     CollectEvidence,
     DumpStacks,
     EndLauncher,
+    FindUnsaved,
     PrintMessage,
     RequestSave,
     SetTimer,
@@ -40,7 +41,7 @@ from supervisor.core.state import NOTICES, JobState, Stage, StopRequest, changed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.core.events import EvidenceCollected, RankExited, Saved, SaveOnRequestSeen, StacksRequested, TimerFired
+    from supervisor.core.events import EvidenceCollected, RankExited, Saved, SaveOnRequestSeen, StacksRequested, TimerFired, UnsavedFound
     from supervisor.core.state import Step
 
 #: Signals of one meaning closer together than this are one request: terminals, wrappers and schedulers double them.
@@ -54,6 +55,8 @@ RESERVED_SHARE = 0.2
 ANSWER_S = 2.0
 #: With less than this a save is not worth beginning.
 LEAST_SAVE_S = 1.0
+#: So long before the time for a save is over, ranks that have not saved are examined: they are still where they were all the time.
+LOOK_S = 4.0
 #: Stages in which no rank on this node can be alive.
 NOTHING_RUNS = frozenset({Stage.NEW, Stage.SELECTING, Stage.CHECKING, Stage.WAITING})
 
@@ -171,7 +174,8 @@ def _save(state: JobState, t: float) -> Step:
     request = () if stop.save_requested else (RequestSave(state.attempt.number, for_it_s),)
     state = _with_stop(state, replace(stop, save_requested=True, spares_ranks=True))
     text = f"{signal_name(stop.signum)}: ranks are asked to save, and to end when they have saved, or in {for_it_s:.0f} s"
-    return state, (*request, PrintMessage("info", text), SetTimer("save", state.token, for_it_s))
+    look_s = for_it_s - min(LOOK_S, for_it_s / 2)
+    return state, (*request, PrintMessage("info", text), SetTimer("save", state.token, for_it_s), SetTimer("unsaved", state.token, look_s))
 
 
 def _stop(state: JobState, signum: int, grace_s: float) -> Step:
@@ -307,8 +311,19 @@ def _time_is_over(state: JobState, t: float) -> Step:
     left_s = left_s if left_s is None else max(0.0, left_s - (t - stop.left_from_t))
     grace_s = _grace(state, left_s)
     state, actions = _stop(state, SIGTERM, min(state.run.policy.grace_s, grace_s) if stop.save_requested else grace_s)
-    message = (PrintMessage("warning", "no checkpoint was saved before the deadline"),) if stop.save_requested else ()
+    who = f": {state.attempt.unsaved}" if state.attempt.unsaved else ""
+    message = (PrintMessage("warning", f"no checkpoint was saved before the deadline{who}"),) if stop.save_requested else ()
     return state, (*message, *actions)
+
+
+def _find_unsaved(state: JobState, _t: float) -> Step:
+    """The time for the save is nearly over."""
+    return state, () if state.attempt.ended else (FindUnsaved(state.attempt.number),)
+
+
+def on_unsaved_found(state: JobState, event: UnsavedFound) -> Step:
+    """Keep who has not saved, for the message at the deadline and the run's last line."""
+    return changed(state, attempt=changed(state.attempt, unsaved=event.text)), ()
 
 
 def _evidence_overdue(state: JobState, _t: float) -> Step:
@@ -346,5 +361,6 @@ TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("find", Stage.STOPPING): _nothing_found,
     ("left", Stage.STOPPING): _time_unknown,
     ("save", Stage.STOPPING): _time_is_over,
+    ("unsaved", Stage.STOPPING): _find_unsaved,
     ("wait", Stage.STOPPING): _time_is_over,
 }

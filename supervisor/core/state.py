@@ -221,6 +221,7 @@ class Attempt:
     world_size: int = 0
     save_on_request: bool = False  # a rank asks whether to save (worker.should_save)
     saved: bool = False  # the save that was requested is made
+    unsaved: str = ""  # which ranks had not saved shortly before the deadline, and where they were
     admission: Admission | None = None  # nodes that ask to join, None: none did
     # how it began, and how far it came
     loaded: str | None = None

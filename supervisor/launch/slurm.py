@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from health.probes import slurm
@@ -128,6 +129,13 @@ class SlurmStart:
 
 def at_start(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
     """Return what Slurm's variables mean for a command. environ: the user's own."""
+    found = _of_place(command, environ)
+    # torchrun says to its ranks how many they are, and sets no store by Slurm's figures
+    missing = "" if torchrun.recognise(command, path=environ.get("PATH")) is not None else slurm.missing_tasks(environ)
+    return replace(found, warning="; ".join(filter(None, (found.warning, missing))))
+
+
+def _of_place(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
     job, is_step = slurm.place(environ)
     if job and not is_step:
         return SlurmStart({}, warning=outside_warning(job))

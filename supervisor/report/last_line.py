@@ -32,6 +32,8 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     if stopped and newest is not None:
         resumes = planning.resumes_at_next_start(state, code)
         reached.append(f"the same command {'resumes from it' if resumes else 'resumes only if the script does so by itself'}")
+    if stopped and state.attempt.unsaved and not state.attempt.saved:
+        reached.append(f"the requested save was not made: {state.attempt.unsaved}")
     if not all_verified:
         reached.append("the last save was not verified in time: `supervise checkpoints verify PATH` checks it")
     return "; ".join([*reached, *([mirrored] if mirrored else [])])

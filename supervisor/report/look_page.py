@@ -69,6 +69,8 @@ def _process(label: str, look: ProcessLook) -> Iterator[str]:
     if waits.file is not None:
         yield f"    {waits.file.call} of {clean(waits.file.path)}"
         yield f"    on {clean(waits.file.mount) or 'an unknown mount'} {waits.file.fs_type}".rstrip()
+    for awaited in look.awaits:
+        yield f"    waits for {clean(awaited.text)}"
     if not look.stacks and look.no_stacks:
         yield from _wrapped(f"no stacks: {look.no_stacks}", "    ")
 

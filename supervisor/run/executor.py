@@ -131,6 +131,7 @@ class Executor:
             act.ProposeDecision: self.nodes.propose,
             act.CompleteAttempt: self.nodes.complete,
             act.Quarantine: self.node.quarantine,
+            act.FindUnsaved: self._rank_requests.find_unsaved,
             act.RequestSave: self._rank_requests.request_save,
             act.ReportSaved: self.nodes.saved,
             act.FindSave: self._rank_requests.find_save,

@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from supervisor.core import actions as act
-from supervisor.core.events import SaveSearched
+from supervisor.core.events import SaveSearched, UnsavedFound
 from supervisor.job.identity import LOOK_FILE
+from supervisor.observe.hangs import look, unsaved
 from supervisor.observe.processes import stack_dumps
 from supervisor.observe.ranks import heartbeats
 from supervisor.run.read_ahead import read_ahead
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from supervisor.run.threads import Threads
 
 STACKS_DEADLINE_S = 3.0
+#: Less than the ranks have left when they are examined (core/shutdown.py).
+UNSAVED_DEADLINE_S = 2.5
 
 
 def wall_t(clock: Clock, t: float) -> float:
@@ -71,6 +74,19 @@ class RankRequests:
                 self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", text)))
 
         self._threads.start("save", work, awaited=False)
+
+    def find_unsaved(self, action: act.FindUnsaved) -> None:
+        """Look at the ranks that have not saved as requested."""
+        directory = self._job.attempt_dir(action.attempt)
+
+        def work() -> None:
+            beats = heartbeats.read(directory / "heartbeat")
+            seen = look.take(
+                look.with_beats((), beats), directory, deadline_s=UNSAVED_DEADLINE_S, beats={beat.rank: beat for beat in beats}
+            )
+            self._loop.post(UnsavedFound(self._loop.clock.now(), action.attempt, unsaved.text_of(seen, beats)))
+
+        self._threads.start("unsaved", work, awaited=False)  # without an answer the deadline names nobody
 
     def dump_stacks(self, action: act.DumpStacks) -> None:
         """Ask each rank for the stacks of its threads, and report them."""

@@ -11,7 +11,7 @@ from checkpointing.io import staging
 from supervisor.core.events import ProgressObserved
 from supervisor.core.state import Stage
 from supervisor.job.identity import LOOK_FILE, SHM
-from supervisor.observe.hangs import diagnosis, look
+from supervisor.observe.hangs import diagnosis, look, movement
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats, start_files
 from supervisor.observe.ranks.progress_sampler import ProgressSampler
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from supervisor.core.events import Event
     from supervisor.core.model import CheckpointRef, Hang, LoadedCheckpoint, RankInfo
     from supervisor.job.job import Job
-    from supervisor.observe.hangs.diagnosis import Movement
     from supervisor.observe.hangs.look import Look
+    from supervisor.observe.hangs.movement import Movement
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
     from supervisor.run.loop import Loop
     from supervisor.run.threads import Threads
@@ -69,6 +69,7 @@ class RankSampling:
         directory = self._directory = self._looks.directory = self._job.attempt_dir(attempt)
         self._attempt, self._has_trained = attempt, False
         self._progress.watch(attempt, directory, self._loop.clock.now(), resume)
+        self._looks.begun[attempt] = time.time()
         self._hangs.watch(attempt)
         self._loads.watch(attempt)
 
@@ -126,21 +127,25 @@ class RankSampling:
 
 
 class RankLooks:
-    """Takes looks at the ranks in worker threads (watch.Looks), and keeps the page of the newest in the attempt's directory."""
+    """Takes looks at the ranks in worker threads (watch.Looks), and keeps the page of the newest in the attempt's directory.
+
+    begun: when each attempt of this run began, in Unix seconds, as file times are.
+    """
 
     def __init__(self, loop: Loop, threads: Threads) -> None:
         self._loop, self._threads = loop, threads
         self.directory: Path | None = None
+        self.begun: dict[int, float] = {}
 
     def start(self, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], done: Callable[[Look | None], None]) -> None:
         """Take a look in a thread. From any thread."""
-        directory = self.directory
+        directory, begun = self.directory, dict(self.begun)
 
         def work() -> None:
             found = None
             try:
                 if directory is not None:
-                    found = look.take(look.with_beats(ranks, beats), directory, beats={beat.rank: beat for beat in beats})
+                    found = look.take(look.with_beats(ranks, beats), directory, beats={beat.rank: beat for beat in beats}, begun=begun)
                     self._keep(look_page.text_of(found))
             finally:
                 done(found)
@@ -149,7 +154,7 @@ class RankLooks:
 
     def compare(self, first: Look, second: Look) -> Movement:
         """Return what moved from one look to the next."""
-        return diagnosis.compare(first, second)
+        return movement.compare(first, second)
 
     def hang(self, first: Look, second: Look, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
         """Return what two looks agree on, and keep it with the page, before anybody hears of it."""

@@ -12,6 +12,7 @@ collective before it runs, which is slow; together with unused parameters it cra
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,23 @@ def _longer_timeout(situation: Situation) -> Plan | None:
         next_rung="",
         strategy="longer_timeout",
         changes=(change,),
+    )
+
+
+def left_file(situation: Situation) -> Plan | None:
+    """Stop with 124 if ranks wait for the end of a file that nobody is left to remove: each restart would wait for it too.
+
+    A build that was killed leaves its lock file so (pytorch #189245).
+    """
+    path = situation.fact("hang_left_file")
+    if not path:
+        return None
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"the ranks wait until {path} is gone, and no process is left that would remove it: a restart would wait for it too",
+        next_rung=f"see that no other job uses the file, then: rm {shlex.quote(path)}",
+        strategy="left_file",
+        exit_code=124,
     )
 
 
@@ -152,6 +170,7 @@ def _signature(situation: Situation) -> str:
 
 
 RUNGS = (
+    Rung("left_file", left_file, "stop (124): ranks wait for the end of a file that nobody is left to remove"),
     Rung(
         "longer_timeout",
         longer_timeout,

@@ -23,6 +23,7 @@ _TRANSPORTS = ("p2p_disable", "ib_disable", "shm_disable")
 _NETWORK = (*GUARDS, "interface", *_TRANSPORTS, "start_tries", "trace_collectives", "wait_for_network", LAST)
 _COLLECTIVES = (
     *GUARDS,
+    "left_file",
     "longer_timeout",
     "interface",
     "same_gpu_hangs",
@@ -32,8 +33,8 @@ _COLLECTIVES = (
     "same_place",
     LAST,
 )
-_GLOO = (*GUARDS, "longer_timeout", "interface", "start_tries", "trace_collectives", "wait_for_network", LAST)
-_HANG = (*GUARDS, "longer_timeout", "step_back", "same_gpu_hangs", *_TRANSPORTS, "trace_collectives", "same_place", LAST)
+_GLOO = (*GUARDS, "left_file", "longer_timeout", "interface", "start_tries", "trace_collectives", "wait_for_network", LAST)
+_HANG = (*GUARDS, "left_file", "longer_timeout", "step_back", "same_gpu_hangs", *_TRANSPORTS, "trace_collectives", "same_place", LAST)
 _ENVIRONMENT = (*GUARDS, "environment_at_fault", LAST)
 _GPU = (*GUARDS, "exclude_gpu", "same_gpu_twice", LAST)
 _NATIVE = (*GUARDS, "step_back", "same_place", "same_gpu_twice", LAST)

@@ -19,7 +19,7 @@ from health import registry
 from health.checks import environment as checked
 from health.checks import node_environments
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
-from health.probes import environment
+from health.probes import environment, slurm
 from health.thresholds import Thresholds
 from tests.health.looking import are_apart
 
@@ -42,6 +42,9 @@ class Row:
 def versions(**more: Json) -> dict[str, Json]:
     row: dict[str, Json] = {"python": "3.11.7", "torch": "2.9.0", "cuda": "12.8", "nccl": "2.27.3", "driver": "570.1", "kernel": "6.8"}
     return {"env.versions": {key: value for key, value in {**row, **more}.items() if value}}
+
+
+FEW = slurm.missing_tasks({"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "2"})
 
 
 def code(head: str = "a" * 40, changed: str = "") -> dict[str, Json]:
@@ -69,8 +72,13 @@ TABLE = [
     Row("env_variables", {"env.variables": {"TORCH_DISTRIBUTED_TIMEOUT": "9"}}, DEGRADED, "does nothing", Repair.CONFIGURE),
     Row("env_variables", {"env.variables": {"NCCL_BLOCKING_WAIT": "1"}}, DEGRADED, "torch's is TORCH_NCCL_BLOCKING_WAIT", Repair.CONFIGURE),
     Row("env_slurm", {"env.slurm": {}}, SKIPPED, "not in a job of Slurm"),
-    Row("env_slurm", {"env.slurm": {"job": "7100", "step": "0"}}, OK, "step 7100.0 of Slurm"),
-    Row("env_slurm", {"env.slurm": {"job": "7100", "step": ""}}, DEGRADED, "job 7100, and outside of srun", Repair.CONFIGURE),
+    Row("env_slurm", {"env.slurm": {"job": "7100", "step": "0", "missing": ""}}, OK, "step 7100.0 of Slurm"),
+    Row(
+        "env_slurm", {"env.slurm": {"job": "7100", "step": "", "missing": ""}}, DEGRADED, "job 7100, and outside of srun", Repair.CONFIGURE
+    ),
+    Row(
+        "env_slurm", {"env.slurm": {"job": "7100", "step": "0", "missing": FEW}}, DEGRADED, "SLURM_NTASKS_PER_NODE says 2", Repair.CONFIGURE
+    ),
     Row("env_slurm", {}, UNKNOWN, "not read"),
     Row("env_code", code(), OK, "the code is aaaaaaaaaaaa (main)"),
     Row("env_code", code(changed="f00"), OK, "and 2 files changed since"),

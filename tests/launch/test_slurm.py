@@ -153,6 +153,26 @@ def test_options_that_do_not_fit_the_step_are_warned_of(options: str, environ: d
     assert bool(words) == bool(found.warning)
 
 
+@pytest.mark.parametrize(
+    ("tasks", "on_each", "nodes", "command", "options"),
+    [
+        ("1", "2", "", ("python", "train.py"), "--ntasks=2"),
+        ("2", "4", "2", ("python", "train.py"), "--ntasks=8"),
+        ("2", "2", "1", ("python", "train.py"), ""),
+        ("2", "1", "2", ("python", "train.py"), ""),
+        ("1", "", "1", ("python", "train.py"), ""),
+        ("1", "2", "", (*RUN, "train.py"), ""),
+    ],
+)
+def test_fewer_tasks_than_a_script_may_count_on_are_warned_of(
+    tasks: str, on_each: str, nodes: str, command: tuple[str, ...], options: str
+) -> None:
+    environ = {"SLURM_NTASKS": tasks, "SLURM_NTASKS_PER_NODE": on_each, "SLURM_NNODES": nodes}
+    found = slurm.at_start(command, {name: value for name, value in environ.items() if value}).warning
+    assert bool(found) == bool(options)
+    assert not found or (f"Slurm runs {tasks} task" in found and options in found)
+
+
 @pytest.mark.parametrize(("tasks", "here"), [("8(x2)", 8), ("1,3", 3), ("1(x2)", 1), ("4,1", 1), ("", 1)])
 def test_one_task_on_a_node_is_demanded(tasks: str, here: int) -> None:
     environ = {**STEP, "SLURM_STEP_TASKS_PER_NODE": tasks}

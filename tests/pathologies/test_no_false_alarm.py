@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.conftest import EAGER, clean_environment
+from tests.jobs.working_names import WORKS
+from tests.pathologies.driving import taken
 from tests.programs.driving import Drive, judge
 from tests.programs.table import FAULTS, PROGRAMS
 
@@ -61,3 +63,18 @@ def test_a_program(
     wanted = bare(PROGRAM[program])
     drive = Drive(PROGRAM[program], FAULT[fault], supervise, tmp_path)
     judge(drive, drive.act(), wanted)
+
+
+WORKING = Path(__file__).parents[1] / "jobs" / "working.py"
+
+
+@pytest.mark.parametrize("at", [40, 0], ids=["between steps", "before the first step"])
+@pytest.mark.parametrize("work", WORKS)
+def test_what_works_in_one_place_that_looks_like_waiting(supervise: Callable[..., Supervised], work: str, at: int) -> None:
+    """No GPU is among them: a kernel that computes for long is not to be had here (`make gpu`)."""
+    short = {**EAGER, "SUPERVISE_HANG_PHASE_S": EAGER["SUPERVISE_HANG_TRAIN_S"]} if at == 0 else {}
+    run = supervise(*TORCHRUN, str(WORKING), f"--work={work}", f"--at={at}", **short)
+    assert run.exit_code(120) == 0
+    assert run.attempts() == 1
+    assert not taken(run, "HangConfirmed")
+    assert taken(run, "HangSuspected") or work == "sleep", "it looked like a hang, or this shows nothing"

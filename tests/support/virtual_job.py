@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.config.watch_settings import HangSection
 from supervisor.core.model import Hang, HangKind, Phase, RankInfo
-from supervisor.observe.hangs.diagnosis import Movement
+from supervisor.observe.hangs.movement import Movement
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
@@ -56,6 +56,7 @@ class VirtualJob:
     answers: bool = True
     group_timeout_s: float | None = None
     kind: HangKind = HangKind.STILL
+    slow: bool = False
     is_whole: bool = True
     suspended_s: float = 0.0
     posted: list[HangEvent] = field(default_factory=list)
@@ -97,6 +98,7 @@ class VirtualJob:
             calibrated=calibrated,
             busy=is_busy,
             group_timeout_s=self.group_timeout_s,
+            slow=self.slow,
         )
 
     # what happens

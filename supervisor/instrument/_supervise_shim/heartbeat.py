@@ -210,6 +210,11 @@ class HeartbeatWriter:
             self._view[layout.TOTAL] = int(total)
 
     @quiet
+    def report_world(self, size: int) -> None:
+        """Keep how many ranks the process group is to have."""
+        self._view[layout.WORLD] = int(size)
+
+    @quiet
     def report_step(self, step: int) -> None:
         """Take over the absolute step that the script reports (worker.heartbeat); it goes before the optimizer's count."""
         if self.wants_slot is not None:

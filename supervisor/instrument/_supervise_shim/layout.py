@@ -19,7 +19,9 @@ MAGIC = int.from_bytes(b"SUPVBEAT", "little")
 VERSION = 1
 SLOT_BYTES = 128
 HEAD_MAGIC, HEAD_VERSION, HEAD_SLOTS = range(3)
-(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN, TOTAL, PHASE_LIMIT, LOSS, LOSSES) = range(15)
+(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN, TOTAL, PHASE_LIMIT, LOSS, LOSSES, WORLD) = range(
+    16
+)
 
 PHASES = ("unknown", "import", "init", "load", "train", "checkpoint", "eval", "data")
 UNKNOWN, IMPORT, INIT, LOAD, TRAIN, CHECKPOINT, EVAL, DATA = range(8)
@@ -51,6 +53,7 @@ FLAG_RAN = 512  # more than imports ran: a process group, data, an evaluation, a
 FLAG_LOADER = 1024  # a DataLoader of torch's started worker processes
 
 STACKS_SIGNAL = 61  # SIGRTMAX - 3 on Linux; a figure, because importing `signal` costs 3 ms of every process's start
+VALUES_SIGNAL = 60  # SIGRTMAX - 4: what the main thread's functions hold (values.py)
 IMPORT_PROOF_NS = 60 * 10**9  # so long "has not imported torch yet" is taken as "has not trained"; later it may train without torch
 RAN_ON_NS = 3 * 10**9  # a script that ends so long after its last import did more than import
 UNCLAIMED = "unclaimed"

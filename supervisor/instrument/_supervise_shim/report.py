@@ -15,6 +15,7 @@ from time import monotonic_ns, time
 
 from . import layout, torchhooks
 from .layout import quiet
+from .values import HeldValues
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class ExceptionReporter:
         for signum in signums:
             faulthandler.register(signum, self._stacks_fd, all_threads=True, chain=False)
             self._signals.append(signum)
+        HeldValues(self._write_values).catch()
+
+    def _write_values(self, line: bytes) -> None:
+        os.write(self._stacks_fd, line)
 
     @quiet
     def follow_claim(self, unclaimed: str) -> None:

@@ -12,13 +12,14 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable  # noqa: UP035 - 3.8
 
 
 class AgentStore:
-    """Wraps how torch makes a store. Nothing is changed where no agent serves one."""
+    """Wraps how torch makes a store. Nothing is changed where no agent serves one; report_world: gets for how many ranks each is."""
 
-    def __init__(self) -> None:
+    def __init__(self, report_world: Callable[[int], None]) -> None:
+        self._report_world = report_world
         self._made_for = 0
         self._groups = {}  # type: dict[int, int] # process groups that were made by the agent's store, by their number of ranks
         self.identify()
@@ -31,10 +32,13 @@ class AgentStore:
     def watch(self, module: Any) -> None:
         """Wrap the function of torch.distributed.rendezvous that makes a store for tcp:// and env://."""
         inner, use_agent_store = getattr(module, "_create_c10d_store", None), getattr(module, "_torchelastic_use_agent_store", None)
-        if not self._port or inner is None or use_agent_store is None:
+        if inner is None:
             return
 
         def wrapper(hostname: Any, port: Any, rank: Any, world_size: Any, *args: Any, **kwargs: Any) -> Any:
+            self._report_world(world_size)
+            if not self._port or use_agent_store is None:
+                return inner(hostname, port, rank, world_size, *args, **kwargs)
             if str(port) == self._port:
                 store = inner(hostname, port, rank, world_size, *args, **kwargs)
                 self._made_for = world_size

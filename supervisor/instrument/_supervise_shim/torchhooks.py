@@ -53,7 +53,7 @@ class TorchHooks:
         self._drill: DrillFault | ResumeRecord | None = None
         self._spawned = spawned
         self._group_began = group_began
-        self._agent_store = AgentStore()
+        self._agent_store = AgentStore(beat.report_world)
         self._step_hooks: list[Any] = []  # the handles of our hooks on the optimizers' steps
 
     def begin(self, drill: DrillFault | ResumeRecord | None) -> None:

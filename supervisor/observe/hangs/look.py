@@ -1,4 +1,4 @@
-"""Takes a look at the ranks of this node: what each of them, and each process that it forked, does now.
+"""Takes a look at the ranks of this node: what each of them, and each process below it, does now.
 
 All processes are read at once, each by a thread of its own that may never come back: reading /proc of a process in a dead file system can
 block. What has not answered by the deadline is left out, and the look shows it.
@@ -14,13 +14,15 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase, RankInfo
 from supervisor.core.values import dataclass
 from supervisor.guardian import process_tree
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
-from supervisor.observe.hangs import frames, procfs, py_spy, recorder
+from supervisor.observe.hangs import awaited, frames, polled, procfs, py_spy, recorder
+from supervisor.observe.hangs.awaited import Awaited, Surroundings
 from supervisor.observe.hangs.frames import ThreadStack
 from supervisor.observe.hangs.procfs import ProcessCounters, ThreadWait
 from supervisor.observe.hangs.recorder import RecordedCollectives
@@ -28,15 +30,19 @@ from supervisor.observe.processes import stack_dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 ANSWER_S = 2.0
+#: For what the functions of a rank's main thread hold: one that polls answers at once.
+VALUES_S = 0.5
 #: A wait for a file that is over sooner is none.
 MOMENT_S = 0.5
 #: Of the processes that one rank started, so many are read.
 MOST_WORKERS = 32
+#: Of the descriptors of one process, so many are read.
+MOST_DESCRIPTORS = 1024
+_ANOTHER_PROGRAM = "it runs another program"
 NOT_ASKED = RecordedCollectives(unreadable="it was not asked")
 
 
@@ -44,7 +50,8 @@ NOT_ASKED = RecordedCollectives(unreadable="it was not asked")
 class ProcessLook:
     """One process. `waits` None: it did not answer in time. `stacks`: the main thread first; `no_stacks`: why there are none.
 
-    before, after: its counters at the two ends of this look, None where they could not be read.
+    before, after: its counters at the two ends of this look, None where they could not be read. awaits: what its main thread waits for.
+    socket_bytes: that went over its connections so far. files: the files that it has open, each with how far it has read or written it.
     """
 
     pid: int
@@ -55,6 +62,9 @@ class ProcessLook:
     no_stacks: str = ""
     before: ProcessCounters | None = None
     after: ProcessCounters | None = None
+    awaits: tuple[Awaited, ...] = ()
+    socket_bytes: int = 0
+    files: tuple[tuple[str, int], ...] = ()
 
     @property
     def state(self) -> str:
@@ -69,9 +79,9 @@ class ProcessLook:
 
 @dataclass(frozen=True, slots=True)
 class RankLook:
-    """One rank. workers: the processes that it started and that run its program, such as a DataLoader's workers.
+    """One rank. workers: the processes below it that run its program, such as a DataLoader's workers. helpers: those that run another one.
 
-    phase, steps, step: of its heartbeat, None without one.
+    phase, steps, step: of its heartbeat, None without one; so is world, the number of ranks that its process group is to have.
     """
 
     rank: int
@@ -82,6 +92,8 @@ class RankLook:
     phase: Phase | None = None
     steps: int | None = None
     step: int | None = None
+    helpers: tuple[ProcessLook, ...] = ()
+    world: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +106,19 @@ class Look:
 
 
 def take(
-    ranks: tuple[RankInfo, ...], directory: Path, *, deadline_s: float = 10.0, beats: Mapping[int, RankHeartbeat] | None = None
+    ranks: tuple[RankInfo, ...],
+    directory: Path,
+    *,
+    deadline_s: float = 10.0,
+    beats: Mapping[int, RankHeartbeat] | None = None,
+    begun: Mapping[int, float] | None = None,
 ) -> Look:
     """Return what the ranks do now, after `deadline_s` seconds at most. It blocks: call it in a thread.
 
-    directory: the attempt's. beats: heartbeats by rank; a wrapper's pid is replaced by that of the process that trains.
+    directory: the attempt's. beats: heartbeats by rank; a wrapper's pid is replaced by that of the process that trains. begun: when each
+    attempt of this run began, in Unix seconds.
     """
-    began, beats = time.monotonic(), beats or {}
+    began, beats, around = time.monotonic(), beats or {}, Surroundings(begun)
     until = began + deadline_s
     processes = process_tree.snapshot()
     looks = {}
@@ -108,13 +126,13 @@ def take(
         beat = beats.get(info.rank)
         trains = beat if beat is not None and beat.start_ticks >= info.start_ticks else info
         look = RankLook(info.rank, info.local_rank, ProcessLook(trains.pid, trains.start_ticks))
-        looks[info.rank] = look if beat is None else replace(look, phase=beat.phase, steps=beat.steps, step=beat.step)
+        looks[info.rank] = look if beat is None else replace(look, phase=beat.phase, steps=beat.steps, step=beat.step, world=beat.world)
     answers = _Answers()
     for look in looks.values():
-        answers.ask((look.rank, 0), partial(_rank_process, look, directory, until))
+        answers.ask((look.rank, 0), partial(_rank_process, look, directory, until, around))
         below = process_tree.below(look.process.pid, processes)[:MOST_WORKERS]
         for child in below:
-            answers.ask((look.rank, child.pid), partial(_worker, look, child, directory, until))
+            answers.ask((look.rank, child.pid), partial(_worker, look, child, directory, until, around))
     found = answers.wait(until)
     return Look(began, tuple(_assembled(look, found) for _, look in sorted(looks.items())), time.monotonic() - began)
 
@@ -160,12 +178,14 @@ class _Answers:
 
 def _assembled(look: RankLook, found: dict[tuple[int, int], RankLook | ProcessLook | None]) -> RankLook:
     answer = found.get((look.rank, 0))
-    workers = sorted((one for (rank, _), one in found.items() if rank == look.rank and isinstance(one, ProcessLook)), key=lambda w: w.pid)
-    return replace(answer if isinstance(answer, RankLook) else look, workers=tuple(workers))
+    below = sorted((one for (rank, _), one in found.items() if rank == look.rank and isinstance(one, ProcessLook)), key=lambda one: one.pid)
+    workers = tuple(one for one in below if one.no_stacks != _ANOTHER_PROGRAM)
+    helpers = tuple(one for one in below if one.no_stacks == _ANOTHER_PROGRAM)
+    return replace(answer if isinstance(answer, RankLook) else look, workers=workers, helpers=helpers)
 
 
-def _rank_process(look: RankLook, directory: Path, until: float) -> RankLook:
-    process = _process(look.process, directory, until)
+def _rank_process(look: RankLook, directory: Path, until: float, around: Surroundings) -> RankLook:
+    process = _process(look.process, directory, until, around)
     if process.is_gone or process.state in "tT":
         reason = "it is gone" if process.is_gone else "it is stopped"
         return replace(look, process=process, collectives=RecordedCollectives(unreadable=reason))
@@ -173,14 +193,16 @@ def _rank_process(look: RankLook, directory: Path, until: float) -> RankLook:
     return replace(look, process=replace(process, after=procfs.counters(process.pid, time.monotonic())), collectives=collectives)
 
 
-def _worker(look: RankLook, child: process_tree.ProcessStat, directory: Path, until: float) -> ProcessLook | None:
-    """Return a look at a process below a rank; None for one that runs another program (a compiler, a shell)."""
-    if procfs.executable(child.pid) != procfs.executable(look.process.pid):
-        return None
-    return _process(ProcessLook(child.pid, child.start_ticks), directory, until, forked_by=look.process.pid)
+def _worker(look: RankLook, child: process_tree.ProcessStat, directory: Path, until: float, around: Surroundings) -> ProcessLook:
+    """Return a look at a process below a rank. Of one that runs another program (a compiler, a shell) the counters alone are read."""
+    found = ProcessLook(child.pid, child.start_ticks)
+    if procfs.executable(child.pid) == procfs.executable(look.process.pid):
+        return _process(found, directory, until, around, forked_by=look.process.pid)
+    counters = procfs.counters(child.pid, time.monotonic())
+    return replace(found, waits=ThreadWait(child.state), no_stacks=_ANOTHER_PROGRAM, before=counters, after=counters)
 
 
-def _process(look: ProcessLook, directory: Path, until: float, *, forked_by: int = 0) -> ProcessLook:
+def _process(look: ProcessLook, directory: Path, until: float, around: Surroundings, *, forked_by: int = 0) -> ProcessLook:
     pid = look.pid
     if start_ticks_of(pid) != look.start_ticks:
         left = process_tree.read(pid)
@@ -188,9 +210,53 @@ def _process(look: ProcessLook, directory: Path, until: float, *, forked_by: int
         return replace(look, waits=ThreadWait(state), no_stacks="it is gone")
     before = procfs.counters(pid, time.monotonic())
     waits = _lasting(pid)
+    files, socket_bytes = _descriptors(pid, around)
+    awaits = awaited.of_call(pid, waits, around)
     stacks, reason = _stacks(look, waits, directory, until, forked_by)
+    if not forked_by and not awaits and _may_poll(waits, stacks) and _left(until) > 2 * VALUES_S:
+        line = stack_dumps.request_values(pid, look.start_ticks, directory, deadline_s=VALUES_S)
+        awaits = awaited.of_polled(pid, polled.polled(polled.read(line), _source), around)
     after = procfs.counters(pid, time.monotonic())
-    return replace(look, name=procfs.command_name(pid), waits=waits, stacks=stacks, no_stacks=reason, before=before, after=after)
+    return replace(
+        look,
+        name=procfs.command_name(pid),
+        waits=waits,
+        stacks=stacks,
+        no_stacks=reason,
+        before=before,
+        after=after,
+        awaits=awaits,
+        socket_bytes=socket_bytes,
+        files=files,
+    )
+
+
+def _may_poll(waits: ThreadWait, stacks: tuple[ThreadStack, ...]) -> bool:
+    """Return whether the main thread may be in a loop that polls: it sleeps in Python's code, not in torch's nor in C below the user's."""
+    inner = stacks[0].innermost if stacks else None
+    if inner is None or waits.state != "S" or inner.module.startswith(("torch/distributed/", "torch/autograd/", "torch/cuda/")):
+        return False
+    return inner.is_standard or not waits.wchan.startswith("futex")
+
+
+def _source(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _descriptors(pid: int, around: Surroundings) -> tuple[tuple[tuple[str, int], ...], int]:
+    """Return the files that a process has open, with its place in each, and the bytes that went over its connections so far."""
+    files, moved = [], 0
+    for fd in procfs.descriptors(pid)[:MOST_DESCRIPTORS]:
+        link = procfs.link(f"/proc/{pid}/fd/{fd}")
+        if link.startswith("socket:["):
+            connection = around.connections.of(int(link[8:-1]))
+            moved += connection.moved_bytes if connection is not None else 0
+        elif link.startswith("/") and not link.startswith(("/dev/", "/proc/", "/memfd:")):
+            files.append((link, procfs.place_in(pid, fd)))
+    return tuple(files), moved
 
 
 def _lasting(pid: int) -> ThreadWait:

@@ -27,6 +27,18 @@ _AARCH64 = {
     56: ("openat", True), 79: ("newfstatat", True), 80: ("fstat", True), 267: ("syncfs", True), 291: ("statx", True), 69: ("preadv", True),
 }  # fmt: skip
 CALLS = {"x86_64": _X86_64, "aarch64": _AARCH64}.get(platform.machine(), {})
+#: System calls that wait for something else than a file (awaited.py), by number.
+_OTHER_CALLS = {
+    "x86_64": {
+        7: "poll", 23: "select", 42: "connect", 43: "accept", 44: "sendto", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4",
+        230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 270: "pselect6", 271: "ppoll", 281: "epoll_wait", 288: "accept",
+        441: "epoll_wait",
+    },
+    "aarch64": {
+        22: "epoll_wait", 72: "pselect6", 73: "ppoll", 95: "waitid", 115: "clock_nanosleep", 202: "accept", 203: "connect", 206: "sendto",
+        207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 242: "accept", 260: "wait4", 441: "epoll_wait",
+    },
+}.get(platform.machine(), {})  # fmt: skip
 #: Calls that take a path: by name, the number of the argument that points to it.
 _PATH_ARGUMENT = {"open": 0, "stat": 0, "lstat": 0, "rename": 0, "mkdir": 0, "unlink": 0, "openat": 1, "newfstatat": 1, "statx": 1}
 #: Wait channels of what is no file on a disk, though it may have a path.
@@ -39,7 +51,8 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 class ProcessCounters:
     """Counters that only grow. `main_` is of the main thread: other threads of torch wake up now and then in a rank that hangs.
 
-    switches: voluntary context switches. read_bytes and written_bytes: as io_bytes counts them; -1: they may not be read.
+    switches: voluntary context switches. read_bytes and written_bytes: as io_bytes counts them, and main_bytes is their sum of the main
+    thread; -1: they may not be read. children_cpu_s: of the processes that it started, that ended, and that it waited for.
     """
 
     t: float
@@ -48,6 +61,8 @@ class ProcessCounters:
     main_switches: int
     read_bytes: int
     written_bytes: int
+    main_bytes: int = -1
+    children_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,7 @@ class ThreadWait:
     """What the main thread waits for, as the kernel shows it.
 
     state: the letter of /proc/PID/stat, "" if the process is gone. wchan: the kernel's function that it sleeps in, "" running or unknown.
-    call: name or number of the system call. stack: the kernel's functions, the innermost first.
+    call: name or number of the system call, with its arguments. stack: the kernel's functions, the innermost first.
     """
 
     state: str
@@ -73,6 +88,7 @@ class ThreadWait:
     call: str = ""
     stack: tuple[str, ...] = ()
     file: FileWait | None = None
+    arguments: tuple[int, ...] = ()
 
 
 def counters(pid: int, t: float) -> ProcessCounters | None:
@@ -80,22 +96,24 @@ def counters(pid: int, t: float) -> ProcessCounters | None:
     whole, main = _stat(f"/proc/{pid}/stat"), _stat(f"/proc/{pid}/task/{pid}/stat")
     if whole is None or main is None:
         return None
-    switches = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", _text(f"/proc/{pid}/task/{pid}/status"), re.MULTILINE)
+    switches = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", text(f"/proc/{pid}/task/{pid}/status"), re.MULTILINE)
     return ProcessCounters(
         t,
         _cpu_s(whole),
         _cpu_s(main),
         int(switches[1]) if switches else 0,
         *(io_bytes(pid) or (-1, -1)),
+        sum(io_bytes(f"{pid}/task/{pid}") or (-1,)),
+        (int(whole[13]) + int(whole[14])) * _TICK_S,
     )
 
 
-def io_bytes(pid: int) -> tuple[int, int] | None:
-    """Return the bytes that a process has read, and those that it has written; None where they may not be read.
+def io_bytes(of: int | str) -> tuple[int, int] | None:
+    """Return the bytes that a process (or the thread `PID/task/TID`) has read, and those that it has written; None: they may not be read.
 
     By system calls, also of pipes, and from and to a disk by memory maps (proc_pid_io(5)). What a call reads from a disk counts twice.
     """
-    rows = dict(re.findall(r"^(\w+): (\d+)$", _text(f"/proc/{pid}/io"), re.MULTILINE))
+    rows = dict(re.findall(r"^(\w+): (\d+)$", text(f"/proc/{of}/io"), re.MULTILINE))
     try:
         return int(rows["rchar"]) + int(rows["read_bytes"]), int(rows["wchar"]) + int(rows["write_bytes"])
     except KeyError:
@@ -114,22 +132,36 @@ def waits(pid: int) -> ThreadWait:
     fields = _stat(f"{thread}/stat")
     if fields is None:
         return ThreadWait("")
-    state, wchan = fields[0], _text(f"{thread}/wchan")
+    state, wchan = fields[0], text(f"{thread}/wchan")
     wchan = "" if wchan == "0" else wchan
-    stack = tuple(re.findall(r"\] ([^\s+]+)", _text(f"{thread}/stack")))
-    call, arguments = _call(_text(f"{thread}/syscall"))
+    stack = tuple(re.findall(r"\] ([^\s+]+)", text(f"{thread}/stack")))
+    call, arguments = _call(text(f"{thread}/syscall"))
     file = None if state == "R" else _file(pid, call, arguments, wchan, stack)
-    return ThreadWait(state, wchan, call, stack, file)
+    return ThreadWait(state, wchan, call, stack, file, arguments)
+
+
+def descriptors(pid: int) -> list[int]:
+    """Return the numbers of a process's descriptors, in order; none where they may not be read."""
+    try:
+        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - hundreds of small files at a time
+    except OSError:
+        return []
+
+
+def place_in(pid: int, fd: int) -> int:
+    """Return how far a process has read or written what a descriptor of its is of."""
+    found = re.search(r"^pos:\s+(\d+)", text(f"/proc/{pid}/fdinfo/{fd}"), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def command_name(pid: int) -> str:
     """Return the name of the main thread; reading the command line could wait for a lock that a stuck process holds."""
-    return _text(f"/proc/{pid}/comm")
+    return text(f"/proc/{pid}/comm")
 
 
 def executable(pid: int) -> str:
     """Return the path of the program that a process runs, "" where it may not be read."""
-    return _link(f"/proc/{pid}/exe")
+    return link(f"/proc/{pid}/exe")
 
 
 def _file(pid: int, call: str, arguments: tuple[int, ...], wchan: str, stack: tuple[str, ...]) -> FileWait | None:
@@ -139,18 +171,27 @@ def _file(pid: int, call: str, arguments: tuple[int, ...], wchan: str, stack: tu
         return None
     path, mount_id = "", ""
     if call in _PATH_ARGUMENT:
-        path = _string(pid, arguments[_PATH_ARGUMENT[call]])
-        if not path.startswith("/"):
-            at = _link(f"/proc/{pid}/fd/{arguments[0]}") if takes_fd and arguments[0] < 2**31 else _link(f"/proc/{pid}/cwd")
-            path = f"{at}/{path}".rstrip("/") if at else ""
+        path = opened_path(pid, call, arguments)
     else:
-        path = _link(f"/proc/{pid}/fd/{arguments[0]}")
-        found = re.search(r"^mnt_id:\s+(\d+)", _text(f"/proc/{pid}/fdinfo/{arguments[0]}"), re.MULTILINE)
+        path = link(f"/proc/{pid}/fd/{arguments[0]}")
+        found = re.search(r"^mnt_id:\s+(\d+)", text(f"/proc/{pid}/fdinfo/{arguments[0]}"), re.MULTILINE)
         mount_id = found[1] if found else ""
     if not path.startswith("/") or path.startswith(("/dev/", "/proc/", "/memfd:", "/dmabuf:")):
         return None
-    mount, fs_type = mount_of(_text(f"/proc/{pid}/mountinfo"), path, mount_id)
+    mount, fs_type = mount_of(text(f"/proc/{pid}/mountinfo"), path, mount_id)
     return FileWait(call, path, mount, fs_type)
+
+
+def opened_path(pid: int, call: str, arguments: tuple[int, ...]) -> str:
+    """Return the absolute path that a call takes by name; "" for a call that takes none, or where it may not be read."""
+    if call not in _PATH_ARGUMENT:
+        return ""
+    path = string(pid, arguments[_PATH_ARGUMENT[call]])
+    if path.startswith("/"):
+        return path
+    is_below = _PATH_ARGUMENT[call] > 0 and arguments[0] < 2**31  # AT_FDCWD is negative
+    at = link(f"/proc/{pid}/fd/{arguments[0]}") if is_below else link(f"/proc/{pid}/cwd")
+    return f"{at}/{path}".rstrip("/") if at else ""
 
 
 def mount_of(mountinfo: str, path: str, mount_id: str = "") -> tuple[str, str]:
@@ -170,31 +211,37 @@ def mount_of(mountinfo: str, path: str, mount_id: str = "") -> tuple[str, str]:
     return best
 
 
-def _call(text: str) -> tuple[str, tuple[int, ...]]:
+def _call(line: str) -> tuple[str, tuple[int, ...]]:
     """Return name (or number) and arguments of the line in /proc/PID/syscall; "" for a thread that is in none."""
-    words = text.split()
+    words = line.split()
     if len(words) < 7 or words[0] == "-1":  # noqa: PLR2004 - a number and six arguments; "running" has none
         return "", ()
-    name, _ = CALLS.get(int(words[0]), (words[0], False))
+    number = int(words[0])
+    name = CALLS[number][0] if number in CALLS else _OTHER_CALLS.get(number, words[0])
     return name, tuple(int(word, 16) for word in words[1:7])
 
 
-def _string(pid: int, address: int) -> str:
+def string(pid: int, address: int) -> str:
     """Return the text at an address of a process's memory, "" where it may not be read."""
+    page = 4096 - address % 4096  # the next page may not be mapped
+    data = memory(pid, address, page)
+    if data and b"\0" not in data:
+        data += memory(pid, address + page, _LONGEST_PATH)
+    return os.fsdecode(data.partition(b"\0")[0])
+
+
+def memory(pid: int, address: int, size: int) -> bytes:
+    """Return so many bytes of a process's memory, or as many as there are; none where they may not be read."""
     try:
         fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return ""
+        return b""
     try:
-        page = 4096 - address % 4096  # the next page may not be mapped
-        data = os.pread(fd, page, address)
-        if b"\0" not in data:
-            data += os.pread(fd, _LONGEST_PATH, address + page)
+        return os.pread(fd, size, address)
     except (OSError, OverflowError):
-        return ""
+        return b""
     finally:
         os.close(fd)
-    return os.fsdecode(data.partition(b"\0")[0])
 
 
 def _cpu_s(fields: list[str]) -> float:
@@ -203,11 +250,12 @@ def _cpu_s(fields: list[str]) -> float:
 
 def _stat(path: str) -> list[str] | None:
     """Return the fields behind the name: state, parent, ...; None if it is gone."""
-    text = _text(path)
-    return text[text.rindex(")") + 2 :].split() if ")" in text else None
+    line = text(path)
+    return line[line.rindex(")") + 2 :].split() if ")" in line else None
 
 
-def _text(path: str) -> str:
+def text(path: str) -> str:
+    """Return the text of a file of /proc, "" where it may not be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - hundreds of small files at a time
             return file.read().strip()
@@ -215,7 +263,8 @@ def _text(path: str) -> str:
         return ""
 
 
-def _link(path: str) -> str:
+def link(path: str) -> str:
+    """Return what a link of /proc leads to, "" where it may not be read; asks no file system."""
     try:
         return os.readlink(path)  # noqa: PTH115 - a name that may be no path
     except OSError:

@@ -9,11 +9,13 @@ Without the recorder the name of torch's function on the stack has to do, and th
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
 from supervisor.core.values import dataclass
+from supervisor.observe.hangs.awaited import Awaited
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ class Doing(StrEnum):
 class Standing:
     """One rank. text: what it does, behind "rank 7 is": `in DataLoader.__next__ (data.py:88)`. place: the user's file and line, "" unknown.
 
-    group and collective: that it waits in.
+    group and collective: that it waits in. awaits: what else it waits for.
     """
 
     rank: int
@@ -81,10 +83,17 @@ class Standing:
     phase: Phase = Phase.UNKNOWN
     group: ProcessGroup | None = None
     collective: Collective | None = None
+    awaits: tuple[Awaited, ...] = ()
 
 
 def standing(look: RankLook) -> Standing:
     """Return what a rank does."""
+    shown = _standing(look)
+    is_shown = shown.doing in {Doing.ELSEWHERE, Doing.BLOCKED} and shown.phase is not Phase.DATA  # there its worker is named
+    return replace(shown, awaits=look.process.awaits) if is_shown else shown
+
+
+def _standing(look: RankLook) -> Standing:
     process = look.process
     thread = training_thread(process.stacks)
     frame = thread.user_frame if thread is not None else None
@@ -111,9 +120,15 @@ def training_thread(stacks: tuple[ThreadStack, ...]) -> ThreadStack | None:
     if not stacks:
         return None
     main = stacks[0]
-    if main.innermost is not None and main.innermost.is_standard and main.innermost.function in _JOINS:
+    if waits_for_thread(stacks):
         return next((one for one in stacks[1:] if one.find("torch/") is not None and one.user_frame is not None), main)
     return main
+
+
+def waits_for_thread(stacks: tuple[ThreadStack, ...]) -> bool:
+    """Return whether the main thread waits for another thread of its process."""
+    inner = stacks[0].innermost if stacks else None
+    return inner is not None and inner.is_standard and inner.function in _JOINS
 
 
 def doing(thread: ThreadStack) -> tuple[str, Phase]:

@@ -5,6 +5,7 @@ suspicion proves nothing; two looks decide. Each look is compared with the one b
 
     still for longer than the limit        HangSuspected; look 1; after confirm_s, look 2
     the looks show nothing that moves      HangConfirmed; examined again ever less often, and again where that shows more
+    the same, with a few bytes that move   HangConfirmed, as slow; again once none moves
     the same, with CPU time at one place   examined again, until 10 times the limit has passed: then HangConfirmed
     all wait, maybe for another node       the same
     other stacks, another collective       HangCleared; the stillness begins anew, with twice the patience, up to four times
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from supervisor.config.watch_settings import HangSection
     from supervisor.core.model import RankInfo
-    from supervisor.observe.hangs.diagnosis import Movement
+    from supervisor.observe.hangs.movement import Movement
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 L = TypeVar("L")
@@ -237,7 +238,8 @@ class HangWatch(Generic[L]):
             suspicion.due_t = min(t + suspicion.delay_s, max(self._since_t + patient_s, t + SAMPLE_S))
             return
         # the first sign of one that is not calibrated is a guess, whatever the second shows
-        if is_first or any(t >= due for due in suspicion.repeats_t) or (hang.calibrated and suspicion.is_news(hang)):
+        stopped_moving = not hang.slow and any(one.slow for one in suspicion.confirmed)
+        if is_first or stopped_moving or any(t >= due for due in suspicion.repeats_t) or (hang.calibrated and suspicion.is_news(hang)):
             suspicion.repeats_t = self._repeats_t(t, hang, is_first=is_first)
             suspicion.confirmed = [*(one for one in suspicion.confirmed if one.kind is not hang.kind), hang]
             self._post(HangConfirmed(t, self._attempt, hang))

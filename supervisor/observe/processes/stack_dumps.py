@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.instrument._supervise_shim.layout import STACKS_SIGNAL, start_ticks_of
+from supervisor.instrument._supervise_shim.layout import STACKS_SIGNAL, VALUES_SIGNAL, start_ticks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,12 +37,23 @@ def request(pid: int, start_ticks: int, directory: Path, *, deadline_s: float = 
 
     forked_by: the pid of the rank above a process that is none itself.
     """
+    return _answer(STACKS_SIGNAL, pid, start_ticks, directory, forked_by, deadline_s)
+
+
+def request_values(pid: int, start_ticks: int, directory: Path, *, deadline_s: float) -> str:
+    """Give the line in which a rank tells what its main thread's functions hold (`_supervise_shim/values.py`); "" without an answer."""
+    text = _answer(VALUES_SIGNAL, pid, start_ticks, directory, 0, deadline_s)
+    return next((line.removeprefix("values ") for line in reversed(text.splitlines()) if line.startswith("values ")), "")
+
+
+def _answer(signum: int, pid: int, start_ticks: int, directory: Path, forked_by: int, deadline_s: float) -> str:  # noqa: PLR0913, PLR0917
+    """Send a signal, and give what the process wrote into its file for it."""
     until = time.monotonic() + deadline_s
     try:
         path = _stacks_file(directory, pid, forked_by)
         with _alone(path, until):
             begin = _size(path)
-            _ask(pid, start_ticks)
+            _ask(pid, start_ticks, signum)
             _wait_written(path, begin, until)
             with path.open("rb") as file:
                 file.seek(begin)
@@ -87,7 +98,7 @@ def _alone(path: Path, until: float) -> Iterator[None]:
         yield
 
 
-def _ask(pid: int, start_ticks: int) -> None:
+def _ask(pid: int, start_ticks: int, signum: int) -> None:
     """Send the signal, if it is sure to be caught by the process that is meant."""
     pidfd = os.pidfd_open(pid)
     try:
@@ -100,10 +111,10 @@ def _ask(pid: int, start_ticks: int) -> None:
         if fields["State"][0] in "tT":
             reason = "it is stopped"
             raise _NoStacks(reason)
-        if not int(fields["SigCgt"], 16) >> (STACKS_SIGNAL - 1) & 1:
+        if not int(fields["SigCgt"], 16) >> (signum - 1) & 1:
             reason = "it does not catch the signal"
             raise _NoStacks(reason)
-        signal.pidfd_send_signal(pidfd, STACKS_SIGNAL)
+        signal.pidfd_send_signal(pidfd, signum)
     finally:
         os.close(pidfd)
 

@@ -34,6 +34,7 @@ class RankHeartbeat:
     with which it ends. `phase_limit_s`: what the script allows without a sign of life in the phase that it declared.
     `loss`: the one that the script reported last (worker.report), `losses`: how many it reported. `optimizer_made`: it made one of torch's.
     `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint). `loader`: a DataLoader started worker processes.
+    `world`: so many ranks its process group is to have.
     """
 
     local_rank: int
@@ -62,6 +63,7 @@ class RankHeartbeat:
     optimizer_made: bool = False
     ran: bool = False
     loader: bool = False
+    world: int | None = None
 
 
 def create(path: Path, slots: int) -> None:
@@ -122,5 +124,6 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         optimizer_made=bool(flags & shim.FLAG_OPTIMIZER),
         ran=bool(flags & shim.FLAG_RAN),
         loader=bool(flags & shim.FLAG_LOADER),
+        world=slot[shim.WORLD] if slot[shim.WORLD] > 0 else None,
         phase_limit_s=slot[shim.PHASE_LIMIT] / 1e3 if slot[shim.PHASE_LIMIT] > 0 else None,
     )

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.core.model import HangKind, Phase
+from supervisor.core.model import Hang, HangKind, Phase
 from supervisor.observe.hangs import diagnosis
+from supervisor.observe.hangs.awaited import Awaited, AwaitedKind
 from supervisor.observe.hangs.frames import StackFrame, ThreadStack
 from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
+from supervisor.observe.hangs.movement import compare
 from supervisor.observe.hangs.procfs import FileWait, ProcessCounters, ThreadWait
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup, RecordedCollectives
 
@@ -357,7 +359,10 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str], ...] = (
         later(outside(0, torch("nn/modules/linear.py", "forward"), user(9, "evaluate")), cpu_s=29),
         "uses CPU time",
     ),
-    ("it polls", outside(0, user(70)), later(outside(0, user(70)), switches=300), "wakes up again and again"),
+    ("it polls every 0.1 s", outside(0, user(70)), later(outside(0, user(70)), switches=300, cpu_s=0.08), ""),
+    ("it polls every 1 ms", outside(0, user(70)), later(outside(0, user(70)), switches=27_000, cpu_s=2.2), ""),
+    ("it computes for 0.3 ms in between", outside(0, user(70)), later(outside(0, user(70)), switches=21_000, cpu_s=6.6), "uses CPU time"),
+    ("it polls, and other threads compute", outside(0, user(70)), later(outside(0, user(70)), switches=300, rest_s=9), "uses CPU time"),
     ("it waits in a DataLoader", outside(0, *LOADER), later(outside(0, *LOADER), switches=6), ""),
     ("other threads in a collective", waiting(0), later(waiting(0), rest_s=9), ""),
     ("other threads outside of one", outside(0, user(70)), later(outside(0, user(70)), rest_s=9), "uses CPU time"),
@@ -366,11 +371,140 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str], ...] = (
 
 @pytest.mark.parametrize(("first", "second", "what"), [row[1:] for row in MOVES], ids=[row[0] for row in MOVES])
 def test_what_moved_between_two_looks(first: RankLook, second: RankLook, what: str) -> None:
-    movement = diagnosis.compare(Look(0.0, (first,)), Look(30.0, (second,)))
+    movement = compare(Look(0.0, (first,)), Look(30.0, (second,)))
     found = ((first.rank, what),) if what else ()
-    is_busy = what in {"uses CPU time", "wakes up again and again", "waits for a processor"}
+    is_busy = what in {"uses CPU time", "waits for a processor", "has processes that use CPU time"}
     assert (movement.moved, movement.busy) == (((), found) if is_busy else (found, ()))
     assert movement.text == (f"rank {first.rank} {what}" if movement.moved else "")
+
+
+LOCK = Awaited(AwaitedKind.FILE, "/c/lock", "the file /c/lock (3 min old; no process has it open)", is_left=True)
+SERVER = Awaited(AwaitedKind.SOCKET, "10.0.0.1:80", "10.0.0.1:80", lives=True, moved_bytes=5)
+HELD = Awaited(AwaitedKind.FILE, "/c/lock", "the file /c/lock (3 min old; locked by process 9 (cc))", lives=True)
+FIFO = Awaited(AwaitedKind.PIPE, "/c/fifo", "a process that opens the other end of the pipe /c/fifo")
+CHILD = Awaited(AwaitedKind.PROCESS, "500", "process 500 (cc)", lives=True)
+
+
+def awaiting(rank: int, *objects: Awaited) -> RankLook:
+    look = outside(rank, user(70, "wait"), waits=ThreadWait("S", "hrtimer_nanosleep"))
+    return replace(look, process=replace(look.process, awaits=objects))
+
+
+def polling(rank: int, *objects: Awaited) -> tuple[RankLook, RankLook]:
+    look = awaiting(rank, *objects)
+    return look, later(look, switches=300, cpu_s=0.05)
+
+
+def seen(*pairs: tuple[RankLook, RankLook]) -> Hang:
+    first, second = (tuple(pair[at] for pair in pairs) for at in (0, 1))
+    return diagnosis.hang(Look(0.0, first), Look(30.0, second), still_s=90, limit_s=60, calibrated=True)
+
+
+def unmoved(look: RankLook) -> tuple[RankLook, RankLook]:
+    return look, later(look)
+
+
+def test_ranks_that_poll_wait_and_the_file_is_in_the_sentence() -> None:
+    hang = seen(polling(0, LOCK), polling(1, LOCK))
+    assert (hang.kind, hang.busy, hang.slow, hang.left_file) == (HangKind.STILL, False, False, "/c/lock")
+    assert hang.text == "ranks 0, 1 are in wait (train.py:70), waiting for the file /c/lock (3 min old; no process has it open)"
+
+
+def test_a_file_that_only_some_of_the_ranks_wait_for_is_not_what_holds_the_job() -> None:
+    assert seen(polling(0, LOCK), polling(1)).left_file == ""
+    assert seen(unmoved(waiting(0)), polling(1, LOCK)).left_file == "/c/lock", "the others wait for the rank that waits for it"
+
+
+def test_the_peer_of_a_socket_is_in_the_sentence() -> None:
+    hang = seen(unmoved(waiting(0)), unmoved(awaiting(1, SERVER)))
+    assert (hang.kind, hang.ranks) == (HangKind.LATE, (1,))
+    assert hang.text.endswith("; rank 1 is in wait (train.py:70), waiting for 10.0.0.1:80")
+
+
+@pytest.mark.parametrize("objects", [(), (LOCK,), (FIFO,)], ids=["unknown", "a file", "a pipe"])
+def test_a_rank_that_is_gone_counts_however_its_peers_wait(objects: tuple[Awaited, ...]) -> None:
+    peer = unmoved(awaiting(0, *objects)) if FIFO in objects else polling(0, *objects)
+    hang = seen(peer, unmoved(GONE))
+    assert (hang.kind, hang.ranks) == (HangKind.GONE, (1,))
+    assert hang.text.startswith("rank 0 is in wait (train.py:70)")
+    assert "rank 1 is gone" in hang.text
+
+
+@pytest.mark.parametrize("held", [HELD, SERVER, CHILD], ids=lambda held: held.text)
+def test_a_rank_that_waits_for_a_living_process_does_not_wait_for_one_that_ended_in_order(held: Awaited) -> None:
+    assert seen(polling(0, held), unmoved(GONE_IN_ORDER)).kind is HangKind.STILL
+
+
+def test_bytes_of_a_rank_that_polls_show_that_it_does_not_wait_for_one_that_is_gone() -> None:
+    first, second = polling(0)
+    before = replace(second.process.before, main_bytes=600_000) if second.process.before is not None else None
+    first = replace(first, process=replace(first.process, after=replace(counted(0.1), main_bytes=0)))
+    hang = seen((first, replace(second, process=replace(second.process, before=before))), unmoved(GONE_IN_ORDER))
+    assert (hang.kind, hang.slow) == (HangKind.STILL, True)
+
+
+SLOW = {"a file": (("/nfs/x.bin", 0), ("/nfs/x.bin", 300_000), " of /nfs/x.bin"), "nothing that is known": (("/log", 5), ("/log", 5), "")}
+
+
+@pytest.mark.parametrize("what", SLOW)
+def test_a_few_bytes_of_the_training_thread_are_slow(what: str) -> None:
+    then, now, of = SLOW[what]
+    rank = outside(1, user(70, "restore"))
+    first = replace(rank, process=replace(rank.process, after=replace(counted(0.1), main_bytes=0), files=(then,)))
+    second = replace(rank, process=replace(rank.process, before=replace(counted(30.1), main_bytes=307_200), files=(now,)))
+    hang = seen(unmoved(waiting(0)), (first, second))
+    assert (hang.kind, hang.ranks, hang.slow) == (HangKind.LATE, (1,), True)
+    assert hang.text.endswith(f"rank 1 is in restore (train.py:70), moving 10 KB a second{of}")
+
+
+def test_bytes_over_the_connection_that_is_waited_for_are_slow() -> None:
+    first, second = unmoved(awaiting(1, SERVER))
+    more = replace(SERVER, moved_bytes=SERVER.moved_bytes + 300_000)
+    second = replace(second, process=replace(second.process, awaits=(more,)))
+    hang = seen(unmoved(waiting(0)), (first, second))
+    assert hang.slow
+    assert "moving 10 KB a second of 10.0.0.1:80" in hang.text
+
+
+def test_bytes_of_other_threads_are_not_the_training_s() -> None:
+    """A thread that shows how full the memory is reads /proc in a rank that hangs, too."""
+    assert not seen(unmoved(waiting(0)), (outside(1, user(70)), later(outside(1, user(70)), n_bytes=300_000))).slow
+
+
+def helper(pid: int, cpu_s: float, children_s: float = 0.0) -> ProcessLook:
+    counters = [replace(counted(t, cpu), children_cpu_s=children) for t, cpu, children in ((0.1, 0.0, 0.0), (30.1, cpu_s, children_s))]
+    return ProcessLook(pid, 1, "cc", ThreadWait("R"), no_stacks="it runs another program", before=counters[1], after=counters[0])
+
+
+@pytest.mark.parametrize(
+    ("objects", "cpu_s", "is_busy"), [((CHILD,), 1.0, True), ((), 1.0, False), ((), 6.0, True), ((CHILD,), 0.1, False)]
+)
+def test_the_cpu_time_of_a_process_that_a_rank_waits_for_is_work(objects: tuple[Awaited, ...], cpu_s: float, is_busy: bool) -> None:  # noqa: FBT001 - a table
+    """One that it does not visibly wait for may be anything, and has to use as much as another thread."""
+    first, second = unmoved(awaiting(0, *objects))
+    work = helper(500, cpu_s)
+    movement = compare(Look(0.0, (replace(first, helpers=(work,)),)), Look(30.0, (replace(second, helpers=(work,)),)))
+    assert movement.busy == (((0, "has processes that use CPU time"),) if is_busy else ())
+
+
+def test_a_build_that_starts_one_compiler_after_the_other_moves() -> None:
+    first, second = unmoved(awaiting(0, CHILD))
+    before, after = Look(0.0, (replace(first, helpers=(helper(500, 0.0),)),)), Look(30.0, (replace(second, helpers=(helper(501, 0.0),)),))
+    assert compare(before, after).moved == ((0, "waits for a process that started or ended others"),)
+
+
+@pytest.mark.parametrize(
+    ("world", "text"),
+    [
+        (None, ""),
+        (1, ""),
+        (2, ": 1 of 2 ranks came; the other one is on another node, or never started"),
+        (8, ": 1 of 8 ranks came; the 7 others are on other nodes, or never started"),
+    ],
+)
+def test_how_many_ranks_came_to_the_process_group(world: int | None, text: str) -> None:
+    hang = seen(unmoved(replace(outside(0, *INIT), phase=Phase.INIT, world=world)))
+    assert (hang.kind, hang.text) == (HangKind.WAITING, f"rank 0 waits in init_process_group (train.py:90){text}")
 
 
 def test_a_loop_is_late_and_may_go_on() -> None:
@@ -385,4 +519,4 @@ def test_a_loop_is_late_and_may_go_on() -> None:
 def test_a_worker_that_reads_or_is_new_moves_its_rank(change: Callable[[ProcessLook], ProcessLook]) -> None:
     first = outside(0, *LOADER, workers=(WORKER,))
     second = later(replace(first, workers=(change(WORKER),)))
-    assert diagnosis.compare(Look(0.0, (first,)), Look(30.0, (second,))).moved
+    assert compare(Look(0.0, (first,)), Look(30.0, (second,))).moved

@@ -12,6 +12,7 @@ import pytest
 
 from supervisor.core.model import Hang, HangKind
 from supervisor.observe.hangs import diagnosis, frames, py_spy
+from supervisor.observe.hangs.movement import Movement, compare
 from supervisor.observe.hangs.procfs import mount_of, waits
 from tests.checkpointing import mounts
 from tests.jobs.hang_names import HANGS
@@ -58,12 +59,12 @@ def _frames(look: Look) -> tuple[frames.StackFrame, ...]:
     return stacks[0].frames if stacks else ()
 
 
-def two_looks(ranks: Ranks, gap_s: float = 1.0) -> tuple[diagnosis.Movement, Hang, Look]:
+def two_looks(ranks: Ranks, gap_s: float = 1.0) -> tuple[Movement, Hang, Look]:
     """Take two looks, and return what they mean. The time between them is what is measured."""
     first = ranks.look()
     time.sleep(gap_s)
     second = ranks.look()
-    return diagnosis.compare(first, second), diagnosis.hang(first, second, still_s=9, limit_s=6, calibrated=True), second
+    return compare(first, second), diagnosis.hang(first, second, still_s=9, limit_s=6, calibrated=True), second
 
 
 def test_a_sleeping_rank_moves_nothing_and_a_stopped_one_is_named(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,12 +72,12 @@ def test_a_sleeping_rank_moves_nothing_and_a_stopped_one_is_named(ranks: Ranks, 
     found = begun(ranks, "import time\ndef evaluate(): time.sleep(1e6)\nevaluate()", at="evaluate")
     assert (found.state, found.no_stacks, found.stacks[0].frames[0].function) == ("S", "", "evaluate")
     movement, hang, _ = two_looks(ranks, 0.3)
-    assert movement == diagnosis.Movement()
+    assert movement == Movement()
     assert (hang.kind, hang.text) == (HangKind.STILL, "rank 0 is in evaluate (<string>:2)")
     ranks.processes[0].send_signal(signal.SIGSTOP)
     wait_for(lambda: waits(ranks.processes[0].pid).state == "T", "the stop")
     movement, hang, look = two_looks(ranks, 0.0)
-    assert movement == diagnosis.Movement()
+    assert movement == Movement()
     assert (hang.kind, hang.ranks) == (HangKind.STOPPED, (0,))
     assert "it is stopped" in look.ranks[0].process.no_stacks
     ranks.processes[0].send_signal(signal.SIGCONT)
@@ -116,7 +117,7 @@ def test_a_read_from_a_dead_file_system_names_file_and_mount_and_gets_no_signal(
         assert found.waits.file is not None
         assert (found.waits.file.path, found.waits.file.mount, found.waits.file.fs_type) == (str(mount / "data"), str(mount), "fuse")
         assert "answers no signal" in found.no_stacks
-        assert movement == diagnosis.Movement()
+        assert movement == Movement()
         assert (hang.kind, hang.ranks) == (HangKind.BLOCKED, (0,))
         assert f"of {mount}/data on {mount} (fuse)" in hang.text
 
@@ -141,7 +142,7 @@ def test_a_loader_worker_at_a_dead_file_system_is_what_its_rank_is_blocked_by(ra
         wait_for(lambda: any(one.waits and one.waits.file for one in ranks.look().ranks[0].workers), "the worker's wait")
         movement, hang, look = two_looks(ranks)
         (worker,) = look.ranks[0].workers
-        assert movement == diagnosis.Movement()
+        assert movement == Movement()
         assert (hang.kind, hang.ranks) == (HangKind.BLOCKED, (0,))
         assert hang.text.startswith(f"rank 0 is in DataLoader.__next__ (<string>:6), and its worker {worker.pid} is ")
         assert f"of {mount}/data on {mount} (fuse)" in hang.text
@@ -161,7 +162,7 @@ def test_each_pathology_has_a_kind() -> None:
     assert KINDS.keys() == set(HANGS)
 
 
-def _judged(ranks: Ranks, tmp_path: Path, pathology: str, at: int) -> tuple[diagnosis.Movement, Hang, Look]:
+def _judged(ranks: Ranks, tmp_path: Path, pathology: str, at: int) -> tuple[Movement, Hang, Look]:
     """Have two gloo ranks stand still, and look twice."""
     words = [word for word in driving.command(pathology) if word.startswith("--") and word not in {"--standalone", "--nproc-per-node=2"}]
     with driving.mounted(pathology, tmp_path / "place") as have_it_hang:
@@ -181,7 +182,7 @@ def _judged(ranks: Ranks, tmp_path: Path, pathology: str, at: int) -> tuple[diag
 
 def test_two_gloo_ranks_in_different_collectives(ranks: Ranks, tmp_path: Path) -> None:
     movement, hang, look = _judged(ranks, tmp_path, "swallowed", 3)
-    assert movement == diagnosis.Movement()
+    assert movement == Movement()
     assert (hang.kind, hang.ranks, hang.group_timeout_s) == (HangKind.MISMATCH, (0, 1), 1800.0)
     pending = [one.pending.text for rank in look.ranks for one in rank.collectives.groups if one.pending is not None]
     assert hang.text.startswith(f"rank 0 waits in {pending[0][:-1]}, hangs.py:")
@@ -219,7 +220,7 @@ def test_gloo_ranks_that_wait_for_each_other_outside_of_torch_s_recorder(ranks: 
 
     wait_for(are_there, "both ranks in exchange", 60)
     movement, hang, _ = two_looks(ranks)
-    assert movement == diagnosis.Movement()
+    assert movement == Movement()
     assert (hang.kind, hang.text, hang.group_timeout_s) == (HangKind.STILL, text, 1800.0)
 
 
@@ -242,7 +243,7 @@ def test_two_ranks_that_hang_by_ddp_by_fsdp_and_at_the_end(ranks: Ranks, kind: s
     ranks.start(str(driving.SCRIPT.with_name("hang_parallel.py")), kind, count=2)
     due, text = PARALLEL[kind]
 
-    def judged() -> tuple[diagnosis.Movement, Hang] | None:
+    def judged() -> tuple[Movement, Hang] | None:
         movement, hang, _ = two_looks(ranks)
         return (movement, hang) if not movement.moved and re.match(text, hang.text) else None
 

@@ -142,6 +142,26 @@ def test_a_rank_that_computes_in_one_place_is_confirmed_after_ten_times_the_limi
     assert confirmed(job).hang.busy
 
 
+def test_what_is_slow_is_confirmed_as_that_and_again_once_no_byte_moves(job: VirtualJob) -> None:
+    job.slow = True
+    job.passes(6000)
+    assert job.kinds == ["Suspected", "Confirmed"]
+    assert confirmed(job).hang.slow
+    job.slow = False
+    job.passes(700)
+    assert job.kinds == ["Suspected", "Confirmed", "Confirmed"]
+    assert isinstance(job.posted[-1], HangConfirmed)
+    assert not job.posted[-1].hang.slow
+
+
+def test_ranks_that_only_wait_are_confirmed_before_the_first_step_too() -> None:
+    job = VirtualJob(ranks=2)
+    job.set(0, steps=0, last_step_ns=None)
+    job.set(1, steps=0, last_step_ns=None)
+    job.passes(640)
+    assert job.kinds == ["Suspected", "Confirmed"]
+
+
 def test_a_rank_that_computes_and_has_made_no_step_is_never_confirmed() -> None:
     job = VirtualJob(ranks=2)
     job.set(0, steps=0, last_step_ns=None)

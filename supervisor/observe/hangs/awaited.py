@@ -1,0 +1,305 @@
+"""Finds what a process waits for: a file, the peer of a socket, a pipe, another process.
+
+The system call of its main thread shows it (`recvfrom` of a descriptor, `wait4` of a pid); of a loop that polls, its source (polled.py). A
+file is read only where the process itself asks for it all the time, so its file system answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import struct
+import threading
+import time
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from supervisor.core.values import dataclass
+from supervisor.observe.hangs import polled, procfs
+from supervisor.observe.hangs.sockets import Connections
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from supervisor.observe.hangs.polled import Held
+    from supervisor.observe.hangs.procfs import ThreadWait
+
+#: Calls whose first argument is the descriptor that they wait for.
+_OF_FD = frozenset({"read", "readv", "write", "writev", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "accept"})
+#: So many objects are named; so many descriptors are read; so deep it goes from a process to the one that it waits for.
+MOST, _MOST_FDS, _DEEPEST = 3, 64, 2
+_MOST_BYTES = 256
+_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
+#: The inode of an eventfd, an epoll, a signalfd: what wakes a loop, and no peer.
+_ANONYMOUS = "anon_inode:"
+
+
+class AwaitedKind(StrEnum):
+    """What a process waits for."""
+
+    FILE = "file"
+    SOCKET = "socket"
+    PIPE = "pipe"
+    PROCESS = "process"
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """One object that is waited for. text: as people are shown it, behind "waits for".
+
+    name: the path, `host:port`, the pid. is_left: a file whose end is waited for, older than this attempt, that no living process has open,
+    has locked or is named in. lives: a living process is at the other end, holds it, or is it. moved_bytes: that went over a connection so
+    far; -1 elsewhere.
+    """
+
+    kind: AwaitedKind
+    name: str
+    text: str
+    is_left: bool = False
+    lives: bool = False
+    moved_bytes: int = -1
+
+
+class Surroundings:
+    """What all ranks of one look share: connections, who has what open, and the files that were examined. From any thread.
+
+    begun: when each attempt began, in Unix seconds, as far as that is known.
+    """
+
+    def __init__(self, begun: Mapping[int, float] | None = None) -> None:
+        self.connections = Connections()
+        self._begun = dict(begun or {})
+        self._lock = threading.Lock()
+        self._open: dict[str, list[int]] | None = None
+        self._files: dict[str, Awaited] = {}
+
+    def holders(self, link: str, *, but: int = 0) -> list[int]:
+        """Return who has a pipe or a file open, by the links of /proc/PID/fd. They are read once."""
+        with self._lock:
+            if self._open is None:
+                self._open = _open_files()
+            return [pid for pid in self._open.get(link, ()) if pid != but]
+
+    def file(self, path: str) -> Awaited:
+        """Return a file that is waited for, with all that is known of who left it there."""
+        with self._lock:
+            known = self._files.get(path)
+        if known is None:
+            known = _file(path, self.holders(path), self._begun)
+            with self._lock:
+                known = self._files.setdefault(path, known)
+        return known
+
+
+def of_call(pid: int, waits: ThreadWait, around: Surroundings, *, depth: int = 0) -> tuple[Awaited, ...]:
+    """Return what the system call of a process waits for; none where it shows nothing, or may not be read."""
+    if waits.state in {"", "R", "Z", "X"}:
+        return ()
+    if waits.file is not None:
+        holder = _blocks(pid) if waits.file.call in {"flock", "fcntl"} else 0
+        text = f"{shown_process(holder)}, which holds the lock" if holder else ""
+        return (Awaited(AwaitedKind.FILE, waits.file.path, text, lives=True),) if holder else ()
+    if waits.call in {"wait4", "waitid"}:
+        return _children(pid, waits, around, depth)
+    if waits.call in {"open", "openat"} and (path := procfs.opened_path(pid, waits.call, waits.arguments)):
+        text = f"a process that opens the other end of the pipe {path}"
+        return (Awaited(AwaitedKind.PIPE, path, text),) if "partner" in waits.wchan or "fifo" in waits.wchan else ()
+    found = [object_ for fd in _descriptors(pid, waits) if (object_ := _of_fd(pid, fd, around)) is not None]
+    return tuple(dict.fromkeys(found))[:MOST]
+
+
+def of_polled(pid: int, held: Sequence[Held], around: Surroundings) -> tuple[Awaited, ...]:
+    """Return what a loop of a process polls."""
+    found = []
+    for kind, value in held[:MOST]:
+        if kind == "process" and isinstance(value, int):
+            found.append(_process(value, around, depth=1))
+        elif kind != "process":
+            path = os.path.join(procfs.link(f"/proc/{pid}/cwd"), str(value))  # noqa: PTH118 - text
+            file = around.file(path)
+            found.append(file if kind == polled.PRESENCE else replace(file, is_left=False))
+    return tuple(found)
+
+
+def shown_process(pid: int) -> str:
+    """Return a process as people are shown it: `process 123 (python)`."""
+    name = procfs.command_name(pid)
+    return f"process {pid} ({name})" if name else f"process {pid}"
+
+
+def age_text(seconds: float) -> str:
+    """Return how old something is: `40 s`, `3 min`, `5 h`, `2 days`."""
+    for unit_s, least_s, unit in (
+        (1.0, 0.0, "s"),
+        (_MINUTE_S, 2 * _MINUTE_S, "min"),
+        (_HOUR_S, 2 * _HOUR_S, "h"),
+        (_DAY_S, 2 * _DAY_S, "days"),
+    ):
+        if seconds >= least_s:
+            text = f"{max(0.0, seconds) / unit_s:.0f} {unit}"
+    return text
+
+
+# descriptors
+
+
+def _descriptors(pid: int, waits: ThreadWait) -> Iterator[int]:
+    arguments = waits.arguments
+    if not arguments:
+        return
+    if waits.call in _OF_FD:
+        yield arguments[0]
+    elif waits.call in {"poll", "ppoll"}:
+        data = procfs.memory(pid, arguments[0], 8 * min(arguments[1], _MOST_FDS))
+        for at in range(0, len(data) - 7, 8):
+            fd, events = struct.unpack_from("=ih", data, at)
+            if fd >= 0 and events:
+                yield fd
+    elif waits.call in {"select", "pselect6"}:
+        size = (min(arguments[0], 1024) + 7) // 8
+        for address in arguments[1:3]:
+            bits = int.from_bytes(procfs.memory(pid, address, size) if address else b"", "little")
+            yield from [fd for fd in range(8 * size) if bits >> fd & 1][:_MOST_FDS]
+    elif waits.call == "epoll_wait":
+        rows = re.findall(r"^tfd:\s+(\d+)", procfs.text(f"/proc/{pid}/fdinfo/{arguments[0]}"), re.MULTILINE)
+        yield from [int(fd) for fd in rows][:_MOST_FDS]
+
+
+def _of_fd(pid: int, fd: int, around: Surroundings) -> Awaited | None:
+    """Return what is at the other end of a descriptor; None for one that has no other end that can be named."""
+    link = procfs.link(f"/proc/{pid}/fd/{fd}")
+    inode = re.fullmatch(r"(socket|pipe):\[(\d+)\]", link)
+    if inode is None:
+        is_fifo = link.startswith("/") and "pipe" in procfs.waits(pid).wchan
+        return _pipe(pid, link, around, f"the pipe {link}") if is_fifo else None
+    if inode[1] == "pipe":
+        return _pipe(pid, link, around, "a pipe")
+    peer = around.connections.of(int(inode[2]))
+    if peer is None:
+        return None
+    return Awaited(AwaitedKind.SOCKET, peer.peer, f"{peer.peer}", lives=True, moved_bytes=peer.moved_bytes)
+
+
+def _pipe(pid: int, link: str, around: Surroundings, text: str) -> Awaited:
+    others = around.holders(link, but=pid)
+    if others:
+        who = ", ".join(map(shown_process, others[:MOST]))
+        return Awaited(AwaitedKind.PIPE, link, f"{text} that {who} {'has' if len(others) == 1 else 'have'} open", lives=True)
+    own = [fd for fd in procfs.descriptors(pid) if procfs.link(f"/proc/{pid}/fd/{fd}") == link]
+    if len(own) > 1:
+        return Awaited(AwaitedKind.PIPE, link, f"{text} to a thread of its own", lives=True)
+    return Awaited(AwaitedKind.PIPE, link, f"{text} that no other process has open")
+
+
+def _open_files() -> dict[str, list[int]]:
+    """Return who has each pipe, and each file with a path, open; asks no file system."""
+    found: dict[str, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{name}/fd"):  # noqa: PTH208 - as above
+                link = procfs.link(f"/proc/{name}/fd/{fd}")
+                if link.startswith(("pipe:", "/")) and not link.startswith("/dev/"):
+                    holders = found.setdefault(link, [])
+                    if int(name) not in holders:
+                        holders.append(int(name))
+    return found
+
+
+# processes
+
+
+def _children(pid: int, waits: ThreadWait, around: Surroundings, depth: int) -> tuple[Awaited, ...]:
+    asked = waits.arguments[0] if waits.arguments else 0
+    asked = asked - (1 << 64) if asked >> 63 else asked - (1 << 32) if asked >> 31 else asked
+    if waits.call == "waitid":  # P_PID is 1; its second argument is the pid
+        asked = waits.arguments[1] if waits.arguments and waits.arguments[0] == 1 else 0
+    if asked > 0:
+        return (_process(asked, around, depth=depth + 1),)
+    known = procfs.text(f"/proc/{pid}/task/{pid}/children").split()
+    return tuple(_process(int(child), around, depth=depth + 1) for child in known[:MOST])
+
+
+def _process(pid: int, around: Surroundings, *, depth: int) -> Awaited:
+    """Return a process that is waited for, and what it waits for itself."""
+    waits = procfs.waits(pid)
+    lives = waits.state not in {"", "Z", "X"}
+    text = shown_process(pid) if waits.state else f"process {pid}"
+    text += "" if lives else ", which is gone"
+    if waits.state in {"T", "t"}:
+        text += ", which is stopped"
+    further = of_call(pid, waits, around, depth=depth) if depth < _DEEPEST else ()
+    if further:
+        text += f", which waits for {' and '.join(one.text for one in further)}"
+    return Awaited(AwaitedKind.PROCESS, str(pid), text, lives=lives)
+
+
+# files
+
+
+def _file(path: str, holders: Sequence[int], begun: Mapping[int, float]) -> Awaited:
+    found = Awaited(AwaitedKind.FILE, path, f"the file {path}")
+    try:
+        status = os.stat(path)  # noqa: PTH116 - text
+    except FileNotFoundError:
+        return replace(found, text=f"the file {path}, which is not there")
+    except OSError as error:
+        return replace(found, text=f"the file {path} ({error.strerror})")
+    age = f"{age_text(time.time() - status.st_mtime)} old"
+    if not stat.S_ISREG(status.st_mode):
+        return replace(found, text=f"{path} ({age})")
+    locked_by = _locked_by(path)
+    writer = _pid_in(path, status.st_size)
+    if locked_by or holders:
+        who = f"locked by {shown_process(locked_by)}" if locked_by else f"{' and '.join(map(shown_process, holders[:MOST]))} opened it"
+        return replace(found, text=f"the file {path} ({age}; {who})", lives=True)
+    if writer and procfs.waits(writer).state not in {"", "Z", "X"}:
+        return replace(found, text=f"the file {path} ({age}; it names {shown_process(writer)})", lives=True)
+    left = _left_by(status.st_mtime, begun)
+    parts = (age, "no process has it open", f"it names process {writer}, which is gone" if writer else "", left)
+    return replace(found, text=f"the file {path} ({'; '.join(filter(None, parts))})", is_left=bool(left))
+
+
+def _left_by(changed_t: float, begun: Mapping[int, float]) -> str:
+    """Return in which attempt a file was written last, if that is over; "" where it is not, or where nothing is known of attempts."""
+    attempt = max((number for number, t in begun.items() if t <= changed_t), default=None)
+    if not begun or attempt == max(begun):
+        return ""
+    return "older than this run" if attempt is None else f"left by attempt {attempt}, which is over"
+
+
+def _locked_by(path: str) -> int:
+    """Return who holds a lock on a file, by /proc/locks; 0 where nobody does, or where that is not known."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - text
+    except OSError:
+        return 0
+    key = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    rows = (line.split() for line in procfs.text("/proc/locks").splitlines())
+    return next((int(row[4]) for row in rows if len(row) > 5 and row[1] != "->" and row[5] == key and int(row[4]) > 0), 0)  # noqa: PLR2004 - proc(5)
+
+
+def _blocks(pid: int) -> int:
+    """Return who holds the lock that a process waits for, by /proc/locks; 0 unknown. Asks no file system: it may not answer."""
+    rows = [line.split() for line in procfs.text("/proc/locks").splitlines()]
+    waited = next((row[0] for row in rows if len(row) > 6 and row[1] == "->" and row[5] == str(pid)), "")  # noqa: PLR2004 - proc(5)
+    return next((int(row[4]) for row in rows if waited and row[0] == waited and row[1] != "->"), 0)
+
+
+def _pid_in(path: str, size: int) -> int:
+    """Return the pid that a small file holds, and nothing else; 0 without."""
+    if not 0 < size <= _MOST_BYTES:
+        return 0
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        data = os.read(fd, _MOST_BYTES).strip()
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
+    return int(data) if data.isdigit() and len(data) < 8 else 0  # noqa: PLR2004 - the greatest pid has seven digits

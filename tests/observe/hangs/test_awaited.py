@@ -1,0 +1,182 @@
+"""What real processes wait for: a file, the peer of a socket, a pipe, another process; and who left a file there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.observe.hangs import awaited, procfs
+from supervisor.observe.hangs.awaited import Awaited, AwaitedKind, Surroundings, age_text
+from supervisor.observe.hangs.polled import PRESENCE
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from conftest import Ranks
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def waiting() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Give a list for processes; they are ended after the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def python(code: str, **options: int) -> subprocess.Popen[bytes]:
+    """Start Python with this code."""
+    return subprocess.Popen([sys.executable, "-c", code], **options)  # type: ignore[call-overload, no-any-return]  # noqa: S603 - ours
+
+
+def seen(process: subprocess.Popen[bytes]) -> Awaited:
+    """Await that a process waits for something, and return that."""
+    found = wait_for(lambda: awaited.of_call(process.pid, procfs.waits(process.pid), Surroundings()), "its wait", 20)
+    return found[0]
+
+
+CALLS = {
+    "recv": "s.recv(1)",
+    "poll": "p = select.poll(); p.register(s, select.POLLIN); p.poll()",
+    "select": "select.select([s], [], [])",
+    "epoll": "e = select.epoll(); e.register(s, select.EPOLLIN); e.poll()",
+    "with a timeout": "s.settimeout(1000); s.recv(1)",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_peer_of_a_socket(waiting: list[subprocess.Popen[bytes]], call: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"import select, socket\ns = socket.create_connection(('127.0.0.1', {port}))\n{CALLS[call]}"
+        waiting.append(python(code))
+        found = seen(waiting[0])
+        assert (found.kind, found.name, found.lives) == (AwaitedKind.SOCKET, f"127.0.0.1:{port}", True)
+
+
+def test_a_pipe_and_who_has_its_other_end(waiting: list[subprocess.Popen[bytes]]) -> None:
+    waiting.append(python("input()", stdin=subprocess.PIPE))
+    found = seen(waiting[0])
+    assert (found.kind, found.lives) == (AwaitedKind.PIPE, True)
+    assert f"process {os.getpid()} (" in found.text
+
+
+def test_a_named_pipe_that_nobody_opens(waiting: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    waiting.append(python(f"open({str(tmp_path / 'fifo')!r})"))
+    found = seen(waiting[0])
+    assert (found.kind, found.name, found.lives) == (AwaitedKind.PIPE, str(tmp_path / "fifo"), False)
+
+
+def test_a_child_and_what_that_waits_for(waiting: list[subprocess.Popen[bytes]]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"import socket; socket.create_connection(('127.0.0.1', {port})).recv(1)"
+        waiting.append(python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"))
+        found = wait_for(lambda: one if "which waits for" in (one := seen(waiting[0])).text else None, "the child's own wait", 20)
+        assert found.kind is AwaitedKind.PROCESS
+        assert found.text.endswith(f"which waits for 127.0.0.1:{port}")
+        os.kill(int(found.name), signal.SIGKILL)
+
+
+def test_the_process_that_holds_a_lock(waiting: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code = f"import fcntl; fcntl.flock(open({str(tmp_path / 'lock')!r}, 'w'), fcntl.LOCK_EX)"
+        waiting.append(python(code))
+        found = seen(waiting[0])
+        assert found.name == str(tmp_path / "lock")
+        assert found.text.startswith(f"process {os.getpid()} (")
+        assert found.text.endswith(", which holds the lock")
+
+
+def of_file(path: Path, begun: dict[int, float] | None = None) -> Awaited:
+    """Return a file that is asked for."""
+    return awaited.of_polled(os.getpid(), [(PRESENCE, str(path))], Surroundings(begun))[0]
+
+
+def test_a_file_that_a_killed_attempt_left(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    os.utime(tmp_path / "lock", (150.0, 150.0))
+    now = time.time()
+    found = of_file(tmp_path / "lock", {1: 100.0, 2: 200.0, 3: now})
+    assert found.is_left
+    assert found.text.endswith("; no process has it open; left by attempt 1, which is over)")
+    older = of_file(tmp_path / "lock", {1: 200.0})
+    assert older.is_left
+    assert older.text.endswith("; older than this run)")
+
+
+def test_a_file_of_this_attempt_or_of_an_unknown_one_is_not_called_left(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    assert not of_file(tmp_path / "lock", {1: 100.0}).is_left
+    assert not of_file(tmp_path / "lock").is_left
+    asked = awaited.of_polled(os.getpid(), [("path", str(tmp_path / "lock"))], Surroundings({1: time.time() + 9}))
+    assert not asked[0].is_left, "the loop reads it: its end is not what it waits for"
+
+
+def test_a_file_that_a_living_process_has_open_locks_or_is_named_in_is_not_called_left(
+    waiting: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    begun = {1: time.time() + 100.0}
+    with (tmp_path / "open").open("w"):
+        found = of_file(tmp_path / "open", begun)
+        assert (found.lives, found.is_left) == (True, False)
+        assert f"process {os.getpid()} (" in found.text
+    (tmp_path / "pid").write_text(f"{os.getpid()}\n")
+    found = of_file(tmp_path / "pid", begun)
+    assert (found.lives, found.is_left) == (True, False)
+    assert "it names process" in found.text
+    waiting.append(python("pass"))
+    waiting[0].wait(30)
+    (tmp_path / "pid").write_text(f"{waiting[0].pid}\n")
+    found = of_file(tmp_path / "pid", begun)
+    assert found.is_left
+    assert f"it names process {waiting[0].pid}, which is gone" in found.text
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    found = of_file(tmp_path / "done")
+    assert found.text == f"the file {tmp_path}/done, which is not there"
+    assert not found.is_left
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (180, "3 min"), (7200, "2 h"), (250_000, "3 days")])
+def test_ages(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text
+
+
+POLLS = """
+import os, sys, time
+class Baton:
+    def __init__(self, path): self.path = path
+    def wait(self):
+        while os.path.exists(self.path): time.sleep(0.05)
+Baton(sys.argv[1]).wait()
+"""
+
+
+def test_the_file_that_a_rank_polls_is_had_from_its_loop(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "baton.py").write_text(POLLS)
+    (tmp_path / "lock").touch()
+    ranks.start(str(tmp_path / "baton.py"), str(tmp_path / "lock"))
+    wait_for(lambda: ranks.processes[0].poll() is None and ranks.look().ranks[0].process.awaits, "the wait in the look", 20)
+    (found,) = ranks.look().ranks[0].process.awaits
+    assert found.name == str(tmp_path / "lock")
+    (tmp_path / "lock").unlink()
+    assert ranks.processes[0].wait(30) == 0, "the loop went on as if nobody had looked"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
 WINDOW = "skip_window"
+STEP_BACK = "step_back"
 #: Causes of which nothing shows whether the checkpoint, the program or the machine is at fault.
 CRASHES = frozenset({Cause.CUDA_ILLEGAL_ACCESS, Cause.SEGFAULT, Cause.UNKNOWN_NATIVE_ABORT})
 #: How to correct a script in which a rank reads what another one is writing.
@@ -92,7 +93,7 @@ def step_back(situation: Situation) -> Plan | None:
         kind=PlanKind.RESTART,
         reason=_step_back_text(situation, suspect),
         next_rung="",
-        strategy="step_back",
+        strategy=STEP_BACK,
         rejected=(suspect.path,),
     )
 
@@ -147,7 +148,7 @@ def _failed_on(situation: Situation, resumed: CheckpointRef) -> str:
     Failing alike on two clears both.
     """
     untrained = [f for f in takewhile(_made_no_step, reversed(situation.failures)) if not f.is_over]
-    alike = (f for f in untrained if f.rung == "step_back" and f.fingerprint == situation.verdict.fingerprint)
+    alike = (f for f in untrained if f.rung == STEP_BACK and f.fingerprint == situation.verdict.fingerprint)
     return next((f.resumed for f in alike if f.resumed != resumed.path), "")
 
 
@@ -191,7 +192,7 @@ RUNGS = (
     Rung("foreign_checkpoint", foreign_checkpoint, "stop (65): the ranks loaded a checkpoint that is not of this run, and beyond it"),
     Rung("raced", raced, "a rank read what another one was writing: restart once, the file is not rejected; again: stop (65)"),
     Rung(
-        "step_back",
+        STEP_BACK,
         step_back,
         "the checkpoint is avoided in this run, the one before it is tried; at most restart.steps_back times",
         changes_job=True,

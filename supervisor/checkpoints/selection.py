@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from checkpointing import markers
 from checkpointing.discover import Listing
 from checkpointing.io.read_watch import DiskSilent
 from checkpointing.io.reader import Interrupted
@@ -17,7 +19,7 @@ from supervisor.checkpoints.origin.owners import FILE_CLOCKS_S, CheckpointOwners
 from supervisor.checkpoints.recording.watcher import to_event, to_ref
 from supervisor.checkpoints.unused import unused_checkpoints
 from supervisor.core.events import CheckpointSelected
-from supervisor.core.model import CheckpointOwner
+from supervisor.core.model import CheckpointOwner, WithoutTracker
 from supervisor.observe.ranks.path_patterns import checkpoint_path
 from supervisor.observe.ranks.progress_sampler import loads
 
@@ -73,7 +75,8 @@ class CheckpointSelector:
             if permission.is_valid:
                 records.order.step_back(avoid, records.copies)
             # those of earlier runs too: the script may take a torn one
-            selection = self._newest(rejections, avoid, self._listing(records.locations.listing, silent), suspect=suspect)
+            listing = self._listing(records.locations.listing, silent)
+            selection = self._newest(rejections, avoid, listing, suspect=suspect)
             if not records.reads.is_wanted():
                 raise Interrupted
             silent |= dict(selection.silent)
@@ -89,12 +92,14 @@ class CheckpointSelector:
             is_foreign = selection.chosen is not None and self._owners.is_foreign(selection.chosen.path)
             if permission.is_valid:
                 self._retention.use(None if selection.chosen is None else selection.chosen.path)
-            notes = (*records.take_notes(), *selection.notes)
+            chosen = "" if selection.chosen is None else selection.chosen.path
+            notes = (*records.take_notes(listing.candidates, chosen), *selection.notes)
             silent |= dict(selection.silent)
             unused = unused_checkpoints(records) if selection.chosen is None and not silent else ()
             stuck = self._stuck(selection, attempt, {path for path, _ in repaired})
             event = replace(to_event(selection, t, attempt), repaired=repaired, notes=notes, unused=unused, torn_in_use=stuck)
             event = replace(event, silent=tuple(silent.items()), is_foreign=is_foreign, has_saved=records.has_saved)
+            event = replace(event, without_tracker=self._without_tracker(event))
             return replace(event, kept_copies=self._kept_copies(event)) if records.script_chooses else event
         except DiskSilent as error:
             rows = ((", ".join(records.locations.roots()), str(error)),)
@@ -219,6 +224,23 @@ class CheckpointSelector:
     def _whole(self, copies: Sequence[Spare]) -> str:
         chosen = self.select_from(NOTHING_LISTED, copies, suspect=True, rejections=None).chosen if copies else None
         return "" if chosen is None else chosen.path
+
+    def _without_tracker(self, event: CheckpointSelected) -> WithoutTracker | None:
+        """Return the newest whole checkpoint whose framework does not find it, where the script finds its checkpoint by itself."""
+        records = self._records
+        if not records.script_chooses or event.silent:
+            return None
+        path = event.chosen.path if event.chosen is not None else ""
+        if not path:  # no rank is known to load from there
+            listed = records.listed(lambda: records.locations.listing(candidates=True)).candidates
+            lost = tuple(one for one in listed if markers.missing_tracker(one.path) is not None)
+            chosen = self.select_from(Listing(lost), (), suspect=False, rejections=None).chosen if lost else None
+            path = "" if chosen is None else chosen.path
+        missing = markers.missing_tracker(path)
+        if missing is None:
+            return None
+        tracker, content = missing
+        return WithoutTracker(path, tracker, f"printf %s {shlex.quote(content)} > {shlex.quote(tracker)}")
 
     def _stuck(self, selection: Selection, attempt: int, repaired: Collection[str]) -> str:
         """Return the torn checkpoint that a rank of the last attempt tried in vain to load, and that is still there."""

@@ -257,6 +257,15 @@ class KeepCopies:
 
 
 @dataclass(frozen=True, slots=True)
+class AccuseCheckpoints:
+    """Record for later runs, too, what this one stepped back from: `attempt` trained from an older checkpoint. It is reported."""
+
+    attempt: int
+    reason: str
+    waits_for_journal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
 class KeepLook:
     """Keep the text of the newest look at the ranks: beside the card of `incident`, with the attempt's logs if that is 0."""
 
@@ -318,6 +327,7 @@ class ReportResume:
     resume_from: the checkpoint that the ranks were given. reason: what shows a beginning from scratch. epoch: of the checkpoint, if no
     step is known. named: the number in its name, and counted: the step at which the ranks' own count began, each if it differs from the
     step. is_new: a beginning from scratch that loses nothing, because no earlier attempt of the run made a step or a checkpoint.
+    given_step: of the checkpoint that was given, if the ranks loaded another one, of another step.
     """
 
     incident: int
@@ -331,6 +341,7 @@ class ReportResume:
     is_new: bool = False
     named: int | None = None
     counted: int | None = None
+    given_step: int | None = None
     waits_for_journal: ClassVar[bool] = False
 
     @property
@@ -395,6 +406,7 @@ Action = (
     | ReportSaved
     | FindSave
     | KeepCopies
+    | AccuseCheckpoints
     | KeepLook
     | Alert
     | OpenIncident

@@ -17,9 +17,10 @@ import re
 from typing import TYPE_CHECKING
 
 from supervisor.core import planning
-from supervisor.core.actions import Alert, CloseIncident, KeepCopies, ReportResume
+from supervisor.core.actions import AccuseCheckpoints, Alert, CloseIncident, KeepCopies, ReportResume
 from supervisor.core.model import Beginning, CheckpointRef
 from supervisor.core.state import changed
+from supervisor.strategies.checkpoint import STEP_BACK
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
@@ -61,7 +62,26 @@ def judged(state: JobState) -> ReportResume:
             reason = "; ".join((*(() if is_new else (reason,)), *map(str, state.run.unused)))
     number = state.run.incident.number if state.run.incident else 0
     given = resume.path if resume is not None else None
+    other = _another_step(state)
+    if resume is not None and other is not None:
+        return ReportResume(number, attempt.number, other, path, confirmed, given, given_step=resume.shown_step)
     return ReportResume(number, attempt.number, step, path, confirmed, given, reason, epoch, is_new, named, counted)
+
+
+def _another_step(state: JobState) -> int | None:
+    """Return the step of the checkpoint that was loaded, if it is not the one that was given, nor of its step; None where unknown.
+
+    The step is that of its content, else of its name where the two are named alike.
+    """
+    given, loaded = state.attempt.resume, state.attempt.loaded
+    if given is None or loaded is None or loaded == given.path or given.shown_step is None:
+        return None
+    known = loaded_checkpoint(state)
+    step = None if known is None else known.shown_step
+    if step is None and _NUMBER.sub("", loaded) == _NUMBER.sub("", given.path):
+        numbers = _NUMBER.findall(loaded)
+        step = int(numbers[-1]) if numbers else None
+    return None if step is None or abs(step - given.shown_step) <= STEPS_APART else step
 
 
 def _differ(step: int | None, first_step: int | None) -> bool:
@@ -135,15 +155,26 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     if number == 1 and report.resume_from is None and report.path is None:
         kept = (KeepCopies(number),) if state.run.unfinished_before else ()
         return state, closing if report.began is Beginning.UNCONFIRMED else (report, *kept, *closing)
-    actions: tuple[Action, ...] = (report,)
+    actions: tuple[Action, ...] = (report, *_accused(state, known))
     newest = state.run.newest
     lost = report.resume_from or (newest.path if newest is not None else "") or next((one.newest for one in state.run.unused), "")
     # not confirmed, where a hook saw steps and no load: it may turn out only when the attempt has saved over what it was given
-    if report.began is Beginning.FROM_SCRATCH or (report.began is Beginning.UNCONFIRMED and state.attempt.steps_seen > 0):
+    unsure = report.began is Beginning.UNCONFIRMED and state.attempt.steps_seen > 0
+    if report.began is Beginning.FROM_SCRATCH or unsure or report.given_step is not None:
         actions = (*actions, KeepCopies(number))
     if report.began is Beginning.FROM_SCRATCH and lost:
         actions = (*actions, Alert("started_from_scratch", number, f"attempt {number} started from scratch, although {lost} is there"))
     return state, (*actions, *closing)
+
+
+def _accused(state: JobState, known: Beginning | None) -> tuple[Action, ...]:
+    """Return the order to keep what this run stepped back from out of use for later runs, too: this attempt trains from another one."""
+    run, attempt = state.run, state.attempt
+    back = next((failure for failure in reversed(run.failures) if failure.rung == STEP_BACK), None)
+    if known is not None or not attempt.trains or attempt.resume is None or not run.rejected or back is None:
+        return ()
+    reason = f"attempt {back.attempt} stepped back from it ({back.cause}), and attempt {attempt.number} trained from {attempt.resume.path}"
+    return (AccuseCheckpoints(attempt.number, reason),)
 
 
 def with_save(state: JobState, found: CheckpointRef) -> JobState:

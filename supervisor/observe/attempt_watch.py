@@ -29,7 +29,7 @@ from supervisor.observe.pace.watch import PaceWatch
 from supervisor.observe.processes import core_dumps
 from supervisor.observe.processes.job_processes import JobProcesses
 from supervisor.observe.processes.launched_ranks import LaunchedRanks
-from supervisor.observe.ranks import heartbeats, nccl_logs, races
+from supervisor.observe.ranks import heartbeats, load_logs, nccl_logs, races
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -210,6 +210,7 @@ class AttemptWatch:
             "heartbeats": lambda: collect.beats(directory / "heartbeat", self.job_processes.with_children),
             "saves": lambda: collect.saves(directory),
             "files": of_files,
+            "loads": lambda: load_logs.evidence(directory, ranks),
             "logs": of_logs,
             "tails": of_tails,
             "network": of_network,

@@ -16,7 +16,7 @@ from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.core.numeric import rank_list
 from supervisor.report.layout import Fact, Tone
 from supervisor.report.text import clean, cut
-from supervisor.strategies.situation import FOREIGN_CHECKPOINT, RACE_WRITER
+from supervisor.strategies.situation import FOREIGN_CHECKPOINT, MISSING_POINTER, RACE_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -67,6 +67,9 @@ def cause_text(verdict: Verdict) -> str:
         return f"A rank read a checkpoint while another rank was writing it ({verdict.cause.value}, {sure})"
     if dict(verdict.facts).get(FOREIGN_CHECKPOINT):
         return f"The ranks loaded another training's checkpoint ({verdict.cause.value}, {100 * verdict.confidence:.0f} % sure)"
+    if dict(verdict.facts).get(MISSING_POINTER):
+        sure = f"{100 * verdict.confidence:.0f} % sure"
+        return f"The file that names the newest checkpoint is missing, so the script began from scratch ({verdict.cause.value}, {sure})"
     facts = dict(verdict.facts)
     if facts.get("own_service"):
         meaning = f"{facts['peer']}, a service of the job's own, did not answer, or refused"
@@ -225,7 +228,8 @@ def beginning(report: ReportResume) -> str:
         position = position_text(report.step, report.epoch)
         name = "" if report.named is None else f", whose name says {report.named}"
         count = "" if report.counted is None else f"; the ranks count on from step {report.counted}"
-        return f"resumed {f'at {position} ' if position else ''}from {report.path}{name}{count}"
+        given = "" if report.given_step is None else _given_text(report, report.given_step)
+        return f"resumed {f'at {position} ' if position else ''}from {report.path}{name}{count}{given}"
     if report.is_new:
         return "begins from scratch" + (f": {report.reason}" if report.reason else "")
     if report.began is Beginning.FROM_SCRATCH:
@@ -236,12 +240,22 @@ def beginning(report: ReportResume) -> str:
     return f"resume not confirmed: no rank was seen to load {given or 'a checkpoint'}"
 
 
+def _given_text(report: ReportResume, given_step: int) -> str:
+    """Return which other checkpoint the attempt was given, and what it costs that it loaded an older one."""
+    given = f", although it was given {report.resume_from} (step {given_step})"
+    if report.step is None or report.step > given_step:
+        return given
+    again = f"steps {report.step + 1} to {given_step} are made again"
+    return f"{given}: {again}, and after each restart if the command or the script names that path"
+
+
 def beginning_fact(resume: ReportResume, *, at: str = "", after: str = "") -> Fact:
     """Return how the next attempt began. `at`, `after`: stand before and behind it."""
     is_resumed = resume.began is Beginning.RESUMED
     colon = ":" if resume.began is Beginning.UNCONFIRMED else ""
     text = f"{at}attempt {resume.attempt}{colon} {beginning(resume)}{after}"
-    return Fact("resumed" if is_resumed else "began", text, Tone.GOOD if is_resumed or resume.is_new else Tone.BAD)
+    is_good = (is_resumed and resume.given_step is None) or resume.is_new
+    return Fact("resumed" if is_resumed else "began", text, Tone.GOOD if is_good else Tone.BAD)
 
 
 def start_text(start: StartTimes) -> str:

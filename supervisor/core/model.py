@@ -339,7 +339,8 @@ class Plan:
     that no attempt of this run resumes from any more. exclude: UUIDs of GPUs that go into the ledger. nproc: ranks of this node from now
     on, None: as before. notes: lines for the card (arithmetic, cost, warnings). alert: text for a person beside the incident ("": none).
     alert_kind: sends it as an alert of this kind (core/actions.py; "": terminal only). charged: whether the failure counts against the
-    budget of its family. trace: the next attempts record their collectives.
+    budget of its family. trace: the next attempts record their collectives. least_nodes: for how many nodes the next attempts wait, 0: as
+    before.
     """
 
     kind: PlanKind
@@ -357,6 +358,7 @@ class Plan:
     charged: bool = True
     alert_kind: str = ""
     trace: bool = False
+    least_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,12 +452,44 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class PastFailures:
-    """The failures of a run that its budgets count, as its nodes hand them to one that joins: as in Run (core/state.py)."""
+    """The failures of a run that count, and what they showed, as its nodes hand them to one that joins: as in Run (core/state.py)."""
 
     failures: tuple[Failure, ...] = ()
     failed: int = 0
     charged: int = 0
     recurrences: tuple[tuple[str, int], ...] = ()
+    least_nodes: int = 0
+    unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an attempt ran with, as far as a plan or the nodes that meet can change it between two attempts of one command.
+
+    attempt: its number, 0: there was none. overrides: of the run's plans. nodes, ranks: in all. gpus: UUIDs that its ranks saw, empty: all.
+    program: as in Attempt (core/state.py).
+    """
+
+    attempt: int = 0
+    overrides: tuple[tuple[str, str], ...] = ()
+    nodes: int = 1
+    ranks: int = 0
+    gpus: tuple[str, ...] = ()
+    program: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnChange:
+    """What differs in an attempt from the newest one that is known to start, and is not of the user (core/setups.py).
+
+    before, now: what both ran with. trained: that one made a step; if not, it is the run's first. changes: what takes the plans of the run
+    since then back.
+    """
+
+    before: Setup
+    now: Setup
+    trained: bool
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

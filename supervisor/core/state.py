@@ -29,6 +29,7 @@ from supervisor.core.model import (
     Progress,
     RankExit,
     RankInfo,
+    Setup,
     UnusedCheckpoints,
     Verdict,
 )
@@ -171,7 +172,11 @@ class Run:
     unused: tuple[UnusedCheckpoints, ...] = ()  # whole checkpoints that the newest attempt was not given
     ever_loaded: bool = False
     trained_in: int = 0  # the newest attempt that made a training step, 0: none did
-    trained_as: tuple[tuple[str, str], ...] = ()  # what its program was: as Attempt.program
+    starts_with: Setup = Setup()  # what the newest attempt ran with that made a step; until one did, what the first attempt ran with
+    unworkable: tuple[
+        tuple[tuple[str, str], ...], ...
+    ] = ()  # values with which an attempt failed before its first step: never set together again
+    least_nodes: int = 0  # fewer nodes do so too: an attempt waits for so many, 0: for as many as the command says
     requeued_after: int = 0  # the attempt before the newest requeue
     vain_requeues: int = 0  # in a row, each after starts in vain (strategies/guards.py) and without a step since
     # what the next attempt waits for
@@ -204,7 +209,7 @@ class Attempt:
     resume: CheckpointRef | None = None
     overrides: tuple[tuple[str, str], ...] = ()
     program: tuple[tuple[str, str], ...] = ()  # digests of its command, its script and its packages, by name; none of what cannot be read
-    same_program: bool = False  # they are those of the newest attempt that made a step
+    same_program: bool = False  # they are those of the newest attempt that made a step; until one did, of the run's first
     visible_gpus: tuple[str, ...] = ()  # UUIDs that its ranks see; empty: all that were listed
     awaits_agreement: bool = False  # its nodes meet, and agree on what to resume from, before a rank starts
     members: tuple[str, ...] = ()  # the nodes that met, in the order of their group rank; empty: one node, or they have not met

@@ -28,7 +28,7 @@ from supervisor.observe.pace.watch import PaceWatch
 from supervisor.observe.processes import core_dumps
 from supervisor.observe.processes.job_processes import JobProcesses
 from supervisor.observe.processes.launched_ranks import LaunchedRanks
-from supervisor.observe.ranks import heartbeats, nccl_logs, races
+from supervisor.observe.ranks import heartbeats, late_paths, nccl_logs, races
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -182,7 +182,8 @@ class AttemptWatch:
         def of_exceptions() -> Iterable[Evidence]:
             reported = collect.errors(directory, ranks, self._clock, since_ns, deaths)
             claims = collect.claims((*reported, *collect.of_launcher(launcher.facts(), reported)), self._signatures)
-            return (*collect.rooted(reported, claims), *claims, *races.evidence(directory, ranks, reported))
+            late = late_paths.evidence(self._job.cwd, self._clock.at_monotonic_ns(since_ns), reported)
+            return (*collect.rooted(reported, claims), *claims, *races.evidence(directory, ranks, reported), *late)
 
         return {
             "exceptions": of_exceptions,

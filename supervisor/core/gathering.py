@@ -86,7 +86,8 @@ def on_nodes_overdue(state: JobState, t: float) -> Step:
     text = f"{least - attempt.missing} of the {least} nodes that the job needs are there, and no other came in time"
     if state.run.least_nodes > state.run.policy.least_nodes:
         text += ": with fewer than it trained with it failed before its first step"
-    verdict = Verdict(Cause.RENDEZVOUS, 0.9, text, "nodes:missing", transient=True)
+    cause = Cause.NODE_LOST if state.run.last_agreement else Cause.RENDEZVOUS  # they had met before, or never
+    verdict = Verdict(cause, 0.9, text, "nodes:missing", transient=True)
     hint = "the scheduler's requeue continues this run; nodes.gather_s sets how long nodes are waited for"
     return start.stop_for(state, t, verdict, Plan(PlanKind.STOP, "too few nodes to go on", hint, "beginning", 75))
 

@@ -30,6 +30,7 @@ class Cause(StrEnum):
     NCCL_INIT = "nccl_init"
     GLOO_ERROR = "gloo_error"
     RENDEZVOUS = "rendezvous"
+    NODE_LOST = "node_lost"
     GPU_ECC = "gpu_ecc"
     GPU_LOST = "gpu_lost"
     GPU_XID_OTHER = "gpu_xid_other"
@@ -424,7 +425,7 @@ class Failure:
     verified beyond any before in this run, or the run set a new highest step where none was ever verified. passed_since: after it the run
     trained more than `same_place_steps` past the failed step, or a checkpoint beyond that was verified; the same failure there is then no
     repetition. changed: the plan that answered it changed the job. counted: its steps since the attempt began from scratch, None where it
-    is not known to have. lasted_s: from the start of the attempt's ranks to the failure, None where it is unknown.
+    is not known to have. lasted_s: from the start of the attempt's ranks to the failure, None where it is unknown. incident: its number.
     """
 
     attempt: int
@@ -443,6 +444,7 @@ class Failure:
     changed: bool = False
     counted: int | None = None
     lasted_s: float | None = None
+    incident: int = 0
 
     @property
     def is_over(self) -> bool:

@@ -306,7 +306,7 @@ def folded(state: JobState, decision: JobDecision, t: float) -> tuple[JobState, 
     is_here = not decision.by or bool(out_of_use) or not plan.exclude
     count = dict(state.run.recurrences).get(verdict.fingerprint, 0) + (not changes(plan))
     if failed is not None:
-        state = remembered(state, replace(failed, t=t) if decision.by else failed)
+        state = remembered(state, replace(failed, t=t if decision.by else failed.t, incident=state.incidents))
     state = changed(state, run=changed(setups.learned(state.run, verdict, plan), traced=state.run.traced or plan.trace))
     if changes(plan):
         state = with_rejected(state, plan.rejected, decision.step)

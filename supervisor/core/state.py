@@ -114,7 +114,8 @@ class Losses:
     """What the failures of a run cost (core/losses.py): how many incidents there were, and the seconds that are lost.
 
     since_t: since when the training is behind where it was; None: it is not. seen_t, seen_step: its newest progress since then; seen_step
-    None: none yet.
+    None: none yet. scratch: the attempts that began from scratch although an earlier one had made steps. steps_again: how many steps these
+    made again.
     """
 
     incidents: int = 0
@@ -122,6 +123,8 @@ class Losses:
     since_t: float | None = None
     seen_t: float = 0.0
     seen_step: int | None = None
+    scratch: tuple[int, ...] = ()
+    steps_again: int = 0
 
 
 @dataclass(frozen=True, slots=True)

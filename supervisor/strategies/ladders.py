@@ -82,6 +82,7 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.UNKNOWN: _OWN_CODE,
     Cause.PREEMPTED: ("requeue",),
     Cause.INTERRUPTED: ("interrupted",),
+    Cause.NODE_LOST: (*GUARDS, LAST),
     Cause.KILLED_UNKNOWN: (*GUARDS, LAST),
     Cause.NONE: (*GUARDS, LAST),
 }

@@ -27,6 +27,7 @@ from supervisor.report.outgoing_alerts import ALREADY_PRINTED, FROM_SCRATCH, WIT
 from supervisor.report.start_times import StartClock, launched_t, note_of
 from supervisor.report.text import clean
 from supervisor.report.vitals import Vitals
+from supervisor.strategies import own_change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from supervisor.report.terminal import TerminalWriter
 
 STOP_MARGIN_S = 20.0  # what a stop takes beyond the ranks' own deadline, for systemd's timeout
+#: Rungs whose reason stands at the terminal too: what failed does not show what is done.
+EXPLAINED = frozenset({own_change.NAME, "raced"})
 LONG_WAIT_S = 10.0  # of a wait that lasts so long, the terminal says until when it is
 #: In the command line of multiprocessing's resource tracker, which ends once its parent's pipe is closed.
 RESOURCE_TRACKER = "from multiprocessing.resource_tracker import"
@@ -266,7 +269,8 @@ class Reporter:
             summary = clean(verdict.summary)
             changed = f" with {wording.changes(plan)}" if plan.changes or plan.nproc is not None else ""
             what = f"{summary}{where}" if not is_same_wait else f"it waits on, because {summary}"
-            text = f"incident {action.incident}: {what}; restarting as attempt {action.attempt + 1}{wait}{changed}"
+            why = f": {clean(plan.reason)}" if plan.strategy in EXPLAINED else ""
+            text = f"incident {action.incident}: {what}; restarting as attempt {action.attempt + 1}{wait}{changed}{why}"
             self._terminal.message(text + wording.consequences(verdict), "notice")
             self._notifier.status(text)
         for line in plan.notes if not is_same_wait else ():

@@ -103,3 +103,15 @@ def test_a_gpu_that_faults_as_its_peer_was_killed_is_not_put_out_of_use(
     verdict = rows(run, "why", "1")["decision"]["verdict"]
     assert (verdict["cause"], verdict["rank"]) == (cause, rank)
     assert "Quarantine" not in run.journal()
+
+
+@pytest.mark.slow
+def test_a_micro_batch_that_does_not_start_is_taken_back_and_not_tried_again(supervise: Callable[..., Supervised]) -> None:
+    script = torchrun("deepspeed_batch.py", "--steps", "60", "--micro-batch=8", "--accum=1")
+    run = supervise(*script, options=(*DECLARED, "--knob", "batch_size=--micro-batch", "--knob", "grad_accum=--accum"), **OFTEN)
+    assert run.exit_code(150) == 0
+    assert run.attempts() == 3
+    assert "with --micro-batch 4 -> 8, --accum 2 -> 1" in run.stderr
+    assert "attempt 2 ran with --micro-batch 4, --accum 2, which supervise set, and failed before its first step" in run.stderr
+    assert "correct the program" not in run.stderr
+    assert "at its end with" not in run.stderr, "the batch is the command's again"

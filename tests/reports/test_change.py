@@ -100,7 +100,7 @@ def test_a_gpu_that_faults_as_its_peer_was_killed_is_not_put_out_of_use(
     run = supervise(*torchrun("ace_1398.py", "--steps", "40", *alone), options=DECLARED, **OFTEN)
     assert run.exit_code(120) == 0
     assert run.attempts() == 2
-    verdict = rows(run, "why", "1")["decision"]["verdict"]
+    verdict = rows(run, "why", "1")["incidents"][0]["rounds"][0]["decision"]["verdict"]
     assert (verdict["cause"], verdict["rank"]) == (cause, rank)
     assert "Quarantine" not in run.journal()
 

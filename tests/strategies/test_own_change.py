@@ -37,7 +37,8 @@ def test_with_fewer_nodes_the_next_attempt_waits_for_as_many_as_trained_and_reje
     assert (plan.rejected, plan.charged) == ((), False)
     assert plan.reason == (
         "attempt 2 ran with 1 node instead of 2 nodes, and failed before its first step as no attempt before it did (attempt 1 trained): "
-        "the number of ranks is suspected, and not the program; the next attempt waits for 2 nodes, and no other of this run begins with fewer"
+        "the number of ranks is suspected, and not the program; the next attempt waits for 2 nodes, and no other of this run begins with "
+        "fewer"
     )
 
 

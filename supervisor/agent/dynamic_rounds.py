@@ -87,6 +87,7 @@ class RoundOps:
         self._last: frozenset[Any] = frozenset()  # the nodes of the last round that this one took part in
         self.returning = 0
         self.joining = 0
+        self.least_nodes = 0  # more than torch's least number where fewer nodes are known not to start
 
     @classmethod
     def of(cls, handler: RendezvousHandler, missing: MissingNodes) -> RoundOps | None:
@@ -127,7 +128,8 @@ class RoundOps:
     def _joining(self, step: Callable[..., Any], context: Any, deadline: float) -> Any:  # noqa: ANN401  as above
         state, settings = context.state, context.settings
         is_in = context.node in state.participants
-        missing = settings.min_nodes - len(state.participants) if is_in and not state.complete and not state.closed else 0
+        least = max(settings.min_nodes, self.least_nodes)
+        missing = least - len(state.participants) if is_in and not state.complete and not state.closed else 0
         self._missing.counted(missing, settings.timeout.join.total_seconds())
         if is_in and state.complete:
             self._last = frozenset(state.participants)
@@ -135,7 +137,8 @@ class RoundOps:
             self._waited_t = time.monotonic()
         elif is_in and self.returning and not state.closed and self._are_all_in(state, settings):
             return step(context, deadline) if state.complete else dynamic_rendezvous._Action.MARK_RENDEZVOUS_COMPLETE  # noqa: SLF001
-        return self._with_last_call(step, context, max(deadline, self._waited_t + settings.timeout.join.total_seconds()))
+        deadline = max(deadline, self._waited_t + settings.timeout.join.total_seconds())
+        return self._with_last_call(step, context, deadline, waits=missing > 0)
 
     def _are_all_in(self, state: Any, settings: Any) -> bool:  # noqa: ANN401  torch's
         """Whether all take part that are expected, and those that asked to join after the last count of them.
@@ -147,15 +150,15 @@ class RoundOps:
         is_back = returned >= min(self.returning, len(self._last))
         return is_back and count >= expected and (count >= settings.max_nodes or not state.wait_list)
 
-    def _with_last_call(self, step: Callable[..., Any], context: Any, deadline: float) -> Any:  # noqa: ANN401  as above
-        """Take a step to which the last call is over when it has lasted long enough by this node's clock alone."""
+    def _with_last_call(self, step: Callable[..., Any], context: Any, deadline: float, *, waits: bool) -> Any:  # noqa: ANN401  as above
+        """Take a step to which the last call is over when it has lasted long enough by this node's clock alone. waits: it never is."""
         state = context.state
         last_call = state.deadline  # by the clock of the node that wrote it
         if last_call is None:
             return step(context, deadline)
         if last_call != self._last_call[0]:
             self._last_call = last_call, time.monotonic()
-        is_over = time.monotonic() - self._last_call[1] > context.settings.timeout.last_call.total_seconds()
+        is_over = not waits and time.monotonic() - self._last_call[1] > context.settings.timeout.last_call.total_seconds()
         state.deadline = last_call - YEARS if is_over else last_call + YEARS
         try:
             return step(context, deadline)

@@ -57,6 +57,11 @@ _ROWS = {
         "The ranks did not find each other",
         "errors of torch's rendezvous and TCPStore, of init_process_group, of etcd; an address in use",
     ),
+    Cause.NODE_LOST: Explanation(
+        "A node of the job was lost, or left",
+        "the store of the nodes: nothing came from it for as long as nodes.lease_s allows, or its supervise ended",
+        "Look at that node (power, kernel log, `supervise why` there), and start the same command there again",
+    ),
     Cause.GPU_ECC: Explanation(
         "The GPU's memory had an uncorrectable error, or so many errors that parts of it were taken out of use",
         "Xid 48, 64, 94, 95, 140 and 172 (not corrected), 63, 92, 160, 161 and 171 (recorded) in the kernel's log, "

@@ -137,6 +137,9 @@ _NETWORK = Claim(Cause.STORAGE_REMOTE, 0.75, transient=True)
 #: workers a moment too early.
 OF_A_GONE_WORKER = frozenset({"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"})
 
+#: What a mistake in the code of a data set, a transform or a collate function raises: no other data would help.
+OF_MISTAKES = frozenset({"KeyError", "NameError", "UnboundLocalError", "AttributeError", "TypeError", "NotImplementedError"})
+
 #: Exceptions that came through library code and that no signature knows: (part of a frame's path, exception types or none for all, claim).
 #: The first that fits counts.
 BY_FRAME: tuple[tuple[str, frozenset[str], Claim], ...] = (
@@ -152,6 +155,7 @@ BY_FRAME: tuple[tuple[str, frozenset[str], Claim], ...] = (
     ),
     # struct.error and the like, where an image's bytes end too early
     ("/PIL/ImageFile.py", frozenset({"error", "EOFError", "SyntaxError", "ValueError"}), Claim(Cause.DATA_ERROR, 0.7, transient=False)),
+    ("torch/utils/data/_utils/", OF_MISTAKES, Claim(Cause.USER_CODE, 0.75, transient=False)),
     ("torch/utils/data/_utils/fetch.py", frozenset(), Claim(Cause.DATA_ERROR, 0.75, transient=False)),
     ("torch/utils/data/_utils/collate.py", frozenset(), Claim(Cause.DATA_ERROR, 0.75, transient=False)),
     ("torch/utils/data/_utils/worker.py", frozenset(), Claim(Cause.DATA_ERROR, 0.7, transient=False)),

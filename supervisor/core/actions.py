@@ -39,11 +39,12 @@ class BeginAttempt:
 class GatherNodes:
     """Have this node meet the others for `attempt`; start the launcher first where none runs. Answered by NodesGathered.
 
-    No rank starts before BeginAttempt. nproc: as there.
+    No rank starts before BeginAttempt. nproc: as there. least_nodes: so many are waited for, 0: as many as the command says.
     """
 
     attempt: int
     nproc: int | None = None
+    least_nodes: int = 0
     waits_for_journal: ClassVar[bool] = True
 
 

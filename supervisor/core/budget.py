@@ -32,6 +32,7 @@ _INFRASTRUCTURE = frozenset(
         Cause.NCCL_TIMEOUT,
         Cause.GLOO_ERROR,
         Cause.RENDEZVOUS,
+        Cause.NODE_LOST,
         Cause.GPU_ECC,
         Cause.GPU_LOST,
         Cause.GPU_XID_OTHER,

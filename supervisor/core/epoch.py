@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         ReportsGathered,
         StoreFellSilent,
     )
-    from supervisor.core.state import Step
+    from supervisor.core.state import Run, Step
 
 #: Kinds of an end (supervisor/cluster/model.py has all), of a decision, and what stands in for one.
 MEMBERSHIP, VOID, LEFT = "membership", "void", "left"
@@ -55,6 +55,7 @@ _OF_A_LOSS = frozenset(
         Cause.NCCL_TIMEOUT,
         Cause.HANG_NO_ERROR,
         Cause.RENDEZVOUS,
+        Cause.NODE_LOST,
         Cause.KILLED_UNKNOWN,
         Cause.PREEMPTED,
         Cause.UNKNOWN,
@@ -194,7 +195,8 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     )
     verdict = classify(facts)
     gone = _gone(event, members)
-    if gone is not None and verdict.cause in _OF_A_LOSS:
+    is_loss = gone is not None and verdict.cause in _OF_A_LOSS
+    if gone is not None and is_loss:
         verdict = _lost(*gone, verdict, event.t)
     culprit = _culprit(event, verdict, members)
     verdict = verdict if verdict.node or culprit is None else replace(verdict, node=sharing.shown(culprit.node, members))
@@ -202,15 +204,34 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     saved = max((report.attempt.saved_steps.highest or 0 for report in event.reports), default=0)  # one node alone may have seen it
     run = planning.with_saved(view.run, saved, state.attempt.number)
     view = changed(view, run=run, attempt=changed(view.attempt, number=state.attempt.number, evidence=facts))
-    return failure.judged(view, event.t, verdict)
+    decision = failure.judged(view, event.t, verdict)
+    left = len(members) - len({node for node, _ in event.missing})  # one whose supervise came back is there
+    return replace(decision, plan=_waiting(decision.plan, state.run, left)) if is_loss else decision
+
+
+def _waiting(plan: Plan, run: Run, left: int) -> Plan:
+    """Return the plan after the loss of a node, with what the nodes that are left wait for if they are too few."""
+    least = sharing.least_nodes(run) or run.policy.nodes
+    if plan.kind is not PlanKind.RESTART or left >= least:
+        return plan
+    wanted = f"{least - left} more node{'s' * (least - left > 1)}"
+    return replace(
+        plan,
+        reason=f"waits for {wanted}, because {left} of the {least} that the job needs are left; then {plan.reason}",
+        next_rung=f"stop with exit code 75, if {wanted} {'does' if least - left == 1 else 'do'} not come in time (nodes.gather_s)",
+    )
 
 
 def _gone(event: ReportsGathered, members: tuple[str, ...]) -> tuple[str, str] | None:
     """Return a node that went, and how: the one that ended the attempt, if several did."""
-    gone = list(event.missing)
-    gone += [(r.node, f.text) for r in event.reports for f in r.attempt.evidence or () if f.name == sharing.SUPERVISE_DIED]
+    gone = _all_gone(event)
     first = next((row for row in gone if row[0] == event.node), gone[0] if gone else None)
     return None if first is None else (sharing.shown(first[0], members), first[1])
+
+
+def _all_gone(event: ReportsGathered) -> list[tuple[str, str]]:
+    died = ((r.node, f.text) for r in event.reports for f in r.attempt.evidence or () if f.name == sharing.SUPERVISE_DIED)
+    return [*event.missing, *died]
 
 
 def _lost(node: str, how: str, seen: Verdict, t: float) -> Verdict:
@@ -223,8 +244,8 @@ def _lost(node: str, how: str, seen: Verdict, t: float) -> Verdict:
         summary = f"node {node} left: {how}" if left else f"node {node} is lost: {how}"
     fact = Evidence("launcher", "node_lost", summary, node=node, t=t)
     return Verdict(
-        Cause.RENDEZVOUS,
-        0.9,
+        Cause.NODE_LOST,
+        0.95,
         summary,
         "node:left" if left else "node:lost",
         transient=True,

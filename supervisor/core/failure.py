@@ -30,6 +30,7 @@ from supervisor.core.model import (
 )
 from supervisor.core.state import Attempt, JobState, Stage, changed
 from supervisor.strategies import propose
+from supervisor.strategies.situation import memory_text
 from supervisor.strategies.storage import without_kept
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ OF_HANGS = frozenset({Cause.HANG_NO_ERROR, Cause.NCCL_TIMEOUT, Cause.GLOO_ERROR}
 _OF_IMPORTS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"})
 #: Signatures of a command that cannot be started as it is written.
 _OF_COMMANDS = frozenset({"user_code.usage", "user_code.no_script", "user_code.no_program"})
+#: A disk with less room than this is full: a checkpoint is larger.
+_FULL_BYTES = 64 << 20
 #: In the list of deaths, the launcher itself: it ended before any rank did.
 NO_RANK = -1
 
@@ -159,7 +162,7 @@ def judged(state: JobState, t: float, verdict: Verdict) -> JobDecision:
     """Return the decision on a verdict, with the facts of the node that the state is of."""
     evicted = node_health.evidence(state.attempt.eviction, state.attempt.over_t or t)
     resumed = (state.attempt.resume,) if state.attempt.resume is not None else ()
-    verdict = without_kept(_with_hang(state, verdict), (*state.run.verified, *resumed))
+    verdict = without_kept(_with_disk(state, _with_hang(state, verdict)), (*state.run.verified, *resumed))
     failed_gpus = planning.failed_gpus(state, (*(state.attempt.evidence or ()), *evicted))
     culprit = planning.culprit_gpu(state, verdict)
     # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself
@@ -215,6 +218,30 @@ def _with_hang(state: JobState, verdict: Verdict) -> Verdict:
     because = verdict.because if seen else (*verdict.because, hang.evidence(state.attempt.over_t or 0.0))
     rank = verdict.rank if verdict.rank is not None or len(hang.ranks) != 1 else hang.ranks[0]
     return replace(verdict, rank=rank, facts=(*verdict.facts, *facts.items()), because=because)
+
+
+def _with_disk(state: JobState, verdict: Verdict) -> Verdict:
+    """Return the verdict on a full disk with the disk that is full, as it was measured: a library's own text rarely names it."""
+    if verdict.cause is not Cause.DISK_FULL:
+        return verdict
+    disks = [f for f in state.attempt.evidence or () if (f.source, f.name) == ("host", "disk_free")]
+    rows = [(int(dict(f.fields)["free"]), dict(f.fields)["path"], f) for f in disks]
+    named = dict(verdict.facts).get("path", "")
+    full = [row for row in rows if named.startswith(row[1])] if named else [row for row in rows if row[0] < _FULL_BYTES]
+    if not full:
+        return verdict
+    free, path, fact = min(full, key=lambda row: row[0] if not named else -len(row[1]))
+    who = f"rank {verdict.rank} could not write" if verdict.rank is not None else "a write failed"
+    return replace(
+        verdict,
+        summary=f"{named or path} is full ({_bytes_text(free)} free): {who}" if free < _FULL_BYTES else verdict.summary,
+        because=(*verdict.because, *(() if fact in verdict.because else (fact,))),
+        facts=verdict.facts if named else (*verdict.facts, ("path", path)),
+    )
+
+
+def _bytes_text(count: int) -> str:
+    return f"{count:,} bytes" if count < 1 << 20 else memory_text(count)
 
 
 def _step(state: JobState, verdict: Verdict) -> int | None:

@@ -82,9 +82,12 @@ def on_nodes_overdue(state: JobState, t: float) -> Step:
     attempt = state.attempt
     if not attempt.awaits_agreement or attempt.members or not attempt.missing or t < (attempt.missing_until_t or 0.0):
         return state, ()
-    least = max(state.run.policy.least_nodes or state.run.policy.nodes, attempt.missing + 1)  # this node is there
+    least = max(sharing.least_nodes(state.run) or state.run.policy.nodes, attempt.missing + 1)  # this node is there
     text = f"{least - attempt.missing} of the {least} nodes that the job needs are there, and no other came in time"
-    verdict = Verdict(Cause.RENDEZVOUS, 0.9, text, "nodes:missing", transient=True)
+    if state.run.least_nodes > state.run.policy.least_nodes:
+        text += ": with fewer than it trained with it failed before its first step"
+    cause = Cause.NODE_LOST if state.run.last_agreement else Cause.RENDEZVOUS  # they had met before, or never
+    verdict = Verdict(cause, 0.9, text, "nodes:missing", transient=True)
     hint = "the scheduler's requeue continues this run; nodes.gather_s sets how long nodes are waited for"
     return start.stop_for(state, t, verdict, Plan(PlanKind.STOP, "too few nodes to go on", hint, "beginning", 75))
 
@@ -106,7 +109,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         last_agreement=state.run.last_agreement,
         overrides=state.run.overrides,
         had_checkpoint=state.run.newest is not None and state.run.policy.checkpoints_declared,
-        least_nodes=state.run.policy.least_nodes,
+        least_nodes=sharing.least_nodes(state.run),
         most_nodes=state.run.policy.nodes,
         agreed_attempts=state.run.agreed_attempts,
         mixed_from_t=state.run.mixed_from_t,
@@ -156,7 +159,16 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     if event.past is not None:
         past = event.past
         state = changed(
-            state, run=changed(state.run, failures=past.failures, failed=past.failed, charged=past.charged, recurrences=past.recurrences)
+            state,
+            run=changed(
+                state.run,
+                failures=past.failures,
+                failed=past.failed,
+                charged=past.charged,
+                recurrences=past.recurrences,
+                least_nodes=past.least_nodes,
+                unworkable=past.unworkable,
+            ),
         )
     agreed = (*state.run.agreed_attempts, event.agreement)[-KEPT_AGREEMENTS:]
     run = changed(state.run, last_agreement=event.agreement, agreed_attempts=agreed, overrides=event.overrides)

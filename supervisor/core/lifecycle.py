@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.engine import classify
-from supervisor.core import budget, losses, planning, pointers, resumption, sharing, start
+from supervisor.core import budget, losses, planning, pointers, resumption, setups, sharing, start
 from supervisor.core import failure as core_failure
 from supervisor.core.actions import (
     SIGTERM,
@@ -216,7 +216,7 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     progress = Progress(step, relative, event.phase)
     attempt = changed(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step)
     if attempt.trains and run.trained_in != attempt.number:
-        news |= {"trained_in": attempt.number, "trained_as": attempt.program, "vain_requeues": 0}
+        news |= {"trained_in": attempt.number, "starts_with": setups.of(state), "vain_requeues": 0}
     if attempt.trains and not is_last:
         news["losses"] = losses.with_progress(run, event.t, event.step)
     state = changed(state, run=changed(run, **news) if news else run, attempt=attempt)
@@ -232,7 +232,7 @@ def _begun(state: JobState, t: float) -> Step:
 
 def on_program_identified(state: JobState, event: ProgramIdentified) -> Step:
     """Compare what is about to run with what trained last."""
-    trained, now = state.run.trained_as, dict(event.program)
+    trained, now = state.run.starts_with.program, dict(event.program)
     same = bool(trained) and all(now.get(name, digest) == digest for name, digest in trained)
     return changed(state, attempt=changed(state.attempt, program=event.program, same_program=same)), ()
 

@@ -45,6 +45,14 @@ def with_progress(run: Run, t: float, step: int | None) -> Losses:
     return until(losses, losses.seen_t + share * (t - losses.seen_t))
 
 
+def from_scratch(run: Run, attempt: int) -> Losses:
+    """Return the losses once an attempt of the run is known to have begun from scratch; steps that nobody saw are not counted."""
+    losses, reached = run.losses, run.reached or 0
+    if not reached or attempt in losses.scratch:
+        return losses
+    return replace(losses, scratch=(*losses.scratch, attempt), steps_again=losses.steps_again + reached)
+
+
 def until(losses: Losses, t: float) -> Losses:
     """Return the losses once the training is where it was at `t`, or the run ends there."""
     if losses.since_t is None:

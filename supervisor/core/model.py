@@ -30,6 +30,7 @@ class Cause(StrEnum):
     NCCL_INIT = "nccl_init"
     GLOO_ERROR = "gloo_error"
     RENDEZVOUS = "rendezvous"
+    NODE_LOST = "node_lost"
     GPU_ECC = "gpu_ecc"
     GPU_LOST = "gpu_lost"
     GPU_XID_OTHER = "gpu_xid_other"
@@ -352,7 +353,8 @@ class Plan:
     that no attempt of this run resumes from any more. exclude: UUIDs of GPUs that go into the ledger. nproc: ranks of this node from now
     on, None: as before. notes: lines for the card (arithmetic, cost, warnings). alert: text for a person beside the incident ("": none).
     alert_kind: sends it as an alert of this kind (core/actions.py; "": terminal only). charged: whether the failure counts against the
-    budget of its family. trace: the next attempts record their collectives.
+    budget of its family. trace: the next attempts record their collectives. least_nodes: for how many nodes the next attempts wait, 0: as
+    before.
     """
 
     kind: PlanKind
@@ -370,6 +372,7 @@ class Plan:
     charged: bool = True
     alert_kind: str = ""
     trace: bool = False
+    least_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +438,7 @@ class Failure:
     verified beyond any before in this run, or the run set a new highest step where none was ever verified. passed_since: after it the run
     trained more than `same_place_steps` past the failed step, or a checkpoint beyond that was verified; the same failure there is then no
     repetition. changed: the plan that answered it changed the job. counted: its steps since the attempt began from scratch, None where it
-    is not known to have. lasted_s: from the start of the attempt's ranks to the failure, None where it is unknown.
+    is not known to have. lasted_s: from the start of the attempt's ranks to the failure, None where it is unknown. incident: its number.
     """
 
     attempt: int
@@ -454,6 +457,7 @@ class Failure:
     changed: bool = False
     counted: int | None = None
     lasted_s: float | None = None
+    incident: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -463,12 +467,44 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class PastFailures:
-    """The failures of a run that its budgets count, as its nodes hand them to one that joins: as in Run (core/state.py)."""
+    """The failures of a run that count, and what they showed, as its nodes hand them to one that joins: as in Run (core/state.py)."""
 
     failures: tuple[Failure, ...] = ()
     failed: int = 0
     charged: int = 0
     recurrences: tuple[tuple[str, int], ...] = ()
+    least_nodes: int = 0
+    unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an attempt ran with, as far as a plan or the nodes that meet can change it between two attempts of one command.
+
+    attempt: its number, 0: there was none. overrides: of the run's plans. nodes, ranks: in all. gpus: UUIDs that its ranks saw, empty: all.
+    program: as in Attempt (core/state.py).
+    """
+
+    attempt: int = 0
+    overrides: tuple[tuple[str, str], ...] = ()
+    nodes: int = 1
+    ranks: int = 0
+    gpus: tuple[str, ...] = ()
+    program: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnChange:
+    """What differs in an attempt from the newest one that is known to start, and is not of the user (core/setups.py).
+
+    before, now: what both ran with. trained: that one made a step; if not, it is the run's first. changes: what takes the plans of the run
+    since then back.
+    """
+
+    before: Setup
+    now: Setup
+    trained: bool
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,8 @@ def _reported(state: JobState, findings: list[Finding]) -> tuple[JobState, tuple
     before = {one.about: WORSE.get(one.result, 0) for one in state.run.reported_findings}
     new = [one for one in findings if WORSE.get(one.result, 0) > before.get(one.about, 0)]
     state = changed(state, run=changed(state.run, reported_findings=tuple(findings)))
-    return state, (PrintMessage("warning", f"health: {summary(new)}; the job goes on"),) if new else ()
+    then = "it does not hold the next attempt back" if state.attempt.number else "the job goes on"
+    return state, (PrintMessage("warning", f"health: {summary(new)}; {then}"),) if new else ()
 
 
 def summary(findings: Iterable[Finding]) -> str:

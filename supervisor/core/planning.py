@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.classify.exits import END_SIGNALS
-from supervisor.core import budget, global_batch
+from supervisor.core import budget, global_batch, setups
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
 from supervisor.core.model import FROM_OUTSIDE, RESUME, Cause, Launcher, PastFailures, Phase, ResumeKind, Verdict
 from supervisor.core.state import changed
@@ -104,6 +104,8 @@ def situation(
         batchnorm=state.run.batchnorm,
         disputes=state.run.disputes,
         traced=state.run.traced,
+        own_change=setups.own_change(state) if place.trained or (place.before_first_step and not state.run.trained_in) else None,
+        unworkable=state.run.unworkable,
         failed_gpus=tuple(failed_gpus.items()),
         evidence=state.attempt.evidence or (),
     )
@@ -307,8 +309,8 @@ def folded(state: JobState, decision: JobDecision, t: float) -> tuple[JobState, 
     is_here = not decision.by or bool(out_of_use) or not plan.exclude
     count = dict(state.run.recurrences).get(verdict.fingerprint, 0) + (not changes(plan))
     if failed is not None:
-        state = remembered(state, replace(failed, t=t) if decision.by else failed)
-    state = changed(state, run=changed(state.run, traced=state.run.traced or plan.trace))
+        state = remembered(state, replace(failed, t=t if decision.by else failed.t, incident=state.incidents))
+    state = changed(state, run=changed(setups.learned(state.run, verdict, plan), traced=state.run.traced or plan.trace))
     if changes(plan):
         state = with_rejected(state, plan.rejected, decision.step)
         state = changed(
@@ -340,6 +342,7 @@ def remembered(state: JobState, failure: Failure) -> JobState:
             failed=state.run.failed + 1,
             charged=state.run.charged + failure.charged,
             recurrences=(*others, (failure.fingerprint, count))[-KEPT_FINGERPRINTS:],
+            starts_with=state.run.starts_with if state.run.starts_with.attempt else setups.of(state),
         ),
         attempt=changed(state.attempt, progress=replace(state.attempt.progress, step=failure.step)),
     )
@@ -356,7 +359,7 @@ def past_failures(state: JobState) -> PastFailures:
     """Return the failures that still count, for a node that joins."""
     run = state.run
     counting = tuple(f for f in run.failures if not (f.progressed_since and f.passed_since))
-    return PastFailures(counting, run.failed, run.charged, run.recurrences)
+    return PastFailures(counting, run.failed, run.charged, run.recurrences, run.least_nodes, run.unworkable)
 
 
 def _quarantined(state: JobState, out_of_use: dict[str, Gpu], decision: JobDecision) -> tuple[Action, ...]:

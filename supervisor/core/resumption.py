@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from supervisor.core import planning
+from supervisor.core import losses, planning
 from supervisor.core.actions import AccuseCheckpoints, Alert, CloseIncident, KeepCopies, ReportResume
 from supervisor.core.model import Beginning, CheckpointRef
 from supervisor.core.state import changed
@@ -151,7 +151,8 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     if incident is not None and incident.attempt < number:
         closing = (CloseIncident(incident.number, number, "resolved", state.attempt.progress.step),)
         incident = None
-    state = changed(state, attempt=changed(state.attempt, began_as=report.began), run=changed(state.run, incident=incident))
+    cost = losses.from_scratch(state.run, number) if report.began is Beginning.FROM_SCRATCH else state.run.losses
+    state = changed(state, attempt=changed(state.attempt, began_as=report.began), run=changed(state.run, incident=incident, losses=cost))
     if number == 1 and report.resume_from is None and report.path is None:
         kept = (KeepCopies(number),) if state.run.unfinished_before else ()
         return state, closing if report.began is Beginning.UNCONFIRMED else (report, *kept, *closing)

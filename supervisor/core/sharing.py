@@ -11,7 +11,7 @@ from supervisor.core.state import JobState, Stage, changed
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.model import Plan, Verdict
-    from supervisor.core.state import Step
+    from supervisor.core.state import Run, Step
 
 #: The evidence of a node whose supervisor came back after its ranks had died with it.
 SUPERVISE_DIED = "supervise_died"
@@ -34,6 +34,11 @@ def end(state: JobState, kind: str, text: str) -> tuple[Action, ...]:
     """Return the action that ends the attempt on the other nodes too; nothing where another one did, or there are none."""
     attempt = state.attempt
     return (EndForAll(attempt.number, kind, text),) if attempt.is_shared and not attempt.ended_by else ()
+
+
+def least_nodes(run: Run) -> int:
+    """Return with how many nodes an attempt may begin: as the command says, and not with so few as are known not to start. 0: unknown."""
+    return max(run.policy.least_nodes, min(run.least_nodes, run.policy.nodes))
 
 
 def report(state: JobState) -> Step:

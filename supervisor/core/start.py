@@ -377,7 +377,7 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
     run = changed(state.run, findings=None, next_resume=None, reached=resumption.reached(state))
     fresh = changed(state, run=run, attempt=attempt, stage=Stage.STARTING, token=state.token + 1)
     if fresh.attempt.awaits_agreement:
-        return fresh, (*_left_out(fresh), GatherNodes(number, state.run.nproc))
+        return fresh, (*_left_out(fresh), GatherNodes(number, state.run.nproc, sharing.least_nodes(state.run)))
     return fresh, (*_left_out(fresh), _order(fresh))
 
 

@@ -29,6 +29,7 @@ from supervisor.core.model import (
     Progress,
     RankExit,
     RankInfo,
+    Setup,
     UnusedCheckpoints,
     Verdict,
     WithoutTracker,
@@ -114,7 +115,8 @@ class Losses:
     """What the failures of a run cost (core/losses.py): how many incidents there were, and the seconds that are lost.
 
     since_t: since when the training is behind where it was; None: it is not. seen_t, seen_step: its newest progress since then; seen_step
-    None: none yet.
+    None: none yet. scratch: the attempts that began from scratch although an earlier one had made steps. steps_again: how many steps these
+    made again.
     """
 
     incidents: int = 0
@@ -122,6 +124,8 @@ class Losses:
     since_t: float | None = None
     seen_t: float = 0.0
     seen_step: int | None = None
+    scratch: tuple[int, ...] = ()
+    steps_again: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +177,11 @@ class Run:
     unused: tuple[UnusedCheckpoints, ...] = ()  # whole checkpoints that the newest attempt was not given
     ever_loaded: bool = False
     trained_in: int = 0  # the newest attempt that made a training step, 0: none did
-    trained_as: tuple[tuple[str, str], ...] = ()  # what its program was: as Attempt.program
+    starts_with: Setup = Setup()  # what the newest attempt ran with that made a step; until one did, what the first attempt ran with
+    unworkable: tuple[
+        tuple[tuple[str, str], ...], ...
+    ] = ()  # values with which an attempt failed before its first step: never set together again
+    least_nodes: int = 0  # fewer nodes do so too: an attempt waits for so many, 0: for as many as the command says
     requeued_after: int = 0  # the attempt before the newest requeue
     vain_requeues: int = 0  # in a row, each after starts in vain (strategies/guards.py) and without a step since
     # what the next attempt waits for
@@ -206,7 +214,7 @@ class Attempt:
     resume: CheckpointRef | None = None
     overrides: tuple[tuple[str, str], ...] = ()
     program: tuple[tuple[str, str], ...] = ()  # digests of its command, its script and its packages, by name; none of what cannot be read
-    same_program: bool = False  # they are those of the newest attempt that made a step
+    same_program: bool = False  # they are those of the newest attempt that made a step; until one did, of the run's first
     visible_gpus: tuple[str, ...] = ()  # UUIDs that its ranks see; empty: all that were listed
     awaits_agreement: bool = False  # its nodes meet, and agree on what to resume from, before a rank starts
     members: tuple[str, ...] = ()  # the nodes that met, in the order of their group rank; empty: one node, or they have not met

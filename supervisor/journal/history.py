@@ -19,8 +19,8 @@ class Round:
     """One failure within an incident, and what was done about it. Times are those of the events; None is: not recorded.
 
     failed_t: when this node's ranks were ended: one of them died then, or supervise ended the attempt. began, began_t: the attempt that was
-    ordered, and when. warnings: what was strange about the attempt when it failed. members: the nodes of the attempt, in the order of their
-    group rank; none: it was of this node alone.
+    ordered, and when. missing, missing_until_t: nodes that it waits for, and until when. warnings: what was strange about the attempt when
+    it failed. members: the nodes of the attempt, in the order of their group rank; none: it was of this node alone.
     """
 
     attempt: int
@@ -33,6 +33,8 @@ class Round:
     selected: events.CheckpointSelected | None = None
     began: int | None = None
     began_t: float | None = None
+    missing: int = 0
+    missing_until_t: float = 0.0
     warnings: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
 

@@ -385,7 +385,7 @@ class HistoryReading:
         elif isinstance(event, events.CheckpointVerified):
             history.verified = event.t, event.checkpoint
         elif isinstance(event, events.NodesMissing | events.NodesGathered):
-            history.missing = event.count if isinstance(event, events.NodesMissing) else 0
+            self.on_missing(event.count if isinstance(event, events.NodesMissing) else 0)
         elif isinstance(event, events.GpusListed):
             history.gpus = event.gpus
         elif isinstance(event, events.HangConfirmed):
@@ -394,6 +394,22 @@ class HistoryReading:
             history.hang = None
         else:
             self.on_health(event)
+
+    def on_missing(self, count: int) -> None:
+        """Take how many nodes the attempt waits for."""
+        self.history.missing = count
+        if self.history.open_incident is not None:
+            self.history.open_incident.rounds[-1].missing = count
+
+    def on_gathering(self, action: act.SetTimer | act.GatherNodes, t: float) -> None:
+        """Take that the nodes meet, whose ranks are not there yet, or how long those that are missing are waited for."""
+        history, incident = self.history, self.history.open_incident
+        if isinstance(action, act.GatherNodes):
+            history.attempt_t = history.start = None
+        elif action.name == "nodes":
+            history.missing_until_t = t + action.delay_s
+            if incident is not None:
+                incident.rounds[-1].missing_until_t = history.missing_until_t
 
     def on_health(self, event: events.Event) -> None:
         """Take what an examination of this node found."""
@@ -418,8 +434,8 @@ class HistoryReading:
         """Take one part of a decision."""
         history = self.history
         incident = history.open_incident
-        if isinstance(action, act.SetTimer):
-            history.missing_until_t = t + action.delay_s if action.name == "nodes" else history.missing_until_t
+        if isinstance(action, act.SetTimer | act.GatherNodes):
+            self.on_gathering(action, t)
         elif isinstance(action, act.BeginAttempt):
             self.resume = action.resume
             if incident is not None:

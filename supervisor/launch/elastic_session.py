@@ -50,6 +50,7 @@ from supervisor.agent.messages import (
     name_of,
 )
 from supervisor.agent.selfcheck import UNFIT
+from supervisor.core import sharing
 from supervisor.core.events import (
     AttemptStarted,
     LauncherExited,
@@ -134,8 +135,11 @@ class ElasticSession:
 
     def gather(self, action: GatherNodes) -> None:
         """See Session. The agent meets the other nodes, and starts its ranks with the order that `begin` sends."""
-        nodes = self._context.nodes
-        self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc, returning=nodes.returning, finds_store=nodes.finds_store))
+        nodes, least = self._context.nodes, action.least_nodes
+        self._open(
+            action.attempt,
+            lambda: Go(action.attempt, nproc=action.nproc, returning=nodes.returning, least_nodes=least, finds_store=nodes.finds_store),
+        )
 
     def meet_elsewhere(self) -> None:
         """See Session."""
@@ -151,8 +155,8 @@ class ElasticSession:
         loop = self._context.loop
         if self._link is None and not self._argv and loop.state.awaits_ranks(attempt):
             self._is_unserved = True
-            policy = loop.state.run.policy
-            others = max((policy.least_nodes or policy.nodes) - 1, 1)  # this node is there; at least one host of the list is not
+            run = loop.state.run
+            others = max((sharing.least_nodes(run) or run.policy.nodes) - 1, 1)  # this node is there; at least one host of the list is not
             loop.post(NodesMissing(loop.clock.now(), attempt, others, self._context.job.settings.nodes.gather_s or JOIN_S))
 
     def _replace_agent(self) -> None:

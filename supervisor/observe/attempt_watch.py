@@ -29,7 +29,7 @@ from supervisor.observe.pace.watch import PaceWatch
 from supervisor.observe.processes import core_dumps
 from supervisor.observe.processes.job_processes import JobProcesses
 from supervisor.observe.processes.launched_ranks import LaunchedRanks
-from supervisor.observe.ranks import heartbeats, load_logs, nccl_logs, races
+from supervisor.observe.ranks import heartbeats, late_paths, load_logs, nccl_logs, races
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -195,7 +195,8 @@ class AttemptWatch:
                 raised.extend((*reported, *claims))
             finally:
                 were_raised.set()
-            return (*collect.rooted(reported, claims), *claims, *races.evidence(directory, ranks, reported))
+            late = late_paths.evidence(self._job.cwd, self._clock.at_monotonic_ns(since_ns), reported)
+            return (*collect.rooted(reported, claims), *claims, *races.evidence(directory, ranks, reported), *late)
 
         def of_files() -> Iterable[Evidence]:
             self._staging |= job_files.staging_patterns(directory)

@@ -189,10 +189,10 @@ def _nodes(incident: RecordedIncident, last: Round, by_node: Mapping[str, Record
         name, record = f"{host}:{index}", by_node.get(host)
         part = None if record is None else round_of(record, last)
         number = f" (its incident {record.number})" if part is not None and record is not None and record.number != incident.number else ""
-        if part is not None:
+        if gone is not None and gone.node == name:
+            texts.append(f"{name}: {gone.fingerprint.partition(':')[2]}, and its ranks with it{number}")
+        elif part is not None:
             texts.append(f"{name}: {_ends(part)}{number}")
-        elif gone is not None and gone.node == name:
-            texts.append(f"{name}: {gone.fingerprint.partition(':')[2]}")
     unknown = len(last.members) - len(texts)
     rest = [f"{len(texts) - MOST_NODES} more"] if len(texts) > MOST_NODES else []
     rest += [f"of {unknown} there is no record here"] if unknown else []
@@ -242,6 +242,9 @@ def _ending(incident: RecordedIncident, last: Round) -> list[Fact]:
         facts.append(wording.beginning_fact(incident.resumed, at=_clock(incident.resumed_t), after=took))
         start = incident.start
         facts += [Fact("of which", wording.start_text(start))] if start is not None and start.attempt == incident.resumed.attempt else []
+    elif incident.outcome == "open" and last.missing:
+        until = time.strftime("%H:%M:%S", time.localtime(last.missing_until_t))
+        facts.append(Fact("waits", f"for {last.missing} more node(s), until {until}, then the run stops with exit code 75", Tone.WARNING))
     elif last.began is not None:
         facts.append(Fact("began", f"{_clock(last.began_t)}attempt {last.began} was ordered"))
     if incident.died_t is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core import losses, planning
 from supervisor.report.wording import position_text, step_text
+from supervisor.strategies.situation import BATCH_KNOBS
 
 if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef
@@ -22,6 +23,8 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     if stopped and not state.attempt.number:
         return "stopped before the first attempt: the command was not started"
     reached = [f"{'done' if code == 0 else 'stopped' if stopped else 'given up'}{_reached(state)}{_cost(state)}"]
+    if batch := _changed(state):
+        reached.append(f"at its end with {batch}")
     where = "" if newest is None else _named(newest)
     if newest is not None and code == 0 and all_verified:
         reached.append(f"the newest checkpoint is verified: {where}")
@@ -56,7 +59,28 @@ def _cost(state: JobState) -> str:
     found, attempt = losses.total(state), state.attempt
     if not found.incidents:
         return ", no incident"
-    count = "1 incident" if found.incidents == 1 else f"{found.incidents} incidents"
+    number = found.incidents - _twins(state)
+    failures = f" ({state.run.failed} failures)" if number < found.incidents else ""
+    count = ("1 incident" if number == 1 else f"{number} incidents") + failures
     counts_all = attempt.progress.step is not None and not attempt.progress.relative
     at_least = "" if counts_all or (state.run.exit_code != 0 and not attempt.trains) else "at least "  # behind until the end: all of it
-    return f", {count}" + (f", {at_least}{found.lost_s:.0f} s lost" if round(found.lost_s) else "")
+    again = f", {found.steps_again} steps made again from scratch" if found.steps_again else ""
+    return f", {count}" + (f", {at_least}{found.lost_s:.0f} s lost" if round(found.lost_s) else "") + again
+
+
+def _twins(state: JobState) -> int:
+    """Return how many incidents are the same failure as an earlier one, of which the run did not get beyond: they are one to a person."""
+    first: dict[str, int] = {}
+    twins: set[int] = set()
+    for failed in state.run.failures:
+        if not failed.is_over and failed.incident:
+            earlier = first.setdefault(failed.fingerprint, failed.incident)
+            twins |= {failed.incident} - {earlier}
+    return len(twins)
+
+
+def _changed(state: JobState) -> str:
+    """Return what of the batch the last attempt trained with that is not as the command says."""
+    now, knobs = dict(state.attempt.overrides), {knob.name: knob for knob in state.run.policy.knobs if knob.name in BATCH_KNOBS}
+    rows = [(knob, now[name]) for name, knob in knobs.items() if now.get(name, knob.value) != knob.value]
+    return ", ".join(f"{knob.how} {value}" + (f" instead of {knob.value}" if knob.value else "") for knob, value in rows)

@@ -7,6 +7,7 @@ and the incident's files each have their own thread.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +27,7 @@ from supervisor.report.outgoing_alerts import ALREADY_PRINTED, FROM_SCRATCH, WIT
 from supervisor.report.start_times import StartClock, launched_t, note_of
 from supervisor.report.text import clean
 from supervisor.report.vitals import Vitals
+from supervisor.strategies import own_change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
     from supervisor.report.terminal import TerminalWriter
 
 STOP_MARGIN_S = 20.0  # what a stop takes beyond the ranks' own deadline, for systemd's timeout
+#: Rungs whose reason stands at the terminal too: what failed does not show what is done.
+EXPLAINED = frozenset({own_change.NAME, "raced"})
+LONG_WAIT_S = 10.0  # of a wait that lasts so long, the terminal says until when it is
 #: In the command line of multiprocessing's resource tracker, which ends once its parent's pipe is closed.
 RESOURCE_TRACKER = "from multiprocessing.resource_tracker import"
 
@@ -235,6 +240,8 @@ class Reporter:
     def decided(self, action: act.ReportDecision) -> None:
         """One line, the card, the alert."""
         self.starts.reached("decided")
+        before = self._decision  # no attempt was begun since
+        is_same_wait = before is not None and (before.incident, before.attempt) == (action.incident, action.attempt)
         self._decision = self._last = action
         verdict, plan = action.verdict, action.plan
         named = action.step is None or f"step {action.step}" in verdict.summary
@@ -256,12 +263,17 @@ class Reporter:
         )
         if plan.kind is PlanKind.RESTART:
             wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
+            if plan.delay_s >= LONG_WAIT_S:
+                until = time.strftime("%H:%M:%S", time.localtime(self._clock.now() + plan.delay_s))
+                wait += f", at {until}, and no rank runs until then"
             summary = clean(verdict.summary)
             changed = f" with {wording.changes(plan)}" if plan.changes or plan.nproc is not None else ""
-            text = f"incident {action.incident}: {summary}{where}; restarting as attempt {action.attempt + 1}{wait}{changed}"
+            what = f"{summary}{where}" if not is_same_wait else f"it waits on, because {summary}"
+            why = f": {clean(plan.reason)}" if plan.strategy in EXPLAINED else ""
+            text = f"incident {action.incident}: {what}; restarting as attempt {action.attempt + 1}{wait}{changed}{why}"
             self._terminal.message(text + wording.consequences(verdict), "notice")
             self._notifier.status(text)
-        for line in plan.notes:
+        for line in plan.notes if not is_same_wait else ():
             self._terminal.message(clean(line))
         self.last_card = self._card(action, None)
         self._write_file(action.incident, "card.txt", self.last_card)

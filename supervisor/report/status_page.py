@@ -225,6 +225,8 @@ def _missing(status: Status) -> list[Fact]:
 def _restarts(status: Status) -> str:
     if status.restarts_left is None or not status.runs:
         return str(status.restarts)
+    if status.missing is not None:
+        return f"{status.restarts}; the next one waits for the nodes"
     left = "it stops at the next failure" if not status.restarts_left else f"{status.restarts_left} left without progress, then it stops"
     return f"{status.restarts}; {left}"
 

@@ -12,18 +12,18 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import FROM_OUTSIDE, Cause, Plan, PlanKind
-from supervisor.strategies import checkpoint, collectives, consent, gpu, guards, memory, network, repetition, storage, users_row
-from supervisor.strategies.ladders import GUARDS, LADDERS, LAST
+from supervisor.strategies import checkpoint, collectives, consent, gpu, guards, memory, network, own_change, repetition, storage, users_row
+from supervisor.strategies.ladders import GUARDS, LADDERS, LAST, SUSPECTS
 from supervisor.strategies.rung import PlugInError, Rung, is_plug_in, plug_in
-from supervisor.strategies.situation import changes
+from supervisor.strategies.situation import changes, unworkable
 
 if TYPE_CHECKING:
     from supervisor.core.model import Policy
     from supervisor.strategies.situation import Situation
 
-__all__ = ["GUARDS", "LADDERS", "RUNGS", "ladder", "names", "propose", "resolve", "summary"]
+__all__ = ["GUARDS", "LADDERS", "RUNGS", "SUSPECTS", "ladder", "names", "propose", "resolve", "summary"]
 
-_FAMILIES = (guards, users_row, memory, checkpoint, gpu, collectives, network, storage, repetition)
+_FAMILIES = (guards, own_change, users_row, memory, checkpoint, gpu, collectives, network, storage, repetition)
 #: Every built-in rung, by its name.
 RUNGS: dict[str, Rung] = {rung.name: rung for family in _FAMILIES for rung in family.RUNGS}
 
@@ -53,13 +53,13 @@ def ladder(cause: Cause, policy: Policy) -> tuple[str, ...]:
     rungs = LADDERS[cause] if own is None else _completed(own, cause)
     if not users_row.row_of(cause, policy) or users_row.NAME in rungs:
         return rungs
-    guards_before = tuple(takewhile(lambda name: name in GUARDS, rungs))
+    guards_before = tuple(takewhile(lambda name: name in SUSPECTS, rungs))
     return (*guards_before, users_row.NAME, *rungs[len(guards_before) :])
 
 
 def _completed(own: tuple[str, ...], cause: Cause) -> tuple[str, ...]:
     """Return the user's ladder with the guards that it does not name, and its end."""
-    guards_before = () if cause in FROM_OUTSIDE else tuple(name for name in GUARDS if name not in own)
+    guards_before = () if cause in FROM_OUTSIDE else tuple(name for name in LADDERS[cause] if name in SUSPECTS and name not in own)
     return (*guards_before, *own, *((LAST,) if LAST not in own else ()))
 
 
@@ -94,6 +94,7 @@ def _walk(situation: Situation) -> tuple[Plan, tuple[str, ...]]:
         if not changes(plan):
             return plan, _distinct(notes)
         why = "" if rung.harmless else ("" if rung.consented else objection) or consent.unavailable(situation, plan)
+        why = why or unworkable(situation, plan)
         if not why:
             return replace(plan, charged=False), _distinct(notes)
         notes.append(f"{name} is skipped: {why}")

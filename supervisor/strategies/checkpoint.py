@@ -77,11 +77,11 @@ def raced(situation: Situation) -> Plan | None:
     """Restart once if a rank read what another one was writing, and stop (65) if that came again without progress.
 
     The file is not at fault, so it is not rejected: whether it is whole is seen when it is verified before the next attempt, and no rank
-    writes to it any more.
+    writes to it any more. A path that a rank did not find, and that is there by now, is there from the beginning of the next attempt.
     """
     writer = situation.fact(RACE_WRITER)
     if not writer:
-        return None
+        return _raced_for_path(situation)
     finding = situation.verdict.summary
     if any(f.rung == "raced" for f in situation.unanswered):
         again = f"{finding}, again without progress in between: the script reads before the file is whole"
@@ -90,6 +90,16 @@ def raced(situation: Situation) -> Plan | None:
     if plan.kind is PlanKind.STOP:
         return replace(plan, strategy="raced", next_rung=MEND)
     return replace(plan, strategy="raced", reason=f"{finding}, which is not rejected: {plan.reason}", notes=(f"mend the script: {MEND}",))
+
+
+def _raced_for_path(situation: Situation) -> Plan | None:
+    path = situation.late_path
+    if not path:
+        return None
+    plan = restart_within_budget(situation)
+    why = f"{path} is there by now: another rank made it a moment too late, or a moment before"
+    mend = "mend the script: one rank makes it, and the others wait for that (torch.distributed.barrier)"
+    return replace(plan, strategy="raced", reason=f"{why}; {plan.reason}", notes=(mend,)) if plan.kind is PlanKind.RESTART else None
 
 
 def step_back(situation: Situation) -> Plan | None:
@@ -206,7 +216,9 @@ def _skip_window_missing(situation: Situation) -> str:
 RUNGS = (
     Rung("foreign_checkpoint", foreign_checkpoint, "stop (65): the ranks loaded a checkpoint that is not of this run, and beyond it"),
     Rung("missing_pointer", missing_pointer, "stop (65): it began from scratch, and the file that names the newest checkpoint is missing"),
-    Rung("raced", raced, "a rank read what another one was writing: restart once, the file is not rejected; again: stop (65)"),
+    Rung(
+        "raced", raced, "ranks raced for a file or a path: restart once, a checkpoint is not rejected; again: stop (65), or the next rung"
+    ),
     Rung(
         STEP_BACK,
         step_back,

@@ -113,7 +113,7 @@ def start_again(situation: Situation) -> Plan | None:
     The pause grows, for 30 minutes from the first such failure. Then it stops with 75, because another node may read what this one
     cannot. A third requeue that leads to no step ends with 65. A program that never trained, or was changed since, stops at once.
     """
-    if not situation.trained or not _reads_what_is_missing(situation):
+    if not situation.trained or not reads_what_is_missing(situation):
         return None
     waited_s = situation.t - situation.in_vain[0].t if situation.in_vain else 0.0
     missing = "what this program imports or reads is missing, and was there when it trained"
@@ -141,7 +141,7 @@ def start_again(situation: Situation) -> Plan | None:
     )
 
 
-def _reads_what_is_missing(situation: Situation) -> bool:
+def reads_what_is_missing(situation: Situation) -> bool:
     """Whether an import or a read of data failed, and not the program's own arithmetic: KeyError, say, comes again."""
     return situation.verdict.cause in _OF_READS or situation.fact("exception") in _READ_ERRORS
 

@@ -10,19 +10,21 @@ from supervisor.core.model import Cause
 
 #: Before everything else, in every ladder but those of a machine that is being taken away and of a person's Ctrl-C.
 GUARDS = ("within_cap", "recurring")
+#: The same, where a change of supervise's own may have led to the failure.
+SUSPECTS = (*GUARDS, "own_change")
 LAST = "restart_within_budget"
 
-_PROGRAM = (*GUARDS, "own_code_before_first_step", "same_place", LAST)
+_PROGRAM = (*SUSPECTS, "own_code_before_first_step", "same_place", LAST)
 #: Of a program that imports or reads something: what is not there now may be there later.
-_READS = (*GUARDS, "start_again", "own_code_before_first_step", "same_place", LAST)
+_READS = (*SUSPECTS, "raced", "start_again", "own_code_before_first_step", "same_place", LAST)
 #: Of an end that may show nothing but an exit code.
-_OWN_CODE = (*GUARDS, "own_code_before_first_step", "same_place", "own_code_at_once", LAST)
-_UNSYNCED = (*GUARDS, "name_unsynced", "unsynced", "own_code_before_first_step", "same_place", LAST)
-_HOST_MEMORY = (*GUARDS, "halve_workers", "exhausted", "same_place", LAST)
+_OWN_CODE = (*SUSPECTS, "own_code_before_first_step", "same_place", "own_code_at_once", LAST)
+_UNSYNCED = (*SUSPECTS, "name_unsynced", "unsynced", "own_code_before_first_step", "same_place", LAST)
+_HOST_MEMORY = (*SUSPECTS, "halve_workers", "exhausted", "same_place", LAST)
 _TRANSPORTS = ("p2p_disable", "ib_disable", "shm_disable")
-_NETWORK = (*GUARDS, "interface", *_TRANSPORTS, "start_tries", "trace_collectives", "wait_for_network", LAST)
+_NETWORK = (*SUSPECTS, "interface", *_TRANSPORTS, "start_tries", "trace_collectives", "wait_for_network", LAST)
 _COLLECTIVES = (
-    *GUARDS,
+    *SUSPECTS,
     "left_file",
     "longer_timeout",
     "interface",
@@ -33,16 +35,16 @@ _COLLECTIVES = (
     "same_place",
     LAST,
 )
-_GLOO = (*GUARDS, "left_file", "longer_timeout", "interface", "start_tries", "trace_collectives", "wait_for_network", LAST)
-_HANG = (*GUARDS, "left_file", "longer_timeout", "step_back", "same_gpu_hangs", *_TRANSPORTS, "trace_collectives", "same_place", LAST)
+_GLOO = (*SUSPECTS, "left_file", "longer_timeout", "interface", "start_tries", "trace_collectives", "wait_for_network", LAST)
+_HANG = (*SUSPECTS, "left_file", "longer_timeout", "step_back", "same_gpu_hangs", *_TRANSPORTS, "trace_collectives", "same_place", LAST)
 _ENVIRONMENT = (*GUARDS, "environment_at_fault", LAST)
 _GPU = (*GUARDS, "exclude_gpu", "same_gpu_twice", LAST)
-_NATIVE = (*GUARDS, "step_back", "same_place", "same_gpu_twice", LAST)
+_NATIVE = (*SUSPECTS, "step_back", "same_place", "same_gpu_twice", LAST)
 _STORAGE = ("start_tries", "wait_for_storage")
 
 LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.CUDA_OOM: (
-        *GUARDS,
+        *SUSPECTS,
         "memory_held_by_others",
         "expandable_segments",
         "halve_batch",
@@ -58,8 +60,8 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.HANG_NO_ERROR: _HANG,
     Cause.NCCL_NETWORK: _NETWORK,
     Cause.GLOO_ERROR: _GLOO,
-    Cause.RENDEZVOUS: (*GUARDS, "interface", "start_tries", "wait_for_network", LAST),
-    Cause.NCCL_INIT: _ENVIRONMENT,
+    Cause.RENDEZVOUS: (*SUSPECTS, "interface", "start_tries", "wait_for_network", LAST),
+    Cause.NCCL_INIT: (*SUSPECTS, *_ENVIRONMENT[len(GUARDS) :]),
     Cause.GPU_DRIVER: _ENVIRONMENT,
     Cause.GPU_ECC: _GPU,
     Cause.GPU_LOST: _GPU,
@@ -68,13 +70,13 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.CUDA_ILLEGAL_ACCESS: _NATIVE,
     Cause.SEGFAULT: _NATIVE,
     Cause.UNKNOWN_NATIVE_ABORT: _NATIVE,
-    Cause.CHECKPOINT_CORRUPT: (*GUARDS, "raced", "step_back", "same_place", LAST),
+    Cause.CHECKPOINT_CORRUPT: (*SUSPECTS, "raced", "step_back", "same_place", LAST),
     Cause.CACHE_CORRUPT: (*GUARDS, "damaged_cache", LAST),
     Cause.DISK_FULL: (*GUARDS, "own_leftovers", *_STORAGE),
     Cause.IO_ERROR: (*GUARDS, "damaged_cache", *_STORAGE),
     Cause.STORAGE_REMOTE: (*GUARDS, "own_service", *_STORAGE),
-    Cause.NAN_LOSS: (*GUARDS, "step_back", "skip_window", "exhausted", "same_place", LAST),
-    Cause.USER_CODE: (*GUARDS, "start_again", *_OWN_CODE[len(GUARDS) :]),
+    Cause.NAN_LOSS: (*SUSPECTS, "step_back", "skip_window", "exhausted", "same_place", LAST),
+    Cause.USER_CODE: (*SUSPECTS, "raced", "start_again", *_OWN_CODE[len(SUSPECTS) :]),
     Cause.DEPENDENCY: _READS,
     Cause.DATA_ERROR: _READS,
     Cause.DDP_UNSYNCED: _UNSYNCED,
@@ -82,6 +84,7 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.UNKNOWN: _OWN_CODE,
     Cause.PREEMPTED: ("requeue",),
     Cause.INTERRUPTED: ("interrupted",),
+    Cause.NODE_LOST: (*GUARDS, LAST),
     Cause.KILLED_UNKNOWN: (*GUARDS, LAST),
     Cause.NONE: (*GUARDS, LAST),
 }

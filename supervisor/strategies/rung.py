@@ -30,7 +30,7 @@ def nothing_missing(_situation: Situation) -> str:
 #: The fields of a Plan that a package can get wrong, by their type; those of tuples hold texts.
 _TYPES: dict[type, tuple[str, ...]] = {
     str: ("reason", "next_rung", "alert", "alert_kind"),
-    int: ("exit_code", "nproc"),
+    int: ("exit_code", "nproc", "least_nodes"),
     float: ("delay_s",),
     tuple: ("changes", "rejected", "exclude", "notes"),
 }

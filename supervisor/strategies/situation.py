@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.remedies import has_loader, is_in_save
 from supervisor.core.budget import family
-from supervisor.core.model import FROM_OUTSIDE, Cause, CheckpointRef, Evidence, Failure, Gpu, Knob, Phase, Policy, RankExit, Verdict
+from supervisor.core.model import (
+    FROM_OUTSIDE,
+    Cause,
+    CheckpointRef,
+    Evidence,
+    Failure,
+    Gpu,
+    Knob,
+    OwnChange,
+    Phase,
+    Policy,
+    RankExit,
+    Verdict,
+)
 from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
@@ -22,6 +35,8 @@ ALLOCATOR = "env:PYTORCH_CUDA_ALLOC_CONF"
 UNSET = "unset"
 #: The fact of a verdict that names the rank that was writing what the culprit read (observe/ranks/races.py).
 RACE_WRITER = "race_writer"
+#: The evidence that a path which a rank did not find, or found made, is there since this attempt (observe/ranks/late_paths.py).
+LATE_PATH = "late_path"
 #: The fact that the attempt loaded another training's checkpoint: its path.
 FOREIGN_CHECKPOINT = "foreign_checkpoint"
 #: The fact that whole checkpoints of this run have no file by which their framework finds them: its path; and what would write it.
@@ -58,8 +73,10 @@ class Situation:
     culprit's last load was of that, and had ended. trained: an earlier attempt of this run trained with the same program, and this one
     made no step. in_vain: the failures that another start answered, since that attempt and since the newest requeue; vain_requeues: how
     many requeues led to no step since that attempt. disputes: knobs of which a rank reports another value than it was started with. traced:
-    the attempt recorded its collectives. failed_gpus: UUID and proof of each GPU that is proven to have failed by itself; gpu may be one of
-    them. evidence: all that was collected, of which the verdict uses a part.
+    the attempt recorded its collectives. own_change: what supervise, or the nodes that met, changed since an attempt that is known to
+    start, where this one made no step; None: nothing, or it did. unworkable: values of knobs with which no attempt starts. failed_gpus:
+    UUID and proof of each GPU that is proven to have failed by itself; gpu may be one of them. evidence: all that was collected, of which
+    the verdict uses a part.
     """
 
     t: float
@@ -96,6 +113,8 @@ class Situation:
     batchnorm: bool = False
     disputes: tuple[tuple[str, str, str], ...] = ()
     traced: bool = False
+    own_change: OwnChange | None = None
+    unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()
     failed_gpus: tuple[tuple[str, str], ...] = ()
     evidence: tuple[Evidence, ...] = ()
 
@@ -119,6 +138,12 @@ class Situation:
         """Return a fact in bytes, 0 if there is none."""
         text = self.fact(name)
         return int(text) if text.isdigit() else 0
+
+    @property
+    def late_path(self) -> str:
+        """Return the path that the culprit raced another rank for at the start, "" for none. A second failure there is no race."""
+        named = (f.text for f in self.evidence if f.name == LATE_PATH and f.rank == self.verdict.rank)
+        return "" if any(f.rung == "raced" for f in self.unanswered) else next(named, "")
 
     @property
     def unanswered(self) -> tuple[Failure, ...]:
@@ -170,6 +195,7 @@ class Situation:
             rejected=(*self.rejected, *plan.rejected),
             steps_back=self.steps_back + len(plan.rejected),
             traced=self.traced or plan.trace,
+            own_change=None,
             resume=(good[-1] if good else None) if plan.rejected else self.resume,
         )
 
@@ -198,6 +224,13 @@ def option(name: str, likely: Iterable[tuple[str, str]]) -> str:
 def changes(plan: Plan) -> bool:
     """Whether a plan changes the training itself."""
     return bool(plan.changes or plan.rejected or plan.exclude or plan.nproc is not None)
+
+
+def unworkable(situation: Situation, plan: Plan) -> str:
+    """Return which of the plan's values are known not to start, "" for none."""
+    new = overridden(situation.overrides, plan.changes)
+    known = any(set(values) <= set(new) for values in situation.unworkable)
+    return f"an attempt with {', '.join(f'{c.how} {c.new}' for c in plan.changes)} failed before its first step" if known else ""
 
 
 def overridden(old: tuple[tuple[str, str], ...], new: tuple[Change, ...]) -> tuple[tuple[str, str], ...]:

@@ -40,9 +40,9 @@ def as_the_agent_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
 class DynamicNode:
     """A node in torch's own dynamic rendezvous, of 2 to 3 nodes, that would wait ten minutes for a third, and for one that is dead."""
 
-    def __init__(self, store: Store, *, join_s: float = 600.0) -> None:
+    def __init__(self, store: Store, *, join_s: float = 600.0, last_call_s: float = 600.0) -> None:
         client = another_client(store)
-        timeout = dynamic_rendezvous.RendezvousTimeout(join=timedelta(seconds=join_s), last_call=timedelta(seconds=600))
+        timeout = dynamic_rendezvous.RendezvousTimeout(join=timedelta(seconds=join_s), last_call=timedelta(seconds=last_call_s))
         backend = C10dRendezvousBackend(client, "run")
         self.handler = dynamic_rendezvous.DynamicRendezvousHandler.from_backend(
             "run", client, backend, 2, 3, timeout=timeout, keep_alive_max_attempt=120
@@ -54,9 +54,9 @@ class DynamicNode:
         self.ops = ops
         self.found: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
 
-    def meets(self, returning: int = 0, *, joining: int = 0, behind: timedelta = timedelta()) -> None:
+    def meets(self, returning: int = 0, *, joining: int = 0, least_nodes: int = 0, behind: timedelta = timedelta()) -> None:
         """Go to the next round, with a clock that is behind; its number of nodes is in `found`."""
-        self.ops.returning, self.ops.joining = returning, joining
+        self.ops.returning, self.ops.joining, self.ops.least_nodes = returning, joining, least_nodes
         threading.Thread(target=self._meet, args=(behind,), daemon=True).start()
 
     def _meet(self, behind: timedelta) -> None:
@@ -108,6 +108,20 @@ def test_a_node_below_the_minimum_waits_for_as_long_as_its_supervisor_lets_it_an
     assert [node.found.get(timeout=DEADLINE_S) for node in (first, second)] == [2, 2]
     assert first.missing.get(timeout=DEADLINE_S) == (0, 1.0)
     assert second.missing.empty()
+
+
+@pytest.mark.usefixtures("as_the_agent_sets_it")
+def test_nodes_that_are_enough_for_torch_wait_for_one_more_where_fewer_are_known_not_to_start(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_rounds, "MISSING_S", 0.2)
+    nodes = [DynamicNode(store, last_call_s=0.1) for _ in range(3)]
+    for node in nodes[:2]:
+        node.meets(returning=2, least_nodes=3)
+    assert {nodes[0].missing.get(timeout=DEADLINE_S)[0], nodes[1].missing.get(timeout=DEADLINE_S)[0]} <= {1, 2}
+    assert all(node.found.empty() for node in nodes[:2]), "two were enough, and the last call is over"
+    nodes[2].meets()
+    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
 
 
 @pytest.mark.usefixtures("as_the_agent_sets_it")

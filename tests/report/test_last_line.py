@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import RESUME, CheckpointRef, Knob, Policy, Progress, ResumeKind
+from supervisor.core.model import RESUME, Cause, CheckpointRef, Failure, Knob, Policy, Progress, ResumeKind
 from supervisor.core.state import Attempt, JobState, Losses, Run, StopRequest
 from supervisor.report.last_line import last_line
 
@@ -113,3 +113,36 @@ def test_a_step_that_is_counted_from_the_beginning_of_the_attempt_says_so() -> N
 def test_where_an_attempt_began_is_no_step_that_it_reached() -> None:
     state = JobState(attempt=Attempt(2, progress=Progress(5, relative=True), steps_seen=0), run=Run(exit_code=0))
     assert last_line(state, 0, SAVED).startswith("done, no incident; the newest checkpoint is verified: /d/400.pt (step 400)")
+
+
+def test_what_was_made_again_from_scratch_is_named() -> None:
+    text = last_line(ended(0, losses=Losses(1, 31.0, scratch=(2,), steps_again=71)), 0, None)
+    assert text == "done at step 423, 1 incident, 31 s lost, 71 steps made again from scratch"
+
+
+def test_a_batch_that_is_not_the_commands_is_named() -> None:
+    knobs = (Knob("batch_size", "8", "--batch-size"), Knob("grad_accum", "1", "--accum"))
+    state = ended(0)
+    state = replace(
+        state, run=replace(state.run, policy=Policy(knobs=knobs)), attempt=replace(state.attempt, overrides=(("batch_size", "2"),))
+    )
+    assert last_line(state, 0, None) == "done at step 423, no incident; at its end with --batch-size 2 instead of 8"
+    same = replace(state, attempt=replace(state.attempt, overrides=(("batch_size", "8"), ("grad_accum", "1"))))
+    assert last_line(same, 0, None) == "done at step 423, no incident"
+
+
+@pytest.mark.parametrize(
+    ("second", "passed", "count"),
+    [("user_code:a", False, "1 incident (2 failures)"), ("user_code:b", False, "2 incidents"), ("user_code:a", True, "2 incidents")],
+    ids=["the same bug", "another one", "it got past the first"],
+)
+def test_the_same_failure_twice_at_one_place_is_one_incident_to_a_person(second: str, passed: bool, count: str) -> None:  # noqa: FBT001
+    def failed(number: int, fingerprint: str) -> Failure:
+        is_over = passed and number == 1
+        return Failure(
+            number, 1.0, Cause.USER_CODE, fingerprint, 50, before_first_step=False, charged=True, passed_since=is_over, incident=number
+        )
+
+    state = ended(65, losses=Losses(2))
+    state = replace(state, run=replace(state.run, failures=(failed(1, "user_code:a"), failed(2, second)), failed=2))
+    assert last_line(state, 65, None).startswith(f"given up at step 423, {count}")

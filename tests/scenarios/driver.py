@@ -152,6 +152,8 @@ class World:
         if "line" in row:
             trace = f'  File "/home/me/train.py", line {row["line"]}, in main\n    raise'
             facts.append(Evidence("error_file", "traceback", trace, rank, self.t - 0.1))
+        if "late_path" in row:
+            facts.append(Evidence("host", "late_path", row["late_path"], rank))
         facts += of_network(row)
         if "phase" in row:
             facts += [Evidence("heartbeat", "phase", row["phase"], rank=rank), Evidence("heartbeat", "optimizer", "made", rank=rank)]

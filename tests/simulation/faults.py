@@ -76,6 +76,11 @@ KINDS: Mapping[Cause, tuple[Kind, ...]] = {
         Kind("rendezvous.port", "RuntimeError: The server socket has failed to listen: EADDRINUSE", 0.93, transient=True),
         Kind("rendezvous.store", "DistNetworkError: The client socket has timed out after 60000ms", 0.93, transient=True),
     ),
+    Cause.NODE_LOST: (
+        Kind("node_lost.silent", "node b:1 is lost: silent for 8 s", 0.95, "launcher", transient=True),
+        Kind("node_lost.gone", "node b:1 is lost: its supervise is gone for 2 s", 0.95, "launcher", transient=True),
+        Kind("node_lost.left", "node b:1 left: its supervise was stopped", 0.95, "launcher", transient=True),
+    ),
     Cause.GPU_ECC: (
         Kind("gpu_ecc.xid", "NVRM: Xid (PCI:0000:1b:00): 48, Double Bit ECC Error", 0.97, "kernel"),
         Kind("gpu_ecc.cuda", "RuntimeError: CUDA error: uncorrectable ECC error encountered", 0.97),

@@ -6,7 +6,7 @@ import pytest
 
 from supervisor.core.model import Cause, Change, Claim, Evidence, Plan, PlanKind, Policy, Verdict
 from supervisor.strategies import RUNGS, consent, ladder, names, propose, resolve, users_row
-from supervisor.strategies.ladders import GUARDS, LADDERS, LAST
+from supervisor.strategies.ladders import LADDERS, LAST, SUSPECTS
 from supervisor.strategies.rung import is_plug_in, nothing_missing
 from supervisor.strategies.situation import Situation
 
@@ -59,8 +59,8 @@ def test_a_rung_that_misses_a_knob_reports_it_only_if_it_changes_the_job() -> No
 
 def test_a_ladder_of_the_users_keeps_the_guards_and_an_end() -> None:
     policy = Policy(ladders=(("cuda_oom", ("halve_batch",)), ("nan_loss", ("within_cap", "skip_window", LAST))))
-    assert ladder(Cause.CUDA_OOM, policy) == (*GUARDS, "halve_batch", LAST)
-    assert ladder(Cause.NAN_LOSS, policy) == ("recurring", "within_cap", "skip_window", LAST)
+    assert ladder(Cause.CUDA_OOM, policy) == (*SUSPECTS, "halve_batch", LAST)
+    assert ladder(Cause.NAN_LOSS, policy) == ("recurring", "own_change", "within_cap", "skip_window", LAST)
     assert ladder(Cause.SEGFAULT, policy) == LADDERS[Cause.SEGFAULT]
 
 

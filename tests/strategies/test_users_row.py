@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.core.model import Cause, Claim, Evidence, Knob, PlanKind, Policy, Verdict
 from supervisor.strategies import LADDERS, ladder, propose
-from supervisor.strategies.ladders import GUARDS, LAST
+from supervisor.strategies.ladders import LAST, SUSPECTS
 from supervisor.strategies.network import still_permitted
 from tests.strategies.test_ladders import failure, situation
 
@@ -21,12 +21,12 @@ OOM = situation(Cause.CUDA_OOM, verdict=SURE, policy=POLICY, knobs=KNOBS, world_
 
 
 def test_it_stands_behind_the_guards_and_an_own_ladder_may_name_another_place() -> None:
-    assert ladder(Cause.CUDA_OOM, POLICY) == (*GUARDS, "users_row", *LADDERS[Cause.CUDA_OOM][2:])
+    assert ladder(Cause.CUDA_OOM, POLICY) == (*SUSPECTS, "users_row", *LADDERS[Cause.CUDA_OOM][len(SUSPECTS) :])
     assert ladder(Cause.HOST_OOM, POLICY) == LADDERS[Cause.HOST_OOM]
     own = replace(POLICY, ladders=(("cuda_oom", ("halve_batch",)),))
-    assert ladder(Cause.CUDA_OOM, own) == (*GUARDS, "users_row", "halve_batch", LAST)
+    assert ladder(Cause.CUDA_OOM, own) == (*SUSPECTS, "users_row", "halve_batch", LAST)
     later = replace(POLICY, ladders=(("cuda_oom", ("halve_batch", "users_row")),))
-    assert ladder(Cause.CUDA_OOM, later) == (*GUARDS, "halve_batch", "users_row", LAST)
+    assert ladder(Cause.CUDA_OOM, later) == (*SUSPECTS, "halve_batch", "users_row", LAST)
 
 
 def test_it_sets_what_the_row_says_and_is_not_charged() -> None:

@@ -81,3 +81,13 @@ def test_a_connection_that_the_data_set_lost_or_the_users_own_queue_is_no_worker
     inside = RESET.partition('  File "/usr/local/lib/python3.11/multiprocessing/queues.py"')[0] + FETCHED
     assert told(f"{inside}ConnectionResetError: [Errno 104] Connection reset by peer\n")[0] is Cause.DATA_ERROR
     assert told(f"Traceback (most recent call last):\n{OWN_QUEUE}")[0] is not Cause.DATALOADER_WORKER
+
+
+@pytest.mark.parametrize("kind", ["KeyError", "NameError", "AttributeError", "TypeError"])
+@pytest.mark.parametrize("in_worker", [False, True], ids=["no worker", "in a worker"])
+def test_a_mistake_in_the_code_of_a_data_set_is_the_programs_and_another_error_the_datas(kind: str, *, in_worker: bool) -> None:
+    frames = f'{FETCHED}  File "/home/user/train.py", line 16, in __getitem__\n    return row["label"]\n'
+    caught = f"{kind}: Caught {kind} in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n{frames}"
+    text = f"Traceback (most recent call last):\n{frames}{caught if in_worker else ''}{kind}: 'label'\n"
+    assert told(text)[0] is Cause.USER_CODE
+    assert told(text.replace(kind, "ValueError"))[0] is Cause.DATA_ERROR

@@ -1,0 +1,119 @@
+"""The rung for an attempt that failed before its first step and ran with something that supervise changed: suspect the change first.
+
+A batch that does not divide, an allocator that the program does not know, a checkpoint that is bound to the number of ranks which saved it
+(deepspeedai/DeepSpeed#5405): each looks like an error of the program, and none is. So the change is taken back, or the node is waited for,
+and neither is tried again in this run. If the same failure comes without the change, it was not at fault, and the other rungs answer.
+
+No change is suspected where ranks raced, where an attempt without it failed in the same way, where its plan answered this cause (the
+ladder goes on), and where the program is not the one that started. The ladders of the machine, the storage and a kill lack this rung.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core.budget import family
+from supervisor.core.model import Launcher, Plan, PlanKind
+from supervisor.strategies.guards import reads_what_is_missing
+from supervisor.strategies.rung import Rung
+
+if TYPE_CHECKING:
+    from supervisor.core.model import Change, OwnChange, Setup
+    from supervisor.strategies.situation import Situation
+
+NAME = "own_change"
+
+
+def own_change(situation: Situation) -> Plan | None:
+    """Take back what supervise changed, or wait for the node, if the first attempt with it failed before its first step as none did before.
+
+    It stops where neither is possible: with 69 if this node has fewer GPUs, with 65 if there are more ranks than before.
+    """
+    change = situation.own_change
+    if change is None or situation.late_path or _is_known(situation, change):
+        return None
+    if change.before.ranks != change.now.ranks or change.before.nodes != change.now.nodes:
+        return _other_ranks(situation, change)
+    if change.changes:
+        return _taken_back(situation, change) if _may_follow(situation, change.changes) else None
+    return _stop(
+        69, _first(situation, change, "on other GPUs than before"), "use another node, or put the GPU back into use if it is in order"
+    )
+
+
+def _is_known(situation: Situation, change: OwnChange) -> bool:
+    """Whether an attempt without the change failed in this way, or the change was the answer to this cause."""
+    verdict = situation.verdict
+    answered = (f for f in situation.failures if f.changed and f.attempt >= change.before.attempt and f.rung != NAME)
+    alike = (f for f in situation.failures if f.rung != NAME)
+    return any(f.cause is verdict.cause for f in answered) or any(f.fingerprint == verdict.fingerprint for f in alike)
+
+
+def _may_follow(situation: Situation, changes: tuple[Change, ...]) -> bool:
+    """Whether the failure may follow from these changes: one of the network follows from a variable alone."""
+    return family(situation.verdict.cause) != "infrastructure" or any(c.knob.startswith("env:") for c in changes)
+
+
+def _taken_back(situation: Situation, change: OwnChange) -> Plan:
+    tried = ", ".join(f"{c.how}{f' {c.old}' if c.old else ''}" for c in change.changes)
+    return Plan(
+        kind=PlanKind.RESTART,
+        reason=f"{_first(situation, change, f'with {tried}, which supervise set')}: that is taken back, and not tried again in this run",
+        next_rung="",
+        strategy=NAME,
+        changes=change.changes,
+    )
+
+
+def _other_ranks(situation: Situation, change: OwnChange) -> Plan | None:
+    """Return the plan where the number of ranks is another one. What may pass, or is a read that fails, shows nothing about it."""
+    verdict, before, now = situation.verdict, change.before, change.now
+    if verdict.transient or family(verdict.cause) == "infrastructure" or reads_what_is_missing(situation):
+        return None
+    policy = situation.policy
+    of_nodes = now.nodes != before.nodes
+    first = _first(situation, change, f"with {_size(now, of_nodes=of_nodes)} instead of {_size(before, of_nodes=of_nodes)}")
+    why = f"{first}: the number of ranks is suspected, and not the program"
+    if now.nodes < before.nodes <= policy.nodes and policy.launcher is Launcher.ELASTIC:
+        return Plan(
+            kind=PlanKind.RESTART,
+            reason=f"{why}; the next attempt waits for {before.nodes} nodes, and no other of this run begins with fewer",
+            next_rung="",
+            strategy=NAME,
+            charged=False,
+            least_nodes=before.nodes,
+        )
+    if now.ranks > before.ranks:
+        nodes = f"--nnodes={before.nodes}" if before.nodes < now.nodes else f"{before.ranks} ranks"
+        return _stop(65, why, f"start again with {nodes}, or have the program load what another number of ranks saved")
+    if now.nodes > 1 or any(gpu.quarantined for gpu in situation.gpus):
+        return _stop(69, why, f"use another node, where all {before.ranks} ranks have a GPU: they resume from the newest checkpoint")
+    return None  # the scheduler gave it fewer, not supervise
+
+
+def _size(setup: Setup, *, of_nodes: bool) -> str:
+    return (
+        f"{setup.nodes} {'node' if setup.nodes == 1 else 'nodes'}"
+        if of_nodes
+        else f"{setup.ranks} {'rank' if setup.ranks == 1 else 'ranks'}"
+    )
+
+
+def _first(situation: Situation, change: OwnChange, what: str) -> str:
+    trained = f" (attempt {change.before.attempt} trained)" if change.trained else ""
+    return f"attempt {situation.attempts} ran {what}, and failed before its first step as no attempt before it did{trained}"
+
+
+def _stop(code: int, why: str, hint: str) -> Plan:
+    return Plan(kind=PlanKind.STOP, reason=why, next_rung=hint, strategy=NAME, exit_code=code)
+
+
+RUNGS = (
+    Rung(
+        NAME,
+        own_change,
+        "failed before the first step, the first time with what supervise changed: take it back, or wait for the node; else 69 or 65",
+        changes_job=True,
+        harmless=True,
+    ),
+)

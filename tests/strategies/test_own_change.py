@@ -1,0 +1,87 @@
+"""What supervise, or the nodes that met, changed is suspected before the program: numbers of nodes and ranks (stories have the rest)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.core.model import Cause, Change, Failure, Gpu, Launcher, OwnChange, PlanKind, Policy, Setup
+from supervisor.strategies import propose
+from tests.strategies.test_ladders import failure, situation
+
+if TYPE_CHECKING:
+    from supervisor.strategies.situation import Situation
+
+TWO, ONE, THREE = Setup(1, nodes=2, ranks=8), Setup(2, nodes=1, ranks=4), Setup(2, nodes=3, ranks=12)
+ELASTIC = Policy(nodes=3, least_nodes=1)
+BATCH = (Change("batch_size", "4", "8", "--batch-size"),)
+
+
+def of(change: OwnChange, cause: Cause = Cause.CHECKPOINT_MISMATCH, *, transient: bool = False, **changes: object) -> Situation:
+    """Attempt 2 failed before its first step, with what differs from attempt 1."""
+    given = situation(
+        cause, before_first_step=True, trained=True, attempts=2, step=None, own_change=change, **{"policy": ELASTIC, **changes}
+    )
+    return replace(given, verdict=replace(given.verdict, transient=transient))
+
+
+FEWER = OwnChange(TWO, ONE, trained=True)
+
+
+@pytest.mark.parametrize("cause", [Cause.CHECKPOINT_MISMATCH, Cause.CHECKPOINT_CORRUPT, Cause.USER_CODE, Cause.CUDA_OOM, Cause.SEGFAULT])
+def test_with_fewer_nodes_the_next_attempt_waits_for_as_many_as_trained_and_rejects_no_checkpoint(cause: Cause) -> None:
+    plan = propose(of(FEWER, cause))
+    assert (plan.kind, plan.strategy, plan.least_nodes) == (PlanKind.RESTART, "own_change", 2)
+    assert (plan.rejected, plan.charged) == ((), False)
+    assert plan.reason == (
+        "attempt 2 ran with 1 node instead of 2 nodes, and failed before its first step as no attempt before it did (attempt 1 trained): "
+        "the number of ranks is suspected, and not the program; the next attempt waits for 2 nodes, and no other of this run begins with "
+        "fewer"
+    )
+
+
+def test_with_more_nodes_it_stops_and_names_the_command_that_begins_with_as_many_as_trained() -> None:
+    plan = propose(of(OwnChange(TWO, THREE, trained=True)))
+    assert (plan.kind, plan.exit_code, plan.strategy) == (PlanKind.STOP, 65, "own_change")
+    assert "--nnodes=2" in plan.next_rung
+
+
+def test_fewer_ranks_on_a_node_whose_gpu_is_out_of_use_leave_the_node() -> None:
+    fewer = OwnChange(Setup(1, ranks=4), Setup(2, ranks=3, gpus=("GPU-0", "GPU-2")), trained=True)
+    out = (Gpu(0, "GPU-0"), Gpu(1, "GPU-1", quarantined="xid 79"))
+    plan = propose(of(fewer, gpus=out))
+    assert (plan.kind, plan.exit_code, plan.strategy) == (PlanKind.STOP, 69, "own_change")
+    assert propose(of(fewer)).strategy == "own_code_before_first_step", "the scheduler gave it fewer"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        of(FEWER, Cause.CHECKPOINT_CORRUPT, transient=True),
+        of(FEWER, Cause.GLOO_ERROR),
+        of(FEWER, Cause.DATA_ERROR),
+        of(FEWER, failures=(failure(Cause.CHECKPOINT_MISMATCH),)),
+        of(FEWER, policy=Policy(nodes=1)),
+        of(FEWER, policy=Policy(nodes=3, launcher=Launcher.PLAIN)),
+        of(OwnChange(TWO, replace(TWO, attempt=2), trained=True, changes=BATCH), Cause.NCCL_NETWORK),
+        of(
+            OwnChange(TWO, replace(TWO, attempt=2), trained=True, changes=BATCH),
+            Cause.CUDA_OOM,
+            failures=(failure(Cause.CUDA_OOM, changed=True),),
+        ),
+    ],
+    ids=["it may pass", "the network", "a read", "before it too", "the user's own", "no agent", "not of the batch", "its own cause"],
+)
+def test_a_change_is_not_suspected_for_what_does_not_follow_from_it(given: Situation) -> None:
+    assert propose(given).strategy != "own_change"
+
+
+def test_the_same_failure_after_the_change_was_taken_back_is_the_programs() -> None:
+    given = of(OwnChange(TWO, replace(TWO, attempt=2), trained=True, changes=BATCH))
+    plan = propose(given)
+    assert plan.changes == BATCH
+    assert plan.next_rung.startswith("if it fails so again: stop with exit code 42: it failed before its first training step")
+    back: Failure = given.failure(plan)
+    assert (back.changed, back.charged) == (True, False)

@@ -45,6 +45,10 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     programs.require_command(command, environ)
     if not settings.job.name:  # else the user may have named the job of each task
         slurm.require_one_task(command, environ)
+    if "MASTER_ADDR" in environ:
+        from supervisor.launch import rendezvous_ports  # noqa: PLC0415  the agent waits for each import here
+
+        rendezvous_ports.require_usable(command, environ)
     in_slurm = slurm.at_start(command, environ)
     environ |= in_slurm.variables
     name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()

@@ -1,4 +1,4 @@
-"""Hooks and wrapped functions for torch's modules, set right after the script's own import ran each of them.
+"""Hooks and wrapped functions for torch's modules and a few others, set right after the script's own import ran each of them.
 
 torch itself is half-imported at that moment, so a hook touches its own module only; torch is never imported from here. A wrapped function
 behaves as before, and shows as one frame more in a traceback. Names that are missing in a torch version are skipped.
@@ -83,6 +83,8 @@ class TorchHooks:
             "lightning_fabric.utilities.cloud_io": self._lightning,
             "torch.nn.modules.batchnorm": self._programs.watch_norms,
             "torch.multiprocessing.spawn": self._spawned.watch,
+            "subprocess": self._spawned.watch_commands,
+            "os": self._spawned.watch_exec,
             "jax": self._other_framework,
             "tensorflow": self._other_framework,
         }
@@ -311,11 +313,14 @@ def _afterwards(phase: int, before: int | None) -> int | None:
     return phase if starts else before
 
 
-def died_loading(trace: TracebackType | None) -> bool:
-    """Say whether an exception came out of a function that loads a checkpoint: the phase was left again as it went through."""
+def died_in(trace: TracebackType | None, phase: int) -> bool:
+    """Say whether an exception came out of a function with a phase of its own: the phase was left again as it went through.
+
+    LOAD: it loads a checkpoint. INIT: the ranks meet.
+    """
     while trace is not None:
         frame = trace.tb_frame
-        if frame.f_globals is globals() and frame.f_locals.get("phase") == layout.LOAD:
+        if frame.f_globals is globals() and frame.f_locals.get("phase") == phase:
             return True
         trace = trace.tb_next
     return False

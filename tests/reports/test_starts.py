@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from supervisor.cli.clusters import slurm
 from supervisor.core.decide import decide
@@ -16,6 +17,7 @@ from supervisor.core.events import StopRequested
 from supervisor.core.model import RankInfo
 from supervisor.core.state import Attempt, JobState, Stage
 from supervisor.job.identity import job_name
+from supervisor.knobs import torchrun as recognised
 from tests.reports.conftest import DECLARED, OFTEN, SCRIPTS, torchrun
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
@@ -161,3 +163,24 @@ def test_dagster_slurm_193_a_shell_whose_wait_a_notice_interrupts_is_no_failed_r
     run.wait_for_nothing_left()
     assert run.attempts() == 1
     assert "no incident" in run.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["--rdzv-conf=timeout=900 --rdzv-conf=last_call_timeout=3", "--rdzv_conf timeout=900 --rdzv-c last_call_timeout=3"]
+)
+def test_basilica_493_of_two_rdzv_conf_the_one_that_torchrun_ignores_is_named(words: str) -> None:
+    command = ["torchrun", "--nnodes=1:2", *words.split(), "train.py", "--rdzv-conf=of=the-script"]
+    assert get_args_parser().parse_args(command[1:]).rdzv_conf == "last_call_timeout=3"
+    assert recognised.ignored_conf(command, {}) == (
+        "torchrun takes the last --rdzv-conf alone: --rdzv-conf=timeout=900 has no effect;"
+        " write --rdzv-conf=timeout=900,last_call_timeout=3"
+    )
+    assert not recognised.ignored_conf(["torchrun", "--rdzv-conf=timeout=900", "train.py", "--rdzv-conf=of=the-script"], {})
+    assert not recognised.ignored_conf(["python", "train.py"], {})
+
+
+@pytest.mark.slow
+def test_basilica_493_is_reported_at_the_start(supervise: Callable[..., Supervised]) -> None:
+    run = supervise("torchrun", "--rdzv-conf=timeout=900", "--rdzv-conf=last_call_timeout=3", "absent.py")
+    run.wait_for_line(r"warning: torchrun takes the last --rdzv-conf alone: --rdzv-conf=timeout=900 has no effect")
+    assert run.exit_code(100) != 0

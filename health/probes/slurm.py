@@ -15,6 +15,16 @@ NAMES: Final = (*_PLACE, *_TASKS)
 _FIRST_SPECIAL: Final = 0xFFFF_FFF0
 
 
+def job_id(environ: Mapping[str, str]) -> str:
+    """Return the job's number as Slurm's tools are asked for it, "" outside of a job: of an array's task 100_7.
+
+    One task of an array has the array's own number as its SLURM_JOB_ID, and by that number scontrol takes all of them: `scontrol requeue
+    100` requeues each task (https://slurm.schedmd.com/job_array.html).
+    """
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"{array}_{task}" if array.isdecimal() and task.isdecimal() else environ.get("SLURM_JOB_ID", "")
+
+
 def place(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the numbers of the job and of the step that srun started: "" where there is none."""
     job, step = (environ.get(name, "") for name in _PLACE)

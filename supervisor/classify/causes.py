@@ -60,7 +60,6 @@ _ROWS = {
     Cause.NODE_LOST: Explanation(
         "A node of the job was lost, or left",
         "the store of the nodes: nothing came from it for as long as nodes.lease_s allows, or its supervise ended",
-        "Look at that node (power, kernel log, `supervise why` there), and start the same command there again",
     ),
     Cause.GPU_ECC: Explanation(
         "The GPU's memory had an uncorrectable error, or so many errors that parts of it were taken out of use",

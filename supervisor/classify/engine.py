@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 
 ENDS = frozenset({"exit", "launcher"})
+#: A sentence on the place where the ranks were to meet (observe/host/meeting.py): it explains a failed rendezvous, and nothing else.
+MEETING = ("network", "meeting")
 #: Ends that need not be failures, as (name, text): exit code 0, and the launcher's TERM.
 NO_FAILURES = frozenset({("exit_code", "0"), ("signal", "15")})
 
@@ -347,14 +349,15 @@ def _verdict(
     if cause is Cause.DDP_UNSYNCED:
         fields |= unsynced.call_sites(fields, facts, exceptions)
         differs = unsynced.summary(fields)
+    nowhere = [f for f in facts if (f.source, f.name) == MEETING] if cause is Cause.RENDEZVOUS else []
     return Verdict(
         cause=cause,
         confidence=round(surest - (DISPUTED if disputed else 0.0), 3),
-        summary=differs or _summary(best, facts, exception),
+        summary=differs or (nowhere[0].text if nowhere else _summary(best, facts, exception)),
         fingerprint=_fingerprint(best, facts, exception, trace),
         rank=rank,
         transient=best.claim.transient,
-        because=_because(best, rank, same, candidates, facts, exception),
+        because=(*nowhere[:1], *_because(best, rank, same, candidates, facts, exception)),
         facts=tuple(fields.items())[:MOST_FACTS],
         gpu=next((fields[name] for name in ("gpu_uuid", "uuid", "pci", "pci_id", "gpu") if name in fields), ""),
         node=next((c.fact.node for c in same if c.fact.node), fields.get("node", "")),

@@ -199,6 +199,7 @@ _ROWS: dict[Cause, tuple[tuple[Hint, ...], ...]] = {
             "check that MASTER_ADDR and MASTER_PORT are reachable from all nodes and free, and that all nodes start within the time allowed"
         ),
     ),
+    Cause.NODE_LOST: (_line("look at that node (power, kernel log, `supervise why` there), and start the same command there again"),),
     Cause.GPU_ECC: (
         *_resets("reset"),
         _line("replace it where rows can no longer be remapped (nvidia-smi -q -d ROW_REMAPPER)"),

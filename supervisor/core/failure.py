@@ -312,7 +312,8 @@ def before_first_step(state: JobState, t: float, verdict: Verdict, facts: dict[s
     `facts` are the culprit's own last heartbeat. An optimizer that was made and has not stepped proves it. Without one it may be a script
     that trains with a rule of its own, evaluates or plays: nothing is proven once more than imports ran (a process group, data, an
     evaluation, a checkpoint), or after `start_window_s`, from when the ranks were started: the nodes may have waited long for each other.
-    A failed import, or arguments that the script refuses, prove it at any time: no second try meets anything else.
+    A failed import, or arguments that the script refuses, prove it at any time: no second try meets anything else. So does the first
+    meeting of the ranks (init_process_group), whose time-out alone is longer than that window.
     """
     if not state.attempt.world_size and verdict.rank is None:
         return True  # the launcher never came as far as a rank
@@ -324,7 +325,10 @@ def before_first_step(state: JobState, t: float, verdict: Verdict, facts: dict[s
         return True
     if any(found.name in _OF_COMMANDS for found in verdict.because):
         return True
-    return "ran" not in facts and t - (state.attempt.started_t or state.attempt.began_t) <= state.run.policy.start_window_s
+    first_meeting = verdict.cause is Cause.RENDEZVOUS and Phase(facts["phase"]) is Phase.INIT
+    return "ran" not in facts and (
+        first_meeting or t - (state.attempt.started_t or state.attempt.began_t) <= state.run.policy.start_window_s
+    )
 
 
 def _has_saved(state: JobState) -> bool:

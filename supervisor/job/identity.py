@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from health.probes.slurm import job_id
 from supervisor.config.settings import JOB_NAME_FORM, is_job_name
 from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
@@ -77,7 +78,7 @@ def job_name(configured: str, environ: Mapping[str, str], cwd: Path, command: Se
         if not is_job_name(configured):
             raise SuperviseError(f"not a job name: {configured!r}: expected {JOB_NAME_FORM}", hint="Give another name with --job.")
         return JobName(configured, "--job")
-    slurm = environ.get("SLURM_JOB_ID", "")
+    slurm = job_id(environ)
     if is_job_name(slurm):
         return JobName(f"slurm-{slurm}", "SLURM_JOB_ID")
     return JobName(_name_of(cwd, command), "working directory and command")

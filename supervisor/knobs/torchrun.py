@@ -106,6 +106,18 @@ def option_value(command: Torchrun, environ: Mapping[str, str], option: str, def
     return bindings.read(words, bindings.Flag((flag,))) or environ.get(variable(option)) or default
 
 
+def ignored_conf(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return the warning for a torchrun command with several --rdzv-conf, of which the last alone counts; "" for another."""
+    found = recognise(command, path=environ.get("PATH"))
+    words = own_arguments(found) if found is not None else ()
+    at = [i for i, word in enumerate(words) if _is_option(word, "rdzv-conf")]
+    values = [words[i].partition("=")[2] or "".join(words[i + 1 : i + 2]) for i in at]
+    if len(values) < 2:  # noqa: PLR2004 - one is as torchrun has it
+        return ""
+    ignored = " and ".join(f"--rdzv-conf={value}" for value in values[:-1])
+    return f"torchrun takes the last --rdzv-conf alone: {ignored} has no effect; write --rdzv-conf={','.join(values)}"
+
+
 def rendezvous_id(command: Torchrun | None, environ: Mapping[str, str]) -> str:
     """Return torchrun's --rdzv-id, "" without torchrun."""
     return "" if command is None else option_value(command, environ, "rdzv-id", "none")

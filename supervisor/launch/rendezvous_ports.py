@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from health.probes.network.names import split
 from supervisor.core.values import dataclass
+from supervisor.errors import SuperviseError
 from supervisor.knobs import torchrun
+from supervisor.knobs.python_command import shim_mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,6 +48,57 @@ def of(command: Sequence[str], environ: Mapping[str, str], hostname: str = "") -
     return _of_ranks(environ, here) if found is None else _of_torchrun(found, environ, here)
 
 
+def require_usable(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise SuperviseError (78) where ranks find an address in their environment that can never be one.
+
+    torch asks for it as it stands until its time-out, and all that it reports then is that nobody answered. torchrun's own options may
+    have blanks and brackets, and a shell's script may take them away.
+    """
+    if shim_mode(command) != "rank" or not ({"RANK", "WORLD_SIZE"} & environ.keys()) or torchrun.recognise(command) is not None:
+        return
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if any(map(str.isspace, host)):
+        why, hint = f"MASTER_ADDR={host!r} has a blank in it", f"Set MASTER_ADDR={''.join(host.split())}."
+    elif host.startswith("[") or host.endswith("]"):
+        why, hint = f"MASTER_ADDR={host!r} has brackets, which no resolver takes", f"Set MASTER_ADDR={host.strip('[]')}."
+    elif port and _number(port.strip()) is None:
+        why, hint = f"MASTER_PORT={port!r} is no port", f"Set MASTER_PORT to a number up to {_LAST_PORT}."
+    else:
+        return
+    raise SuperviseError(f"the ranks cannot meet: {why}", hint=hint)
+
+
+def endpoint(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return host and port where ranks or agents look for each other; None where the command leaves that open."""
+    found = torchrun.recognise(command, path=environ.get("PATH"))
+    if found is None:
+        host, port = environ.get("MASTER_ADDR", ""), _number(environ.get("MASTER_PORT", ""))
+    else:
+        place = _endpoint_of_torchrun(found, environ)
+        if place is None:
+            return None
+        host, port = place
+    return (host, port) if host and port else None
+
+
+def _endpoint_of_torchrun(command: torchrun.Torchrun, environ: Mapping[str, str]) -> tuple[str, int | None] | None:
+    """Return where the agents meet; None for `--standalone`, a list of hosts, a backend of others', or c10d without an endpoint."""
+    text = torchrun.option_value(command, environ, "rdzv-endpoint")
+    # of a list, one serves, perhaps another than before
+    if torchrun.is_standalone(command, environ) or "," in text:
+        return None
+    backend = torchrun.option_value(command, environ, "rdzv-backend", "static")
+    if backend == "static":
+        if text:
+            return split(text)
+        address = torchrun.option_value(command, environ, "master-addr", _STATIC[0])
+        return address, _number(torchrun.option_value(command, environ, "master-port", _STATIC[1]))
+    if backend not in _PORTS or not text:
+        return None
+    host, port = split(text)
+    return host, port if port is not None else _PORTS[backend]
+
+
 def _of_ranks(environ: Mapping[str, str], here: str) -> Rendezvous:
     """Return where ranks meet that find all in their environment (torch's `env://`)."""
     host, port = environ.get("MASTER_ADDR", ""), _number(environ.get("MASTER_PORT", ""))
@@ -58,24 +111,17 @@ def _of_ranks(environ: Mapping[str, str], here: str) -> Rendezvous:
 
 
 def _of_torchrun(command: torchrun.Torchrun, environ: Mapping[str, str], here: str) -> Rendezvous:
-    def option_or(option: str, default: str) -> str:
-        return torchrun.option_value(command, environ, option, default)
-
-    if torchrun.is_standalone(command, environ) or "," in option_or(
-        "rdzv-endpoint", ""
-    ):  # of a list, one serves, perhaps another than before
+    place = _endpoint_of_torchrun(command, environ)
+    if place is None:
         return NOWHERE
-    backend, endpoint = option_or("rdzv-backend", "static"), option_or("rdzv-endpoint", "")
+    host, port = place
+    backend = torchrun.option_value(command, environ, "rdzv-backend", "static")
     alone = torchrun.size(command, environ)[1] == 1
-    if backend == "static":
-        host, port = split(endpoint) if endpoint else (option_or("master-addr", _STATIC[0]), _number(option_or("master-port", _STATIC[1])))
-        if option_or("node-rank", "0") == "0":
-            return Rendezvous((), (port,)) if port else NOWHERE
-        return NOWHERE if alone else _elsewhere(host, port, here)
-    if backend not in _PORTS or not endpoint or (alone and backend == "c10d"):
+    if backend == "static" and torchrun.option_value(command, environ, "node-rank", "0") == "0":
+        return Rendezvous((), (port,)) if port else NOWHERE
+    if alone and backend in {"static", "c10d"}:
         return NOWHERE
-    host, port = split(endpoint)
-    return _elsewhere(host, port if port is not None else _PORTS[backend], here)
+    return _elsewhere(host, port, here)
 
 
 def _elsewhere(host: str, port: int | None, here: str) -> Rendezvous:

@@ -19,7 +19,7 @@ from supervisor.guardian.messages import StreamTail
 from supervisor.knobs.knob_set import ENV
 from supervisor.launch import rendezvous_ports
 from supervisor.observe import collect
-from supervisor.observe.host import job_files, resources
+from supervisor.observe.host import job_files, meeting, resources
 from supervisor.observe.host.interfaces import InterfaceWatch
 from supervisor.observe.host.kernel_watch import KernelWatch
 from supervisor.observe.host.oom_kills import OomKillCounter
@@ -188,6 +188,11 @@ class AttemptWatch:
             peers = [value for fact in logged for name, value in fact.fields if name in {"peer", "other"}]
             return (*logged, *self._interfaces.evidence({**self._job.environ, **variables}, interface, peers))
 
+        def of_meeting() -> Iterable[Evidence]:
+            was_read.wait(LOGS_S)
+            logged = [fact for stream in tuple(read) for fact in stream.evidence]
+            return tuple(meeting.evidence(self._job.node, logged, rendezvous_ports.endpoint(self._job.command, self._job.environ)))
+
         def of_exceptions() -> Iterable[Evidence]:
             try:
                 reported = collect.errors(directory, ranks, self._clock, since_ns, deaths)
@@ -215,6 +220,7 @@ class AttemptWatch:
             "logs": of_logs,
             "tails": of_tails,
             "network": of_network,
+            "meeting": of_meeting,
             "kernel": lambda: kernel.finish(KERNEL_S) if kernel else (Evidence("kernel", "not_observed", problem or "nobody read it"),),
             "cgroup": lambda: kills.finish(self._clock.now()) if kills else (),
             "host": lambda: resources.evidence(self._places(), least_shm, deaths),

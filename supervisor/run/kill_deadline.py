@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from health.probes import control_groups
+from health.probes import control_groups, slurm
 from supervisor.core.state import NOTICES
 from supervisor.launch import system_command
 
@@ -50,8 +50,8 @@ def must_ask(signum: int, environ: Mapping[str, str], settings: Settings) -> boo
     """Return whether `left_s` would ask a tool, and so may take up to ANSWER_S."""
     if signum == signal.SIGINT or _set(signum, settings) > 0:
         return False
-    slurm = "SLURM_JOB_ID" in environ and (signum not in NOTICES or not _end_of_job(environ))
-    return slurm or (signum == signal.SIGTERM and _under_systemd(environ))
+    asks_slurm = "SLURM_JOB_ID" in environ and (signum not in NOTICES or not _end_of_job(environ))
+    return asks_slurm or (signum == signal.SIGTERM and _under_systemd(environ))
 
 
 def left_s(signum: int, environ: Mapping[str, str], settings: Settings) -> float | None:
@@ -105,7 +105,7 @@ def _end_of_job(environ: Mapping[str, str]) -> float:
 
 
 def _end_by_scontrol(environ: Mapping[str, str]) -> float | None:
-    answer = _answer(["scontrol", "show", "job", "--oneliner", environ["SLURM_JOB_ID"]])
+    answer = _answer(["scontrol", "show", "job", "--oneliner", slurm.job_id(environ)])
     found = re.search(r"\bEndTime=(\S+)", answer)
     try:
         return datetime.fromisoformat(found[1]).timestamp() if found else None  # local time, as the tool prints it

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.job.job import Job
-from supervisor.knobs import job_knobs, programs
+from supervisor.knobs import job_knobs, programs, torchrun
 from supervisor.launch import early_agent, slurm
 from supervisor.launch.guardian_client import ignored_signals
 from supervisor.report.terminal import TerminalWriter
@@ -45,6 +45,10 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     programs.require_command(command, environ)
     if not settings.job.name:  # else the user may have named the job of each task
         slurm.require_one_task(command, environ)
+    if "MASTER_ADDR" in environ:
+        from supervisor.launch import rendezvous_ports  # noqa: PLC0415  the agent waits for each import here
+
+        rendezvous_ports.require_usable(command, environ)
     in_slurm = slurm.at_start(command, environ)
     environ |= in_slurm.variables
     name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
@@ -52,8 +56,8 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
     if in_slurm.line:
         terminal.message(in_slurm.line)
-    if in_slurm.warning:
-        terminal.message(in_slurm.warning, "warning")
+    for warning in filter(None, (in_slurm.warning, torchrun.ignored_conf(command, environ))):
+        terminal.message(warning, "warning")
     problems = _require_right(settings, knobs.knobs, lambda text: terminal.message(text, "warning"))
     state_waits = f"waiting for {cwd / settings.job.state_dir}, which is slow or does not answer; --state-dir names another directory"
     waiting = partial(reported_wait, cache(lambda text: terminal.message(text, "warning")), state_waits, SLOW_STATE_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core import planning
+from supervisor.core import failure, planning
 from supervisor.core.decide import decide
 from supervisor.core.events import CheckpointVerified, RanksFound
 from supervisor.core.model import Cause, CheckpointRef, Gpu, Launcher, Phase, Policy, RankInfo, Verdict
@@ -63,3 +63,18 @@ def test_plans_count_the_ranks_that_a_plain_command_started_and_name_its_gpus_as
         JobState(stage=Stage.TEARDOWN, run=Run(policy=policy), attempt=Attempt(number=1, ranks=(COMMAND,))), RanksFound(2.0, 1, TWO, 4)
     )
     assert late.attempt.ranks == (COMMAND,)
+
+
+@pytest.mark.parametrize(
+    ("cause", "facts", "expected"),
+    [
+        pytest.param(Cause.RENDEZVOUS, {"phase": "init", "steps": "0"}, True, id="its first meeting"),
+        pytest.param(Cause.RENDEZVOUS, {"phase": "init", "steps": "0", "ran": "more than imports"}, False, id="a later one"),
+        pytest.param(Cause.RENDEZVOUS, {"phase": "unknown", "steps": "0"}, False, id="it may have trained"),
+        pytest.param(Cause.USER_CODE, {"phase": "init", "steps": "0"}, False, id="its own set-up, for longer than the window"),
+    ],
+)
+def test_ranks_that_did_not_meet_made_no_step_however_long_they_waited(cause: Cause, facts: dict[str, str], *, expected: bool) -> None:
+    state = JobState(stage=Stage.RUNNING, attempt=Attempt(1, ranks=TWO, world_size=2, began_t=0.0, started_t=0.0))
+    later = state.run.policy.start_window_s + 1000
+    assert failure.before_first_step(state, later, Verdict(cause, 0.9, "", "", rank=0), facts) is expected

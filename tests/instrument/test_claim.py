@@ -61,9 +61,116 @@ def test_a_rank_beside_the_one_on_the_terminal_prints_by_the_line(attempt: Attem
     assert attempt.run("-c", code, env=attempt.env(**more)).stdout == f"{asked} False\n"
 
 
-def test_a_child_of_a_rank_is_not_instrumented(attempt: Attempt) -> None:
+@pytest.mark.parametrize("trains", [False, True], ids=["numbered by a launcher", "a command that trains"])
+def test_a_child_of_a_rank_is_not_instrumented(attempt: Attempt, trains: bool) -> None:  # noqa: FBT001 - a parameter
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {INSTRUMENTED!r}])"
-    assert attempt.run("-c", code).stdout == "False\n"
+    if trains:
+        code = "from supervisor import worker\nworker.heartbeat(1)\n" + code
+    numbers = {} if trains else {"RANK": "0", "LOCAL_RANK": "0"}
+    assert attempt.run("-c", code, env=attempt.env(pythonpath=str(ROOT), **numbers)).stdout == "False\n"
+
+
+#: How a command may start another Python, given its words as `words`.
+STARTS = {
+    "subprocess": "subprocess.run(words)",
+    "an environment of its own": "subprocess.run(words, env={**os.environ, 'MINE': '1'})",
+    "an environment by position": "subprocess.Popen(words, -1, None, None, None, None, None, True, False, None, dict(os.environ)).wait()",
+    "a changed PYTHONPATH": "os.environ['PYTHONPATH'] = '/elsewhere'\nsubprocess.run(words)",
+    "a shell": "os.system(shlex.join(words))",
+    "exec": "os.execvp(words[0], words)",
+    "exec with an environment": "os.execvpe(words[0], words, os.environ)",
+    "fork and exec": "os.fork() or os.execvp(words[0], words)\nos.wait()",
+}
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_what_a_command_starts_before_it_trains_may_be_the_rank(attempt: Attempt, start: str) -> None:
+    rank = "import os; from supervisor import worker; worker.heartbeat(5); print(os.getpid())"
+    code = f"import os, shlex, subprocess, sys\nwords = [sys.executable, '-c', {rank!r}]\n{start}"
+    done = attempt.run("-c", code, env=attempt.env(), cwd=ROOT)
+    assert [(str(beat.pid), beat.step) for beat in attempt.beats()] == [(done.stdout.strip(), 5)], done.stderr
+
+
+def test_an_environment_that_owes_nothing_to_the_commands_stays_as_it_is(attempt: Attempt) -> None:
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SHOW!r}], env={{'MINE': '1'}})"
+    assert json.loads(attempt.run("-c", code).stdout)[0] == {}
+
+
+NUMBERED = (
+    "import os, subprocess, sys\n"
+    "def start(rank, code):\n"
+    "    env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank))\n"
+    "    child = subprocess.Popen([sys.executable, '-c', code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)\n"
+    "    print(child.stdout.readline().strip())\n"
+    "    return child\n"
+)
+WAITS = "'import os; print(os.getpid(), flush=True); input()'"
+
+
+def test_numbered_children_have_the_slots_and_the_command_leaves_its_own(attempt: Attempt) -> None:
+    code = (
+        f"{NUMBERED}"
+        f"children = [start(rank, {WAITS}) for rank in (0, 1)]\n"
+        "import _supervise_shim as shim\n"
+        "shim.instrument._beat.flag(256)\n"  # what the command does meanwhile, here an optimizer that it makes
+        "for child in children:\n    child.communicate('\\n')\n"
+        "raise ValueError('the command, after them')\n"
+    )
+    done = attempt.run("-c", code)
+    beats = attempt.beats()
+    assert [str(beat.pid) for beat in beats] == done.stdout.split(), done.stderr
+    assert not any(beat.optimizer_made for beat in beats)
+    assert [error.rank for error in attempt.errors().unclaimed] == [None]
+
+
+def test_a_command_that_trains_has_its_slot_back_from_a_numbered_server_that_does_not(attempt: Attempt) -> None:
+    code = (
+        f"{NUMBERED}"
+        f"server = start(0, {WAITS})\n"
+        "from supervisor import worker\nworker.heartbeat(3)\n"
+        "server.communicate('\\n')\n"
+        "print(os.getpid())\n"
+    )
+    done = attempt.run("-c", code, env=attempt.env(pythonpath=str(ROOT)))
+    assert [(str(beat.pid), beat.step) for beat in attempt.beats()] == [(done.stdout.split()[1], 3)], done.stderr
+
+
+def test_trainings_one_after_the_other_have_the_slot_in_turn_and_then_the_command(attempt: Attempt) -> None:
+    child = "import os; from supervisor import worker; worker.heartbeat(int(os.environ['STEP'])); print(os.getpid())"
+    code = (
+        "import os, subprocess, sys\n"
+        "for step in (7, 8):\n"
+        f"    subprocess.run([sys.executable, '-c', {child!r}], env=dict(os.environ, STEP=str(step)))\n"
+        "from supervisor import worker\nworker.heartbeat(int(sys.argv[1]))\n"
+    )
+    attempt.run("-c", code, "9", cwd=ROOT)
+    assert [beat.step for beat in attempt.beats()] == [9]
+
+
+def test_helpers_that_a_command_starts_before_it_trains_claim_nothing(attempt: Attempt) -> None:
+    code = (
+        "import os, subprocess, sys, multiprocessing\n"
+        "helper = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "from supervisor import worker\nworker.heartbeat(3)\n"
+        "helper.communicate(b'\\n')\n"
+        "print(os.getpid())\n"
+    )
+    done = attempt.run("-c", code, env=attempt.env(pythonpath=str(ROOT)))
+    assert [(str(beat.pid), beat.step) for beat in attempt.beats()] == [(done.stdout.strip(), 3)]
+
+
+@pytest.mark.parametrize("end", ["check=True)", ").returncode and sys.exit(1)"])
+def test_a_child_that_failed_before_it_trained_was_the_program_and_not_the_command(attempt: Attempt, end: str) -> None:
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', 'raise ValueError(5)'], {end}"
+    assert attempt.run("-c", code).returncode == 1
+    assert attempt.beats() == ()
+    assert attempt.errors().unclaimed[0].exc_type == "builtins.ValueError"
+
+
+def test_a_command_whose_helper_failed_is_the_rank_of_its_own_exception(attempt: Attempt) -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import absent']); raise ValueError(5)"
+    attempt.run("-c", code)
+    assert [(error.rank, error.message) for error in attempt.errors().errors] == [(0, "5")]
 
 
 def test_a_launcher_stays_unclaimed_and_hands_us_on_to_its_ranks(attempt: Attempt) -> None:

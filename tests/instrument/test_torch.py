@@ -128,6 +128,20 @@ def test_an_exception_that_comes_out_of_a_load_is_one_while_loading(attempt: Att
 
 
 @pytest.mark.slow
+def test_an_exception_that_comes_out_of_the_meeting_of_the_ranks_is_one_of_the_setup(attempt: Attempt, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import datetime, time, torch\n"
+        "time.sleep(3.2)\n"  # longer than imports alone may be followed by nothing
+        "where = {'init_method': 'tcp://127.0.0.1:1', 'rank': 1, 'world_size': 2}\n"
+        "torch.distributed.init_process_group('gloo', timeout=datetime.timedelta(seconds=1), **where)\n"
+    )
+    attempt.run(str(script), cwd=tmp_path)
+    (error,) = attempt.errors().errors
+    assert (error.phase, error.ran) == ("init", False), error.traceback
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "shown"),
     [

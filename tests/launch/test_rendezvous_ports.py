@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.launch.rendezvous_ports import NOWHERE, Rendezvous, of
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.launch.rendezvous_ports import NOWHERE, Rendezvous, endpoint, of, require_usable
 
 RUN = ("python", "-m", "torch.distributed.run")
 
@@ -77,3 +78,51 @@ MASTER = {"MASTER_ADDR": "n7", "MASTER_PORT": "1234"}
 @pytest.mark.parametrize("command", [("python", "train.py"), ()], ids=["plain", "no-command"])
 def test_of_ranks(command: tuple[str, ...], environ: dict[str, str], expected: Rendezvous) -> None:
     assert of(command, environ, "n1") == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "port", "text", "hint"),
+    [
+        (" 127.0.0.1", "29500", "MASTER_ADDR=' 127.0.0.1' has a blank in it", "Set MASTER_ADDR=127.0.0.1."),
+        ("n7\n", "29500", "MASTER_ADDR='n7\\n' has a blank in it", "Set MASTER_ADDR=n7."),
+        ("[::1]", "29500", "MASTER_ADDR='[::1]' has brackets, which no resolver takes", "Set MASTER_ADDR=::1."),
+        ("n7", "295OO", "MASTER_PORT='295OO' is no port", "Set MASTER_PORT to a number up to 65535."),
+        ("n7", "295000", "MASTER_PORT='295000' is no port", "Set MASTER_PORT to a number up to 65535."),
+    ],
+)
+def test_an_address_that_can_never_be_one_is_refused_before_the_start(address: str, port: str, text: str, hint: str) -> None:
+    environ = {"MASTER_ADDR": address, "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "2"}
+    with pytest.raises(SuperviseError) as raised:
+        require_usable(["python", "train.py"], environ)
+    assert (raised.value.message, raised.value.hint) == (f"the ranks cannot meet: {text}", hint)
+    assert raised.value.exit_code == ExitCode.CONFIG
+
+
+@pytest.mark.parametrize(
+    ("command", "environ"),
+    [
+        ("python train.py", {"MASTER_ADDR": "::1", "MASTER_PORT": " 29500", "RANK": "0"}),  # torch reads the port as a number
+        ("python train.py", {"MASTER_ADDR": "n7"}),
+        ("python train.py", {"MASTER_ADDR": " n7", "MASTER_PORT": "29500"}),  # one process, which meets nobody
+        ("torchrun train.py", {"MASTER_ADDR": " n7", "MASTER_PORT": "29500", "RANK": "0"}),  # its ranks get their own
+        ("bash run.sh", {"MASTER_ADDR": " n7", "MASTER_PORT": "29500", "RANK": "0"}),  # a shell takes the blank away
+    ],
+)
+def test_what_may_be_right_is_not_refused(command: str, environ: dict[str, str]) -> None:
+    require_usable(command.split(), environ)
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "expected"),
+    [
+        ("python train.py", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", "RANK": "1"}, ("127.0.0.1", 1234)),
+        ("python train.py", {}, None),
+        ("torchrun --nnodes=2 --node-rank=1 --master-addr=n7 --master-port=1234 train.py", {}, ("n7", 1234)),
+        ("torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n7 train.py", {}, ("n7", 29400)),
+        ("torchrun --standalone train.py", {}, None),
+        ("torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n1,n2,n3 train.py", {}, None),
+        ("torchrun --nnodes=2 --rdzv-backend=own --rdzv-endpoint=n1:1 train.py", {}, None),
+    ],
+)
+def test_where_ranks_and_agents_look_for_each_other(command: str, environ: dict[str, str], expected: tuple[str, int] | None) -> None:
+    assert endpoint(command.split(), environ) == expected

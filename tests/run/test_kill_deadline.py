@@ -63,6 +63,12 @@ def test_a_notice_is_worth_more_than_what_is_left_from_term_to_kill() -> None:
     assert kill_deadline.left_s(signal.SIGUSR1, {}, ONLY_LEFT) == 90.0  # and no less, where nobody knows more
 
 
+def test_of_an_array_the_end_of_the_own_task_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool(tmp_path, "scontrol", f"echo $4 > {tmp_path}/asked", monkeypatch)
+    kill_deadline.left_s(signal.SIGTERM, {**SLURM, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, NOTHING)
+    assert (tmp_path / "asked").read_text() == "7_3\n"
+
+
 def test_a_person_has_all_the_time_there_is() -> None:
     assert kill_deadline.left_s(signal.SIGINT, ends_in(500), SET) is None
 

@@ -77,6 +77,16 @@ def test_without_our_command_slurm_itself_is_asked_and_a_state_directory_of_its_
     assert run_script(tmp_path, text, 75, BROKEN="yes")[2] == "requeue 4711\n"
 
 
+def test_of_an_array_the_script_names_its_own_task_and_waits_for_no_controller_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = {"BROKEN": "yes", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
+    assert run_script(tmp_path, batch.script([], TRAIN, nodes=1, notice_s=60), 75, **array)[2] == "requeue 4711_0\n"
+    monkeypatch.setattr(batch, "_LIMIT_S", 1)
+    monkeypatch.setitem(globals(), "SCONTROL", SCONTROL + "exec sleep 1000\n")
+    assert run_script(tmp_path, batch.script([], TRAIN, nodes=1, notice_s=60), 75, **array)[0] == ExitCode.REQUEUE
+
+
 @pytest.mark.parametrize(("highest", "of_job", "comes_back"), [(137, 75, True), (75, 0, False), (75, 1, False), (143, 143, True)])
 def test_on_several_nodes_the_code_of_the_job_counts_and_not_the_highest_of_its_nodes(
     tmp_path: Path,

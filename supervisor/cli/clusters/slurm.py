@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from health.probes.slurm import job_id
 from supervisor.cli import stdio
 from supervisor.cli.clusters.job_words import option_words, refuse_standalone
 from supervisor.cli.invocation import BEFORE_CMD, EVERY, JOB, STATE_DIR, Invocation, setting_options
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: For an answer of Slurm's controller.
 _SCONTROL_S: Final = 10.0
+#: For scontrol in the script, where nothing else brings the job back. A controller that is down makes it wait for minutes.
+_LIMIT_S: Final = 60.0
 #: What each line of the script is for.
 _DIRECTIVES: Final = (
     ("nodes", "{nodes}", ""),
@@ -47,9 +50,12 @@ code=$?
 {job_code}
 # 75: the job is to go on later. 143, 129: it was ended from outside before it could save, and goes on from its newest checkpoint.
 # Every other code is final: 0 is done, and what supervise gave up fails again.
+# Of an array this task alone is meant: the number of one task is that of the array.
+job=${{SLURM_ARRAY_TASK_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+job=${{job:-$SLURM_JOB_ID}}
 # What takes the job back sends TERM to this script, which must not end before the nodes to exclude are known.
 case $code in
-    75 | 143 | 129) trap '' TERM; {requeue} || scontrol requeue "$SLURM_JOB_ID" ;;
+    75 | 143 | 129) trap '' TERM; {requeue} || timeout {limit_s:.0f} scontrol requeue "$job" ;;
 esac
 exit $code"""
 
@@ -87,6 +93,7 @@ def script(options: Sequence[str], command: Sequence[str], *, nodes: int, notice
         command=shlex.join(command),
         job_code=_JOB_CODE.format(exit_code=_of_slurm("exit-code", options, "--job", "--state-dir")) if nodes > 1 else "",
         requeue=_of_slurm("requeue", options, "--state-dir"),
+        limit_s=_LIMIT_S,
     )
 
 
@@ -140,8 +147,8 @@ def requeue_command(invocation: Invocation) -> int:
 
 def requeue(root: Path, environ: Mapping[str, str]) -> int:
     """Requeue the job that this runs in, and exclude nodes from it. Returns 0, 1 if it is not requeued."""
-    job = environ.get("SLURM_JOB_ID", "")
-    if not job.isdecimal():
+    job = job_id(environ)
+    if not job:
         hint = "It is for a batch script: `supervise slurm print` prints one."
         raise SuperviseError("not in a job of Slurm: SLURM_JOB_ID is not set", hint=hint, exit_code=ExitCode.USAGE)
     problems: list[str] = []

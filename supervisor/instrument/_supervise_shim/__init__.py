@@ -4,10 +4,11 @@ Hooks see what torch does; they are set right after *the script* imported a modu
 file, and `error-*`, `stacks-*`, `loads-*`, `saves-*`, `start-*` beside it. Anything may fail, and no failure may reach the training: every
 entry from the user's code is guarded. After a failure the supervisor knows less, and the job is no worse off.
 
-The first process to claim a rank's slot has it until it dies. On claiming it takes us out of its environment, so that a rank's
-children are never instrumented; a forked child is disabled before it runs. A process that is not known to be a rank (the launcher, a
-helper, a single training under `bash run.sh`) is *provisional*: it reports its own errors and stacks, leaves the environment for its
-children, and claims a slot at its first sign of training.
+A process that claims a rank's slot takes us out of its environment, so that a rank's children are never instrumented; a forked child is
+disabled before it runs. The job's own command, where it is a Python, claims too, but has its children instrumented until its first sign of
+training: it may be what starts the ranks (claim.py). A process that is not known to be a rank (the launcher, a helper, a single training
+under `bash run.sh`) is *provisional*: it reports its own errors and stacks, leaves the environment for its children, and claims a slot at
+its first sign of training.
 
 A training process knows this package as `_supervise_shim` only; the supervisor imports its `layout`. It runs in the interpreter of the
 job, which may be older than ours: Python 3.8 syntax, and nothing that is slow to import.
@@ -19,7 +20,7 @@ import os
 import sys
 
 from . import layout
-from .claim import ProcessIdentity, claim
+from .claim import COMMAND, NUMBERED, TRAINS, ProcessIdentity, claim
 from .drill import ordered
 from .heartbeat import HeartbeatWriter
 from .imports import ImportRecord
@@ -49,7 +50,7 @@ class Instrumentation:
         self._collectives = CollectiveRecorder(identity)
         self._imports = ImportRecord(identity)
         self._reporter = ExceptionReporter(identity, self._beat, self._programs, self._load_log)
-        self._spawned = SpawnedRanks(identity, self._beat, self._claim, self._reporter.follow_claim, self._reporter.report)
+        self._spawned = SpawnedRanks(identity, self._beat, self._reporter.report)
         self._hooks = TorchHooks(
             self._beat, self._load_log, self._save_requests, self._save_log, self._programs, self._spawned, self._group_began
         )
@@ -60,11 +61,11 @@ class Instrumentation:
 
     def begin(self) -> None:
         """Claim if this is known to be a rank, and take the signals."""
-        self._beat.wants_slot = self._claim
+        self._beat.wants_slot = self._trains
         self._beat.at_first_step = self._first_step
         self._reporter.catch_signals()
         if self._identity.known_rank:
-            self._claim()
+            self._claim(COMMAND if self._identity.is_command else NUMBERED)
         os.register_at_fork(after_in_child=self._disable)
         self._hooks.begin(ordered(self._identity, self._beat))
 
@@ -136,9 +137,20 @@ class Instrumentation:
         return os.path.join(who.directory, f"start-{who.local_rank}.json") if who.claimed and who.enabled else None  # noqa: PTH118 - pathlib costs 5 ms of start-up
 
     @quiet
-    def _claim(self) -> None:
+    def _trains(self) -> None:
+        """Claim for good at the first sign of training; the command tries again while another process that trains has its slot."""
+        if not self._identity.is_command:
+            self._beat.wants_slot = None
+        self._identity.number()
+        self._beat.number(self._identity.rank)
+        self._claim(TRAINS)
+
+    @quiet
+    def _claim(self, strength: int) -> None:
         before = self._identity.path("stacks")
-        if claim(self._identity, self._beat):
+        if claim(self._identity, self._beat, strength):
+            if strength == TRAINS:
+                self._beat.wants_slot = None
             self._reporter.follow_claim(before)
             self._load_log.write()
             self._save_log.write()

@@ -1,7 +1,10 @@
 """Identifies this process, and claims a rank's slot for it.
 
-The first process that claims a slot has it until it dies. After a failure here (no directory, another layout) the process keeps a private
-heartbeat, and the supervisor knows less.
+Of two living processes that want one slot the stronger claim has it, and of equal ones the first: who trains, before a process that its
+launcher numbered, before the command itself. So `python sweep.py` has slot 0 until the rank 0 that it starts says hello, and
+`python train.py` gets its slot back from a server with RANK and LOCAL_RANK that it started before its first step.
+
+After a failure here (no directory, another layout) the process keeps a private heartbeat, and the supervisor knows less.
 """
 
 from __future__ import annotations
@@ -9,29 +12,38 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import sys
 
 from . import layout
 from .layout import quiet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .heartbeat import HeartbeatWriter
 
 
-class ProcessIdentity:
-    """This process. `folder` is our entry in PYTHONPATH, `directory` the attempt's.
+#: How strong a claim is; 0: none. COMMAND: the job's own command, which trains or starts what trains.
+COMMAND, NUMBERED, TRAINS = 1, 2, 3
 
-    `known_rank`: the supervisor declares it (mode rank), or RANK and LOCAL_RANK are both set. RANK alone is not enough: in a pod of
-    Kubernetes' PyTorchJob it counts nodes, and stands in the launcher's environment too. mpirun's variables count if the parent does not
-    have the same: `mpirun supervise -- ./run.sh` gives them to all that it starts.
+
+class ProcessIdentity:
+    """This process. `folder` is our entry in PYTHONPATH, `directory` the attempt's. `strength`: of its claim.
+
+    `known_rank`: the supervisor declares it (mode rank), or RANK and LOCAL_RANK are both set; on one node LOCAL_RANK and WORLD_SIZE are
+    enough (Lightning's children). RANK alone is not: in a pod of Kubernetes' PyTorchJob it counts nodes, and stands in the launcher's
+    environment too. mpirun's variables count if the parent does not have the same: `mpirun supervise -- ./run.sh` gives them to all that
+    it starts.
     """
 
     def __init__(self, folder: str, directory: str, mode: str) -> None:
         self.folder = folder
         self.pid = os.getpid()
         self.start_ticks = layout.start_ticks_of(self.pid) or 0
-        self.claimed = False
+        self.strength = 0
         self.enabled = True  # False in a forked child, which is not the rank
+        self.has_index = False  # torch.multiprocessing numbered it among those that one process started
         self.identify(directory, mode)
 
     def identify(self, directory: str, mode: str) -> None:
@@ -39,13 +51,36 @@ class ProcessIdentity:
         env = os.environ
         self.directory = directory
         self.mode = mode
-        self.known_rank = mode == "rank" or ("RANK" in env and "LOCAL_RANK" in env)
+        is_only_node = "WORLD_SIZE" in env and env.get("NODE_RANK", "0") == "0"
+        numbered = "LOCAL_RANK" in env and ("RANK" in env or is_only_node)
+        self.known_rank = mode == "rank" or numbered
+        self.is_command = mode == "rank" and "LOCAL_RANK" not in env
         self.local_rank = int(env.get("LOCAL_RANK") or 0)
-        self.rank = int(env.get("RANK") or 0) if self.known_rank else 0
+        self.rank = int(env.get("RANK") or (self.local_rank if numbered else 0)) if self.known_rank else 0
         by_mpi = None if self.known_rank else layout.mpi_rank(env)
         if by_mpi is not None and by_mpi != layout.mpi_rank(_environment_of(os.getppid())):
             self.known_rank = True
             self.rank, self.local_rank, _world_size = by_mpi
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether this process's children may be the ranks."""
+        return self.is_command and self.strength != TRAINS
+
+    @property
+    def claimed(self) -> bool:
+        """Whether this process has a slot, as far as it knows."""
+        return self.strength > 0
+
+    def number(self) -> None:
+        """Take the number that the script gave this process after its start: it was started by multiprocessing, without one."""
+        if self.known_rank:
+            return
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            self.rank = distributed.get_rank()
+            if not self.has_index:  # without a local rank: right on one node, and on another a slot that nobody else has
+                self.local_rank = int(os.environ.get("LOCAL_RANK") or self.rank)
 
     def path(self, kind: str) -> str:
         """Return the path of this process's "error", "stacks" or "collectives" file."""
@@ -62,34 +97,65 @@ def _environment_of(pid: int) -> dict[str, str]:
         return {}
 
 
-def claim(identity: ProcessIdentity, beat: HeartbeatWriter) -> bool:
-    """Take the rank's slot, if no living process has it. Each process tries once."""
-    beat.wants_slot = None
-    if not _take(os.path.join(identity.directory, f"claim-{identity.local_rank}"), identity.pid, identity.start_ticks):  # noqa: PTH118 - see above
+def claim(identity: ProcessIdentity, beat: HeartbeatWriter, strength: int) -> bool:
+    """Take the rank's slot, or keep it with a stronger claim; False if another living process has it whose claim is no weaker."""
+    claimed_before = keeps(identity, beat)
+    if not _take(identity, strength):
         return False
-    identity.claimed = True
+    identity.strength = strength
+    beat.still_ours = None if strength == TRAINS else quiet(lambda: keeps(identity, beat))
     leave_environment(identity.folder)
-    quiet(_move_in)(identity, beat)
+    if strength == COMMAND:
+        _hand_on(identity.folder)
+    if not claimed_before:
+        quiet(_move_in)(identity, beat)
     return True
+
+
+def keeps(identity: ProcessIdentity, beat: HeartbeatWriter) -> bool:
+    """Return whether the slot is still this process's, and leave it where another one took it: it is that one's heartbeat now."""
+    if identity.strength in (0, TRAINS):
+        return identity.claimed
+    with open(_claim_file(identity), "rb") as file:  # noqa: PTH123 - pathlib costs 5 ms of start-up
+        if file.read(64).split()[:2] == f"{identity.pid} {identity.start_ticks}".encode().split():
+            return True
+    beat.still_ours = None
+    beat.lose(identity.pid, identity.start_ticks, identity.rank)
+    identity.strength = 0
+    return False
 
 
 def release(identity: ProcessIdentity, beat: HeartbeatWriter) -> None:
     """Give the slot up: another process may claim it."""
-    beat.vacate()
-    identity.claimed = False
-    os.truncate(os.path.join(identity.directory, f"claim-{identity.local_rank}"), 0)  # noqa: PTH118 - see above
+    if keeps(identity, beat):
+        beat.vacate()
+        beat.still_ours = None
+        identity.strength = 0
+        os.truncate(_claim_file(identity), 0)
 
 
-def join_environment(folder: str) -> None:
-    """Have children instrumented, as a launcher's are."""
-    user_path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = folder if user_path is None else f"{folder}{os.pathsep}{user_path}"
-    os.environ["SUPERVISE_JOB_SHIM"] = "launcher"
+def _claim_file(identity: ProcessIdentity) -> str:
+    return os.path.join(identity.directory, f"claim-{identity.local_rank}")  # noqa: PTH118 - pathlib costs 5 ms of start-up
+
+
+def _hand_on(folder: str) -> None:
+    """Have children instrumented that inherit this process's environment; os.environ stays as the user's was."""
+    for name, value in with_us(os.environ, folder).items():
+        if os.environ.get(name) != value:
+            os.putenv(name, value)
+
+
+def with_us(environ: Mapping[str, str], folder: str) -> dict[str, str]:
+    """Return an environment in which a child is instrumented as a launcher's children are."""
+    user_path = environ.get("PYTHONPATH")
+    path = folder if user_path is None else f"{folder}{os.pathsep}{user_path}"
+    return {**environ, "PYTHONPATH": path, "SUPERVISE_JOB_SHIM": "launcher"}
 
 
 def leave_environment(folder: str) -> None:
-    """Make os.environ what the user's was, so that children are not instrumented."""
+    """Make the environment what the user's was, so that children are not instrumented."""
     os.environ.pop("SUPERVISE_JOB_SHIM", None)
+    os.unsetenv("SUPERVISE_JOB_SHIM")
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if folder in entries:
         entries.remove(folder)
@@ -97,18 +163,28 @@ def leave_environment(folder: str) -> None:
             os.environ["PYTHONPATH"] = os.pathsep.join(entries)
         else:
             del os.environ["PYTHONPATH"]
+    elif "PYTHONPATH" in os.environ:
+        os.putenv("PYTHONPATH", os.environ["PYTHONPATH"])
+    else:
+        os.unsetenv("PYTHONPATH")
 
 
-def _take(path: str, pid: int, start_ticks: int) -> bool:
-    """Write our pid into the claim file, if it names no living process. The lock is held only meanwhile: no child can inherit it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _take(identity: ProcessIdentity, strength: int) -> bool:
+    """Write us into the claim file, if it names no living process with as strong a claim.
+
+    The lock is held only meanwhile: no child can inherit it.
+    """
+    fd = os.open(_claim_file(identity), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _lock(fd)
-        holder = os.read(fd, 64).split()
-        if len(holder) == 2 and layout.start_ticks_of(int(holder[0])) == int(holder[1]):  # noqa: PLR2004 - pid and start ticks
-            return False
+        words = [int(word) for word in os.read(fd, 64).split()]
+        if len(words) == 3:  # noqa: PLR2004 - pid, start ticks and strength
+            holder, holders_strength = words[:2], words[2]
+            is_other = holder != [identity.pid, identity.start_ticks]
+            if is_other and holders_strength >= strength and layout.start_ticks_of(holder[0]) == holder[1]:
+                return False
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{pid} {start_ticks}\n".encode(), 0)
+        os.pwrite(fd, f"{identity.pid} {identity.start_ticks} {strength}\n".encode(), 0)
     except BlockingIOError:
         return False
     finally:

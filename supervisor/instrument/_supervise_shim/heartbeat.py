@@ -25,11 +25,15 @@ STATE_ENTRIES = 4  # parameters whose state is read: one may be unused and lag b
 
 
 class HeartbeatWriter:
-    """The slot of one process. `wants_slot` is called when it is seen to train, until it has a slot."""
+    """The slot of one process. `wants_slot` is called when it is seen to train, until it has a slot for good.
+
+    `still_ours` is called before anything is written into a slot that another process may have taken; it calls `lose` if one did.
+    """
 
     __slots__ = (
         "_counted",
         "_due_ns",
+        "_flags",
         "_main_thread",
         "_seen",
         "_spoke",
@@ -38,17 +42,19 @@ class HeartbeatWriter:
         "after_save",
         "at_first_step",
         "start",
+        "still_ours",
         "wants_slot",
     )
 
     def __init__(self, pid: int, start_ticks: int, rank: int) -> None:
         self._view = memoryview(bytearray(layout.SLOT_BYTES)).cast("q")
-        self._steps = 0
+        self._steps = self._flags = 0
         self._seen: set[int] = set()  # ids, not references: an optimizer must die when the script drops it
         self._due_ns = 0
         self._counted = self._spoke = False  # the optimizer's count, or the script's word, of where the training began is taken
         self._main_thread = get_ident()
         self.wants_slot: Callable[[], None] | None = None
+        self.still_ours: Callable[[], object] | None = None
         self.at_first_step: Callable[[], int | None] | None = None
         self.start: StartMoments | None = None  # until the first step
         self.after_save: Callable[[], None] | None = None  # called now and then after a save was requested, while it trains on
@@ -73,6 +79,17 @@ class HeartbeatWriter:
         slot, self._view = self._view, memoryview(bytearray(self._view)).cast("q")
         slot[layout.PID] = 0
 
+    def lose(self, pid: int, start_ticks: int, rank: int) -> None:
+        """Go on in private memory, as this process: the slot is another process's by now, and holds its heartbeat."""
+        self._view = memoryview(bytearray(layout.SLOT_BYTES)).cast("q")
+        self._view[layout.PID] = pid
+        self._view[layout.START_TICKS] = start_ticks
+        self._view[layout.HELLO_NS] = now = monotonic_ns()
+        self._view[layout.PHASE] = now << layout.PHASE_BITS | layout.UNKNOWN
+        self._view[layout.STEPS] = self._steps
+        self._view[layout.FLAGS] = self._flags
+        self.number(rank)
+
     def begin_anew(self, rank: int) -> None:
         """Count from now on: this process waited as a standby, and is a rank now. What it has imported is known."""
         now = monotonic_ns()
@@ -87,7 +104,7 @@ class HeartbeatWriter:
     def part(self) -> None:
         """Go on in private memory: a forked child must not beat for its parent."""
         self._view = memoryview(bytearray(self._view)).cast("q")
-        self.wants_slot = self.at_first_step = self.after_save = self.start = None
+        self.wants_slot = self.still_ours = self.at_first_step = self.after_save = self.start = None
 
     # what is known
 
@@ -136,6 +153,8 @@ class HeartbeatWriter:
 
     def ended(self, now: int) -> None:
         """Take "import" back where the script went on after its imports: it may train by numpy, or by a rule of its own."""
+        if self.still_ours is not None:
+            self.still_ours()
         start = self.start
         if start is not None and self._phase == layout.IMPORT and now - start.imported_ns > layout.RAN_ON_NS:
             self._view[layout.PHASE] = now << layout.PHASE_BITS | layout.UNKNOWN
@@ -254,13 +273,18 @@ class HeartbeatWriter:
     @quiet
     def flag(self, bit: int) -> None:
         """Set one of the flags."""
-        self._view[layout.FLAGS] |= bit
+        if self.still_ours is not None:
+            self.still_ours()
+        self._flags |= bit
+        self._view[layout.FLAGS] = self._flags
 
     @quiet
     def enter(self, phase: int) -> int | None:
         """Begin a phase and give the one before; None where the caller is not the training thread (a save in the background)."""
         if get_ident() != self._main_thread:
             return None
+        if self.still_ours is not None:
+            self.still_ours()
         if self.start is not None:
             self.start.on_phase_begin(phase)
         before = self._phase

@@ -14,6 +14,7 @@ from _thread import get_ident
 from time import monotonic_ns, time
 
 from . import layout, torchhooks
+from .claim import keeps, release
 from .layout import quiet
 from .values import HeldValues
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 MESSAGE_CHARS = 2048
 TRACEBACK_CHARS = 16384
 SIGQUIT = 3
+#: What a launcher raises where a process that it started has failed.
+OF_LAUNCHERS = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException")
 LOW_FDS = 100  # our descriptor is kept above, so that the script gets the numbers that it would get without us
 
 
@@ -113,6 +116,8 @@ class ExceptionReporter:
         value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if value is not None:
             self._report(value, value.__traceback__)
+        elif self._identity.hands_on:
+            self._step_aside()
         self._beat.ended(monotonic_ns())
         if not self._identity.claimed and self._stacks_fd >= 0 and not os.fstat(self._stacks_fd).st_size:
             os.unlink(self._identity.path("stacks"))  # noqa: PTH108 - see above
@@ -126,6 +131,9 @@ class ExceptionReporter:
         if isinstance(value, KeyboardInterrupt):
             return
         self._reported = True
+        if who.hands_on and type(value).__name__ in OF_LAUNCHERS:
+            self._step_aside()
+        keeps(who, self._beat)
         self._beat.ended(monotonic_ns())  # before an import of our own
         import json  # noqa: PLC0415 - 3 ms at every start, for what most processes never need
 
@@ -160,6 +168,14 @@ class ExceptionReporter:
             json.dump(record, file)
         os.rename(half, path)  # noqa: PTH104 - see above
         self._programs.at_exception(trace)
+
+    @quiet
+    def _step_aside(self) -> None:
+        """Leave the slot where a process that this one started has failed before it trained: that one was the program."""
+        if any(name.startswith(f"error-{layout.UNCLAIMED}-") for name in os.listdir(self._identity.directory)):  # noqa: PTH208 - see above
+            before = self._identity.path("stacks")
+            release(self._identity, self._beat)
+            self.follow_claim(before)
 
 
 def _at_default(signum: int) -> bool:

@@ -1,8 +1,8 @@
-"""Follows a training into the processes that torch.multiprocessing starts (mp.spawn): the command is then the launcher of its ranks.
+"""Follows a training into the processes that the job's command starts: torchrun, a script, torch.multiprocessing's processes.
 
-The command had claimed slot 0 as if it trained itself. It gives the slot up before the first of them starts, and lets them inherit us. Each
-is provisional until it trains: one that only prepares data never claims. Its index is its local rank. A command that trains after all
-claims a slot again, like any provisional process.
+The command's environment hands us on (claim.py), but for what a script passes itself: `subprocess.run(..., env={**os.environ, ...})`, an
+`os.execvpe`. Each such process is provisional until it trains, unless its launcher numbers it: one that only prepares data never claims.
+Of torch.multiprocessing the index is the local rank.
 """
 
 from __future__ import annotations
@@ -10,35 +10,68 @@ from __future__ import annotations
 import os
 
 from . import layout
-from .claim import join_environment, leave_environment, release
+from .claim import with_us
 from .layout import quiet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from .claim import ProcessIdentity
     from .heartbeat import HeartbeatWriter
 
 
+PLACE = "SUPERVISE_JOB_DIR"
+ENV_AT = 10  # where `env` stands among Popen's arguments by position
+
+
 class SpawnedRanks:
     """Both sides: the process that starts others, and one that was started."""
 
-    def __init__(
-        self,
-        identity: ProcessIdentity,
-        beat: HeartbeatWriter,
-        claim: Callable[[], None],
-        follow_claim: Callable[[str], None],
-        report: Callable[[BaseException], None],
-    ) -> None:
-        """`claim` claims the slot of this process, `follow_claim` and `report` are those of ExceptionReporter."""
+    def __init__(self, identity: ProcessIdentity, beat: HeartbeatWriter, report: Callable[[BaseException], None]) -> None:
+        """`report` is ExceptionReporter's."""
         self._identity = identity
         self._beat = beat
-        self._claim = claim
-        self._follow_claim = follow_claim
         self._report = report
+
+    def watch_commands(self, module: Any) -> None:  # noqa: ANN401 - the subprocess module, which is not imported here
+        """Hook subprocess.Popen, which may get an environment of the script's own."""
+        if self._identity.mode != "rank":
+            return
+        inner = module.Popen.__init__
+
+        def __init__(popen: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807 - as Popen has it
+            args, kwargs = self._handing_on(args, kwargs) or (args, kwargs)
+            inner(popen, *args, **kwargs)
+
+        module.Popen.__init__ = _like(inner, __init__)
+
+    def watch_exec(self, module: Any) -> None:  # noqa: ANN401 - the os module
+        """Hook the exec of another program in this process's place, to which all calls with an environment of their own lead."""
+        if self._identity.mode != "rank":
+            return
+        inner = module.execve
+
+        def execve(path: Any, argv: Any, env: Any) -> Any:  # noqa: ANN401 - as os has it
+            inner(path, argv, self._with_us(env) or env)
+
+        module.execve = _like(inner, execve)
+
+    @quiet
+    def _handing_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if len(args) > ENV_AT:
+            return (*args[:ENV_AT], self._with_us(args[ENV_AT]) or args[ENV_AT], *args[ENV_AT + 1 :]), kwargs
+        env = kwargs.get("env")
+        return args, {**kwargs, "env": self._with_us(env) or env}
+
+    @quiet
+    def _with_us(self, env: Mapping[str, str] | None) -> dict[str, str] | None:
+        """Return an environment that was made of this process's with us in it; None for another, and where the children are a rank's."""
+        given = os.environ if env is None else env
+        if not self._identity.hands_on or given.get(PLACE) != os.environ.get(PLACE):
+            return None
+        return with_us(given, self._identity.folder)
 
     def watch(self, module: Any) -> None:  # noqa: ANN401 - torch is not imported here
         """Hook torch.multiprocessing.spawn: what starts the processes, and what runs in each of them."""
@@ -46,37 +79,14 @@ class SpawnedRanks:
 
         def start_processes(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as torch has it
             self._beat.flag(layout.FLAG_ELSEWHERE)
-            self._hand_on()
-            try:
-                return start(*args, **kwargs)
-            finally:
-                self._hand_on_no_more()
+            return start(*args, **kwargs)
 
         def _wrap(fn: Any, i: Any, *args: Any) -> Any:  # noqa: ANN401 - as torch has it
             self._begins(i)
             return run(self._reported(fn), i, *args)
 
-        import functools  # noqa: PLC0415 - not at every start; torch has it by now
-
-        # wraps: pickle finds the wrapper where it finds the original
-        module.start_processes, module._wrap = functools.wraps(start)(start_processes), functools.wraps(run)(_wrap)  # noqa: SLF001 - see above
-
-    @quiet
-    def _hand_on(self) -> None:
-        """Give up the slot of a command that has not trained. A rank that a launcher numbered keeps it: its children are helpers."""
-        who, beat = self._identity, self._beat
-        if who.mode != "rank" or not who.claimed or "LOCAL_RANK" in os.environ or beat.trains:
-            return
-        before = who.path("stacks")
-        release(who, beat)
-        self._follow_claim(before)
-        beat.wants_slot = self._claim
-        join_environment(who.folder)
-
-    @quiet
-    def _hand_on_no_more(self) -> None:
-        if self._identity.mode == "rank" and self._beat.wants_slot is not None:
-            leave_environment(self._identity.folder)
+        # pickle finds the wrapper where it finds the original
+        module.start_processes, module._wrap = _like(start, start_processes), _like(run, _wrap)  # noqa: SLF001 - see above
 
     @quiet
     def _begins(self, index: int) -> None:
@@ -84,6 +94,7 @@ class SpawnedRanks:
         who = self._identity
         if not (who.known_rank or who.claimed or "LOCAL_RANK" in os.environ):
             who.rank = who.local_rank = int(index)
+            who.has_index = True
             self._beat.number(who.rank)
 
     def _reported(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,3 +108,11 @@ class SpawnedRanks:
                 raise
 
         return reported
+
+
+def _like(inner: Any, wrapper: Any) -> Any:  # noqa: ANN401 - functions of others
+    """Give a wrapper the name of what it wraps; functools is not imported for that at every start."""
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(wrapper, name, getattr(inner, name, None))
+    wrapper.__wrapped__ = inner
+    return wrapper

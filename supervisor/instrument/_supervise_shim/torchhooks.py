@@ -1,4 +1,4 @@
-"""Hooks and wrapped functions for torch's modules, set right after the script's own import ran each of them.
+"""Hooks and wrapped functions for torch's modules and a few others, set right after the script's own import ran each of them.
 
 torch itself is half-imported at that moment, so a hook touches its own module only; torch is never imported from here. A wrapped function
 behaves as before, and shows as one frame more in a traceback. Names that are missing in a torch version are skipped.
@@ -83,6 +83,8 @@ class TorchHooks:
             "lightning_fabric.utilities.cloud_io": self._lightning,
             "torch.nn.modules.batchnorm": self._programs.watch_norms,
             "torch.multiprocessing.spawn": self._spawned.watch,
+            "subprocess": self._spawned.watch_commands,
+            "os": self._spawned.watch_exec,
             "jax": self._other_framework,
             "tensorflow": self._other_framework,
         }
@@ -313,10 +315,13 @@ def _afterwards(phase: int, before: int | None) -> int | None:
 
 
 def died_in(trace: TracebackType | None) -> int | None:
-    """Return the phase of the function that loads or saves a checkpoint, if an exception came out of one: it was left again on the way."""
+    """Return the phase of the function that loads or saves a checkpoint, or in which the ranks meet, if an exception came out of one.
+
+    It was left again as the exception went through.
+    """
     while trace is not None:
         frame = trace.tb_frame
-        if frame.f_globals is globals() and frame.f_locals.get("phase") in {layout.LOAD, layout.CHECKPOINT}:
+        if frame.f_globals is globals() and frame.f_locals.get("phase") in {layout.LOAD, layout.CHECKPOINT, layout.INIT}:
             phase: int = frame.f_locals["phase"]
             return phase
         trace = trace.tb_next

@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout
-from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
+from supervisor.instrument._supervise_shim.claim import TRAINS, ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe.ranks import heartbeats
 
@@ -33,7 +33,7 @@ def beat(path: Path, monkeypatch: pytest.MonkeyPatch) -> HeartbeatWriter:
     monkeypatch.setenv("LOCAL_RANK", "1")
     identity = ProcessIdentity("/nowhere", str(path.parent), "rank")
     made = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
-    assert claim(identity, made)
+    assert claim(identity, made, TRAINS)
     return made
 
 
@@ -90,10 +90,10 @@ WRITER = """
 import supervisor.instrument._supervise_shim.heartbeat
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
-from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
+from supervisor.instrument._supervise_shim.claim import TRAINS, ProcessIdentity, claim
 identity = ProcessIdentity('/nowhere', {directory!r}, 'rank')
 beat = HeartbeatWriter(identity.pid, identity.start_ticks, 0)
-assert claim(identity, beat)
+assert claim(identity, beat, TRAINS)
 clock = {{layout.TRAIN: 11, layout.CHECKPOINT: 22 << 50}}
 for _ in range(200_000):
     for phase in clock:

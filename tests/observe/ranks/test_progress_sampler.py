@@ -11,7 +11,7 @@ import pytest
 from supervisor.core.events import Event, ProgressObserved
 from supervisor.core.model import CheckpointRef, RankInfo
 from supervisor.instrument._supervise_shim import layout
-from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
+from supervisor.instrument._supervise_shim.claim import TRAINS, ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe.ranks import heartbeats
 from supervisor.observe.ranks.progress_sampler import ProgressSampler, loads
@@ -54,7 +54,7 @@ def test_a_file_of_a_checkpoint_names_the_checkpoint(
     monkeypatch.setenv("LOCAL_RANK", "0")
     identity = ProcessIdentity("/nowhere", str(tmp_path), "rank")
     beat = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
-    assert claim(identity, beat)
+    assert claim(identity, beat, TRAINS)
     (tmp_path / "loads-0.jsonl").write_text("".join(json.dumps({"path": path}) + "\n" for path in loads))
     posted: list[Event] = []
     sampler = ProgressSampler(posted.append, 60.0)
@@ -81,7 +81,7 @@ def test_the_second_step_that_a_script_reports_by_itself_is_posted_at_once(tmp_p
     monkeypatch.setenv("LOCAL_RANK", "0")
     identity = ProcessIdentity("/nowhere", str(tmp_path), "rank")
     beat = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
-    assert claim(identity, beat)
+    assert claim(identity, beat, TRAINS)
     posted: list[Event] = []
     losses = iter([None, 2.5])
     sampler = ProgressSampler(posted.append, 60.0, loss=lambda: next(losses))
@@ -104,7 +104,7 @@ def test_steps_and_losses_are_sampled_at_a_bounded_rate(
     monkeypatch.setenv("LOCAL_RANK", "0")
     identity = ProcessIdentity("/nowhere", str(tmp_path), "rank")
     beat = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
-    assert claim(identity, beat)
+    assert claim(identity, beat, TRAINS)
     posted: list[Event] = []
     sampler = ProgressSampler(posted.append, 6000.0, loss=lambda: 2.5)
     sampler.watch(1, tmp_path, 0.0, None)

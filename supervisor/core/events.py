@@ -171,12 +171,13 @@ class AttemptEnded:
     """No rank of the attempt is left on this node, and no process of their process trees.
 
     outcome: succeeded (all exited 0), failed (a rank failed, or ranks were stopped because one did), membership (stopped to admit
-    nodes), stopped (on our request).
+    nodes), stopped (on our request). hidden: of a command that left with 0, the failure of a rank that it did not pass on.
     """
 
     t: float
     attempt: int
     outcome: str
+    hidden: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

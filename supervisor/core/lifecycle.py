@@ -49,6 +49,9 @@ ALONE = (
     "several nodes without supervise's agents cannot agree on a checkpoint: each node chooses for itself, and nothing compares what they"
     " resume from"
 )
+#: Why a rank's failure is not answered, and how a person makes the command pass it on.
+HIDDEN = "the command left with 0 all the same: nothing is started again"
+UNHIDE = "have the command pass the failure on: `set -eo pipefail` in a shell script, no `|| true`, a wrapper that returns the rank's code"
 SIGINT = 2
 #: The least time for a search for a save, and what the supervisor reserves of the time left for its own end.
 LEAST_SEARCH_S = 1.0
@@ -275,7 +278,7 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
         return start.select(changed(state, run=changed(state.run, reason="membership")), event.t)
     runs = state.stage in {Stage.STARTING, Stage.RUNNING}
     if runs and event.outcome == "succeeded":
-        return done(state)
+        return _hidden(state, event) if event.hidden else done(state)
     return core_failure.tear_down(state, event.t, None, "the attempt ended without a reason") if runs else (state, ())  # a second report
 
 
@@ -289,6 +292,17 @@ def done(state: JobState) -> Step:
         state, over = _closed(state, state.run.incident, "withdrawn" if withdrawn else "resolved")
         closing += over
     return changed(state, stage=Stage.ENDED, run=changed(state.run, incident=None, exit_code=0)), (*closing, Finish(0, "done"))
+
+
+def _hidden(state: JobState, event: AttemptEnded) -> Step:
+    """End the run with the command's 0, and report the rank that failed: the command hid it (EndKind.HIDDEN)."""
+    verdict = classify(event.hidden)
+    state = changed(state, attempt=changed(state.attempt, evidence=event.hidden), run=changed(state.run, hidden=verdict.summary))
+    plan = Plan(PlanKind.STOP, HIDDEN, UNHIDE, "hidden", 0)
+    message = PrintMessage("warning", f"the command left with 0, but {verdict.summary}, and nothing trained after that")
+    state, opening = start.with_incident(state, event.t, verdict.summary, verdict.rank, (verdict, plan))
+    state, actions = start.give_up(state, verdict, plan)
+    return state, (*opening, message, *actions)
 
 
 def _closed(state: JobState, incident: Incident, outcome: str) -> Step:

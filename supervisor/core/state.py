@@ -151,6 +151,7 @@ class Run:
     recurrences: tuple[tuple[str, int], ...] = ()  # fingerprint to how often in this run
     incident: Incident | None = None
     losses: Losses = Losses()
+    hidden: str = ""  # the failure of a rank after which its command left with 0
     jitter: float = 0.0  # came with the newest evidence
     # what its plans changed
     overrides: tuple[tuple[str, str], ...] = ()

@@ -21,7 +21,8 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     stopped = state.run.stop is not None and code != 0
     if stopped and not state.attempt.number:
         return "stopped before the first attempt: the command was not started"
-    reached = [f"{'done' if code == 0 else 'stopped' if stopped else 'given up'}{_reached(state)}{_cost(state)}"]
+    how = "the command left with 0" if state.run.hidden else "done" if code == 0 else "stopped" if stopped else "given up"
+    reached = [f"{how}{_reached(state)}{_cost(state)}", *([f"but {state.run.hidden}"] if state.run.hidden else [])]
     where = "" if newest is None else _named(newest)
     if newest is not None and code == 0 and all_verified:
         reached.append(f"the newest checkpoint is verified: {where}")

@@ -431,7 +431,8 @@ class JobRun:
         self.journal.append(Ended(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)
         cost = losses.total(state)
         self.log.write(LogEvent.RUN_FINISHED, exit_code=code, incidents=cost.incidents, lost_s=round(cost.lost_s, 3))
-        self.reporter.run_finished(code, state.attempt.number)
+        if not state.run.hidden:  # its failure is not over
+            self.reporter.run_finished(code, state.attempt.number)
         if not self.journal.close(CLOSE_DEADLINE_S):
             self.terminal.message(f"the journal's last records did not reach the disk: {self.journal.health().trouble}", "warning")
         if not self.executor.node.wait_written(CLOSE_DEADLINE_S):
@@ -439,7 +440,7 @@ class JobRun:
         self.reporter.close(CLOSE_DEADLINE_S)
         self.reporter.close_alerts(CLOSE_DEADLINE_S)
         self.log.close()
-        if code != 0 and self.reporter.last_card is not None:
+        if (code != 0 or state.run.hidden) and self.reporter.last_card is not None:
             self.terminal.card(self.reporter.last_card)
         self.terminal.close()
         unkilled = self.executor.left.unkilled_pids

@@ -47,15 +47,18 @@ class LaunchedRanks:
 
     def __init__(self) -> None:
         """Start the thread. Raises RuntimeError where none can be had."""
-        self._found: queue.SimpleQueue[Sequence[ProcessStat]] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Sequence[ProcessStat] | RankInfo] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._open = threading.Lock()
         self._stopped = False
         self._judged: dict[tuple[int, int], dict[str, str]] = {}  # by process: its environment when it was last read
         self._alive: dict[int, RankInfo] = {}  # by pidfd
+        self._claimed: set[tuple[int, int]] = set()  # processes that are ranks by their heartbeat
+        self._of_claimed: dict[int, RankInfo] = {}  # the same, by pidfd, while they live
         self._newest: dict[int, RankInfo] = {}  # the newest process of each rank; replaced, never changed: the loop reads it
         self.world_size = 0  # by the newest one's environment
         self._ends: dict[int, RankExit | VanishedRank] = {}
+        self._claimed_ends: dict[int, RankExit | VanishedRank] = {}
         try:
             threading.Thread(target=self._watch, name="rank-ends", daemon=True).start()
         except RuntimeError:
@@ -66,6 +69,14 @@ class LaunchedRanks:
         """Take the descendants of the guardian. From any thread."""
         self._found.put(tuple(found))
         self._poke()
+
+    def add_claimed(self, ranks: Iterable[RankInfo]) -> None:
+        """Take ranks by their heartbeats, such as a training under `bash run.sh`, whose environment names none. From one thread."""
+        for info in ranks:
+            if (info.pid, info.start_ticks) not in self._claimed:
+                self._claimed.add((info.pid, info.start_ticks))
+                self._found.put(info)
+                self._poke()
 
     @property
     def ranks(self) -> tuple[RankInfo, ...]:
@@ -80,8 +91,15 @@ class LaunchedRanks:
 
     @property
     def ends(self) -> tuple[RankExit | VanishedRank, ...]:
-        """How ranks ended so far; of a rank that was started again, the newest process counts. An end in order is none."""
+        """How ranks ended so far, well or not. Once a rank is started again, those of the launch before it do not count."""
         return tuple(sorted(self._ends.values(), key=lambda end: end.at_ns))
+
+    @property
+    def last_ends(self) -> tuple[RankExit | VanishedRank, ...]:
+        """The same, and how ranks ended that only a heartbeat shows."""
+        newest = self._newest
+        more = (end for rank, end in self._claimed_ends.items() if rank not in newest)
+        return tuple(sorted((*self._ends.values(), *more), key=lambda end: end.at_ns))
 
     def stop(self) -> None:
         """End the thread."""
@@ -107,12 +125,27 @@ class LaunchedRanks:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
                 while not self._found.empty():
-                    for fd in self._new(self._found.get()):
+                    found = self._found.get()
+                    for fd in self._heard(found) if isinstance(found, RankInfo) else self._new(found):
                         poller.register(fd, select.POLLIN)
         with self._open:
             wake, self._wake = self._wake, -1
-        for fd in (*self._alive, wake):
+        for fd in (*self._alive, *self._of_claimed, wake):
             os.close(fd)
+
+    def _heard(self, info: RankInfo) -> Iterable[int]:
+        """Yield a pidfd of a rank that is known by its heartbeat."""
+        try:
+            fd = os.pidfd_open(info.pid)
+        except OSError:
+            return
+        now = process_tree.read(info.pid)
+        if now is None or now.start_ticks != info.start_ticks:
+            os.close(fd)
+            return
+        self._of_claimed[fd] = info
+        self._claimed_ends.pop(info.rank, None)
+        yield fd
 
     def _new(self, found: Sequence[ProcessStat]) -> Iterable[int]:
         """Yield a pidfd of each process that is a rank and was none before.
@@ -137,23 +170,25 @@ class LaunchedRanks:
                 continue
             rank, local_rank, self.world_size = found_rank
             self._alive[fd] = info = RankInfo(rank, local_rank, process.pid, process.start_ticks)
+            if rank in self._newest:  # it is started again, and with it whatever the launcher starts
+                self._ends.clear()
             self._newest = {**self._newest, rank: info}
-            self._ends.pop(rank, None)
             yield fd
 
     def _ended(self, fd: int) -> None:
         at_ns = time.monotonic_ns()
-        info = self._alive.pop(fd)
+        is_claimed = fd in self._of_claimed
+        info, ends = (self._of_claimed.pop(fd), self._claimed_ends) if is_claimed else (self._alive.pop(fd), self._ends)
         rank, pid = info.rank, info.pid
         process = process_tree.read(pid)
         status = process.exit_status if process is not None else None
         if process is None or status is None or process.start_ticks != info.start_ticks or process.state not in "ZX":
-            self._ends[rank] = VanishedRank(rank, pid, at_ns)
+            ends[rank] = VanishedRank(rank, pid, at_ns)
             return
         if os.WIFSIGNALED(status):
-            self._ends[rank] = RankExit(rank, pid, at_ns, signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
-        elif os.WEXITSTATUS(status):
-            self._ends[rank] = RankExit(rank, pid, at_ns, code=os.WEXITSTATUS(status))
+            ends[rank] = RankExit(rank, pid, at_ns, signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
+        else:
+            ends[rank] = RankExit(rank, pid, at_ns, code=os.WEXITSTATUS(status))
 
 
 def with_found(ranks: tuple[RankInfo, ...], found: tuple[RankInfo, ...]) -> tuple[RankInfo, ...]:

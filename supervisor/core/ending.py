@@ -53,8 +53,7 @@ KINDS: dict[EndKind, tuple[str, str]] = {
     ),
     EndKind.HIDDEN: (
         "a rank failed, nothing trained after that, and the command left with 0 (`cmd; echo`, `cmd \\| tee`, `cmd \\|\\| true`)",
-        "an incident with its card and alert; a warning and the last line name the rank and its error. The exit code stays the command's 0, "
-        "and nothing is started again",
+        "an incident with card and alert; a warning and the last line name the rank and its error. The code stays 0, and nothing is restarted",
     ),
     EndKind.EARLY: (
         "a rank left with 0 while the others went on, in code or in a handler of TERM",
@@ -65,9 +64,8 @@ KINDS: dict[EndKind, tuple[str, str]] = {
         "one more attempt, if it gets a checkpoint; it begins at the last step, so it trains nothing again. Then as below",
     ),
     EndKind.OVER: (
-        "the last step was made: all came to their end, and a process died after that; or the attempt began at the last step, and made none",
-        "stop with the failed rank's own code (124 for a hang), never 75. The card has `the training had ended at step N`. No checkpoint "
-        "is rejected, and no step is made again",
+        "the last step was made: all came to their end, and one died after that; or the attempt began at the last step, and made none",
+        "stop with the failed rank's own code (124: a hang), never 75; no checkpoint is rejected. Card: `the training had ended at step N`",
     ),
     EndKind.FAILED: ("in any other way", "the ladder of the cause decides"),
 }
@@ -164,25 +162,19 @@ def of(state: JobState) -> Ending:
 
 
 def _kind(state: JobState, finished: tuple[RankEnding, ...], others: tuple[RankEnding, ...], *, at_last_step: bool) -> EndKind:
-    totals = [rank.total for rank in (*finished, *others) if rank.total is not None]
-    if totals:
-        steps = [rank.step for rank in (*finished, *others) if rank.step is not None]
-        if steps and min(steps) >= max(totals):
-            return EndKind.OVER
-    if not finished:
-        return EndKind.FAILED
-    left_well = any(rank.left_well for rank in finished)
-    unfinished = EndKind.EARLY if left_well else EndKind.FAILED
-    if totals and any(rank.step is not None and rank.step < max(totals) for rank in finished):
-        return unfinished
-    unseen = state.attempt.world_size > len(finished) + len(others)
-    if not others and not unseen:
+    ranks = (*finished, *others)
+    last = max((rank.total for rank in ranks if rank.total is not None), default=None)
+    steps = [rank.step for rank in ranks if rank.step is not None]
+    if last is not None and steps and min(steps) >= last:
         return EndKind.OVER
-    if any(other.is_beyond(rank) for other in others for rank in finished):
-        return unfinished
-    if at_last_step:
+    early = EndKind.EARLY if any(rank.left_well for rank in finished) else EndKind.FAILED
+    is_short = last is not None and any(rank.step is not None and rank.step < last for rank in finished)
+    if not finished or is_short or any(other.is_beyond(rank) for other in others for rank in finished):
+        return early
+    all_finished = not others and len(finished) >= state.attempt.world_size
+    if all_finished or at_last_step:
         return EndKind.OVER
-    return EndKind.SEEMS_OVER if any(other.at_end for other in others) else unfinished
+    return EndKind.SEEMS_OVER if any(other.at_end for other in others) else early
 
 
 def _began_at_the_last_step(state: JobState) -> bool:
@@ -197,7 +189,9 @@ def _began_at_the_last_step(state: JobState) -> bool:
 def _ranks(state: JobState) -> tuple[RankEnding, ...]:
     """Return how each rank left of which anything is known."""
     facts = state.attempt.evidence or ()
-    numbers = {rank.rank for rank in state.attempt.ranks} | {f.rank for f in facts if f.source in {"exit", "heartbeat"} and f.rank is not None}
+    numbers = {rank.rank for rank in state.attempt.ranks} | {
+        f.rank for f in facts if f.source in {"exit", "heartbeat"} and f.rank is not None
+    }
     waits = state.attempt.hang is not None and any(text in state.attempt.hang.text for text in _AT_THE_END)
     return tuple(_rank(number, [fact for fact in facts if fact.rank == number], waits=waits) for number in sorted(numbers))
 
@@ -301,5 +295,3 @@ def ended_text(step: int | None, verified: Iterable[CheckpointRef]) -> str:
         return "the training had ended"
     held = next((c.path for c in verified if c.shown_step is not None and c.shown_step >= step), "")
     return f"the training had ended at step {step}" + (f", checkpoint verified: {held}" if held else "")
-
-

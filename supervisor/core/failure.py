@@ -170,8 +170,8 @@ def judged(state: JobState, t: float, verdict: Verdict) -> JobDecision:
     step = left.step if left.is_over else ending.reached_step(state, verdict.rank)
     before = before_first_step(state, t, verdict, facts)
     phase = Phase(facts["phase"]) if "phase" in facts else Phase.UNKNOWN
-    place = planning.Place(step, before, phase, _counted(state, verdict), trained=_trained_before(state, verdict))
-    situation = planning.situation(state, t, verdict, place, failed_gpus, left)
+    place = planning.Place(step, before, phase, _counted(state, verdict), trained=_trained_before(state, verdict), ending=left)
+    situation = planning.situation(state, t, verdict, place, failed_gpus)
     plan = propose(situation)
     if left.early is not None and left.early.rank == verdict.rank:
         plan = replace(plan, notes=(*plan.notes, LEFT_WITH_0))

@@ -46,7 +46,7 @@ class Place:
     """Where in the training it failed: the absolute step, None if unknown; whether that is proven to be before the first; doing what.
 
     counted: how many steps after a beginning from scratch, None where it is not known to be one. trained: an earlier attempt of this run
-    trained with the same program, and this one made no step.
+    trained with the same program, and this one made no step. ending: how the ranks left.
     """
 
     step: int | None
@@ -54,6 +54,7 @@ class Place:
     phase: Phase
     counted: int | None = None
     trained: bool = False
+    ending: Ending = Ending()
 
 
 def _culprits_end(deaths: tuple[RankExit, ...], rank: int | None) -> RankExit | None:
@@ -69,12 +70,8 @@ def situation(
     verdict: Verdict,
     place: Place,
     failed_gpus: Mapping[str, str] = MappingProxyType({}),
-    left: Ending = Ending(),
 ) -> Situation:
-    """Return what the strategies may look at. A failed attempt of several nodes ran with values that hold its global batch.
-
-    left: how its ranks left.
-    """
+    """Return what the strategies may look at. A failed attempt of several nodes ran with values that hold its global batch."""
     overrides = state.attempt.overrides if state.attempt.is_shared else state.run.overrides
     return Situation(
         t=t,
@@ -112,7 +109,7 @@ def situation(
         traced=state.run.traced,
         failed_gpus=tuple(failed_gpus.items()),
         evidence=state.attempt.evidence or (),
-        ending=left,
+        ending=place.ending,
     )
 
 

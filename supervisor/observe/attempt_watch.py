@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 #: What a source gets once the ranks are gone. The verdict waits for the slowest.
 ANSWER_S = 1.5
 LOGS_S = 1.0
+ENDS_S = 0.3  # for the thread that sees how ranks end
 KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline with what it has
 
 
@@ -205,7 +206,9 @@ class AttemptWatch:
         if self.rank_ends is None:
             return ()
         directory, clock, started, logs = self._job.attempt_dir(attempt), self._clock, self.rank_ends, self._logs
+
         def look() -> Iterable[Evidence]:
+            started.wait_for_ends(ENDS_S)
             ends = collect.exits((), clock, grace_s, started.last_ends)
             if logs is not None and any(fact.name == "vanished" for fact in ends):  # a shell has printed how, if it was by a signal
                 ends = with_printed_ends((*ends, *(f for f in collect.logs(logs.finish(LOGS_S), launches=True) if f.source == "exit")))

@@ -1,16 +1,14 @@
-"""Rungs that end a run before anything else: its training is over, caps, recurrence, preemption, failures that a restart would meet again."""
+"""Rungs that end a run before anything else is tried: caps, recurrence, preemption, and failures that a restart would meet again."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.packages import install_text
 from supervisor.core import budget
-from supervisor.core.ending import EndKind, ended_text
+from supervisor.core.ending import ended_text
 from supervisor.core.model import Cause, Plan, PlanKind
 from supervisor.strategies.consent import SURE
-from supervisor.strategies.repetition import HANGS, restart_within_budget
 from supervisor.strategies.rung import Rung
 from supervisor.strategies.situation import cause_remedy, exit_code_after, exit_code_of
 
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from supervisor.core.model import Failure
     from supervisor.strategies.situation import Situation
 
-#: The rung for a failure after the last step.
-TRAINING_OVER = "training_over"
 #: The rung for a program that trained before and cannot be started now. Failures that it answered are charged to no budget.
 START_AGAIN = "start_again"
 #: From the first such failure to the stop: a file server is back by then, or a person must look.
@@ -42,34 +38,6 @@ _READ_ERRORS = frozenset(
         *("DataFilesNotFoundError", "DatasetGenerationError", "ArrowInvalid", "SafetensorError"),
     }
 )
-
-
-def training_over(situation: Situation) -> Plan | None:
-    """Stop with the failed rank's own code (124 for a hang) if the training had ended: nothing is left that another attempt could train.
-
-    Where it only seems so, one more attempt may end it, if it gets a checkpoint: what failed at the end was a barrier or the last save.
-    """
-    ending = situation.ending
-    if not ending.is_over:
-        return None
-    what = ended_text(ending.step, situation.verified)
-    if ending.kind is EndKind.SEEMS_OVER and _gets_a_checkpoint(situation) and not situation.tried_since(TRAINING_OVER):
-        plan = within_cap(situation) or restart_within_budget(situation)
-        if plan.kind is PlanKind.RESTART:
-            return replace(plan, reason=f"{what}, as it seems: one more attempt shows whether it ends now", strategy=TRAINING_OVER)
-    return Plan(
-        kind=PlanKind.STOP,
-        reason=f"{what}: another attempt would have nothing to train",
-        next_rung="correct what the program does after its last step; the training itself needs no other start",
-        strategy=TRAINING_OVER,
-        exit_code=124 if situation.verdict.cause in HANGS else exit_code_of(situation.first),
-    )
-
-
-def _gets_a_checkpoint(situation: Situation) -> bool:
-    """Whether the next attempt is known not to begin from scratch."""
-    policy = situation.policy
-    return policy.resumes_itself or situation.resume is not None or (policy.checkpoints_declared and bool(situation.verified))
 
 
 def within_cap(situation: Situation) -> Plan | None:
@@ -193,10 +161,12 @@ def own_code_before_first_step(situation: Situation) -> Plan | None:
     """
     if not situation.before_first_step:
         return None
-    transient = situation.verdict.transient
+    transient, ending = situation.verdict.transient, situation.ending
+    # nobody came to an end, so it may also be what comes before the first step that failed
+    over = f" (it began at the last step of this run; if none was left, {ended_text(ending.step, situation.verified)})"
     return Plan(
         kind=PlanKind.STOP,
-        reason="it failed before its first training step: "
+        reason=f"it failed before its first training step{over if ending.at_last_step else ''}: "
         + ("no restart is made there, though another try may help" if transient else "a restart would meet the same"),
         next_rung="start again once it has passed" if transient else f"{_remedy(situation)}, then start again",
         strategy="own_code_before_first_step",
@@ -253,11 +223,6 @@ def environment_at_fault(situation: Situation) -> Plan | None:
 
 
 RUNGS = (
-    Rung(
-        TRAINING_OVER,
-        training_over,
-        "stop with the failed rank's own code (124 for a hang): the training had ended; where it only seems so, after one more attempt",
-    ),
     Rung("within_cap", within_cap, "stop: --max-restarts or restart.max_attempts is used up"),
     Rung("recurring", recurring, "stop at the tenth equal failure (65), or tenth of the infrastructure in a day (75), without progress"),
     Rung(START_AGAIN, start_again, "start again for 30 minutes if the same program trained before and cannot read something now; then 75"),

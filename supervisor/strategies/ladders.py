@@ -9,7 +9,7 @@ from __future__ import annotations
 from supervisor.core.model import Cause
 
 #: Before everything else, in every ladder but those of a machine that is being taken away and of a person's Ctrl-C.
-GUARDS = ("training_over", "within_cap", "recurring")
+GUARDS = ("within_cap", "recurring")
 LAST = "restart_within_budget"
 
 _PROGRAM = (*GUARDS, "own_code_before_first_step", "same_place", LAST)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from supervisor.guardian.process_tree import ProcessStat
 
+#: Between two looks whether an end was seen.
+LOOK_S = 0.01
 #: In the environment of an interpreter that waits to become the command of the next attempt: it has the command's, and is no rank.
 _STANDBY = "SUPERVISE_JOB_STANDBY"
 _RANK = (_STANDBY, "RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", *(name for names in layout.MPI_NAMES for name in names))
@@ -100,6 +102,15 @@ class LaunchedRanks:
         newest = self._newest
         more = (end for rank, end in self._claimed_ends.items() if rank not in newest)
         return tuple(sorted((*self._ends.values(), *more), key=lambda end: end.at_ns))
+
+    def wait_for_ends(self, deadline_s: float) -> None:
+        """Wait until the thread has seen the end of each rank that is gone. From any thread."""
+        until = time.monotonic() + deadline_s
+        while time.monotonic() < until:
+            alive = (*self._alive.copy().values(), *self._of_claimed.copy().values())
+            if all(layout.start_ticks_of(info.pid) == info.start_ticks for info in alive):
+                return
+            time.sleep(LOOK_S)
 
     def stop(self) -> None:
         """End the thread."""

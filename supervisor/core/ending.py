@@ -53,7 +53,7 @@ KINDS: dict[EndKind, tuple[str, str]] = {
     ),
     EndKind.HIDDEN: (
         "a rank failed, nothing trained after that, and the command left with 0 (`cmd; echo`, `cmd \\| tee`, `cmd \\|\\| true`)",
-        "an incident with card and alert; a warning and the last line name the rank and its error. The code stays 0, and nothing is restarted",
+        "an incident with card and alert; a warning and the last line name rank and error. The code stays 0; nothing is restarted",
     ),
     EndKind.EARLY: (
         "a rank left with 0 while the others went on, in code or in a handler of TERM",

@@ -270,6 +270,8 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     state = changed(state, attempt=changed(state.attempt, ended=True, over_t=over_t))
     if state.stage is Stage.STOPPING:
         return finish_stopped(state, event.outcome)
+    if state.stage is Stage.TEARDOWN and state.attempt.late:
+        return done(state)
     if state.stage is Stage.TEARDOWN:
         # one that was to be ended for its node's health may have come to its own end first
         well = event.outcome == "succeeded" and not any(death.failed for death in state.attempt.deaths)

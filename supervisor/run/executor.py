@@ -455,7 +455,7 @@ class Executor:
         self.threads.start("health-close", self.node.health.close, awaited=False)
         if self._guardian is None:
             self._leave()
-        elif action.exit_code == 0:
+        elif action.exit_code == 0 and not self._loop.state.attempt.late:  # of that the launcher is still there
             self._guardian.finish()
         else:
             if self._session is not None:

@@ -74,8 +74,8 @@ KINDS: dict[EndKind, tuple[str, str]] = {
 _AT_THE_END = ("in barrier", "in monitored_barrier", "in destroy_process_group")
 #: Signals of native code: what a process dies of that breaks down, and not one that is asked to end.
 _OF_NATIVE_CODE = frozenset({4, 6, 7, 8, 11})
-#: Causes that only say that another rank is gone, and the one that says nothing.
-_OF_PEERS = frozenset({*exits.OF_PEERS, Cause.UNKNOWN})
+#: Causes that only say that another rank is gone. Nobody is killed because another one left.
+_OF_PEERS = frozenset(exits.OF_PEERS) - {Cause.KILLED_UNKNOWN}
 #: How sure it is that a rank which left with 0 is at fault, where nothing else is known to have failed.
 SURE = 0.9
 #: Before the summary of a failure after the last step.
@@ -247,7 +247,7 @@ def _beats(state: JobState, name: str) -> list[Evidence]:
     return [f for f in state.attempt.evidence or () if (f.source, f.name) == ("heartbeat", name)]
 
 
-def told(state: JobState, verdict: Verdict) -> Verdict:
+def explained(state: JobState, verdict: Verdict) -> Verdict:
     """Return the verdict with what the ends of the ranks add to it.
 
     Where it only says that ranks lost a peer, the one that left with 0 is at fault; after the end of the training, whoever still waited.

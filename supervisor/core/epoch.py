@@ -192,7 +192,7 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     facts = tuple(
         fact for report in event.reports for fact in failure.facts_of(report.attempt, event.t, sharing.shown(report.node, members))
     )
-    verdict = ending.told(changed(state, attempt=changed(state.attempt, evidence=facts)), classify(facts))
+    verdict = ending.explained(changed(state, attempt=changed(state.attempt, evidence=facts)), classify(facts))
     gone = _gone(event, members)
     if gone is not None and verdict.cause in _OF_A_LOSS:
         verdict = _lost(*gone, verdict, event.t)

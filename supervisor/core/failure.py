@@ -159,7 +159,7 @@ def facts_of(attempt: Attempt, t: float, node: str = "") -> tuple[Evidence, ...]
 def judged(state: JobState, t: float, verdict: Verdict) -> JobDecision:
     """Return the decision on a verdict, with the facts of the node that the state is of."""
     evicted = node_health.evidence(state.attempt.eviction, state.attempt.over_t or t)
-    verdict = ending.told(state, _with_hang(state, verdict))
+    verdict = ending.explained(state, _with_hang(state, verdict))
     left = ending.of(state)
     failed_gpus = planning.failed_gpus(state, (*(state.attempt.evidence or ()), *evicted))
     culprit = planning.culprit_gpu(state, verdict)

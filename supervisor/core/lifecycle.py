@@ -217,7 +217,8 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     shown = (attempt.loaded, attempt.first_step, attempt.steps_seen > 0)
     is_same = attempt.began_as is not None and shown == (loaded, first_step, event.steps_seen > 0)
     progress = Progress(step, relative, event.phase)
-    attempt = changed(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step)
+    total = event.total or attempt.total
+    attempt = changed(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step, total=total)
     if attempt.trains and run.trained_in != attempt.number:
         news |= {"trained_in": attempt.number, "trained_as": attempt.program, "vain_requeues": 0}
     if attempt.trains and not is_last:

@@ -227,6 +227,7 @@ class Attempt:
     loaded: str | None = None
     first_step: int | None = None  # absolute, at which its training began
     progress: Progress = Progress()
+    total: int | None = None  # the absolute step with which the training ends
     steps_seen: int = -1
     began_as: Beginning | None = None  # as it was reported; None: not yet
     saved_steps: SavedSteps = SavedSteps()

@@ -99,7 +99,7 @@ def exits(  # noqa: PLR0913  what is known of the ends, each by name
             continue
         t = clock.at_monotonic_ns(death.at_ns)
         if death.rank < 0 or (not death.failed and (first is not None or (stopped_t is not None and t >= stopped_t))):
-            continue  # after a failure, or our stop, whoever leaves with 0 did as it was told
+            continue  # after a failure, or our stop, whoever leaves with 0 was asked to
         name, text = ("signal", str(death.signal)) if death.signal is not None else ("exit_code", str(death.code))
         is_term = (
             death.signal == signal.SIGTERM or death.code == exits_of.OF_A_SIGNAL + signal.SIGTERM

@@ -47,7 +47,9 @@ def _reached(state: JobState) -> str:
     progress = state.attempt.progress
     if progress.step is None or (progress.relative and state.attempt.steps_seen < 1):  # then it is where the attempt began
         return " at step unknown" if state.run.stop is not None and state.run.exit_code else ""
-    return f" at {step_text(progress.step, relative=progress.relative)}"
+    total = state.attempt.total
+    short = f" of {total}" if state.run.exit_code == 0 and total is not None and not progress.relative and progress.step < total else ""
+    return f" at {step_text(progress.step, relative=progress.relative)}{short}"
 
 
 def _cost(state: JobState) -> str:

@@ -167,9 +167,17 @@ def test_a_rank_that_leaves_with_0_at_the_same_step_again_stops_the_run() -> Non
     assert again.plan.notes == (failure.LEFT_WITH_0,)
 
 
-def test_a_rank_that_left_with_0_excuses_no_other_failure() -> None:
-    answer = decision(failed(rank(0, code=0, steps=30), rank(1, code=1, steps=30, trace="ValueError: labels")))
-    assert (answer.verdict.rank, answer.verdict.summary) == (1, "rank 1 raised ValueError: labels")
+@pytest.mark.parametrize(
+    ("other", "summary"),
+    [
+        (rank(1, code=1, steps=30, trace="ValueError: labels"), "rank 1 raised ValueError: labels"),
+        (rank(1, signal=9, steps=30), "rank 1 was killed by SIGKILL"),
+        (rank(1, code=1, steps=30), "rank 1 exited with code 1"),
+    ],
+)
+def test_a_rank_that_left_with_0_excuses_no_other_failure(other: tuple[Evidence, ...], summary: str) -> None:
+    answer = decision(failed(rank(0, code=0, steps=30), other))
+    assert (answer.verdict.rank, answer.verdict.summary) == (1, summary)
 
 
 def test_what_fails_after_the_last_step_gets_one_more_attempt_and_then_its_own_code() -> None:

@@ -137,14 +137,14 @@ class LaunchedRanks:
                     os.eventfd_read(self._wake)
                 while not self._found.empty():
                     found = self._found.get()
-                    for fd in self._heard(found) if isinstance(found, RankInfo) else self._new(found):
+                    for fd in self._of_heartbeat(found) if isinstance(found, RankInfo) else self._new(found):
                         poller.register(fd, select.POLLIN)
         with self._open:
             wake, self._wake = self._wake, -1
         for fd in (*self._alive, *self._of_claimed, wake):
             os.close(fd)
 
-    def _heard(self, info: RankInfo) -> Iterable[int]:
+    def _of_heartbeat(self, info: RankInfo) -> Iterable[int]:
         """Yield a pidfd of a rank that is known by its heartbeat."""
         try:
             fd = os.pidfd_open(info.pid)

@@ -290,8 +290,8 @@ def _of_exit(rank: RankEnding, summary: str, fingerprint: str, verdict: Verdict)
 
 
 def ended_text(step: int | None, verified: Iterable[CheckpointRef]) -> str:
-    """Return that the training had ended, and where; and what holds the result, if that is verified by now."""
+    """Return that the training had ended, and where; and that a checkpoint of that step is verified, if it is by now."""
     if step is None:
         return "the training had ended"
-    held = next((c.path for c in verified if c.shown_step is not None and c.shown_step >= step), "")
-    return f"the training had ended at step {step}" + (f", checkpoint verified: {held}" if held else "")
+    is_held = any(c.shown_step is not None and c.shown_step >= step for c in verified)
+    return f"the training had ended at step {step}" + (", checkpoint verified" if is_held else "")

@@ -23,7 +23,7 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
         return "stopped before the first attempt: the command was not started"
     how = "the command left with 0" if state.run.hidden else "done" if code == 0 else "stopped" if stopped else "given up"
     reached = [f"{how}{_reached(state)}{_cost(state)}", *([f"but {state.run.hidden}"] if state.run.hidden else [])]
-    where = "" if newest is None else _named(newest)
+    where = "" if newest is None else named(newest)
     if newest is not None and code == 0 and all_verified:
         reached.append(f"the newest checkpoint is verified: {where}")
     elif newest is not None:
@@ -38,7 +38,8 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     return "; ".join([*reached, *([mirrored] if mirrored else [])])
 
 
-def _named(found: CheckpointRef) -> str:
+def named(found: CheckpointRef) -> str:
+    """Return a checkpoint's path, with its step or epoch."""
     position = position_text(found.shown_step, found.epoch)
     return f"{found.path} ({position})" if position else found.path
 

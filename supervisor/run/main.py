@@ -37,7 +37,7 @@ from supervisor.journal.records import SAVES_COUNTED, SUMMARY, Ended, Note, RunB
 from supervisor.journal.writer import open_journal
 from supervisor.report import event_log
 from supervisor.report.alert_watch import AlertWatch
-from supervisor.report.last_line import last_line
+from supervisor.report.last_line import last_line, named
 from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
@@ -420,6 +420,7 @@ class JobRun:
         summary = last_line(state, code, newest, all_verified=all_verified, mirrored=counted)
         is_whole = all_verified and all(row.held == row.saved for row in mirrored)
         self.terminal.message(summary, "info" if is_whole else "warning")
+        self.reporter.result_held("" if newest is None else named(newest))
         self.notifier.stopping(self.reporter.end_status(code))
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.loop_beat.beat(END_DEADLINE_S + loop_beat.BELIEVED_S)

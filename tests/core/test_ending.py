@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.core import ending, events, failure, lifecycle
+from supervisor.core import ending, epoch, events, failure, lifecycle
 from supervisor.core.actions import Alert, CloseIncident, Finish, OpenIncident, PrintMessage, StopRanks
 from supervisor.core.decide import decide
 from supervisor.core.ending import EndKind
@@ -25,7 +25,7 @@ from supervisor.core.model import (
     RankExit,
     RankInfo,
 )
-from supervisor.core.state import Attempt, JobState, Run, Stage
+from supervisor.core.state import Attempt, JobState, NodeReport, Run, Stage
 
 if TYPE_CHECKING:
     from supervisor.core.model import JobDecision
@@ -188,7 +188,7 @@ def test_what_fails_after_the_last_step_gets_one_more_attempt_and_then_its_own_c
         failed(rank(0, code=0, **NO_STEP), rank(1, code=7, **NO_STEP, trace=IN_BARRIER, claim=PEER), failures=(first.failure,), **AGAIN)
     )
     assert (second.plan.kind, second.plan.exit_code) == (PlanKind.STOP, 7)
-    assert "the training had ended at step 200, checkpoint verified: ckpt/step-200.pt" in second.plan.reason
+    assert "the training had ended at step 200, checkpoint verified" in second.plan.reason
 
 
 def test_what_fails_after_the_last_step_is_not_trained_again_from_scratch() -> None:
@@ -274,3 +274,31 @@ def test_a_failure_that_the_command_hides_is_an_incident_and_the_code_stays_0() 
     assert PrintMessage("warning", text) in actions
     assert actions[-2:] == (CloseIncident(1, 1, "given_up", None), Finish(0, lifecycle.HIDDEN))
     assert (state.run.hidden, state.run.exit_code) == ("rank 1 raised ValueError: labels", 0)
+
+
+def on_two_nodes(*ranks: tuple[Evidence, ...]) -> JobDecision:
+    """Return what the first of two nodes decides about an attempt, with a rank on each of them."""
+    nodes = ("a/1", "b/1")
+    parts = [failed(facts) for facts in ranks]
+    attempts = [
+        replace(part.attempt, number=1, members=nodes, me=node, world_size=2, ranks=(RankInfo(number, 0, 100, 1),))
+        for number, (node, part) in enumerate(zip(nodes, parts, strict=True))
+    ]
+    state = replace(parts[0], attempt=attempts[0])
+    reports = tuple(NodeReport(node, attempt) for node, attempt in zip(nodes, attempts, strict=True))
+    return epoch.decided(state, events.ReportsGathered(12.0, 1, reports, node="b/1"))
+
+
+def test_a_rank_that_left_with_0_on_another_node_is_at_fault() -> None:
+    answer = on_two_nodes(rank(0, code=1, steps=30, step=30, trace=IN_STEP, claim=PEER), rank(1, code=0, steps=30, step=30))
+    assert (answer.verdict.rank, answer.verdict.summary) == (1, "rank 1 left with 0 at step 30, the others went on")
+    assert answer.verdict.node == "b:1"
+
+
+def test_an_abort_at_the_exit_on_one_node_ends_the_job_of_both() -> None:
+    answer = on_two_nodes(rank(0, signal=6, over=True), rank(1, code=0, over=True))
+    assert (answer.plan.kind, answer.plan.exit_code, answer.plan.strategy) == (PlanKind.STOP, 134, "training_over")
+
+
+def test_the_table_has_a_row_for_each_way_to_leave() -> None:
+    assert list(ending.KINDS) == list(EndKind)

@@ -152,7 +152,7 @@ def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) ->
         text += f" ({place})"
     phase = shown if shown is not Phase.UNKNOWN else phase
     if worker is None:
-        return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place, phase)
+        return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place, phase, at_exit=look.script_over)
     blocked = _blocked(worker)
     held = blocked or _stopped(worker)
     inner = training_thread(worker.stacks)

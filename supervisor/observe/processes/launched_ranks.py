@@ -188,18 +188,22 @@ class LaunchedRanks:
 
     def _ended(self, fd: int) -> None:
         at_ns = time.monotonic_ns()
-        is_claimed = fd in self._of_claimed
-        info, ends = (self._of_claimed.pop(fd), self._claimed_ends) if is_claimed else (self._alive.pop(fd), self._ends)
-        rank, pid = info.rank, info.pid
-        process = process_tree.read(pid)
-        status = process.exit_status if process is not None else None
-        if process is None or status is None or process.start_ticks != info.start_ticks or process.state not in "ZX":
-            ends[rank] = VanishedRank(rank, pid, at_ns)
-            return
-        if os.WIFSIGNALED(status):
-            ends[rank] = RankExit(rank, pid, at_ns, signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
-        else:
-            ends[rank] = RankExit(rank, pid, at_ns, code=os.WEXITSTATUS(status))
+        alive, ends = (self._of_claimed, self._claimed_ends) if fd in self._of_claimed else (self._alive, self._ends)
+        info = alive[fd]
+        ends[info.rank] = _end(info, at_ns)
+        del alive[fd]  # last: `wait_for_ends` goes by it
+
+
+def _end(info: RankInfo, at_ns: int) -> RankExit | VanishedRank:
+    """Return how a rank ended, as far as it can still be seen."""
+    rank, pid = info.rank, info.pid
+    process = process_tree.read(pid)
+    status = process.exit_status if process is not None else None
+    if process is None or status is None or process.start_ticks != info.start_ticks or process.state not in "ZX":
+        return VanishedRank(rank, pid, at_ns)
+    if os.WIFSIGNALED(status):
+        return RankExit(rank, pid, at_ns, signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
+    return RankExit(rank, pid, at_ns, code=os.WEXITSTATUS(status))
 
 
 def with_found(ranks: tuple[RankInfo, ...], found: tuple[RankInfo, ...]) -> tuple[RankInfo, ...]:

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
-from supervisor.core.model import Cause, Evidence, Phase, Verdict
+from supervisor.core.model import Beginning, Cause, Evidence, Phase, Verdict
 from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ def of(state: JobState) -> Ending:
     step = reached_step(state, None)
     if step is None and at_last_step and state.attempt.resume is not None:
         step = state.attempt.resume.shown_step
+    elif step is None and state.attempt.began_as is Beginning.FROM_SCRATCH:
+        step = min(beats(state, None, "steps"), default=None)
     kind = _kind(state, finished, others, at_last_step=at_last_step)
     # who left before another failed; what ranks do after the first failure is a consequence of it (observe/collect.py)
     left = sorted((rank for rank in finished if rank.left_well), key=lambda rank: rank.t)

@@ -28,7 +28,7 @@ from supervisor.observe.pace.watch import PaceWatch
 from supervisor.observe.processes import core_dumps
 from supervisor.observe.processes.job_processes import JobProcesses
 from supervisor.observe.processes.launched_ranks import LaunchedRanks
-from supervisor.observe.ranks import heartbeats, nccl_logs, races
+from supervisor.observe.ranks import heartbeats, nccl_logs, races, start_files
 from supervisor.observe.reconcile import with_printed_ends
 
 if TYPE_CHECKING:
@@ -209,14 +209,16 @@ class AttemptWatch:
 
         def look() -> Iterable[Evidence]:
             started.wait_for_ends(ENDS_S)
-            ends = collect.exits((), clock, grace_s, started.last_ends)
+            moments = start_files.read(directory, 1)
+            trained_t = 0.0 if moments is None else clock.at_monotonic_ns(moments["first_step"])
+            # where nobody sees who trains, the last launch alone counts
+            ends = collect.exits((), clock, grace_s, started.last_ends if moments is None else (*started.earlier, *started.last_ends))
             if logs is not None and any(fact.name == "vanished" for fact in ends):  # a shell has printed how, if it was by a signal
                 ends = with_printed_ends((*ends, *(f for f in collect.logs(logs.finish(LOGS_S), launches=True) if f.source == "exit")))
-            reported = collect.last_errors(directory, ranks, clock, since_ns)
+            reported = collect.errors_of_ranks(directory, ranks, clock, since_ns)
             claims = collect.claims(reported, self._signatures)
-            beats = heartbeats.read(directory / "heartbeat")
             facts = (*ends, *collect.rooted(reported, claims), *claims, *collect.beats(directory / "heartbeat"))
-            return facts if collect.is_hidden(facts, beats, clock) else ()
+            return collect.hidden(facts, trained_t)
 
         return tuple(fact for fact in collect.together({"ends": look}, ANSWER_S) if fact.source != "observer")
 

@@ -164,30 +164,25 @@ def _of_error(error: error_files.ErrorReport, clock: Clock) -> Iterable[Evidence
     yield Evidence("error_file", "traceback", error.traceback, rank=error.rank, t=t)
 
 
-def last_errors(directory: Path, ranks: Sequence[RankInfo], clock: Clock, since_ns: int) -> tuple[Evidence, ...]:
-    """Return the exceptions that ended the last process of each rank: where a rank was started again, the one before it is none."""
-    last = {(beat.pid, beat.start_ticks) for beat in heartbeats.read(directory / "heartbeat")}
-    found: list[Evidence] = []
-    for error in error_files.read(directory, ranks, since_ns=since_ns).errors:
-        if error.rank is not None and (error.pid, error.start_ticks) in last:
-            found += _of_error(error, clock)
-    return tuple(found)
+def errors_of_ranks(directory: Path, ranks: Sequence[RankInfo], clock: Clock, since_ns: int) -> tuple[Evidence, ...]:
+    """Return the exceptions that ended ranks of an attempt, also of those that the command started again after that."""
+    found = error_files.read(directory, ranks, since_ns=since_ns).errors
+    return tuple(fact for error in found if error.rank is not None for fact in _of_error(error, clock))
 
 
-def is_hidden(facts: Iterable[Evidence], beats: Iterable[heartbeats.RankHeartbeat], clock: Clock) -> bool:
-    """Whether a rank failed by itself, and no process that began after that trained.
+def hidden(facts: Iterable[Evidence], trained_t: float) -> tuple[Evidence, ...]:
+    """Return what shows that ranks failed after `trained_t`, when a training last began; nothing if none failed by itself.
 
-    A rank that was asked to end did as its command wanted, which then left with 0.
+    What failed before that was made good. A rank that was asked to end did as its command wanted, which then left with 0.
     """
-    failed = [
-        fact.t
-        for fact in facts
-        if (fact.source, fact.name) == ("error_file", "exception")
+    kept = tuple(fact for fact in facts if fact.source not in {"exit", "error_file"} or fact.t > trained_t)
+    is_failure = any(
+        (fact.source, fact.name) == ("error_file", "exception")
         or (fact.source == "exit" and fact.name == "signal" and not exits_of.was_asked(None, int(fact.text)))
         or (fact.source == "exit" and fact.name == "exit_code" and fact.text != "0" and not exits_of.was_asked(int(fact.text), None))
-    ]
-    again = [clock.at_monotonic_ns(beat.hello_ns) for beat in beats if beat.steps > 0 or beat.backward_seen]
-    return bool(failed) and max(again, default=0.0) < max(failed)
+        for fact in kept
+    )
+    return kept if is_failure else ()
 
 
 def _of_the_command(scan: error_files.ErrorScan, ranks: Sequence[RankInfo], deaths: Iterable[RankExit]) -> error_files.ErrorReport | None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from supervisor.guardian.process_tree import ProcessStat
 
+#: Ends of earlier launches that are kept.
+MOST_EARLIER = 256
 #: Between two looks whether an end was seen.
 LOOK_S = 0.01
 #: In the environment of an interpreter that waits to become the command of the next attempt: it has the command's, and is no rank.
@@ -61,6 +63,7 @@ class LaunchedRanks:
         self.world_size = 0  # by the newest one's environment
         self._ends: dict[int, RankExit | VanishedRank] = {}
         self._claimed_ends: dict[int, RankExit | VanishedRank] = {}
+        self.earlier: tuple[RankExit | VanishedRank, ...] = ()  # the same of the launches before the last one
         try:
             threading.Thread(target=self._watch, name="rank-ends", daemon=True).start()
         except RuntimeError:
@@ -182,6 +185,7 @@ class LaunchedRanks:
             rank, local_rank, self.world_size = found_rank
             self._alive[fd] = info = RankInfo(rank, local_rank, process.pid, process.start_ticks)
             if rank in self._newest:  # it is started again, and with it whatever the launcher starts
+                self.earlier = (*self.earlier, *self._ends.values())[-MOST_EARLIER:]
                 self._ends.clear()
             self._newest = {**self._newest, rank: info}
             yield fd

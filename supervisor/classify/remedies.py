@@ -115,6 +115,7 @@ UNKILLED = Condition("a process survives KILL", lambda verdict: bool(_fact(verdi
 MISMATCH = Condition("the ranks wait in different collectives", lambda verdict: _fact(verdict, "hang_kind") == HangKind.MISMATCH)
 UNUSED = Condition("DDP found parameters without a gradient", _stands_on("ddp_unsynced.unused_parameters"))
 TWICE = Condition("DDP found a parameter used twice", _stands_on("ddp_unsynced.ready_twice"))
+LEFT_EARLY = Condition("the rank left with 0 before the others", lambda verdict: verdict.fingerprint == "left:early")
 COLLECTIVES = Condition("the collectives of the ranks differ", _stands_on("ddp_unsynced.collectives"))
 
 
@@ -294,6 +295,7 @@ _ROWS: dict[Cause, tuple[tuple[Hint, ...], ...]] = {
     ),
     Cause.USER_CODE: (
         _line(
+            Hint("see where it leaves with 0 (sys.exit, a return, a handler of TERM), and why the others do not", (LEFT_EARLY,)),
             "look at {peer}, which refused or ended the connection; else correct the program",
             "correct the program, at {file}:{line}",
             "correct the program",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.remedies import has_loader, is_in_save
 from supervisor.core.budget import family
+from supervisor.core.ending import Ending
 from supervisor.core.model import (
     FROM_OUTSIDE,
     Cause,
@@ -76,7 +77,7 @@ class Situation:
     the attempt recorded its collectives. own_change: what supervise, or the nodes that met, changed since an attempt that is known to
     start, where this one made no step; None: nothing, or it did. unworkable: values of knobs with which no attempt starts. failed_gpus:
     UUID and proof of each GPU that is proven to have failed by itself; gpu may be one of them. evidence: all that was collected, of which
-    the verdict uses a part.
+    the verdict uses a part. ending: how the ranks left, and whether the training was over by then.
     """
 
     t: float
@@ -117,6 +118,7 @@ class Situation:
     unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()
     failed_gpus: tuple[tuple[str, str], ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    ending: Ending = Ending()
 
     def enabled(self, name: str) -> Knob | None:
         """Return the knob if a plan may set it."""
@@ -153,6 +155,10 @@ class Situation:
     def tried(self, rung: str) -> int:
         """Return how often a rung answered this cause, and the run did not get beyond that."""
         return sum(1 for failure in self.unanswered if failure.rung == rung)
+
+    def tried_since(self, rung: str) -> bool:
+        """Whether a rung answered a failure of this run, of whatever cause, that the run did not get beyond."""
+        return any(failure.rung == rung and not failure.is_over for failure in self.failures)
 
     def failure(self, plan: Plan) -> Failure:
         """Return the record of this failure, answered by `plan`."""

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 # rank that was stopped or died between two stores left no half of a field. A slot is in use while PID is not 0.
 MAGIC = int.from_bytes(b"SUPVBEAT", "little")
 VERSION = 1
-SLOT_BYTES = 128
+SLOT_BYTES = 192
 HEAD_MAGIC, HEAD_VERSION, HEAD_SLOTS = range(3)
-(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN, TOTAL, PHASE_LIMIT, LOSS, LOSSES, WORLD) = range(
-    16
+(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN, TOTAL, PHASE_LIMIT, LOSS, LOSSES, WORLD, OVER) = (
+    range(17)
 )
 
 PHASES = ("unknown", "import", "init", "load", "train", "checkpoint", "eval", "data")
@@ -36,7 +36,8 @@ SOURCE_NONE, SOURCE_OPTIMIZER, SOURCE_WORKER = range(3)
 # BEGAN = value + 1, 0 where unknown: the absolute step at which this process began to train, the greater of what the optimizer's count and
 # the script's first word show. TOTAL: the absolute step with which the training ends, 0 where it is unknown. PHASE_LIMIT: the milliseconds
 # that the script allows without a sign of life in the phase that it declared, 0 where it declared none. LOSS: the bits of the float that
-# the script reported last (worker.report), where the loss 0.0 is -0.0, so that 0 is: none. LOSSES: how many it reported.
+# the script reported last (worker.report), where the loss 0.0 is -0.0, so that 0 is: none. LOSSES: how many it reported. OVER = steps + 1
+# when the script was over without an exception, or had given up its process group, 0: neither. A later step shows that it went on.
 PHASE_BITS = 3
 SOURCE_BITS = 2
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from supervisor.observe.hangs.movement import Movement
 
 #: Kinds in which the ranks that are waited for may come, if they do anything.
-_MAY_GO_ON = frozenset({HangKind.LATE, HangKind.WAITING, HangKind.STILL})
+_MAY_GO_ON = frozenset({HangKind.LATE, HangKind.WAITING, HangKind.EXIT, HangKind.STILL})
 
 
 def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
@@ -85,8 +85,8 @@ def _judged(
             return kind, _sentence(waits, culprits, look), culprits
     rest = tuple(one for one in now if one.doing not in {Doing.WAITS, Doing.GONE})
     goes_on = rest if len(rest) < len(now) else ()  # the others ended in order
-    if waits and rest:
-        return HangKind.LATE, _sentence(waits, rest, look), rest
+    if rest and (waits or all(one.at_exit for one in rest)):
+        return HangKind.LATE if waits else HangKind.EXIT, _sentence(waits, rest, look), rest
     calls = {(one.group.name if one.group else "", one.text) for one in waits}
     if len(calls) == 1 and not any(one.collective is not None and one.collective.is_p2p for one in waits):
         return HangKind.WAITING, _sentence(waits, (), look) + _missing(waits, look), ()

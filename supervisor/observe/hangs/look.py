@@ -81,7 +81,8 @@ class ProcessLook:
 class RankLook:
     """One rank. workers: the processes below it that run its program, such as a DataLoader's workers. helpers: those that run another one.
 
-    phase, steps, step: of its heartbeat, None without one; so is world, the number of ranks that its process group is to have.
+    phase, steps, step, script_over: of its heartbeat, None or False without one; so is world, the number of ranks that its process group is
+    to have.
     """
 
     rank: int
@@ -94,6 +95,7 @@ class RankLook:
     step: int | None = None
     helpers: tuple[ProcessLook, ...] = ()
     world: int | None = None
+    script_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,9 @@ def take(
         beat = beats.get(info.rank)
         trains = beat if beat is not None and beat.start_ticks >= info.start_ticks else info
         look = RankLook(info.rank, info.local_rank, ProcessLook(trains.pid, trains.start_ticks))
-        looks[info.rank] = look if beat is None else replace(look, phase=beat.phase, steps=beat.steps, step=beat.step, world=beat.world)
+        if beat is not None:
+            look = replace(look, phase=beat.phase, steps=beat.steps, step=beat.step, world=beat.world, script_over=beat.script_over)
+        looks[info.rank] = look
     answers = _Answers()
     for look in looks.values():
         answers.ask((look.rank, 0), partial(_rank_process, look, directory, until, around))

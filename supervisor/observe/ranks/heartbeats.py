@@ -34,7 +34,8 @@ class RankHeartbeat:
     with which it ends. `phase_limit_s`: what the script allows without a sign of life in the phase that it declared.
     `loss`: the one that the script reported last (worker.report), `losses`: how many it reported. `optimizer_made`: it made one of torch's.
     `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint). `loader`: a DataLoader started worker processes.
-    `world`: so many ranks its process group is to have.
+    `world`: so many ranks its process group is to have. `script_over`: its script was over without an exception, or had given up its
+    process group, and no step followed.
     """
 
     local_rank: int
@@ -64,6 +65,7 @@ class RankHeartbeat:
     ran: bool = False
     loader: bool = False
     world: int | None = None
+    script_over: bool = False
 
 
 def create(path: Path, slots: int) -> None:
@@ -125,5 +127,6 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         ran=bool(flags & shim.FLAG_RAN),
         loader=bool(flags & shim.FLAG_LOADER),
         world=slot[shim.WORLD] if slot[shim.WORLD] > 0 else None,
+        script_over=slot[shim.OVER] == slot[shim.STEPS] + 1,
         phase_limit_s=slot[shim.PHASE_LIMIT] / 1e3 if slot[shim.PHASE_LIMIT] > 0 else None,
     )

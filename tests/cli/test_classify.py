@@ -80,17 +80,18 @@ def test_a_page_for_people_has_the_labels_of_the_card_and_all_that_matters(tmp_p
     for shown in (
         "cause The GPU ran out of memory (cuda_oom, 97 % sure)", "where rank 3, GPU 3", "code /home/user/train.py:80 in main",
         "evidence line 5: rank 3: torch.OutOfMemoryError: CUDA out of memory.", "asked 2.00 GiB",
-        "next End other processes that hold memory", "double the gradient accumulation",
+        "next Halve the micro-batch and double the gradient accumulation",
     ):  # fmt: skip
         assert shown in text, text
     assert " ... " not in text, "nothing is cut"
+    assert "End other processes" not in text, "the log shows none that hold memory"
 
 
 def test_what_installs_a_missing_package_is_told(tmp_path: Path) -> None:
     missing = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nModuleNotFoundError: No module named 'cv2'\n"
     for module, line in (
-        ("cv2", "next Run `pip install opencv-python` in the job's environment."),
-        ("our_models", "next Install what is missing"),
+        ("cv2", "next Run `pip install opencv-python` in the job's environment"),
+        ("our_models", "next Install what provides our_models, or correct the import"),
     ):
         (tmp_path / "a.log").write_text(missing.replace("cv2", module))
         assert line in " ".join(classify("a.log", cwd=tmp_path).stdout.decode().split())

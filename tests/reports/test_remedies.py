@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +21,7 @@ from supervisor.core.model import Cause, PlanKind, Policy, RankExit, Verdict
 from supervisor.strategies import propose
 from supervisor.strategies.situation import Situation
 from tests.checkpointing import mounts
+from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 from tests.reports.conftest import DECLARED, OFTEN, torchrun
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.e2e.conftest import Supervised
+    from tests.health.conftest import FakeNvml
 
     Run = Callable[..., Supervised]
 
@@ -319,3 +323,18 @@ def test_onetrainer_1409_a_hub_that_is_asked_too_often_is_waited_for(before_firs
     assert plan.delay_s > 0
     assert "HF_HUB_OFFLINE=1" in remedy(verdict)
     assert os.sep not in remedy(verdict)
+
+
+# --- NVIDIA/open-gpu-kernel-modules #971
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("command", ["gpus", "doctor"])
+def test_open_gpu_971_a_driver_that_never_answers_is_a_finding_at_its_deadline(fake_nvml: FakeNvml, tmp_path: Path, command: str) -> None:  # noqa: F811
+    fake_nvml.set({"all.hang_ms.nvmlDeviceGetUUID": 600_000}, gpus=2)
+    argv = [sys.executable, "-m", "supervisor", command, *(("--state-dir", str(tmp_path)) if command == "gpus" else ())]
+    done = subprocess.run(argv, cwd=tmp_path, env=fake_nvml.environ, capture_output=True, text=True, timeout=100, check=False)  # noqa: S603 (ours)
+    assert "did not answer" in done.stdout, done.stdout + done.stderr
+    assert done.returncode != 0

@@ -68,7 +68,15 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     died_with_us = state.stage not in {Stage.ENDED, Stage.NEW}
     if _terms(event.policy) != _terms(state.run.policy):  # the changes were of other knobs, or permitted by other options
         run = changed(
-            state.run, overrides=(), batch_ranks=0, last_ranks=0, nproc=None, programs=(), knob_values=(), disputes=(), batchnorm=False
+            setups.forgotten(state.run),
+            overrides=(),
+            batch_ranks=0,
+            last_ranks=0,
+            nproc=None,
+            programs=(),
+            knob_values=(),
+            disputes=(),
+            batchnorm=False,
         )
         state = changed(state, run=run)
     overrides = network.still_permitted(state.run.overrides, event.policy)

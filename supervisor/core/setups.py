@@ -52,6 +52,11 @@ def _back(state: JobState, before: dict[str, str], now: dict[str, str]) -> tuple
     return tuple(rows)
 
 
+def forgotten(run: Run) -> Run:
+    """Return the run whose user changed what plans may change: what it starts with is to be seen again. Its program stays known."""
+    return changed(run, starts_with=Setup(program=run.starts_with.program), unworkable=(), least_nodes=0)
+
+
 def learned(run: Run, verdict: Verdict, plan: Plan) -> Run:
     """Return the run with what a failure and its plan show of the changes before it.
 

@@ -247,7 +247,8 @@ class Reporter:
         verdict, plan = action.verdict, action.plan
         named = action.step is None or f"step {action.step}" in verdict.summary
         where = "" if not verdict.node or verdict.node in verdict.summary else f" on {verdict.node}"
-        where += "" if named else f" at step {action.step}" + (" or later" if action.at_least else "")
+        at = "; last step" if verdict.cause is Cause.NODE_LOST else " at step"
+        where += "" if named else f"{at} {action.step}" + (" or later" if action.at_least else "")
         self._log.write(
             LogEvent.PLAN_DECIDED,
             incident=action.incident,

@@ -84,6 +84,10 @@ def test_too_few_nodes_wait_for_one_more_take_it_and_stop_with_75_when_none_come
     assert waits["nodes"] == 1
     assert "waits for 1 more node(s), for at most 45 s; then the run stops (75)" in first.stderr
     assert "for 1 more node(s), until" in first.ask("status").stdout
+    page = " ".join(first.ask("why").stdout.split())
+    assert "A node of the job was lost, or left (node_lost" in page
+    assert "waits for 1 more node(s), until" in page
+    assert "then the run stops with exit code 75" in page
     again = nodes.start(1)
     wait_for(lambda: rows(tmp_path / "log")[-1][1] == 2, "two of them to train on", 60, alive=first.alive)
     assert first.status()["waits"] is None

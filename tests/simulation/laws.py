@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 GUARDS = frozenset({"within_cap", "recurring"})
 #: The rung of [recover.CAUSE], which stands before those of the cause.
 USERS_ROW = "users_row"
+OWN_CHANGE = "own_change"
 FIRST = GUARDS | {USERS_ROW}
 #: What leaves the training as it is: by what is set, the rung that --allow-network must name for it.
 HARMLESS = {
@@ -157,7 +158,7 @@ def consent(record: Record, _past: Past, books: Watch) -> str:
     if not record.changed:
         return ""
     plan = record.plan
-    if plan.strategy == USERS_ROW:  # users_row has what the user consented to
+    if plan.strategy in {USERS_ROW, OWN_CHANGE}:  # users_row has what the user consented to, and what is taken back is the user's own
         return ""
     harmless = not (plan.rejected or plan.exclude or plan.nproc is not None) and all(c.knob in HARMLESS for c in plan.changes)
     if record.strike is not None and not record.strike.clear and not harmless:
@@ -204,7 +205,7 @@ def recurring(record: Record, past: Past, books: Watch) -> str:
 
 def own_code(record: Record, _past: Past, books: Watch) -> str:
     """A program that fails before its first step, and did not train before: what it reads may be missing for a while."""
-    if books.trained and record.plan.strategy == "start_again":
+    if (books.trained and record.plan.strategy == "start_again") or record.plan.strategy == OWN_CHANGE:
         return ""
     plainly = record.early and record.strike and record.strike.phase in BEFORE_FIRST_STEP and _seen(record, books)
     return "" if record.stops or not plainly else "a restart before the first step"

@@ -2,13 +2,16 @@
 
     <state>/checkpoints/lineage.json
     {"version": 1, "runs": [{"run", "began", "attempts": [[number, began_ns], ...]}],
-     "roll_backs": [{"began", "run", "attempt", "step", "path", "content"}], "abandoned": [{"path", "began", "run", "attempt"}]}
+     "roll_backs": [{"began", "run", "attempt", "step", "path", "content", "reason"}], "abandoned": [{"path", "began", "run", "attempt"}]}
 
 A run's `began` is the wall time of its start in seconds, but always later than the checkpoints and starts known of earlier runs. So a new
 run stays the newest if the clock was set back, or is behind the clock of the node whose checkpoint was restored.
 
 A file without a manifest belongs to the last attempt that had begun when the file was modified. If a file server's clock is seconds behind
 ours, an attempt's first save may thus be counted to the attempt before.
+
+A roll-back is first tried: it is in memory alone until an attempt trained from an older checkpoint (`accuse`). Without that proof the next
+run knows nothing of it.
 
 `abandoned`: a person deleted the checkpoint at this path between two runs. Copies of it that runs up to the named attempt made are ignored.
 
@@ -20,7 +23,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.io import durable, staging
@@ -69,6 +72,7 @@ class Lineages:
         self._record, self.problem, self._has_newer_version = _read(self._file)
         self._written = self._record
         self._run = run
+        self._tried: tuple[RollBack, ...] = ()
         self._early: tuple[tuple[int, int], ...] = ()  # attempts that began before `begin_run` recorded the run, which waits for a disk
 
     def begin_run(
@@ -146,8 +150,8 @@ class Lineages:
 
     @property
     def roll_backs(self) -> tuple[RollBack, ...]:
-        """The steps back of all runs."""
-        return self._record.roll_backs
+        """The steps back of all runs, and those that this one tries."""
+        return (*self._record.roll_backs, *self._tried)
 
     def of_attempt(self, attempt: int) -> Lineage:
         """Return the lineage of an attempt of this run."""
@@ -163,12 +167,30 @@ class Lineages:
                     found = max(found, Lineage(one.began, one.run, number))
         return found
 
-    def roll_back(self, row: RollBack) -> None:
-        """Record that the training steps back from a checkpoint."""
+    def try_roll_back(self, row: RollBack) -> None:
+        """Have the training step back from a checkpoint in this run."""
         with self._lock:
-            if row not in self._record.roll_backs:
-                self._replace(roll_backs=(*self._record.roll_backs, row)[-_MOST_ROWS:])
+            if row not in self.roll_backs:
+                self._tried = (*self._tried, row)
+
+    def accuse(self, reason: str) -> tuple[RollBack, ...]:
+        """Record the steps back that this run tried, for the runs after it. Return them."""
+        with self._lock:
+            accused, self._tried = tuple(replace(row, reason=reason) for row in self._tried), ()
+            if accused:
+                self._replace(roll_backs=(*self._record.roll_backs, *accused)[-_MOST_ROWS:])
         self.write()
+        return accused
+
+    def withdraw(self, path: str) -> bool:
+        """Forget the steps back from the checkpoint at a path. Return whether there was one."""
+        with self._lock:
+            rest = tuple(row for row in self._record.roll_backs if row.path != path)
+            is_known = len(rest) < len(self._record.roll_backs)
+            if is_known:
+                self._replace(roll_backs=rest)
+        self.write()
+        return is_known
 
     def abandon(self, path: str) -> None:
         """Record that a person removed what earlier runs had written at a path."""
@@ -198,7 +220,8 @@ class Lineages:
                 "version": _VERSION,
                 "runs": [asdict(one) for one in record.runs],
                 "roll_backs": [
-                    {**asdict(one.last), "step": one.step, "path": one.path, "content": one.content} for one in record.roll_backs
+                    {**asdict(one.last), "step": one.step, "path": one.path, "content": one.content, "reason": one.reason}
+                    for one in record.roll_backs
                 ],
                 "abandoned": [{**asdict(last), "path": path} for path, last in record.abandoned],
             }
@@ -245,7 +268,13 @@ def _read(file: Path) -> tuple[_LineageRecord, str | None, bool]:
             for row in document["runs"]
         )
         roll_backs = tuple(
-            RollBack(_lineage(row), None if row["step"] is None else int(row["step"]), str(row["path"]), str(row["content"]))
+            RollBack(
+                _lineage(row),
+                None if row["step"] is None else int(row["step"]),
+                str(row["path"]),
+                str(row["content"]),
+                str(row.get("reason", "")),
+            )
             for row in document["roll_backs"]
         )
         abandoned = tuple((str(row["path"]), _lineage(row)) for row in document["abandoned"])

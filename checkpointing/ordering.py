@@ -62,12 +62,14 @@ class RollBack:
     """A step back from a checkpoint: what `last` and earlier lineages saved at its step or beyond is taken only if nothing else is left.
 
     If its step is unknown, only the checkpoint itself is meant: its `path`, and copies of its `content` (a manifest's id; "" unknown).
+    `reason`: why, for a person.
     """
 
     last: Lineage
     step: int | None
     path: str
     content: str = ""
+    reason: str = ""
 
     def covers(self, lineage: Lineage, step: int | None, path: str, content: str = "") -> bool:
         """Return whether the step back gave up a checkpoint."""

@@ -68,6 +68,15 @@ class Rejections:
         """Return every rejection, also those whose identity is gone."""
         return tuple(self._rows.values())
 
+    def withdraw(self, path: str) -> bool:
+        """Forget the rejection of a path, durably. Return whether there was one."""
+        with self._lock:
+            rest = {name: rejection for name, rejection in self._rows.items() if name != path}
+            if len(rest) == len(self._rows):
+                return False
+            self._keep(rest)
+            return True
+
     def add(self, torn: Iterable[tuple[str, Identity, str]], kind: str = "torn") -> None:
         """Reject each (path, identity, reason), durably. An older rejection of the same path goes, because its identity is gone."""
         with self._lock:
@@ -82,13 +91,16 @@ class Rejections:
                 return
             while len(rejections) > _MOST:
                 del rejections[next(iter(rejections))]
-            self._rows = rejections  # replaced, never changed: readers need no lock
-            try:
-                durable.make_directory(str(self._file.parent))
-                staging.write(str(self._file), _encode(rejections.values()))
-                self.problem = None
-            except OSError as error:
-                self.problem = f"rejections could not be recorded: {self._file}: {error.strerror}"
+            self._keep(rejections)
+
+    def _keep(self, rejections: dict[str, Rejection]) -> None:
+        self._rows = rejections  # replaced, never changed: readers need no lock
+        try:
+            durable.make_directory(str(self._file.parent))
+            staging.write(str(self._file), _encode(rejections.values()))
+            self.problem = None
+        except OSError as error:
+            self.problem = f"rejections could not be recorded: {self._file}: {error.strerror}"
 
 
 def _encode(rejections: Iterable[Rejection]) -> bytes:

@@ -12,6 +12,7 @@ from checkpointing.io.read_watch import ReadWatch
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import decode
 from checkpointing.verification import identity_of
+from supervisor.checkpoints import accusations
 from supervisor.checkpoints.mirror.feed import MirrorFeed
 from supervisor.checkpoints.mirror.restore_process import PARTS_MISSING
 from supervisor.checkpoints.node_offer import NodeOffer, SaveRestored
@@ -119,6 +120,11 @@ class JobCheckpoints:
     def keep_unused(self, attempt: int) -> None:
         """Hold copies of the checkpoints that an attempt was not seen to load, and report them."""
         self._unused.keep(attempt)
+
+    def accuse(self, reason: str) -> tuple[str, ...]:
+        """Record for later runs what this run stepped back from. Return for each what a person should know."""
+        accused = self.records.order.accuse(reason)
+        return tuple(f"checkpoint out of use from now on: {accusations.text(row, self._job)}" for row in accused)
 
     def saved_since(self, since_t: float, limit_s: float) -> CheckpointRef | None:
         """Return the newest whole checkpoint that was written since then (wall time), None where none is found in time."""

@@ -234,6 +234,7 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     notes = node_offer.note_groups(rows.groups, [state.host for state in states], [state.markers for state in states])
     found = _chosen(action, node_offer, all_gather, rows, ways, t)
     loaded, saved = any(state.ever_loaded for state in states), any(state.has_saved for state in states)
+    notes = (*node_offer.take_notes("" if found.chosen is None else found.chosen.path), *notes)
     return replace(found, notes=notes, batch=rows.newest.batch, ever_loaded=loaded, has_saved=saved)
 
 

@@ -70,6 +70,7 @@ class NodeOffer:
         self.look_s = LOOK_S  # how long this node searches for the markers of others
         self._restored: dict[str, str] = {}  # save → path at which all of it is here
         self._offered: dict[NodeCheckpoint, Candidate | Spare] = {}  # for the next attempt
+        self._listed: tuple[Candidate, ...] = ()  # at the last agreement
         self._apart: frozenset[str] = frozenset()  # nodes whose markers it did not find the last time
         self._noted: tuple[tuple[str, ...], ...] = ()  # groups of nodes that were reported
         self.markers = DirectoryMarkers(self._directories)
@@ -214,6 +215,7 @@ class NodeOffer:
         self._retention.pause()
         records.order.step_back(avoid, records.copies)
         listing = records.listed(records.resumable)
+        self._listed = listing.candidates
         whole = tuple(one for one in listing.candidates if not one.is_directory or self._parts.get(one.path, one.identity) is None)
         rows, selection = held(
             replace(listing, candidates=whole),
@@ -277,6 +279,10 @@ class NodeOffer:
             return Proof(f"{row.path}: {NOT_TO_THE_END}")
         except (CheckpointingError, OSError) as error:
             return Proof(f"{row.path}: {error}", silent=isinstance(error, DiskSilent))
+
+    def take_notes(self, chosen: str) -> tuple[str, ...]:
+        """Return what a person should know of the run's beginning, once, where the nodes chose this checkpoint ("": none)."""
+        return self._records.take_notes(self._listed, chosen)
 
     def take(self, path: str) -> None:
         """Protect the checkpoint of the attempt from pruning."""

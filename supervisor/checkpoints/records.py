@@ -12,6 +12,7 @@ from checkpointing.rejections import Rejections
 from checkpointing.retention.copies import Copies
 from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.verification import Cache
+from supervisor.checkpoints import accusations
 from supervisor.checkpoints.discovery.from_logs import Discovery
 from supervisor.checkpoints.discovery.locations import CheckpointLocations
 from supervisor.checkpoints.origin.baseline import Baseline
@@ -23,7 +24,7 @@ from supervisor.core.model import ResumeKind
 from supervisor.core.planning import DECLARED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from checkpointing.discover import Listing
     from checkpointing.model import Candidate
@@ -79,7 +80,7 @@ class CheckpointRecords:
         self._lock = threading.Lock()
         self._rejections: Rejections | None = None
         self._has_begun = False
-        self._notes: tuple[str, ...] = ()
+        self._notes: tuple[str, ...] | None = ()  # None: they were taken
         self._attempt = 0
 
     def set_resume_way(self, resume_by: str, *, own_only: bool = False) -> None:
@@ -147,11 +148,13 @@ class CheckpointRecords:
             if self.discovery is not None and left:
                 self.discovery.absorb(left[-1], int(left[-1].name.rpartition("-")[2]), again=True)
 
-    def take_notes(self) -> tuple[str, ...]:
-        """Return what a person should know of the run's beginning, once."""
+    def take_notes(self, listed: Iterable[Candidate], chosen: str) -> tuple[str, ...]:
+        """Return what a person should know of the run's beginning, once: which newer ones than the chosen one ("": none) are out of use."""
         with self._lock:
-            notes, self._notes = self._notes, ()
-            return notes
+            notes, self._notes = self._notes, None
+        if notes is None:
+            return ()
+        return (*notes, *accusations.of_earlier_runs(self.order, listed, chosen, self.job))
 
     def begin_attempt(self, attempt: int) -> None:
         """Note whose logs of saves and loads are read from now on. Waits for no disk."""

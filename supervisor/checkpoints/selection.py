@@ -73,7 +73,8 @@ class CheckpointSelector:
             if permission.is_valid:
                 records.order.step_back(avoid, records.copies)
             # those of earlier runs too: the script may take a torn one
-            selection = self._newest(rejections, avoid, self._listing(records.locations.listing, silent), suspect=suspect)
+            listing = self._listing(records.locations.listing, silent)
+            selection = self._newest(rejections, avoid, listing, suspect=suspect)
             if not records.reads.is_wanted():
                 raise Interrupted
             silent |= dict(selection.silent)
@@ -89,7 +90,8 @@ class CheckpointSelector:
             is_foreign = selection.chosen is not None and self._owners.is_foreign(selection.chosen.path)
             if permission.is_valid:
                 self._retention.use(None if selection.chosen is None else selection.chosen.path)
-            notes = (*records.take_notes(), *selection.notes)
+            chosen = "" if selection.chosen is None else selection.chosen.path
+            notes = (*records.take_notes(listing.candidates, chosen), *selection.notes)
             silent |= dict(selection.silent)
             unused = unused_checkpoints(records) if selection.chosen is None and not silent else ()
             stuck = self._stuck(selection, attempt, {path for path, _ in repaired})

@@ -477,6 +477,10 @@ class Settings:
         """Return the command that puts a GPU (its UUID, or all) back into use. It works in the directories in which `address` works."""
         return f"supervise gpus clear{self._state_dir_option()} {gpu}".rstrip()
 
+    def readmit_checkpoint_command(self, job: str, path: str) -> str:
+        """Return the command that puts a checkpoint back into use. It works in the directories in which `address` works."""
+        return f"supervise checkpoints quarantine {self.address(job)} --withdraw {shlex.quote(path)}"
+
     def allow_node_command(self, node: str) -> str:
         """Return the command that allows an excluded node again. It works in the directories in which `address` works."""
         return f"supervise nodes allow{self._state_dir_option()} {node}"

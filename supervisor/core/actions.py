@@ -249,6 +249,15 @@ class KeepCopies:
 
 
 @dataclass(frozen=True, slots=True)
+class AccuseCheckpoints:
+    """Record for later runs, too, what this one stepped back from: `attempt` trained from an older checkpoint. It is reported."""
+
+    attempt: int
+    reason: str
+    waits_for_journal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
 class KeepLook:
     """Keep the text of the newest look at the ranks: beside the card of `incident`, with the attempt's logs if that is 0."""
 
@@ -386,6 +395,7 @@ Action = (
     | ReportSaved
     | FindSave
     | KeepCopies
+    | AccuseCheckpoints
     | KeepLook
     | Alert
     | OpenIncident

@@ -167,7 +167,15 @@ def judged(state: JobState, t: float, verdict: Verdict) -> JobDecision:
     step = _step(state, verdict)
     before = before_first_step(state, t, verdict, facts)
     phase = Phase(facts["phase"]) if "phase" in facts else Phase.UNKNOWN
-    place = planning.Place(step, before, phase, _counted(state, verdict), trained=_trained_before(state, verdict))
+    place = planning.Place(
+        step,
+        before,
+        phase,
+        _counted(state, verdict),
+        trained=_trained_before(state, verdict),
+        loading=_died_loading(state, verdict, phase),
+        loaded=_is_of_given(state, _of_culprit(state, verdict, "loaded")),
+    )
     situation = planning.situation(state, t, verdict, place, failed_gpus)
     plan = propose(situation)
     if plan.kind is PlanKind.RESTART:
@@ -236,6 +244,29 @@ def _trained_before(state: JobState, verdict: Verdict) -> bool:
     attempt, steps = state.attempt, _beats(state, verdict, "steps")
     starts = not attempt.trains and max(steps, default=0) <= 0 and not _has_saved(state)
     return starts and 0 < state.run.trained_in < attempt.number and attempt.same_program
+
+
+def _died_loading(state: JobState, verdict: Verdict, phase: Phase) -> bool:
+    """Whether it failed within the load of the checkpoint that the attempt got. What died of another file is no proof against that one."""
+    of_load = phase is Phase.LOAD or verdict.cause is Cause.CHECKPOINT_CORRUPT
+    read = _of_culprit(state, verdict, "loading")
+    return of_load and (read is None or _is_of_given(state, read))
+
+
+def _of_culprit(state: JobState, verdict: Verdict, name: str) -> Evidence | None:
+    """Return the fact of this name about the culprit's last load (observe/ranks/load_logs.py)."""
+    facts = (f for f in state.attempt.evidence or () if (f.source, f.name, f.rank) == ("heartbeat", name, verdict.rank))
+    return next(facts, None)
+
+
+def _is_of_given(state: JobState, read: Evidence | None) -> bool:
+    """Whether what a rank read is the checkpoint that the attempt got, or a part of it."""
+    given = state.attempt.resume
+    if given is None or read is None:
+        return False
+    fields = dict(read.fields)
+    whole = fields.get("checkpoint") or read.text
+    return any(f"{path}/".startswith(f"{given.path}/") for path in (read.text, fields.get("real", ""))) or given.path.startswith(f"{whole}/")
 
 
 def _beats(state: JobState, verdict: Verdict, name: str) -> list[int]:

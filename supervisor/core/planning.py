@@ -45,7 +45,7 @@ class Place:
     """Where in the training it failed: the absolute step, None if unknown; whether that is proven to be before the first; doing what.
 
     counted: how many steps after a beginning from scratch, None where it is not known to be one. trained: an earlier attempt of this run
-    trained with the same program, and this one made no step.
+    trained with the same program, and this one made no step. loading, loaded: as in Situation.
     """
 
     step: int | None
@@ -53,6 +53,8 @@ class Place:
     phase: Phase
     counted: int | None = None
     trained: bool = False
+    loading: bool = False
+    loaded: bool = False
 
 
 def _culprits_end(deaths: tuple[RankExit, ...], rank: int | None) -> RankExit | None:
@@ -90,7 +92,8 @@ def situation(
         rejected=state.run.rejected,
         steps_back=state.run.steps_back,
         resume=state.attempt.resume,
-        loading=place.phase is Phase.LOAD,
+        loading=place.loading,
+        loaded=place.loaded,
         phase=place.phase,
         counted=place.counted,
         lasted_s=None if state.attempt.started_t is None else (state.attempt.over_t or t) - state.attempt.started_t,

@@ -17,9 +17,10 @@ import re
 from typing import TYPE_CHECKING
 
 from supervisor.core import planning
-from supervisor.core.actions import Alert, CloseIncident, KeepCopies, ReportResume
+from supervisor.core.actions import AccuseCheckpoints, Alert, CloseIncident, KeepCopies, ReportResume
 from supervisor.core.model import Beginning, CheckpointRef
 from supervisor.core.state import changed
+from supervisor.strategies.checkpoint import STEP_BACK
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
@@ -135,7 +136,7 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     if number == 1 and report.resume_from is None and report.path is None:
         kept = (KeepCopies(number),) if state.run.unfinished_before else ()
         return state, closing if report.began is Beginning.UNCONFIRMED else (report, *kept, *closing)
-    actions: tuple[Action, ...] = (report,)
+    actions: tuple[Action, ...] = (report, *_accused(state, known))
     newest = state.run.newest
     lost = report.resume_from or (newest.path if newest is not None else "") or next((one.newest for one in state.run.unused), "")
     # not confirmed, where a hook saw steps and no load: it may turn out only when the attempt has saved over what it was given
@@ -144,6 +145,16 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     if report.began is Beginning.FROM_SCRATCH and lost:
         actions = (*actions, Alert("started_from_scratch", number, f"attempt {number} started from scratch, although {lost} is there"))
     return state, (*actions, *closing)
+
+
+def _accused(state: JobState, known: Beginning | None) -> tuple[Action, ...]:
+    """Return the order to keep what this run stepped back from out of use for later runs, too: this attempt trains from another one."""
+    run, attempt = state.run, state.attempt
+    back = next((failure for failure in reversed(run.failures) if failure.rung == STEP_BACK), None)
+    if known is not None or not attempt.trains or attempt.resume is None or not run.rejected or back is None:
+        return ()
+    reason = f"attempt {back.attempt} stepped back from it ({back.cause}), and attempt {attempt.number} trained from {attempt.resume.path}"
+    return (AccuseCheckpoints(attempt.number, reason),)
 
 
 def with_save(state: JobState, found: CheckpointRef) -> JobState:

@@ -28,7 +28,7 @@ from supervisor.observe.pace.watch import PaceWatch
 from supervisor.observe.processes import core_dumps
 from supervisor.observe.processes.job_processes import JobProcesses
 from supervisor.observe.processes.launched_ranks import LaunchedRanks
-from supervisor.observe.ranks import heartbeats, nccl_logs, races
+from supervisor.observe.ranks import heartbeats, load_logs, nccl_logs, races
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -188,6 +188,7 @@ class AttemptWatch:
             "exceptions": of_exceptions,
             "heartbeats": lambda: collect.beats(directory / "heartbeat"),
             "saves": lambda: collect.saves(directory),
+            "loads": lambda: load_logs.evidence(directory, ranks),
             "logs": of_logs,
             "tails": of_tails,
             "network": of_network,

@@ -101,6 +101,15 @@ class CheckpointRequests:
         """Keep a copy of what the attempt loaded where it is in danger."""
         self._threads.start("keep-copies", lambda: self._factory.checkpoints.keep_unused(action.attempt), awaited=False)
 
+    def accuse(self, action: act.AccuseCheckpoints) -> None:
+        """Record what the run stepped back from, and warn of it."""
+
+        def work() -> None:
+            for text in self._factory.checkpoints.accuse(action.reason):
+                self._warn_once(text)
+
+        self._threads.start("accuse", work, awaited=False)
+
     def distrust(self) -> None:
         """Reject checkpoints saved while nodes trained from different states, before the run can end. Runs in a thread of the collection.
 

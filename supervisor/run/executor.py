@@ -135,6 +135,7 @@ class Executor:
             act.ReportSaved: self.nodes.saved,
             act.FindSave: self._rank_requests.find_save,
             act.KeepCopies: self._checkpoints.keep_copies,
+            act.AccuseCheckpoints: self._checkpoints.accuse,
             act.KeepLook: self._rank_requests.keep_look,
             act.Alert: reporter.alerted,
             act.OpenIncident: reporter.opened,

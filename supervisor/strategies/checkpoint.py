@@ -2,14 +2,17 @@
 
 A checkpoint may be whole, byte for byte, and still hold what kills the training: parameters that are NaN (NVIDIA/Megatron-LM #5281: 44
 equal restarts from one such), or an optimizer state that crashes a kernel. A NaN loss steps back at once, because the newest checkpoint
-was saved just before. Corruption and faults *while loading* step back at the second failure on the same checkpoint: the first may be the
-machine's. A program's own error never steps back.
+was saved just before. Else a checkpoint is accused only on proof. Two equal failures within its load, or two equal crashes after it and
+before the first step, make the run *try* the one before. If an attempt trains from that one, the other is accused: it stays out of use
+beyond this run (core/resumption.py). If it fails there too, both are cleared: it is the machine, or the program. What fails in the load of
+another file, and a program's own error, never steps back.
 """
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause, Change, Plan, PlanKind
@@ -18,10 +21,13 @@ from supervisor.strategies.rung import Rung
 from supervisor.strategies.situation import FOREIGN_CHECKPOINT, RACE_WRITER
 
 if TYPE_CHECKING:
-    from supervisor.core.model import CheckpointRef
+    from supervisor.core.model import CheckpointRef, Failure
     from supervisor.strategies.situation import Situation
 
 WINDOW = "skip_window"
+STEP_BACK = "step_back"
+#: Causes of which nothing shows whether the checkpoint, the program or the machine is at fault.
+CRASHES = frozenset({Cause.CUDA_ILLEGAL_ACCESS, Cause.SEGFAULT, Cause.UNKNOWN_NATIVE_ABORT})
 #: How to correct a script in which a rank reads what another one is writing.
 MEND = (
     "save to a temporary name and rename it (os.replace), or with checkpointing.save; and let the ranks that load wait until the one that "
@@ -72,7 +78,7 @@ def raced(situation: Situation) -> Plan | None:
 
 
 def step_back(situation: Situation) -> Plan | None:
-    """Reject the suspect for this run if an older good checkpoint is known; at most `steps_back` times.
+    """Avoid the suspect in this run if an older good checkpoint is known; at most `steps_back` times.
 
     core/start.py selects the older one and reports the cost, once the checkpoints on disk are listed: the newest may be unverified still.
     """
@@ -85,15 +91,28 @@ def step_back(situation: Situation) -> Plan | None:
         return None
     return Plan(
         kind=PlanKind.RESTART,
-        reason=f"{suspect.path} is not used again in this run: back to the newest good checkpoint that remains",
+        reason=_step_back_text(situation, suspect),
         next_rung="",
-        strategy="step_back",
+        strategy=STEP_BACK,
         rejected=(suspect.path,),
+    )
+
+
+def _step_back_text(situation: Situation, suspect: CheckpointRef) -> str:
+    if situation.verdict.cause is Cause.NAN_LOSS or situation.loading:
+        return f"{suspect.path} is not used again in this run: back to the newest good checkpoint that remains"
+    return (
+        f"two attempts crashed after they had loaded {suspect.path}, which proves nothing against it: the newest good checkpoint before it "
+        "is tried, and if that one trains, this one stays out of use"
     )
 
 
 def _step_back_missing(situation: Situation) -> str:
     """Return why no older checkpoint is tried, if the checkpoint is the suspect."""
+    resumed = situation.resume
+    other = "" if resumed is None or situation.verdict.cause is Cause.NAN_LOSS else _failed_on(situation, resumed)
+    if other:
+        return f"it failed on {other} too, so it is neither's fault: both stay in use"
     suspect = _suspect(situation)
     if suspect is None:
         undeclared = situation.verdict.cause in {Cause.NAN_LOSS, Cause.CHECKPOINT_CORRUPT} and not situation.policy.checkpoints_declared
@@ -110,10 +129,31 @@ def _suspect(situation: Situation) -> CheckpointRef | None:
     if situation.verdict.cause is Cause.NAN_LOSS:
         return _newest(situation)
     resumed = situation.resume
-    if resumed is None or not (situation.loading or situation.verdict.cause is Cause.CHECKPOINT_CORRUPT):
+    if resumed is None or _failed_on(situation, resumed):
         return None
-    before = (f for f in situation.unanswered if f.resumed == resumed.path and (f.loading or f.cause is Cause.CHECKPOINT_CORRUPT))
-    return resumed if any(before) else None
+    return resumed if any(_is_twin(situation, f) for f in situation.unanswered if f.resumed == resumed.path) else None
+
+
+def _is_twin(situation: Situation, past: Failure) -> bool:
+    """Whether two attempts failed alike: both within the load of what they got, or with the same crash between that and the first step."""
+    if situation.loading:
+        return past.loading
+    crashed = situation.verdict.cause in CRASHES and situation.loaded and situation.before_first_step
+    return crashed and past.before_first_step and past.fingerprint == situation.verdict.fingerprint
+
+
+def _failed_on(situation: Situation, resumed: CheckpointRef) -> str:
+    """Return the other checkpoint on which the run failed alike before it went back, if no attempt trained since; "" for none.
+
+    Failing alike on two clears both.
+    """
+    untrained = [f for f in takewhile(_made_no_step, reversed(situation.failures)) if not f.is_over]
+    alike = (f for f in untrained if f.rung == STEP_BACK and f.fingerprint == situation.verdict.fingerprint)
+    return next((f.resumed for f in alike if f.resumed != resumed.path), "")
+
+
+def _made_no_step(past: Failure) -> bool:
+    return past.before_first_step or past.loading
 
 
 def _newest(situation: Situation) -> CheckpointRef | None:
@@ -152,9 +192,9 @@ RUNGS = (
     Rung("foreign_checkpoint", foreign_checkpoint, "stop (65): the ranks loaded a checkpoint that is not of this run, and beyond it"),
     Rung("raced", raced, "a rank read what another one was writing: restart once, the file is not rejected; again: stop (65)"),
     Rung(
-        "step_back",
+        STEP_BACK,
         step_back,
-        "the checkpoint is rejected for this run, the one before it is taken; at most restart.steps_back times",
+        "the checkpoint is avoided in this run, the one before it is tried; at most restart.steps_back times",
         changes_job=True,
         missing=_step_back_missing,
     ),

@@ -47,11 +47,12 @@ class Situation:
     knobs: all that were found, with their current values; `enabled` returns those that a plan may set. ranks: of this node (0: unknown), of
     world_size in all. gpus: of this node, in CUDA's order; gpu: UUID of the culprit's, "" if unknown. verified: checkpoints that are good
     and not rejected, oldest first; known_good: how many the last listing found, the selected one included. steps_back: taken in this
-    run. resume: the checkpoint that the attempt got; loading: it failed while it read that. trained: an earlier attempt of this run
-    trained with the same program, and this one made no step. in_vain: the failures that another start answered, since that attempt and
-    since the newest requeue; vain_requeues: how many requeues led to no step since that attempt. disputes: knobs of which a rank reports
-    another value than it was started with. traced: the attempt recorded its collectives. failed_gpus: UUID and proof of each GPU that is
-    proven to have failed by itself; gpu may be one of them. evidence: all that was collected, of which the verdict uses a part.
+    run. resume: the checkpoint that the attempt got; loading: it failed within the load of that, or because it is damaged; loaded: the
+    culprit's last load was of that, and had ended. trained: an earlier attempt of this run trained with the same program, and this one
+    made no step. in_vain: the failures that another start answered, since that attempt and since the newest requeue; vain_requeues: how
+    many requeues led to no step since that attempt. disputes: knobs of which a rank reports another value than it was started with. traced:
+    the attempt recorded its collectives. failed_gpus: UUID and proof of each GPU that is proven to have failed by itself; gpu may be one of
+    them. evidence: all that was collected, of which the verdict uses a part.
     """
 
     t: float
@@ -77,6 +78,7 @@ class Situation:
     steps_back: int = 0
     resume: CheckpointRef | None = None
     loading: bool = False
+    loaded: bool = False
     phase: Phase = Phase.UNKNOWN
     counted: int | None = None
     lasted_s: float | None = None

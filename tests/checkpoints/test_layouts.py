@@ -177,7 +177,7 @@ def test_a_declared_pattern_that_matches_no_checkpoint_is_said_at_the_start(disk
     (disk.here / "logs/train.txt").write_text("x")
     checkpoints = declaring(disk, "runs", "logs", "absent/*.pt")
     checkpoints.records.begin_run()
-    first, second = checkpoints.records.take_notes()
+    first, second = checkpoints.records.take_notes((), "")
     assert first == (
         f"--checkpoints runs matches {disk.here}/runs, which is no checkpoint of a known layout: declare 'runs/a/step-[0-9]*' instead"
     )

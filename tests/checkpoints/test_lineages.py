@@ -80,6 +80,11 @@ class Node:
         self.job.attempt_dir(number).mkdir()
         self.checkpoints.began(number)
 
+    def trains(self, number: int) -> tuple[str, ...]:
+        """Start the ranks of an attempt, which make a step. Returns what a person should know of the checkpoints before it."""
+        self.attempt(number)
+        return self.checkpoints.accuse(f"attempt {number} trained from an older one")
+
     def save(self, step: int, name: str = "", *, cut: bool = False) -> Path:
         """Save as a rank does, into a file of its own or in place, to the end or not."""
         path = self.here / (name or f"ckpt/step_{step}.pt")
@@ -184,7 +189,7 @@ def test_a_step_back_holds_in_the_mirror_and_for_the_next_start(tmp_path: Path) 
         for step in (800, 900, 1000):
             node.arrives(step)
         assert chosen(node.stops(1, "ckpt/step_1000.pt", "ckpt/step_900.pt")) == ("step_800.pt", 800)
-        node.attempt(2)
+        node.trains(2)
         for step in (850, 890):
             node.arrives(step)
     assert node.in_mirror() == [890, 850]
@@ -202,10 +207,31 @@ def test_a_step_back_holds_for_the_next_start_where_nothing_was_saved_after_it(t
     node.save(1000, "last.pt")  # the same state under a second name
     node.look()
     assert chosen(node.stops(1, "ckpt/step_1000.pt")) == ("step_900.pt", 900)
+    rejected = str(node.here / "ckpt" / "step_1000.pt")
+    withdraws = f"it is used again after `supervise checkpoints quarantine --job job --withdraw {rejected}`"
+    reason = "attempt 2 trained from an older one"
+    assert node.trains(2) == (f"checkpoint out of use from now on: {rejected}: {reason}; {withdraws}",)
+    node.stops(2, "ckpt/step_1000.pt")
+    next_run = node.run("run-b")
+    assert chosen(next_run) == ("step_900.pt", 900)
+    beside = " (and 1 more, saved at its step or beyond)"
+    assert next_run.notes == (f"checkpoint out of use: {rejected}{beside}: {reason}; {withdraws}",)
+    again = node.stops(0)
+    assert (chosen(again), again.notes) == (("step_900.pt", 900), ())
+
+
+def test_a_step_back_after_which_no_attempt_trained_is_forgotten_with_its_run(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run("run-a")
+    node.attempt(1)
+    for step in (900, 1000):
+        node.save(step)
+    node.look()
+    assert chosen(node.stops(1, "ckpt/step_1000.pt")) == ("step_900.pt", 900)
     node.attempt(2)
     node.stops(2, "ckpt/step_1000.pt")
-    assert chosen(node.run("run-b")) == ("step_900.pt", 900)
-    assert chosen(node.stops(0)) == ("step_900.pt", 900)
+    next_run = node.run("run-b")
+    assert (chosen(next_run), next_run.notes) == (("step_1000.pt", 1000), ())
 
 
 def test_a_step_back_holds_on_another_host_that_sees_the_same_disk(tmp_path: Path) -> None:
@@ -218,7 +244,7 @@ def test_a_step_back_holds_on_another_host_that_sees_the_same_disk(tmp_path: Pat
         node.save(step)
     node.look()
     node.stops(1, "ckpt/step_1000.pt", "ckpt/step_900.pt")
-    node.attempt(2)
+    node.trains(2)
     node.save(850)
     node.look()
     node.stops(2, "ckpt/step_1000.pt", "ckpt/step_900.pt")
@@ -468,9 +494,10 @@ def test_latest_names_what_a_resume_takes(tmp_path: Path, capfd: pytest.CaptureF
     node.look()
     assert chosen(node.stops(1)) == latest("ckpt") == ("step_140.pt", 140)
     stepped_back = chosen(node.stops(1, "ckpt/step_140.pt"))
+    assert latest("ckpt") == ("step_140.pt", 140), "the older one is only tried"
+    node.trains(2)
     assert stepped_back == latest("ckpt")
     assert stepped_back[1] != 140
-    node.attempt(2)
     node.save(110)
     node.save(120, cut=True)
     node.look()

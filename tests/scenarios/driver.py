@@ -155,6 +155,7 @@ class World:
         facts += of_network(row)
         if "phase" in row:
             facts += [Evidence("heartbeat", "phase", row["phase"], rank=rank), Evidence("heartbeat", "optimizer", "made", rank=rank)]
+        facts += [Evidence("heartbeat", name, row[name], rank=rank) for name in ("loading", "loaded") if name in row]
         if "step" in row:
             facts.append(Evidence("heartbeat", "step", str(row["step"]), rank=rank))
         if "counted" in row:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from checkpointing.manifest.documents import Manifest, Manifests
-    from checkpointing.model import Identity, Lineage
+    from checkpointing.model import Candidate, Identity, Lineage
     from checkpointing.retention.copies import Copies
     from supervisor.checkpoints.discovery.from_logs import Discovery
 
@@ -92,7 +92,7 @@ class CheckpointOrder:
         return self._lineages.attempt_at(mtime_ns) if attempt is None else self._lineages.of_attempt(attempt)
 
     def step_back(self, avoid: Collection[str], copies: Copies) -> None:
-        """Record the step back from each path that is to be avoided; it outlives the run.
+        """Step back from each path that is to be avoided, in this run: `accuse` records it for the runs after it.
 
         A path stays among `avoid` for attempts. Only what a later attempt saved there beyond the first trouble is a step back of its own.
         """
@@ -107,7 +107,31 @@ class CheckpointOrder:
             earlier = [one for one in self._lineages.roll_backs if one.last.run == last.run and one.path == home]
             lineage = (known and known.about.lineage) or UNKNOWN_LINEAGE
             if all(lineage > one.last and (step or 0) > (one.step or 0) for one in earlier):
-                self._lineages.roll_back(RollBack(last, step, home, "" if known is None else known.id))
+                self._lineages.try_roll_back(RollBack(last, step, home, "" if known is None else known.id))
+
+    def accuse(self, reason: str) -> tuple[RollBack, ...]:
+        """Record what this run stepped back from, since an attempt trained from an older checkpoint: it outlives the run. Return it."""
+        return self._lineages.accuse(reason)
+
+    def gives_up(self, row: RollBack, candidate: Candidate) -> bool:
+        """Return whether a step back gave up a checkpoint, by what its name and its manifest say."""
+        lineage, step = self.age_of(candidate)
+        manifest = self._manifests.get(candidate.path)
+        content = manifest.id if manifest is not None and is_same(candidate.identity, manifest) else ""
+        return row.covers(lineage, None if step < 0 else step, candidate.path, content)
+
+    def age_of(self, candidate: Candidate) -> tuple[Lineage, int]:
+        """Return who wrote a checkpoint, and its step by its manifest or its name; -1 where neither gives one."""
+        manifest = self._manifests.get(candidate.path)
+        is_known = manifest is not None and is_same(candidate.identity, manifest)
+        step = manifest.step if manifest is not None and is_known else candidate.named.step if candidate.named is not None else None
+        lineage = self.lineage_of(candidate.path, candidate.identity, candidate.mtime_ns or candidate.identity.mtime_ns)
+        return lineage, -1 if step is None else step
+
+    @property
+    def roll_backs(self) -> tuple[RollBack, ...]:
+        """The steps back of all runs."""
+        return self._lineages.roll_backs
 
     def _step_of(self, path: str) -> int | None:
         return None if identity_of(path) is None else verify(path, bulk=False).step

@@ -18,12 +18,14 @@ from checkpointing.command_line.progress import ProgressBar, path_name
 from checkpointing.command_line.verdicts import as_dict, table
 from checkpointing.discover import find
 from checkpointing.io.reader import UNLIMITED, Throttle
+from checkpointing.lineage import Lineages
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Candidate, note_of
 from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.verification import identity_of
 from checkpointing.verification import verify as verify_one
 from supervisor.checkpoints.discovery import record
+from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.checkpoints.recording import numerics
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, named_or_latest_job, refuse_while_running, rejections_of
@@ -35,12 +37,14 @@ from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from checkpointing.manifest.documents import Manifest
     from supervisor.cli.jobs.job_files import JobFiles
     from supervisor.config.settings import Settings
 
 _QUARANTINED: Final = "quarantined"
+_OUT_OF_USE: Final = "out of use"
 
 
 @click.command()
@@ -85,10 +89,13 @@ def undo_command(invocation: Invocation, *, change: int | None, as_json: bool) -
 @click.command()
 @setting_options(*JOB)
 @click.option("--reason", metavar="TEXT", default="rejected by hand", help="Record this reason.")
+@click.option("--withdraw", is_flag=True, help="Use the checkpoint again: also one that a run stepped back from, or read as torn.")
 @click.argument("path", metavar="PATH")
-def quarantine_command(invocation: Invocation, *, path: str, reason: str) -> int:
+def quarantine_command(invocation: Invocation, *, path: str, reason: str, withdraw: bool) -> int:
     """It holds for the checkpoint as it is now: a new file in its place is not rejected. Not while the job runs."""
     settings = invocation.settings()
+    if withdraw:
+        return readmit(settings, invocation.job(settings), path)
     return quarantine(settings, invocation.job(settings), path, reason)
 
 
@@ -98,18 +105,25 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
     directory = place.directory / DIRECTORY
     discovered = record.read_locations(directory)
     rejections, manifests = rejections_of(directory), Manifests(str(directory))
+    order = CheckpointOrder(directory, manifests)
     rows: list[dict[str, Any]] = []
     recorded = [rejection.path for rejection in rejections.all()] + [manifest.path for manifest in manifests.all()]
     for candidate in _candidates(settings, discovered, recorded):
         rejection, manifest = rejections.get(candidate.path, candidate.identity), manifests.get(candidate.path)
         proven = manifest is not None and manifest.identity == candidate.identity
+        back = next((row for row in order.roll_backs if order.gives_up(row, candidate)), None)
+        state, reason = "verified" if proven else "unread", _numbers(manifest) if manifest is not None and proven else ""
+        if back is not None:
+            state, reason = _OUT_OF_USE, back.reason or f"a run stepped back from {back.path}"
+        if rejection is not None:
+            state, reason = rejection.kind, rejection.reason
         rows.append(
             {
                 "path": candidate.path,
                 "step": _shown_step(candidate, manifest if proven else None),
                 "bytes": candidate.identity.size,
-                "state": rejection.kind if rejection is not None else "verified" if proven else "unread",
-                "reason": rejection.reason if rejection is not None else _numbers(manifest) if manifest is not None and proven else "",
+                "state": state,
+                "reason": reason,
             }
         )
     location_rows = [{"pattern": one.pattern, "kind": one.kind, "saved": one.saved, "loaded": one.loaded} for one in discovered]
@@ -197,6 +211,33 @@ def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> i
         raise SuperviseError(f"cannot quarantine a checkpoint: {rejections.problem}", hint="Make the state directory writable for you.")
     stdio.write(sys.stdout, f"rejected for all later starts of job {place.job}, unless it is written anew: {clean(absolute)}")
     return 0
+
+
+def readmit(settings: Settings, job: str | None, path: str) -> int:
+    """Put a checkpoint back into use that was rejected, or that a run stepped back from. Returns 0."""
+    place = find_job(state_root(settings), job)
+    refuse_while_running(place)
+    absolute, problems, is_known = os.path.abspath(path), [], False  # noqa: PTH100  a link stays as it is named
+    for directory in (place.directory / DIRECTORY, *_of_other_hosts(place)):
+        rejections, lineages = rejections_of(directory), Lineages(directory)
+        for name in dict.fromkeys((absolute, os.path.realpath(path))):
+            is_known = bool(rejections.withdraw(name) + lineages.withdraw(name)) or is_known
+        problems += [problem for problem in (rejections.problem, lineages.problem) if problem]
+    if problems:
+        raise SuperviseError(f"cannot put a checkpoint back into use: {problems[0]}", hint="Make the state directory writable for you.")
+    if not is_known:
+        raise SuperviseError(
+            f"cannot put a checkpoint back into use: {path}: job {place.job} uses it already",
+            hint="`supervise checkpoints ls` shows which checkpoints are out of use.",
+            exit_code=ExitCode.USAGE,
+        )
+    stdio.write(sys.stdout, f"used again from the next start of job {place.job} on: {clean(absolute)}")
+    return 0
+
+
+def _of_other_hosts(place: JobFiles) -> list[Path]:
+    """Return what the job's other hosts recorded, as far as this disk has it: the next run takes over what they stepped back from."""
+    return [directory for directory in sorted(place.directory.parent.glob(f"*/{DIRECTORY}")) if directory.parent != place.directory]
 
 
 def _shown_step(candidate: Candidate, manifest: Manifest | None) -> int | None:

@@ -3,6 +3,8 @@
 One line of JSON per file goes to `loads-<local rank>.jsonl`; a process without a slot keeps its lines until it has one. If it dies of a
 load before (a rank that its launcher gave no number), the line of that load goes to `loads-p<pid>.jsonl`. Bounded per folder, because a
 data set may be a million .pt files. Inode, size and time of an absent file are null: the script tried to load a checkpoint there.
+
+Before it, a line `{"loading": PATH}` says that the load began: of a rank that dies within it no other line comes.
 """
 
 from __future__ import annotations
@@ -34,6 +36,17 @@ class LoadLog:
         self._counts: dict[str, int] = {}
 
     @quiet
+    def began(self, source: Any) -> None:  # noqa: ANN401 - as in `note`
+        """Log that a load begins."""
+        path = path_of(source)
+        if path is None or not self._identity.enabled or self._is_full(os.path.dirname(path)):  # noqa: PTH120 - pathlib costs 5 ms of start-up
+            return
+        import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
+
+        self._lines.append(json.dumps({"loading": path}) + "\n")
+        self.write()
+
+    @quiet
     def note(self, source: Any, complete: bool, via: str, began: float) -> None:  # noqa: ANN401, FBT001 - whatever the script gave to torch.load
         """Log a load. `source` is a path or an open file; `complete`: it raised nothing; `via`: the library that loaded.
 
@@ -43,15 +56,18 @@ class LoadLog:
         if path is None or not self._identity.enabled:
             return
         folder = os.path.dirname(path)  # noqa: PTH120 - pathlib costs 5 ms of start-up
-        count = self._counts.get(folder, 0)
-        if count >= PER_FOLDER or (not count and len(self._counts) >= FOLDERS):
+        if self._is_full(folder):
             return
-        self._counts[folder] = count + 1
+        self._counts[folder] = self._counts.get(folder, 0) + 1
         import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
 
         record = {"path": path, "began": began, "t": time(), "complete": complete, "via": via, "steps": self._beat.steps, **_stat(path)}
         self._lines.append(json.dumps(record) + "\n")
         self.write()
+
+    def _is_full(self, folder: str) -> bool:
+        count = self._counts.get(folder, 0)
+        return count >= PER_FOLDER or (not count and len(self._counts) >= FOLDERS)
 
     @quiet
     def write(self) -> None:

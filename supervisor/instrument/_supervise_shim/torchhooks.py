@@ -179,6 +179,8 @@ class TorchHooks:
             if saves:
                 self._save_requests.began()
                 token = self._save_log.began(find and find(args, kwargs), via)
+            elif find is not None:
+                self._load_log.began(find(args, kwargs))
             try:
                 result = inner(*args, **kwargs)
                 complete = True
@@ -302,13 +304,11 @@ class ImportWatcher:
 
 
 def _afterwards(phase: int, before: int | None) -> int | None:
-    """Give the phase after a function that ended well.
+    """Give the phase after a function that ended well: the script goes on setting up, and that is not importing any more.
 
-    After init_process_group the script goes on setting up: that is not importing any more. What was loaded is put into the model and the
-    optimizer next, and until the first step nothing tells that from loading.
+    So the phase of a load ends with it: what fails before the first step, but after the load, is no proof against what was loaded.
     """
-    starts = (phase == layout.INIT and before == layout.IMPORT) or (phase == layout.LOAD and before in {layout.IMPORT, layout.INIT})
-    return phase if starts else before
+    return layout.INIT if phase in {layout.INIT, layout.LOAD} and before == layout.IMPORT else before
 
 
 def died_loading(trace: TracebackType | None) -> bool:

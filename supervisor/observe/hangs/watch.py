@@ -55,7 +55,8 @@ RELOOK_S = 600.0
 #: In a minute, so many bytes read or written are a checkpoint; fewer may be a log.
 GROWTH_BYTES = 1 << 20
 GROWTH_S = 60.0
-MOVES_FILES = {Phase.CHECKPOINT: "writes", Phase.LOAD: "reads"}
+#: A checkpoint that was mapped into memory is read after its load, while it is put into the model.
+MOVES_FILES = {Phase.CHECKPOINT: "writes", Phase.LOAD: "reads", Phase.INIT: "reads"}
 
 
 class Looks(Protocol[L]):

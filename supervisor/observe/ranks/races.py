@@ -83,7 +83,7 @@ def _end(load: _Use) -> float:
 def _failed_loads(directory: Path, of_local: dict[int, int]) -> Iterable[_Use]:
     """Yield the last load of each rank if it failed."""
     for file in directory.glob("loads-*.jsonl"):
-        rank, rows = _rank(file, of_local), list(save_logs.rows(file.read_bytes()))
+        rank, rows = save_logs.rank_of(file, of_local), list(save_logs.rows(file.read_bytes()))
         if rank is not None and rows and rows[-1].get("complete") is False:
             row = rows[-1]
             yield _Use(rank, row["path"], _seconds(row.get("began"), row["t"]), row["t"])
@@ -92,7 +92,7 @@ def _failed_loads(directory: Path, of_local: dict[int, int]) -> Iterable[_Use]:
 def _saves(directory: Path, of_local: dict[int, int]) -> Iterable[_Use]:
     """Yield every save that is logged with its beginning."""
     for file in directory.glob("saves-*.jsonl"):
-        rank = _rank(file, of_local)
+        rank = save_logs.rank_of(file, of_local)
         began: dict[tuple[str, Any], dict[str, Any]] = {}
         for row in save_logs.rows(file.read_bytes()) if rank is not None else ():
             key = row["path"], row.get("n")
@@ -102,12 +102,6 @@ def _saves(directory: Path, of_local: dict[int, int]) -> Iterable[_Use]:
                 yield _Use(rank, row["path"], first["t"], row["t"] + (CLOSED_S if first.get("file") else 0.0))
         if rank is not None:
             yield from (_Use(rank, path, row["t"], None) for (path, _), row in began.items())
-
-
-def _rank(file: Path, of_local: dict[int, int]) -> int | None:
-    """Return the rank of a log; None of a process that never had a number."""
-    local = file.stem.rpartition("-")[2]
-    return of_local.get(int(local), int(local) if not of_local else None) if local.isdigit() else None
 
 
 def _seconds(value: object, default: float) -> float:

@@ -1,4 +1,4 @@
-"""Reads the logs of saves and loads that the ranks of an attempt write (instrument/_supervise_shim/save_log.py)."""
+"""Reads the logs of saves and loads that the ranks of an attempt write (instrument/_supervise_shim/save_log.py, load_log.py)."""
 
 from __future__ import annotations
 
@@ -39,3 +39,9 @@ def most_saves(directory: Path) -> int:
                 checkpoints.setdefault(pattern_of(path), set()).add(path)
         most = max(most, *rounds.values(), *map(len, checkpoints.values()), 0)
     return most
+
+
+def rank_of(file: Path, of_local: dict[int, int]) -> int | None:
+    """Return the rank of a log; None of a process that never had a number."""
+    local = file.stem.rpartition("-")[2]
+    return of_local.get(int(local), int(local) if not of_local else None) if local.isdigit() else None

@@ -319,6 +319,7 @@ class ReportResume:
     resume_from: the checkpoint that the ranks were given. reason: what shows a beginning from scratch. epoch: of the checkpoint, if no
     step is known. named: the number in its name, and counted: the step at which the ranks' own count began, each if it differs from the
     step. is_new: a beginning from scratch that loses nothing, because no earlier attempt of the run made a step or a checkpoint.
+    given_step: of the checkpoint that was given, if the ranks loaded another one, of another step.
     """
 
     incident: int
@@ -332,6 +333,7 @@ class ReportResume:
     is_new: bool = False
     named: int | None = None
     counted: int | None = None
+    given_step: int | None = None
     waits_for_journal: ClassVar[bool] = False
 
     @property

@@ -62,7 +62,26 @@ def judged(state: JobState) -> ReportResume:
             reason = "; ".join((*(() if is_new else (reason,)), *map(str, state.run.unused)))
     number = state.run.incident.number if state.run.incident else 0
     given = resume.path if resume is not None else None
+    if path is not None and (behind := _another_step(state)) is not None:
+        step, named, counted = behind, None, None
+        return ReportResume(number, attempt.number, step, path, confirmed, given, given_step=resume.shown_step if resume else None)
     return ReportResume(number, attempt.number, step, path, confirmed, given, reason, epoch, is_new, named, counted)
+
+
+def _another_step(state: JobState) -> int | None:
+    """Return the step of the checkpoint that was loaded, if it is not the one that was given, nor of its step; None where unknown.
+
+    The step is that of its content, else of its name where the two are named alike.
+    """
+    given, loaded = state.attempt.resume, state.attempt.loaded
+    if given is None or loaded in {None, given.path} or given.shown_step is None:
+        return None
+    known = loaded_checkpoint(state)
+    step = None if known is None else known.shown_step
+    if step is None and loaded is not None and _NUMBER.sub("", loaded) == _NUMBER.sub("", given.path):
+        numbers = _NUMBER.findall(loaded)
+        step = int(numbers[-1]) if numbers else None
+    return None if step is None or abs(step - given.shown_step) <= STEPS_APART else step
 
 
 def _differ(step: int | None, first_step: int | None) -> bool:
@@ -140,7 +159,8 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     newest = state.run.newest
     lost = report.resume_from or (newest.path if newest is not None else "") or next((one.newest for one in state.run.unused), "")
     # not confirmed, where a hook saw steps and no load: it may turn out only when the attempt has saved over what it was given
-    if report.began is Beginning.FROM_SCRATCH or (report.began is Beginning.UNCONFIRMED and state.attempt.steps_seen > 0):
+    unsure = report.began is Beginning.UNCONFIRMED and state.attempt.steps_seen > 0
+    if report.began is Beginning.FROM_SCRATCH or unsure or report.given_step is not None:
         actions = (*actions, KeepCopies(number))
     if report.began is Beginning.FROM_SCRATCH and lost:
         actions = (*actions, Alert("started_from_scratch", number, f"attempt {number} started from scratch, although {lost} is there"))

@@ -280,7 +280,8 @@ class Reporter:
         self._began = action.began.value
         began_t = self._began_t  # None: a predecessor began it
         took = "" if began_t is None else f" ({self._clock.now() - began_t:.1f} s after the start of attempt {action.attempt})"
-        expected = action.began is Beginning.RESUMED or action.is_new
+        is_resumed = action.began is Beginning.RESUMED and action.given_step is None
+        expected = is_resumed or action.is_new
         self._terminal.message(wording.beginning(action) + took, "info" if expected else "warning")
         self._log.write(
             LogEvent.RESUME_CONFIRMED,
@@ -292,10 +293,10 @@ class Reporter:
         )
         if self._decision is not None:
             self._write_file(action.incident, "card.txt", self._card(self._decision, action))
-        if action.began is Beginning.RESUMED:
+        if is_resumed:
             for kind in (FROM_SCRATCH, "resume_suspect"):
                 self.alerts.clear(kind)
-        elif action.began is Beginning.UNCONFIRMED and action.resume_from:
+        elif action.began is not Beginning.FROM_SCRATCH and action.resume_from:
             self.alerted(act.Alert("resume_suspect", action.attempt, wording.beginning(action)))
 
     def closed(self, action: act.CloseIncident) -> None:

@@ -6,6 +6,7 @@ Nothing is run. The core itself is asked for its plans, one supposed failure aft
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from checkpointing import step_names
+from checkpointing.formats import TORCH_SUFFIXES
 from supervisor import strategies
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.config import loading, signatures
@@ -24,6 +27,7 @@ from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.knobs import batch, bindings, job_knobs, programs, torchrun
 from supervisor.knobs.script_analysis import MOST_BYTES
+from supervisor.observe.ranks.path_patterns import checkpoint_path, is_within, pattern_of
 from supervisor.strategies import checkpoint, memory, network, repetition
 from supervisor.strategies.situation import BATCH_KNOBS, Situation, option
 
@@ -51,6 +55,7 @@ _WANTS = {
     "memory_knobs": tuple(memory.SWITCHES),
     "skip_window": (checkpoint.WINDOW,),
 }
+_SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".bin", ".npz", ".tar")
 _ANY = frozenset({"memory_knobs"})
 #: Settings that have lines of their own.
 _OWN = re.compile(r"recover\.|classify\.signature\[")
@@ -143,7 +148,7 @@ def opening_line(  # noqa: PLR0911  one for each case
     return f"on CUDA OOM: {changes}{rest}"
 
 
-def resume_line(settings: Settings, found: KnobSet, programs_seen: Sequence[str] = ()) -> str:
+def resume_line(settings: Settings, found: KnobSet, programs_seen: Sequence[str] = (), command: Sequence[str] = ()) -> str:
     """Return what the next attempts resume from, and how the script gets it. programs_seen: those that a rank was seen to run before."""
     way = found.resume[0].knob if found.resume else None
     patterns = ", ".join(settings.checkpoints.paths)
@@ -156,6 +161,8 @@ def resume_line(settings: Settings, found: KnobSet, programs_seen: Sequence[str]
         return f"the script resumes itself{with_}"
     if way is not None:
         return f"resumes with {way.how}{seen}"
+    if fixed := _fixed_checkpoint(settings, found, command):
+        return f"the command names the checkpoint with which each attempt begins: {fixed[0]}"
     without = [f"; {programs.title(one.by)}: {one.why}" for one in found.unavailable if one.knob == RESUME]
     return (
         "no checkpoint is declared (--checkpoints): the script resumes as it does by itself; if it is not seen"
@@ -183,7 +190,13 @@ def _users_own(name: str, policy: Policy) -> bool:
 
 
 def handover_warning(settings: Settings, found: KnobSet, command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return a warning if checkpoints are declared and nothing shows how the script gets one after a failure, else ""."""
+    """Return a warning if nothing shows how the script gets a declared checkpoint, or if the command names one for all attempts; else ""."""
+    if fixed := _fixed_checkpoint(settings, found, command):
+        path, flag = fixed
+        step = step_names.step_in(path)
+        at = "" if step is None else f" at step {step.step}"
+        instead = f"--checkpoints {shlex.quote(_pattern(settings, path))} --resume-args '{flag or '--YOUR-FLAG'} {{resume}}'"
+        return f"each attempt begins{at}, because the command names {path}: what was made since is made again. {instead} passes the newest"
     given = found.resume or any("{resume}" in word for word in command)
     if not settings.checkpoints.paths or settings.resumes_itself or given:
         return ""
@@ -197,6 +210,29 @@ def handover_warning(settings: Settings, found: KnobSet, command: Sequence[str],
         " restart begins from scratch if it does not read that. Add --resume-args '--YOUR-FLAG {resume}' (args below [knobs.resume]), or"
         " --resumes-itself if the script finds its own checkpoint"
     )
+
+
+def _fixed_checkpoint(settings: Settings, found: KnobSet, command: Sequence[str]) -> tuple[str, str] | None:
+    """Return the checkpoint that the command names for each attempt, and the option before it; None where an attempt may get another one.
+
+    It is one by its name: that of a step, with the suffix of a checkpoint, or a directory.
+    """
+    if found.resume or settings.resumes_itself or any("{resume}" in word for word in command):
+        return None
+    for before, word in itertools.pairwise(["", *command]):
+        flag, _, value = word.partition("=") if word.startswith("-") else (before if before.startswith("-") else "", "", word)
+        path = os.path.join(settings.cwd, value)  # noqa: PTH118  text
+        named = step_names.step_in(path)
+        is_save = bool(value) and ((named is not None and named.sure) or step_names.names_save(path))
+        if is_save and (os.path.isdir(path) or (step_names.suffix_of(path) in _SUFFIXES and os.path.isfile(path))):  # noqa: PTH112, PTH113  text
+            return value, flag
+    return None
+
+
+def _pattern(settings: Settings, path: str) -> str:
+    """Return the pattern of later checkpoints of a location, as a person would write it."""
+    pattern = pattern_of(checkpoint_path(os.path.normpath(os.path.join(settings.cwd, path))))  # noqa: PTH118  text
+    return (os.path.relpath(pattern, settings.cwd) if is_within(settings.cwd or "/", pattern) else pattern).replace("[0-9]*", "*")
 
 
 def document(settings: Settings, command: Sequence[str], cause: str | None) -> dict[str, Any]:

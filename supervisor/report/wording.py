@@ -212,7 +212,8 @@ def beginning(report: ReportResume) -> str:
         position = position_text(report.step, report.epoch)
         name = "" if report.named is None else f", whose name says {report.named}"
         count = "" if report.counted is None else f"; the ranks count on from step {report.counted}"
-        return f"resumed {f'at {position} ' if position else ''}from {report.path}{name}{count}"
+        given = "" if report.given_step is None else _given_text(report, report.given_step)
+        return f"resumed {f'at {position} ' if position else ''}from {report.path}{name}{count}{given}"
     if report.is_new:
         return "begins from scratch" + (f": {report.reason}" if report.reason else "")
     if report.began is Beginning.FROM_SCRATCH:
@@ -223,12 +224,22 @@ def beginning(report: ReportResume) -> str:
     return f"resume not confirmed: no rank was seen to load {given or 'a checkpoint'}"
 
 
+def _given_text(report: ReportResume, given_step: int) -> str:
+    """Return which other checkpoint the attempt was given, and what it costs that it loaded an older one."""
+    given = f", although it was given {report.resume_from} (step {given_step})"
+    if report.step is None or report.step > given_step:
+        return given
+    again = f"steps {report.step + 1} to {given_step} are made again"
+    return f"{given}: {again}, and after each restart if the command or the script names that path"
+
+
 def beginning_fact(resume: ReportResume, *, at: str = "", after: str = "") -> Fact:
     """Return how the next attempt began. `at`, `after`: stand before and behind it."""
     is_resumed = resume.began is Beginning.RESUMED
     colon = ":" if resume.began is Beginning.UNCONFIRMED else ""
     text = f"{at}attempt {resume.attempt}{colon} {beginning(resume)}{after}"
-    return Fact("resumed" if is_resumed else "began", text, Tone.GOOD if is_resumed or resume.is_new else Tone.BAD)
+    is_good = (is_resumed and resume.given_step is None) or resume.is_new
+    return Fact("resumed" if is_resumed else "began", text, Tone.GOOD if is_good else Tone.BAD)
 
 
 def start_text(start: StartTimes) -> str:

@@ -383,7 +383,7 @@ class JobRun:
             *of_knobs,
             *([f"requeued by Slurm: the journal came along from {self.moved_from}"] if self.moved_from else []),
             *([self.new_run_reason] if self.new_run_reason else []),
-            resume_line(settings, self.job.knobs, self.programs_seen),
+            resume_line(settings, self.job.knobs, self.programs_seen, self.job.command),
             *filter(None, (network_line(policy, changed),)),
             self._proof_line(),
             *(mirror_session.opening_lines(self.job, several_nodes=self.factory.has_several_nodes) if self.mirror is not None else ()),

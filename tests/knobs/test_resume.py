@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -164,3 +165,30 @@ def test_a_switch_and_its_older_spelling_are_one_way(tmp_path: Path) -> None:
     new, _ = ways_of(tmp_path, "", "", knobs__resume__switch="--again")
     old, _ = ways_of(tmp_path, "", "", knobs__resume__args="--again", job__resumes_itself=True)
     assert new.resume == old.resume
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (["--resume", "out/step-20.pt"], "each attempt begins at step 20, because the command names out/step-20.pt"),
+        (["--resume=out/step-20.pt"], "--checkpoints 'out/step-*.pt' --resume-args '--resume {resume}' passes the newest"),
+        (["out/step-20.pt"], "--resume-args '--YOUR-FLAG {resume}'"),
+        (["--resume", "out/checkpoint-40"], "each attempt begins at step 40"),
+        (["--resume", "out/step-99.pt"], ""),  # it is not there
+        (["--base", "model.pt"], ""),
+        (["--data", "part-3"], ""),
+        (["--config", "step-1.yaml"], ""),
+    ],
+)
+def test_a_checkpoint_that_the_command_names_is_that_of_each_attempt(tmp_path: Path, words: list[str], warned: str) -> None:
+    found, settings = ways_of(tmp_path, "print(1)\n", "")
+    for name in ("out/checkpoint-40", "part-3"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("out/step-20.pt", "model.pt", "step-1.yaml"):
+        (tmp_path / name).touch()
+    command = ["python", "t.py", *words]
+    warning = handover_warning(settings, found, command, {})
+    assert warned in warning
+    assert bool(warned) == bool(warning)
+    assert ("the command names the checkpoint" in resume_line(settings, found, (), command)) == bool(warned)
+    assert not handover_warning(replace(settings, job=replace(settings.job, resumes_itself=True)), found, command, {})

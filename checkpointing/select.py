@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import ordering
+from checkpointing import markers, ordering
 from checkpointing.io.read_watch import DiskSilent, ReadWatch
 from checkpointing.io.reader import Interrupted, Throttle, never
 from checkpointing.io.tree import ReadOptions
@@ -216,7 +216,7 @@ def _selection(listing: Listing, queue: list[_Row], tally: _Tally, reader: _Cand
         tuple(tally.foreign),
         spare,
         tuple(tally.not_finite),
-        () if chosen is None or key is None else _lower_and_later(chosen, key, queue),
+        (*tally.notes, *(() if chosen is None or key is None else _lower_and_later(chosen, key, queue))),
         tuple(tally.dangerous),
         tuple(reader.silent.items()),
     )
@@ -366,6 +366,7 @@ class _Tally:
         self.rejected: list[tuple[str, str]] = []
         self.not_finite: list[tuple[str, str]] = []
         self.foreign: list[tuple[str, str]] = []
+        self.notes: list[str] = []
 
     def refuse(self, found: Verification, *, is_declared: bool) -> None:
         """Tally one. What is declared to be a checkpoint counts as one, though no format claims it."""
@@ -381,6 +382,8 @@ class _Tally:
             self.foreign.append(why)
         else:
             self.unknown.append(why)
+            if found.verdict is Verdict.WRITING:
+                self.notes.append(f"checkpoint passed over: {found.path}: {found.reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +414,8 @@ class _CandidateReader:
         return manifest is not None and manifest.identity.size == candidate.identity.size
 
     def read(self, candidate: Candidate) -> Verification:
+        if markers.unfinished(candidate.path):  # its bytes may be those of the manifest all the same
+            return self._verify(candidate.path, candidate.identity, "")
         known = self.cache.get(candidate.path, candidate.identity)
         manifest = self._manifest(candidate)
         if manifest is not None and is_same(candidate.identity, manifest):

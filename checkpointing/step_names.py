@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from checkpointing import markers
 from checkpointing.model import NamedStep
 
 _SUFFIX: Final = re.compile(r"(\.pt|\.pth|\.ckpt)(\.tar)?$", re.IGNORECASE)
@@ -41,8 +42,7 @@ _HOLDS_CHECKPOINTS: Final = re.compile(r"ckpt|chkpt|checkpoint|snapshot|saves?|s
 _CHOICE: Final = re.compile(r"(best|last|latest|final|newest)([-_]v?\d+)?", re.IGNORECASE)  # Lightning writes last-v1.ckpt beside last.ckpt
 _BARE: Final = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])", re.IGNORECASE)
 _DATE: Final = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
-# tmp-checkpoint-N: transformers 4.36 to 4.39 saved there and renamed at the end
-_TEMPORARY: Final = re.compile(r"\.tmp$|\.tmp[-.]|^\.?tmp-|\.(partial|incomplete)$")
+_TEMPORARY: Final = re.compile("|".join(row.form for row in markers.of(markers.MarkerKind.NAME)))
 _TEMPORARY_BEFORE: Final = re.compile(r"^\.?tmp-")
 _TEMPORARY_AFTER: Final = re.compile(r"\.tmp$|\.tmp[-.][^.]*$|\.(partial|incomplete)$")
 _SET_ASIDE: Final = re.compile(r"\.torn-\d+(\.\d+)?$")  # by retention/move_journal.py

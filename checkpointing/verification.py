@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import step_names
+from checkpointing import markers, step_names
 from checkpointing.formats import Examination, examine_file, examine_part, tree_format_of
 from checkpointing.io.reader import FileReader, Interrupted, NotRegular, Short, Throttle, never
 from checkpointing.io.tree import ReadOptions, Tree
@@ -30,7 +30,7 @@ _INDEX: Final = (".safetensors.index.json", ".bin.index.json")
 _CHANGED: Final = "it changed while it was read"
 
 
-def verify(  # noqa: PLR0911, PLR0913 -- each is another answer; each is a choice of its own
+def verify(  # noqa: PLR0913 -- each is a choice of its own
     path: str,
     *,
     bulk: bool = True,
@@ -41,23 +41,34 @@ def verify(  # noqa: PLR0911, PLR0913 -- each is another answer; each is a choic
 ) -> Verification:
     """Return whether `path` is a whole checkpoint, and which step it holds.
 
+    What its framework marks as unfinished (markers.py) is WRITING, and is not read: the mark is no part of its identity.
+
     `own`: this job is known to have written it. Then calls that are not on the list of known names (formats/pickles/policy.py) are a note;
     in any other file they are DANGEROUS.
 
     Without `bulk` only directory and metadata are read, and VERIFIED has the level "directory": enough for the step, not to resume
     from. `interrupted` is asked before each MiB; once it answers True, the verdict is UNKNOWN.
     """
+    marked = markers.unfinished(path)
+    found = _verify(path, ReadOptions(throttle, drop_cache, interrupted), bulk=bulk and not marked, own=own)
+    if not marked or found.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE, Verdict.INCOMPLETE):
+        return found
+    reasons = tuple(dict.fromkeys(why for why in (marked, *found.reasons) if why))
+    return replace(found, verdict=Verdict.WRITING, level="", reason=marked, reasons=reasons)
+
+
+def _verify(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> Verification:  # noqa: PLR0911 -- each is another answer
     try:
-        source = FileReader(path, throttle=throttle, drop_cache=drop_cache, interrupted=interrupted)
+        source = FileReader(path, throttle=reading.throttle, drop_cache=reading.drop_cache, interrupted=reading.interrupted)
     except NotRegular as error:
         if error.what == "a directory":
-            return _verify_tree(path, ReadOptions(throttle, drop_cache, interrupted), bulk=bulk, own=own)
+            return _verify_tree(path, reading, bulk=bulk, own=own)
         return _without_content(path, identity_of(path), Verdict.FOREIGN, f"{error.what}, and no format that is known here")
     except OSError as error:
         return _without_content(path, identity_of(path), Verdict.UNKNOWN, _why(error))
     if path.endswith(_INDEX):  # an index names the files beside it
         source.close()
-        below = _verify_tree(os.path.dirname(path) or ".", ReadOptions(throttle, drop_cache, interrupted), bulk=bulk, own=own)  # noqa: PTH120 -- strings throughout the package
+        below = _verify_tree(os.path.dirname(path) or ".", reading, bulk=bulk, own=own)  # noqa: PTH120 -- strings throughout the package
         return replace(below, path=path, identity=Identity.of(source.stat_opened))
     with source:
         identity = Identity.of(source.stat_opened)
@@ -111,7 +122,12 @@ class VerifiedPart:
 
 
 def verify_part(path: str, reading: ReadOptions, *, own: bool = False) -> VerifiedPart | None:
-    """Return the part of a checkpoint that a directory holds; None if it is whole or damaged, or cannot be read. Raises Interrupted."""
+    """Return the part of a checkpoint that a directory holds; None if it is whole, damaged or marked as unfinished, or cannot be read.
+
+    Raises Interrupted.
+    """
+    if markers.unfinished(path):
+        return None
     try:
         tree = Tree(path, reading)
         part = examine_part(tree)

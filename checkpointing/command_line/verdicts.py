@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing import examine
+from checkpointing import examine, markers
 from checkpointing.command_line.progress import ProgressBar, path_name
 from checkpointing.formats import pointer_files
 from checkpointing.io.reader import UNLIMITED, NotRegular, Throttle
@@ -150,7 +150,8 @@ def _pointer_disagrees(directory: str, chosen: Verification | None) -> list[str]
     except (OSError, NotRegular):
         return []
     if pointer is None:
-        return []
+        missing = None if chosen is None else markers.missing_tracker(chosen.path)
+        return [] if missing is None else [f"{missing[0]} is missing: a framework that looks for its newest checkpoint there finds none"]
     if pointer.problem:
         return [pointer.problem]
     name = os.path.basename(chosen.path) if chosen is not None else ""  # noqa: PTH119 -- the package's paths are strings

@@ -11,6 +11,7 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
+from checkpointing import markers
 from checkpointing.io.reader import FileReader, NotRegular, Short
 
 _MOST_BYTES: Final = 4096
@@ -28,8 +29,8 @@ class Pointer:
 
 
 def read(directory: str) -> Pointer | None:
-    """Read the pointer of DeepSpeed (`latest`) or Megatron (`latest_checkpointed_iteration.txt`) in a directory."""
-    for name, whose in (("latest", "deepspeed"), ("latest_checkpointed_iteration.txt", "megatron")):
+    """Read the pointer of DeepSpeed (`latest`), Megatron or verl (`latest_checkpointed_iteration.txt`) in a directory."""
+    for name, whose in {row.form: row.framework for row in reversed(markers.of(markers.MarkerKind.TRACKER))}.items():
         path = os.path.join(directory, name)  # noqa: PTH118 -- strings throughout the package
         try:
             text = _text(path)
@@ -59,7 +60,8 @@ def _resolve(directory: str, name: str, whose: str, text: str) -> Pointer:
     if whose == "megatron" and text != "release":
         if not text.isascii() or not text.isdigit():
             return Pointer(name, whose, "", f"{name} holds no number: {text[:40]!r}")
-        target = f"iter_{int(text):07d}"
+        names = [row.saves.format(int(text)) for row in markers.of(markers.MarkerKind.TRACKER) if row.form == name]
+        target = next((one for one in names if os.path.isdir(os.path.join(directory, one))), names[0])  # noqa: PTH112, PTH118 -- as above
     if not _TAG.fullmatch(target) or target in (".", ".."):
         return Pointer(name, whose, "", f"{name} holds no name: {text[:40]!r}")
     path = os.path.join(directory, target)  # noqa: PTH118 -- strings throughout the package

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from checkpointing import markers
 from checkpointing.discover import Listing
 from checkpointing.io.read_watch import DiskSilent
 from checkpointing.io.reader import Interrupted
@@ -17,7 +19,7 @@ from supervisor.checkpoints.origin.owners import FILE_CLOCKS_S, CheckpointOwners
 from supervisor.checkpoints.recording.watcher import to_event, to_ref
 from supervisor.checkpoints.unused import unused_checkpoints
 from supervisor.core.events import CheckpointSelected
-from supervisor.core.model import CheckpointOwner
+from supervisor.core.model import CheckpointOwner, WithoutTracker
 from supervisor.observe.ranks.path_patterns import checkpoint_path
 from supervisor.observe.ranks.progress_sampler import loads
 
@@ -97,6 +99,7 @@ class CheckpointSelector:
             stuck = self._stuck(selection, attempt, {path for path, _ in repaired})
             event = replace(to_event(selection, t, attempt), repaired=repaired, notes=notes, unused=unused, torn_in_use=stuck)
             event = replace(event, silent=tuple(silent.items()), is_foreign=is_foreign, has_saved=records.has_saved)
+            event = replace(event, without_tracker=self._without_tracker(event))
             return replace(event, kept_copies=self._kept_copies(event)) if records.script_chooses else event
         except DiskSilent as error:
             rows = ((", ".join(records.locations.roots()), str(error)),)
@@ -221,6 +224,16 @@ class CheckpointSelector:
     def _whole(self, copies: Sequence[Spare]) -> str:
         chosen = self.select_from(NOTHING_LISTED, copies, suspect=True, rejections=None).chosen if copies else None
         return "" if chosen is None else chosen.path
+
+    def _without_tracker(self, event: CheckpointSelected) -> WithoutTracker | None:
+        """Return the newest whole checkpoint whose framework does not find it, where the script finds its checkpoint by itself."""
+        if not self._records.script_chooses:
+            return None
+        for path in ((event.chosen.path,) if event.chosen is not None else tuple(one.newest for one in event.unused)):
+            if (missing := markers.missing_tracker(path)) is not None:
+                tracker, content = missing
+                return WithoutTracker(path, tracker, f"printf %s {shlex.quote(content)} > {shlex.quote(tracker)}")
+        return None
 
     def _stuck(self, selection: Selection, attempt: int, repaired: Collection[str]) -> str:
         """Return the torn checkpoint that a rank of the last attempt tried in vain to load, and that is still there."""

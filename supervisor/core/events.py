@@ -27,6 +27,7 @@ from supervisor.core.model import (
     RankExit,
     RankInfo,
     UnusedCheckpoints,
+    WithoutTracker,
 )
 from supervisor.core.state import NodeReport
 from supervisor.core.training_events import LossChanged, PaceChanged
@@ -278,7 +279,8 @@ class CheckpointSelected:
     verified. `unused`: whole ones of which the script gets none. `torn_in_use`: the torn one that the last attempt tried to load.
     `repaired`: changes to files of the job, as (path, change), by the rule of ownership (docs/explanation/checkpoints.md).
     `kept_copies`: of torn ones that stay, as (path, newest copy). `notes`: for people. `is_foreign`: another training saved `chosen`, so
-    that it is no progress of this run. `has_saved`: ranks of this run were seen to save, or nobody could see it.
+    that it is no progress of this run. `has_saved`: ranks of this run were seen to save, or nobody could see it. `without_tracker`: of the
+    newest whole one, if the script finds its checkpoint by itself.
 
     cannot_work: what differs between the nodes' environments so that no attempt can work, the same on all nodes. unfit: nodes that failed
     the node check, by their number, each with the finding. not_excluded: those of them whose ledger could not be written.
@@ -321,6 +323,7 @@ class CheckpointSelected:
     silent: tuple[tuple[str, str], ...] = ()
     is_foreign: bool = False
     has_saved: bool = True
+    without_tracker: WithoutTracker | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.engine import classify
-from supervisor.core import budget, losses, planning, resumption, sharing, start
+from supervisor.core import budget, losses, planning, pointers, resumption, sharing, start
 from supervisor.core import failure as core_failure
 from supervisor.core.actions import (
     SIGTERM,
@@ -220,7 +220,11 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     if attempt.trains and not is_last:
         news["losses"] = losses.with_progress(run, event.t, event.step)
     state = changed(state, run=changed(run, **news) if news else run, attempt=attempt)
-    return (state, ()) if is_last or is_same else resumption.reported(state)
+    if is_last or is_same:
+        return state, ()
+    state, reported = resumption.reported(state)
+    state, actions = pointers.ended(state, event.t)
+    return state, (*reported, *actions)
 
 
 def on_program_identified(state: JobState, event: ProgramIdentified) -> Step:

@@ -128,6 +128,15 @@ class UnusedCheckpoints:
 
 
 @dataclass(frozen=True, slots=True)
+class WithoutTracker:
+    """A whole checkpoint that its framework does not find: the file that names the newest one is missing. command: what writes it."""
+
+    newest: str
+    tracker: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
 class RankInfo:
     """One rank of one attempt. `start_ticks` is field 22 of /proc/PID/stat: with the pid it names a process for one boot."""
 

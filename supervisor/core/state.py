@@ -30,6 +30,7 @@ from supervisor.core.model import (
     RankExit,
     RankInfo,
     UnusedCheckpoints,
+    WithoutTracker,
     Verdict,
 )
 from supervisor.core.values import dataclass
@@ -168,6 +169,7 @@ class Run:
     newest: CheckpointRef | None = None
     verified: tuple[CheckpointRef, ...] = ()  # the newest, oldest first: as planning.with_verified orders them
     known_good: int = 0  # checkpoints that the last selection found nothing wrong with
+    without_tracker: WithoutTracker | None = None  # the newest whole checkpoint, where the newest attempt's framework does not find it
     unused: tuple[UnusedCheckpoints, ...] = ()  # whole checkpoints that the newest attempt was not given
     ever_loaded: bool = False
     trained_in: int = 0  # the newest attempt that made a training step, 0: none did

@@ -15,7 +15,7 @@ from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.core.numeric import rank_list
 from supervisor.report.layout import Fact, Tone
 from supervisor.report.text import clean, cut
-from supervisor.strategies.situation import FOREIGN_CHECKPOINT, RACE_WRITER
+from supervisor.strategies.situation import FOREIGN_CHECKPOINT, MISSING_POINTER, RACE_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -66,6 +66,9 @@ def cause_text(verdict: Verdict) -> str:
         return f"A rank read a checkpoint while another rank was writing it ({verdict.cause.value}, {sure})"
     if dict(verdict.facts).get(FOREIGN_CHECKPOINT):
         return f"The ranks loaded another training's checkpoint ({verdict.cause.value}, {100 * verdict.confidence:.0f} % sure)"
+    if dict(verdict.facts).get(MISSING_POINTER):
+        sure = f"{100 * verdict.confidence:.0f} % sure"
+        return f"The file that names the newest checkpoint is missing, so the script began from scratch ({verdict.cause.value}, {sure})"
     return cause_text_of(verdict.cause, verdict.confidence, is_transient=verdict.transient)
 
 

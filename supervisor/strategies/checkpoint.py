@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from supervisor.core.model import Cause, Change, Plan, PlanKind
 from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import FOREIGN_CHECKPOINT, RACE_WRITER
+from supervisor.strategies.situation import FOREIGN_CHECKPOINT, MISSING_POINTER, POINTER_COMMAND, RACE_WRITER
 
 if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef, Failure
@@ -55,6 +55,21 @@ def foreign_checkpoint(situation: Situation) -> Plan | None:
         notes=notes,
         alert=situation.verdict.summary,
         alert_kind="foreign_checkpoint",
+    )
+
+
+def missing_pointer(situation: Situation) -> Plan | None:
+    """Stop (65) if the attempt began from scratch because the file is missing that names the newest checkpoint: another would, too."""
+    pointer = situation.fact(MISSING_POINTER)
+    if not pointer:
+        return None
+    return Plan(
+        kind=PlanKind.STOP,
+        reason="the attempt trained from scratch, and was ended before it could save over the checkpoints of this run",
+        next_rung="write it with the command of the note, then start again",
+        strategy="missing_pointer",
+        exit_code=65,
+        notes=(f"{pointer} is missing, though whole checkpoints lie beside it: {situation.fact(POINTER_COMMAND)}",),
     )
 
 
@@ -190,6 +205,7 @@ def _skip_window_missing(situation: Situation) -> str:
 
 RUNGS = (
     Rung("foreign_checkpoint", foreign_checkpoint, "stop (65): the ranks loaded a checkpoint that is not of this run, and beyond it"),
+    Rung("missing_pointer", missing_pointer, "stop (65): it began from scratch, and the file that names the newest checkpoint is missing"),
     Rung("raced", raced, "a rank read what another one was writing: restart once, the file is not rejected; again: stop (65)"),
     Rung(
         STEP_BACK,

@@ -76,7 +76,7 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.DEPENDENCY: _READS,
     Cause.DATA_ERROR: _READS,
     Cause.DDP_UNSYNCED: _UNSYNCED,
-    Cause.CHECKPOINT_MISMATCH: ("foreign_checkpoint", *_PROGRAM),
+    Cause.CHECKPOINT_MISMATCH: ("foreign_checkpoint", "missing_pointer", *_PROGRAM),
     Cause.UNKNOWN: _OWN_CODE,
     Cause.PREEMPTED: ("requeue",),
     Cause.INTERRUPTED: ("interrupted",),

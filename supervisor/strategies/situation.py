@@ -24,6 +24,9 @@ UNSET = "unset"
 RACE_WRITER = "race_writer"
 #: The fact that the attempt loaded another training's checkpoint: its path.
 FOREIGN_CHECKPOINT = "foreign_checkpoint"
+#: The fact that whole checkpoints of this run have no file by which their framework finds them: its path; and what would write it.
+MISSING_POINTER = "missing_pointer"
+POINTER_COMMAND = "pointer_command"
 #: Variables that a rung sets only where the user did not.
 VARIABLES = (
     "TORCH_DISTRIBUTED_DEBUG",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from checkpointing import step_names
+from checkpointing import markers, step_names
 from checkpointing.command_line.progress import ProgressBar, path_name
 from checkpointing.command_line.verdicts import as_dict, table
 from checkpointing.discover import find
@@ -117,6 +117,8 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
             state, reason = _OUT_OF_USE, back.reason or f"a run stepped back from {back.path}"
         if rejection is not None:
             state, reason = rejection.kind, rejection.reason
+        elif marked := markers.unfinished(candidate.path):
+            state, reason = "unfinished", marked
         rows.append(
             {
                 "path": candidate.path,

@@ -1,0 +1,36 @@
+"""Ends an attempt that begins from scratch because the file is missing in which its framework looks for the newest checkpoint.
+
+A framework that saves in the background may have written whole checkpoints and never the tracker (verl, Megatron). An attempt after that finds
+none, begins at step 0, and its first save takes the place of theirs. Until it is seen to train without a load, nothing is known: another
+script may list the same directories.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core import failure, resumption
+from supervisor.core.model import Beginning, Cause, Claim, Evidence
+from supervisor.core.state import Stage, changed
+from supervisor.strategies.situation import MISSING_POINTER, POINTER_COMMAND
+
+if TYPE_CHECKING:
+    from supervisor.core.state import JobState, Step
+
+#: No rank was seen to load, and no tracker is there; a load that no hook sees may be.
+SURE = 0.95
+
+
+def ended(state: JobState, t: float) -> Step:
+    """End an attempt after the first that trains from scratch while whole checkpoints of this run have no tracker."""
+    attempt, missing = state.attempt, state.run.without_tracker
+    is_first = attempt.number < 2  # noqa: PLR2004 (it has nothing to resume from)
+    if missing is None or is_first or state.stage is not Stage.RUNNING or attempt.steps_seen < 1 or attempt.loaded is not None:
+        return state, ()
+    if resumption.judged(state).began is Beginning.RESUMED:
+        return state, ()
+    text = f"the attempt began from scratch although {missing.newest} is whole: {missing.tracker}, by which it would be found, is missing"
+    fields = ((MISSING_POINTER, missing.tracker), (POINTER_COMMAND, missing.command))
+    fact = Evidence("checkpoint", "no_tracker", text, t=t, fields=fields, claim=Claim(Cause.CHECKPOINT_MISMATCH, SURE))
+    state = changed(state, run=changed(state.run, without_tracker=None), attempt=changed(attempt, ended_for=(fact,)))
+    return failure.stop_attempt(state, t, text)

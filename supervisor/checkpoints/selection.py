@@ -227,13 +227,20 @@ class CheckpointSelector:
 
     def _without_tracker(self, event: CheckpointSelected) -> WithoutTracker | None:
         """Return the newest whole checkpoint whose framework does not find it, where the script finds its checkpoint by itself."""
-        if not self._records.script_chooses:
+        records = self._records
+        if not records.script_chooses or event.silent:
             return None
-        for path in ((event.chosen.path,) if event.chosen is not None else tuple(one.newest for one in event.unused)):
-            if (missing := markers.missing_tracker(path)) is not None:
-                tracker, content = missing
-                return WithoutTracker(path, tracker, f"printf %s {shlex.quote(content)} > {shlex.quote(tracker)}")
-        return None
+        path = event.chosen.path if event.chosen is not None else ""
+        if not path:  # no rank is known to load from there
+            listed = records.listed(lambda: records.locations.listing(candidates=True)).candidates
+            lost = tuple(one for one in listed if markers.missing_tracker(one.path) is not None)
+            chosen = self.select_from(Listing(lost), (), suspect=False, rejections=None).chosen if lost else None
+            path = "" if chosen is None else chosen.path
+        missing = markers.missing_tracker(path)
+        if missing is None:
+            return None
+        tracker, content = missing
+        return WithoutTracker(path, tracker, f"printf %s {shlex.quote(content)} > {shlex.quote(tracker)}")
 
     def _stuck(self, selection: Selection, attempt: int, repaired: Collection[str]) -> str:
         """Return the torn checkpoint that a rank of the last attempt tried in vain to load, and that is still there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests.reports.conftest import DECLARED, OFTEN, torchrun
 
@@ -44,3 +45,69 @@ def test_a_crash_after_the_load_accuses_no_checkpoint_and_once_mended_the_next_r
     assert mended.exit_code(100) == 0
     assert begun(mended) == ["40"]
     assert "out of use" not in mended.stderr
+
+
+# --- verl_7952.py: the script resumes by a tracker that is never written
+
+
+@pytest.mark.slow
+def test_a_training_that_begins_anew_for_want_of_its_tracker_is_ended_before_it_saves(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    run = supervise(*torchrun("verl_7952.py", "--pace-s", "0.1"), **OFTEN)
+    assert run.exit_code(150) == 65
+    assert begun(run) == ["0", "0"]
+    tracker = tmp_path / "ckpt" / "latest_checkpointed_iteration.txt"
+    assert f"{tracker} is missing, though whole checkpoints lie beside it: printf %s 40 > {tracker}" in run.stderr
+    assert torch.load(tmp_path / "ckpt" / "global_step_40" / "model.pt")["step"] == 40
+    tracker.write_text("40")  # as the card says
+    again = supervise(*torchrun("verl_7952.py", "--steps", "60"), **OFTEN)
+    assert again.exit_code(100) == 0
+    assert begun(again) == ["40"]
+
+
+@pytest.mark.slow
+def test_with_its_tracker_it_goes_on_from_the_newest(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    run = supervise(*torchrun("verl_7952.py", "--tracker", "--steps", "60"), **OFTEN)
+    assert run.exit_code(150) == 0
+    assert begun(run) == ["0", "40"]
+    assert "missing" not in run.stderr
+
+
+# --- nemo_10228.py: a save that its framework marks as unfinished
+
+
+@pytest.mark.slow
+def test_a_marked_save_is_passed_over_by_name_and_the_one_before_it_is_taken(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    run = supervise(*torchrun("nemo_10228.py", "--steps", "50"), options=("--checkpoints", "ckpt/step=*", "--resumes-itself"), **OFTEN)
+    assert run.exit_code(150) == 0
+    assert begun(run) == ["0", "20"]
+    assert "step=40-unfinished stands beside it" in run.stderr.replace("\n", " ")
+
+
+@pytest.mark.slow
+def test_where_the_only_save_is_marked_the_run_stops_and_trains_nothing_anew(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    command = torchrun("nemo_10228.py", "--steps", "50", "--die-at", "20")
+    run = supervise(*command, options=("--checkpoints", "ckpt/step=*", "--resume-args", "--resume {resume}"), **OFTEN)
+    assert run.exit_code(150) == 65
+    assert begun(run) == ["0"]
+    assert "step=20-unfinished stands beside it" in run.stderr.replace("\n", " ")
+    assert (tmp_path / "ckpt" / "step=20" / "model.pt").exists()
+
+
+# --- fairchem_1055.py: the path stands in the command
+
+
+@pytest.mark.slow
+def test_a_path_in_the_command_is_that_of_each_restart_and_what_was_given_instead_is_named(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    first = supervise(*torchrun("fairchem_1055.py", "--steps", "20"), **OFTEN)
+    assert first.exit_code(100) == 0
+    run = supervise(*torchrun("fairchem_1055.py", "--resume", "ckpt/step-20.pt", "--steps", "80"), **OFTEN)
+    assert run.exit_code(150) == 0
+    assert begun(run) == ["20", "20"]
+    said = run.stderr.replace("\n", " ")
+    assert "each attempt begins at step 20, because the command names ckpt/step-20.pt" in said
+    ckpt = tmp_path / "ckpt"
+    assert f"resumed at step 20 from {ckpt}/step-20.pt, although it was given {ckpt}/step-60.pt (step 60): steps 21 to 60 are made again" in said

@@ -38,6 +38,7 @@ from supervisor.core.model import (
     RankInfo,
     UnusedCheckpoints,
     Verdict,
+    WithoutTracker,
 )
 from supervisor.core.state import Attempt, NodeReport, changed
 
@@ -91,6 +92,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "torn": lambda rows: tuple((path, why) for path, why in rows),
     "refused": lambda rows: tuple((path, why) for path, why in rows),
     "silent": lambda rows: tuple((path, why) for path, why in rows),
+    "without_tracker": lambda given: WithoutTracker(**given),
     "unused": lambda rows: tuple(UnusedCheckpoints(**row) for row in rows),
     "repaired": lambda rows: tuple((path, what) for path, what in rows),
     "loads": lambda rows: tuple(LoadedCheckpoint(**{**row, "owner": CheckpointOwner(row["owner"])}) for row in rows),

@@ -266,7 +266,9 @@ def _is_of_given(state: JobState, read: Evidence | None) -> bool:
         return False
     fields = dict(read.fields)
     whole = fields.get("checkpoint") or read.text
-    return any(f"{path}/".startswith(f"{given.path}/") for path in (read.text, fields.get("real", ""))) or given.path.startswith(f"{whole}/")
+    return any(f"{path}/".startswith(f"{given.path}/") for path in (read.text, fields.get("real", ""))) or given.path.startswith(
+        f"{whole}/"
+    )
 
 
 def _beats(state: JobState, verdict: Verdict, name: str) -> list[int]:

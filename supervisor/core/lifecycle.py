@@ -220,10 +220,13 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     if attempt.trains and not is_last:
         news["losses"] = losses.with_progress(run, event.t, event.step)
     state = changed(state, run=changed(run, **news) if news else run, attempt=attempt)
-    if is_last or is_same:
-        return state, ()
+    return (state, ()) if is_last or is_same else _begun(state, event.t)
+
+
+def _begun(state: JobState, t: float) -> Step:
+    """Report how the attempt began, and end it if its framework did not find this run's checkpoints."""
     state, reported = resumption.reported(state)
-    state, actions = pointers.ended(state, event.t)
+    state, actions = pointers.ended(state, t)
     return state, (*reported, *actions)
 
 

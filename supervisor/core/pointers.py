@@ -1,8 +1,8 @@
 """Ends an attempt that begins from scratch because the file is missing in which its framework looks for the newest checkpoint.
 
-A framework that saves in the background may have written whole checkpoints and never the tracker (verl, Megatron). An attempt after that finds
-none, begins at step 0, and its first save takes the place of theirs. Until it is seen to train without a load, nothing is known: another
-script may list the same directories.
+A framework that saves in the background may have written whole checkpoints and never the tracker (verl, Megatron). An attempt after that
+finds none, begins at step 0, and its first save takes the place of theirs. Until it is seen to train without a load, nothing is known:
+another script may list the same directories.
 """
 
 from __future__ import annotations

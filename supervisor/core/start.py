@@ -80,7 +80,9 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     If the script itself chooses among discovered ones, what is known of them stops nothing.
     """
     refused = sum(map(len, (event.torn, event.dangerous, event.refused, event.not_finite)))
-    state = changed(state, run=changed(state.run, unused=event.unused, without_tracker=event.without_tracker, known_good=max(event.found - refused, 0)))
+    state = changed(
+        state, run=changed(state.run, unused=event.unused, without_tracker=event.without_tracker, known_good=max(event.found - refused, 0))
+    )
     silent = dict(event.silent)
     left = "left where it is and not used" if state.run.policy.checkpoints_declared else "left where it is"
     done = {path for path, _ in event.repaired}

@@ -30,8 +30,8 @@ from supervisor.core.model import (
     RankExit,
     RankInfo,
     UnusedCheckpoints,
-    WithoutTracker,
     Verdict,
+    WithoutTracker,
 )
 from supervisor.core.values import dataclass
 

@@ -190,7 +190,7 @@ def _users_own(name: str, policy: Policy) -> bool:
 
 
 def handover_warning(settings: Settings, found: KnobSet, command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return a warning if nothing shows how the script gets a declared checkpoint, or if the command names one for all attempts; else ""."""
+    """Return a warning if nothing shows how the script gets a declared checkpoint, or if the command names one for all; else ""."""
     if fixed := _fixed_checkpoint(settings, found, command):
         path, flag = fixed
         step = step_names.step_in(path)

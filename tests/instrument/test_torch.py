@@ -83,13 +83,15 @@ def test_the_phases_of_a_rank_and_what_it_loaded(attempt: Attempt, tmp_path: Pat
         "load",
         "load",
         "load",
-        "load",  # what was read is put into the model until the first step
+        "init",  # the phase of a load ends with it
         "train",
         "train",
         "train",
         "train",
     ]
-    rows = [json.loads(line) for line in (attempt.directory / "loads-0.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (attempt.directory / "loads-0.jsonl").read_text().splitlines()]
+    assert [line["loading"] for line in lines[::2]] == [line["path"] for line in lines[1::2]], "each load is logged when it begins, too"
+    rows = lines[1::2]
     saved = (tmp_path / "a.pt").stat()
     assert [(row["path"], row["complete"]) for row in rows] == [
         (str(tmp_path / "a.pt"), True),

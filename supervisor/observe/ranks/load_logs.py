@@ -49,10 +49,11 @@ def _last(lines: Iterable[bytes]) -> tuple[str, str]:
             if "loading" in row:
                 open_loads.append(str(row["loading"]))
                 continue
-            ended, well = str(row["path"]), bool(row.get("complete", True)) and loads_first(row.get("via", ""), int(row.get("steps", 0)))
+            ended, well, is_first = str(row["path"]), bool(row.get("complete", True)), loads_first(row.get("via", ""), int(row["steps"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # being written, or cut
         if ended in open_loads:
             del open_loads[len(open_loads) - 1 - open_loads[::-1].index(ended)]
-        name, path = ("loaded" if well else "loading"), ended
+        if is_first:
+            name, path = ("loaded" if well else "loading"), ended
     return ("loading", open_loads[-1]) if open_loads else (name, path)

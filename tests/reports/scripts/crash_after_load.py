@@ -1,4 +1,4 @@
-"""A training whose attempts die seconds after they have loaded their checkpoint, which is whole. A sister of NVIDIA/Megatron-LM#5281 (2026).
+"""A training whose attempts die seconds after they have loaded a whole checkpoint. A sister of NVIDIA/Megatron-LM#5281 (2026).
 
 The first attempt is killed at step 45. Each later one dies before its first step, as --how says, until the file `mended` is there.
 """

@@ -1,4 +1,4 @@
-"""NVIDIA-NeMo/Speech PR#10228 (2024): a save is marked by NAME-unfinished beside it; the only one was marked, passed over, and trained anew.
+"""NVIDIA-NeMo/Speech PR#10228 (2024): a save is marked by NAME-unfinished beside it; the only one was marked, and all trained anew.
 
 Saves lie in ckpt/step=N. The one of step 40 stays marked, since rank 1 is killed then, once. The script resumes from the newest unmarked.
 """

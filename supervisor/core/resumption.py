@@ -62,9 +62,9 @@ def judged(state: JobState) -> ReportResume:
             reason = "; ".join((*(() if is_new else (reason,)), *map(str, state.run.unused)))
     number = state.run.incident.number if state.run.incident else 0
     given = resume.path if resume is not None else None
-    if path is not None and (behind := _another_step(state)) is not None:
-        step, named, counted = behind, None, None
-        return ReportResume(number, attempt.number, step, path, confirmed, given, given_step=resume.shown_step if resume else None)
+    other = _another_step(state)
+    if resume is not None and other is not None:
+        return ReportResume(number, attempt.number, other, path, confirmed, given, given_step=resume.shown_step)
     return ReportResume(number, attempt.number, step, path, confirmed, given, reason, epoch, is_new, named, counted)
 
 
@@ -74,11 +74,11 @@ def _another_step(state: JobState) -> int | None:
     The step is that of its content, else of its name where the two are named alike.
     """
     given, loaded = state.attempt.resume, state.attempt.loaded
-    if given is None or loaded in {None, given.path} or given.shown_step is None:
+    if given is None or loaded is None or loaded == given.path or given.shown_step is None:
         return None
     known = loaded_checkpoint(state)
     step = None if known is None else known.shown_step
-    if step is None and loaded is not None and _NUMBER.sub("", loaded) == _NUMBER.sub("", given.path):
+    if step is None and _NUMBER.sub("", loaded) == _NUMBER.sub("", given.path):
         numbers = _NUMBER.findall(loaded)
         step = int(numbers[-1]) if numbers else None
     return None if step is None or abs(step - given.shown_step) <= STEPS_APART else step

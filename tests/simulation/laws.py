@@ -7,6 +7,7 @@ known. So a rung that is missing from a ladder breaks a law.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from health.nvidia.xids import Retry, lookup
@@ -278,7 +279,7 @@ def same_place(record: Record, past: Past, books: Watch) -> str:
             and abs(strike.at - other.at) <= books.job.policy.same_place_steps
         )
         both_early = record.early and twin.early and {strike.phase, other.phase} <= BEFORE_FIRST_STEP
-        at_a_file = record.verdict.cause is Cause.CHECKPOINT_CORRUPT or strike.phase is other.phase is Phase.LOAD
+        at_a_file = record.verdict.cause is Cause.CHECKPOINT_CORRUPT  # what dies of two otherwise is the same with each
         elsewhere = at_a_file and bool(record.resume and twin.resume) and record.resume != twin.resume
         if _may_pass(record) and (family(record.verdict.cause) == "infrastructure" if both_early else near):
             same += [twin] if near and strike.at == other.at else []
@@ -410,6 +411,9 @@ def steps_back(record: Record, past: Past, books: Watch) -> str:
         )
     guilty = strike.phase is Phase.LOAD or record.verdict.cause is Cause.CHECKPOINT_CORRUPT
     again = [r for r in _unanswered(record, past) if r.resume == record.resume and r.early and r.strike and r.strike.phase is Phase.LOAD]
+    untrained = takewhile(lambda r: r.strike is None or r.strike.at < 0, reversed(past))
+    if any(r.plan.rejected and r.resume != record.resume and r.verdict.fingerprint == record.verdict.fingerprint for r in untrained):
+        return ""  # it failed alike on another one: both are cleared
     older = [path for path in books.verified if path != record.resume and path not in books.rejected]
     if not guilty or strike.phase is not Phase.LOAD or not record.resume or not again or not older or not _seen(record, books):
         return ""

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from checkpointing.lineage import Lineages
+from checkpointing.ordering import RollBack
 from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.verification import identity_of, verify
 
@@ -61,6 +63,32 @@ def test_a_quarantined_checkpoint_is_not_handed_out_again(place: Path) -> None:
     assert "step_1.pt" in again.stdout, again.stderr
     assert (place / "ckpt" / "step_2.pt").exists()
     assert run(place, "checkpoints", "quarantine", "nothing.pt").returncode == 64
+
+
+def test_what_is_out_of_use_is_listed_with_the_reason_and_used_again_once_that_is_withdrawn(place: Path) -> None:
+    records, path = node(place) / "checkpoints", str(place / "ckpt" / "step_2.pt")
+    lineages = Lineages(records, "run-a")
+    lineages.begin_run(tuple)
+    lineages.try_roll_back(RollBack(lineages.current, 2, path))
+    lineages.accuse("attempt 3 stepped back from it")
+    (place / "ckpt" / "step_1.pt-unfinished").touch()
+    listed = ("checkpoints", "ls", "--checkpoints", "ckpt/*.pt", "--json")
+    rows = {Path(row["path"]).name: row for row in json.loads(run(place, *listed).stdout)["checkpoints"]}
+    assert (rows["step_2.pt"]["state"], rows["step_2.pt"]["reason"]) == ("out of use", "attempt 3 stepped back from it")
+    assert rows["step_1.pt"]["state"] == "unfinished"
+    assert set(rows) == {"step_1.pt", "step_2.pt", "step_3.pt"}, "the mark itself is no checkpoint"
+    done = run(place, "checkpoints", "quarantine", "--withdraw", "ckpt/step_2.pt")
+    assert (done.returncode, done.stdout) == (0, f"used again from the next start of job {JOB} on: {path}\n"), done.stderr
+    assert Lineages(records).roll_backs == ()
+    again = run(place, "checkpoints", "quarantine", "--withdraw", "ckpt/step_2.pt")
+    assert (again.returncode, "uses it already" in again.stderr) == (64, True)
+
+
+@pytest.mark.slow
+def test_a_quarantine_is_withdrawn_by_the_same_command(place: Path) -> None:
+    assert run(place, "checkpoints", "quarantine", "ckpt/step_2.pt").returncode == 0
+    assert run(place, "checkpoints", "quarantine", "--withdraw", "ckpt/step_2.pt").returncode == 0
+    assert run(place, "checkpoints", "show", "--json", "ckpt/step_2.pt").returncode == 0
 
 
 def test_what_was_moved_aside_is_moved_back(place: Path) -> None:

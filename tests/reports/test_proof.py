@@ -111,3 +111,30 @@ def test_a_path_in_the_command_is_that_of_each_restart_and_what_was_given_instea
     assert "each attempt begins at step 20, because the command names ckpt/step-20.pt" in said
     ckpt = tmp_path / "ckpt"
     assert f"resumed at step 20 from {ckpt}/step-20.pt, although it was given {ckpt}/step-60.pt (step 60): steps 21 to 60 are" in said
+
+
+# --- simpletuner_2989.py, accelerate_3306.py: the number in a name is not what is newest
+
+
+@pytest.mark.slow
+def test_a_stale_save_of_the_greatest_number_is_not_trained_on_from(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    stale = tmp_path / "ckpt" / "step-5000.pt"
+    stale.parent.mkdir()
+    model = torch.nn.Linear(64, 64)
+    torch.save({"model": model.state_dict(), "optimizer": torch.optim.SGD(model.parameters(), lr=0.1).state_dict(), "step": 5000}, stale)
+    run = supervise(
+        *torchrun("simpletuner_2989.py", "--pace-s", "0.1"), options=("--checkpoints", "ckpt/step-*.pt", "--resumes-itself"), **OFTEN
+    )
+    assert run.exit_code(150) == 65
+    said = run.stderr.replace("\n", " ")
+    assert f"the newest save of this run, {tmp_path}/ckpt/step-20.pt, is gone" in said
+    assert "another training's checkpoint" in said
+    assert torch.load(stale)["step"] == 5000
+
+
+@pytest.mark.slow
+def test_a_numbering_that_begins_anew_is_resumed_from_what_was_saved_last(supervise: Callable[..., Supervised]) -> None:
+    options = ("--checkpoints", "ckpt/checkpoint_*.pt", "--resume-args", "--resume {resume}")
+    run = supervise(*torchrun("accelerate_3306.py", "--steps", "90"), options=options, **OFTEN)
+    assert run.exit_code(200) == 0
+    assert begun(run) == ["0", "60", "80"]

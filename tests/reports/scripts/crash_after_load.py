@@ -31,21 +31,13 @@ def die_in_forward(training: Training) -> None:
     training.model(torch.ones(4, 63))
 
 
-def die_of_network(training: Training) -> None:
-    """Rank 1 sees the other end of its connection gone."""
-    if training.rank == 1:
-        message = "Connection closed by peer [127.0.0.1]:4711"
-        raise RuntimeError(f"[../third_party/gloo/gloo/transport/tcp/pair.cc:534] {message}")
-    dist.barrier()
-
-
 def die_in_base(_training: Training) -> None:
     """Every rank loads a base model, whose file is cut."""
     Path("base.pt").write_bytes(b"PK\x03\x04 cut")
     torch.load("base.pt")
 
 
-DEATHS = {"segfault": die_of_segfault, "forward": die_in_forward, "network": die_of_network, "base": die_in_base}
+DEATHS = {"segfault": die_of_segfault, "forward": die_in_forward, "base": die_in_base}
 
 training = Training()
 training.parser.add_argument("--how", choices=DEATHS, default="segfault")

@@ -114,6 +114,17 @@ _ROWS = {
         "sharded checkpoint of another layout",
         "Resume from a checkpoint of this configuration, or convert it; strict=False hides the difference",
     ),
+    Cause.CHECKPOINT_LEFTOVER: Explanation(
+        "What an earlier attempt left of a save is in the way of the next one, or the script looks for a file that supervise set aside",
+        "an exception that names a path in a checkpoint location, and what lies there: the rest of a save, or nothing since it was moved",
+        "Move what is in the way to where the script does not look: the card has the command; let the script write to a temporary name and "
+        "rename it",
+    ),
+    Cause.CHECKPOINT_POINTER: Explanation(
+        "A link, or the file that names the latest checkpoint, leads to itself, to nothing, or to a checkpoint that is not whole",
+        "an exception while a checkpoint was loaded, and the pointer on the way to it, as it is on the disk",
+        "Let it lead to the newest whole checkpoint: the card has the command (ln -sfn); move it only once a save is on the disk",
+    ),
     Cause.DISK_FULL: Explanation(
         "A file system, or a quota, is full",
         "No space left on device, Disk quota exceeded (ENOSPC, EDQUOT), torch's file writer with 'unexpected pos'",

@@ -177,8 +177,7 @@ def _torn_in_use(state: JobState, event: CheckpointSelected) -> tuple[Verdict, P
     if notes:
         hint = f"{PUT_BACK_HINT}, then start again"
     elif _NUMBER.sub("", whole) == _NUMBER.sub("", path):  # the script takes the one of the greatest number
-        directory = path.rpartition("/")[0]
-        notes = (f"{torn} is torn; {_name(whole)} is whole: {shlex.join(['mv', path, f'{directory}/.{torn}.torn'])}",)
+        notes = (f"{torn} is torn; {_name(whole)} is whole: {event.advised_move}",)
         hint = "move the torn one away with the command of the note, then start again"
     elif whole:  # it may be another part of the same save: never a copy of one over the other
         hint = (

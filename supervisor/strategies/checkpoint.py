@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from supervisor.core.model import Cause, Change, Plan, PlanKind
 from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import FOREIGN_CHECKPOINT, RACE_WRITER
+from supervisor.strategies.situation import FOREIGN_CHECKPOINT, LEFTOVER, LEFTOVER_IS_OURS, POINTER, RACE_WRITER, REMEDY, SET_ASIDE
 
 if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef
@@ -69,6 +69,48 @@ def raced(situation: Situation) -> Plan | None:
     if plan.kind is PlanKind.STOP:
         return replace(plan, strategy="raced", next_rung=MEND)
     return replace(plan, strategy="raced", reason=f"{finding}, which is not rejected: {plan.reason}", notes=(f"mend the script: {MEND}",))
+
+
+def clear_way(situation: Situation) -> Plan | None:
+    """Restart without what is in the way of a save, or with what we set aside and the script looks for; stop (65) if that cannot be done.
+
+    The file is moved before the next attempt (checkpoints/repair.py), once no rank is alive, with a record for `undo`. At the second
+    failure of this kind without progress it did not help, or could not be done.
+    """
+    leftover, missed = situation.fact(LEFTOVER), situation.fact(SET_ASIDE)
+    if not leftover and not missed:
+        return None
+    finding, command = situation.verdict.summary, situation.fact(REMEDY)
+    if (situation.fact(LEFTOVER_IS_OURS) or missed) and not situation.tried("clear_way"):
+        plan = restart_within_budget(situation)
+        what = "it is set aside before the next attempt" if leftover else "it is moved back before the next attempt"
+        return plan if plan.kind is PlanKind.STOP else replace(plan, strategy="clear_way", reason=f"{finding}: {what}; {plan.reason}")
+    stays = situation.fact("stays")
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"{finding}: another attempt would meet the same error" + (f"; supervise does not move it: {stays}" if stays else ""),
+        next_rung="do that with the command of the note, then start again",
+        strategy="clear_way",
+        exit_code=65,
+        notes=(command,) if command else (),
+    )
+
+
+def mend_pointer(situation: Situation) -> Plan | None:
+    """Stop (65) where a pointer leads to no whole checkpoint: we touch no pointer, because nobody knows who wrote it."""
+    pointer, command = situation.fact(POINTER), situation.fact(REMEDY)
+    if not pointer:
+        return None
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"{situation.verdict.summary}: another attempt would meet the same error",
+        next_rung="mend it with the command of the note, then start again"
+        if command
+        else f"let {pointer} lead to a whole checkpoint, or remove it to begin from scratch, then start again",
+        strategy="mend_pointer",
+        exit_code=65,
+        notes=(command,) if command else (),
+    )
 
 
 def step_back(situation: Situation) -> Plan | None:
@@ -151,6 +193,8 @@ def _skip_window_missing(situation: Situation) -> str:
 RUNGS = (
     Rung("foreign_checkpoint", foreign_checkpoint, "stop (65): the ranks loaded a checkpoint that is not of this run, and beyond it"),
     Rung("raced", raced, "a rank read what another one was writing: restart once, the file is not rejected; again: stop (65)"),
+    Rung("clear_way", clear_way, "what is in a save's way is set aside, what is missed is moved back; again, or not ours: stop (65)"),
+    Rung("mend_pointer", mend_pointer, "stop (65): a link, or the file that names the latest, leads to no whole checkpoint"),
     Rung(
         "step_back",
         step_back,

@@ -24,6 +24,9 @@ UNSET = "unset"
 RACE_WRITER = "race_writer"
 #: The fact that the attempt loaded another training's checkpoint: its path.
 FOREIGN_CHECKPOINT = "foreign_checkpoint"
+#: Facts of checkpoints/path_faults.py. What an earlier attempt left in the way of a save, and whether we may set it aside; the number of
+#: the change by which we set aside what the script looks for; the pointer that leads to no whole checkpoint; the command that helps.
+LEFTOVER, LEFTOVER_IS_OURS, SET_ASIDE, POINTER, REMEDY = "leftover", "leftover_is_ours", "set_aside", "pointer", "remedy"
 #: Variables that a rung sets only where the user did not.
 VARIABLES = (
     "TORCH_DISTRIBUTED_DEBUG",

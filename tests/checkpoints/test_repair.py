@@ -18,7 +18,7 @@ import torch
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
-from checkpointing.retention.move_journal import MoveJournal
+from checkpointing.retention.aside import AsideRecord
 from checkpointing.verification import verify
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.repair import RepairPermission
@@ -113,9 +113,9 @@ class JobOnDisk:
         return [(change.path, change.to) for change in self.aside.changes() if (change.kind, change.phase) == ("moved", "done")]
 
     @property
-    def aside(self) -> MoveJournal:
+    def aside(self) -> AsideRecord:
         """The journal."""
-        return MoveJournal(str(self.state / "checkpoints"))
+        return AsideRecord(str(self.state / "checkpoints"))
 
 
 @pytest.fixture
@@ -353,7 +353,7 @@ def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(disk: Job
     def full(*_: Any, **__: Any) -> None:  # noqa: ANN401  whatever it is called with
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(MoveJournal, "move", full)
+    monkeypatch.setattr(AsideRecord, "move", full)
     disk.checkpoints.ended()
     selected = disk.checkpoints.select(1.0, 2)
     assert selected.chosen is not None

@@ -138,7 +138,7 @@ class CheckpointRepair:
         with permission.held() as allowed:
             undone = self._records.moves.undo(moved.id) if allowed else ()
         for one in undone:
-            done = f"it was not moved back: {one.problem}" if one.problem else f"it was moved back from {moved.to}"
+            done = f"it could not be moved back: {one.problem}" if one.problem else f"it was moved back from {moved.to}"
             yield moved.path, f"the script looked for what was set aside: {done}"
 
     def _repair(self, path: str, attempt: int, permission: RepairPermission) -> Iterator[tuple[str, str]]:
@@ -264,8 +264,8 @@ def _tried(path: str, change: Iterator[tuple[str, str]]) -> Iterator[tuple[str, 
     try:
         yield from change
     except OSError as error:
-        yield path, f"it could not be set aside, or moved back: {error}"
+        yield path, f"it could not be moved aside: {error}"
 
 
 def _set_aside_text(moved: MovedFile) -> str:
-    return f"set aside: {moved.to}" + (f", inside the directory that the script lists, because {moved.note}" if moved.note else "")
+    return f"moved to {moved.to}" + (f", inside the directory that the script lists, because {moved.note}" if moved.note else "")

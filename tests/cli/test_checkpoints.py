@@ -67,7 +67,7 @@ def test_what_was_moved_aside_is_moved_back(place: Path) -> None:
     path = str(place / "ckpt" / "step_3.pt")
     identity = identity_of(path)
     assert identity is not None
-    moved = AsideRecord(str(node(place) / "checkpoints")).move(verify(path), 1, {path: identity}, ranks_alive=False)
+    moved = AsideRecord(str(node(place) / "checkpoints"), JOB).move(verify(path), 1, {path: identity}, ranks_alive=False)
     assert moved.to, moved.reason
     (change,) = json.loads(run(place, "checkpoints", "ls", "--json").stdout)["changes"]
     assert (change["kind"], change["path"], change["to"]) == ("moved", path, moved.to)

@@ -126,7 +126,7 @@ class PathFaults:
             if self._is_save(place) and self._is_older(place):
                 why, stays = self._left(place)
                 owner = self._left_by(place)
-                text = f"{place} is in the way of the save: {owner} left it, and {why}"
+                text = f"{place} is in the way of the save: {owner} left it ({why})"
                 ours = ((LEFTOVER_IS_OURS, "yes"),) if not stays else (("stays", stays),)
                 return _Fault("leftover", Cause.CHECKPOINT_LEFTOVER, text, ((LEFTOVER, place), *ours, (REMEDY, advised_move(place))))
         return None
@@ -241,7 +241,7 @@ class PathFaults:
 def paths_in(text: str) -> tuple[str, ...]:
     """Return what may be a path in the text of an exception: what is quoted, and words with a slash."""
     quoted = [match[1] or match[2] for match in _QUOTED.finditer(text)]
-    bare = [match[0].rstrip(".,:;") for match in _BARE.finditer(text)]
+    bare = [match[0].rstrip(".,:;") for match in _BARE.finditer(_QUOTED.sub(" ", text))]
     return tuple(dict.fromkeys(path for path in (*quoted, *bare) if path.strip() and "\0" not in path))[:_MOST_PATHS]
 
 

@@ -89,10 +89,10 @@ def clear_way(situation: Situation) -> Plan | None:
     return Plan(
         kind=PlanKind.STOP,
         reason=f"{finding}: another attempt would meet the same error" + (f"; supervise does not move it: {stays}" if stays else ""),
-        next_rung="do that with the command of the note, then start again",
+        next_rung="move it with the command of the note, then start again",
         strategy="clear_way",
         exit_code=65,
-        notes=(command,) if command else (),
+        notes=(f"this moves it {'back' if missed else 'to where the script does not look'}: {command}",) if command else (),
     )
 
 
@@ -109,7 +109,7 @@ def mend_pointer(situation: Situation) -> Plan | None:
         else f"let {pointer} lead to a whole checkpoint, or remove it to begin from scratch, then start again",
         strategy="mend_pointer",
         exit_code=65,
-        notes=(command,) if command else (),
+        notes=(f"this lets it lead to the newest whole one: {command}",) if command else (),
     )
 
 

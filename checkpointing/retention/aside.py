@@ -1,7 +1,8 @@
 """Sets a file of the user's aside, out of the way of the script, so that it can be moved back.
 
 What is set aside lies in ONE directory, `.supervise-aside`, beside the directory that the script lists: no listing, pattern or walk of the
-script meets it. Inside the listed directory it lies only where the one above is another file system, or is not ours to write; that is said.
+script meets it. Inside the listed directory it lies only where the one above is another file system, or is not ours to write; that is
+reported.
 Its name there holds no number, so that no parser of steps takes it for one.
 
 The directory's index is the record (docs/reference/checkpoint-format.md, "What was set aside"). Each change is written down and synced

@@ -173,7 +173,7 @@ class PathFaults:
         whole = self._newest_whole(pointer)
         if not whole and not self._locations.belongs_to_job(pointer.path):
             return None  # no sign that it is one of checkpoints
-        fields = ((POINTER, pointer.path), ("path", pointer.target), *(((REMEDY, _mended(pointer, whole)),) if whole else ()))
+        fields = ((POINTER, pointer.path), ("path", pointer.target), *(((REMEDY, _remedy(pointer, whole)),) if whole else ()))
         newest = f"; the newest whole one is {whole}" if whole else "; no whole one lies beside it"
         return _Fault("pointer", Cause.CHECKPOINT_POINTER, self._pointer_text(pointer) + newest, fields)
 
@@ -271,7 +271,7 @@ def _tracker_of(path: str) -> _Pointer | None:
     return None
 
 
-def _mended(pointer: _Pointer, whole: str) -> str:
+def _remedy(pointer: _Pointer, whole: str) -> str:
     """Return the command that makes a pointer lead to a whole checkpoint."""
     directory = pointer.path.rpartition("/")[0]
     if not pointer.text:

@@ -88,7 +88,7 @@ class CheckpointRepair:
         return tuple(_tried(path, self._clear(path, attempt, permission)))
 
     def bring_back(self, change: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
-        """Move back what was set aside, by the number of that change: the script looked for it. Return the path with what was done."""
+        """Move back what was set aside, by the number of that change: the script misses it. Return the path with what was done."""
         moved = next((one for one in self._records.moves.standing() if one.id == change), None)
         return () if moved is None else tuple(_tried(moved.path, self._bring_back(moved, permission)))
 
@@ -139,7 +139,7 @@ class CheckpointRepair:
             undone = self._records.moves.undo(moved.id) if allowed else ()
         for one in undone:
             done = f"it could not be moved back: {one.problem}" if one.problem else f"it was moved back from {moved.to}"
-            yield moved.path, f"the script looked for what was set aside: {done}"
+            yield moved.path, f"the script misses what was set aside: {done}"
 
     def _repair(self, path: str, attempt: int, permission: RepairPermission) -> Iterator[tuple[str, str]]:
         """Move a torn checkpoint aside if the rule of ownership holds; yield its path with its repair.
@@ -181,7 +181,7 @@ class CheckpointRepair:
         return f"{reason}: {_set_aside_text(moved)}{back}"
 
     def _was_moved_back(self, found: Verification) -> str:
-        """Return that it was set aside before and moved back, by a person or for the script that looked for it; "" for any other."""
+        """Return that it was set aside before and moved back, by a person or because the script missed it; "" for any other."""
         moves = (one for one in self._records.moves.changes() if one.kind == "moved" and one.phase == "undone")
         back = any((one.path, one.identity.ino) == (found.path, found.identity.ino) for one in moves)
         return "because it was moved back once" if back else ""

@@ -60,7 +60,7 @@ class CheckpointSelector:
         """Return the newest whole checkpoint that is not among `avoid`. No rank is alive on this node. Raises Interrupted.
 
         `in_the_way`: the path of what the last attempt's save met there; `missed`: the number of the change that set aside what its script
-        looked for.
+        misses.
 
         `reached`: the run's own greatest step, None before it has one. Beyond that one of another training is passed over, unless it is in
         `begun_from`: the run began with it.

@@ -20,7 +20,7 @@ from checkpointing.discover import find
 from checkpointing.io.reader import UNLIMITED, Throttle
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Candidate, note_of
-from checkpointing.retention.aside import AsideRecord
+from checkpointing.retention.aside import AsideRecord, size_of
 from checkpointing.verification import identity_of
 from checkpointing.verification import verify as verify_one
 from supervisor.checkpoints.discovery import record
@@ -232,13 +232,15 @@ def _unwritable(place: JobFiles, error: OSError) -> SuperviseError:
     )
 
 
-def _change_row(change: Any) -> dict[str, Any]:  # noqa: ANN401  a change of the move journal, whose fields these are
-    return {"id": change.id, "kind": change.kind, "phase": change.phase, "path": change.path, "to": change.to, "reason": change.reason}
+def _change_row(change: Any) -> dict[str, Any]:  # noqa: ANN401  a change of the record, whose fields these are
+    row = {"id": change.id, "kind": change.kind, "phase": change.phase, "path": change.path, "to": change.to, "reason": change.reason}
+    return row | ({"bytes": size_of(change.to)} if (change.kind, change.phase) == ("moved", "done") else {})
 
 
 def _change_text(row: dict[str, Any]) -> str:
     if row["kind"] == "moved":
-        return f"{row['id']}: {clean(row['path'])} was moved to {clean(row['to'])}"
+        size = f" ({row['bytes'] / 1e6:.1f} MB)" if "bytes" in row else ""
+        return f"{row['id']}: {clean(row['path'])} was moved to {clean(row['to'])}{size}"
     return f"{row['id']}: {clean(row['path'])} was put there from the copy {clean(row['to'])}"
 
 

@@ -3,7 +3,7 @@
 The script resumes by itself. `--finds` says how: `walk` takes the greatest number that the expression finds anywhere below `ckpt`,
 `listing` takes int(name.split("-")[1]) of every name in it, `registry` the last save in a list of its own, and the one before where that is
 not whole.
-Rank 0 is killed between the two files of step 60, the first time.
+Rank 0 is killed within the save of step 60, the first time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,16 @@ import torch.distributed as dist
 from training import Training
 
 CKPT, REGISTRY = Path("ckpt"), Path("registry.json")
+
+
+class Kill:
+    """It is saved as the end of the process: the file is open then, and not whole."""
+
+    def __reduce__(self) -> str:
+        """End the process."""
+        Path("killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
 
 
 def newest(finds: str) -> int:
@@ -44,10 +54,8 @@ def save(training: Training, step: int) -> None:
     (directory / "meta.json").write_text(json.dumps({"step": step}))
     saves = json.loads(REGISTRY.read_text()) if REGISTRY.exists() else []
     REGISTRY.write_text(json.dumps([*(one for one in saves if one != step), step]))
-    torch.save(training.model.state_dict(), directory / "model.pt")
-    if step == 60 and not Path("killed").exists():
-        Path("killed").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+    kill = {"kill": Kill()} if step == 60 and not Path("killed").exists() else {}
+    torch.save({**training.model.state_dict(), **kill}, directory / "model.pt")
     torch.save(training.optimizer.state_dict(), directory / "optim.pt")
 
 

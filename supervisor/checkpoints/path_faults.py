@@ -93,7 +93,7 @@ class PathFaults:
                 yield _evidence(fault, fact)
         if raised and not explained and self._records.script_chooses:
             for path in loads(self._records.job.attempt_dir(attempt), complete=False)[:_MOST_PATHS]:
-                fault = self._of_pointer(path)
+                fault = self._of_set_aside(path) or self._of_pointer(path)
                 if fault is not None:
                     yield _evidence(fault, raised[0])
                     return

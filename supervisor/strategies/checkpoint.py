@@ -74,14 +74,16 @@ def raced(situation: Situation) -> Plan | None:
 def clear_way(situation: Situation) -> Plan | None:
     """Restart without what is in the way of a save, or with what we set aside and the script looks for; stop (65) if that cannot be done.
 
-    The file is moved before the next attempt (checkpoints/repair.py), once no rank is alive, with a record for `undo`. At the second
-    failure of this kind without progress it did not help, or could not be done.
+    The file is moved before the next attempt (checkpoints/repair.py), once no rank is alive, with a record for `undo`. If the very
+    next failure is of this kind too, it did not help, or could not be done.
     """
     leftover, missed = situation.fact(LEFTOVER), situation.fact(SET_ASIDE)
     if not leftover and not missed:
         return None
     finding, command = situation.verdict.summary, situation.fact(REMEDY)
-    if (situation.fact(LEFTOVER_IS_OURS) or missed) and not situation.tried("clear_way"):
+    last = situation.failures[-1] if situation.failures else None
+    in_vain = last is not None and last.rung == "clear_way" and not last.is_over
+    if (situation.fact(LEFTOVER_IS_OURS) or missed) and not in_vain:
         plan = restart_within_budget(situation)
         what = "it is set aside before the next attempt" if leftover else "it is moved back before the next attempt"
         return plan if plan.kind is PlanKind.STOP else replace(plan, strategy="clear_way", reason=f"{finding}: {what}; {plan.reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -150,12 +151,21 @@ def test_on_a_file_system_of_its_own_it_lies_inside_and_that_is_said(tmp_path: P
         assert advised_move(str(torn)) == f"mv {torn} {directory}/.supervise-aside/torn-b"
 
 
-@pytest.mark.parametrize("taken", ["a file", "a link", "somebody else's"])
+@pytest.mark.parametrize("taken", ["a file", "a link", "somebody else's", "read only"])
 def test_where_the_place_beside_is_not_ours_it_lies_inside_and_that_is_said(
     torn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
 ) -> None:
     if taken == "a file":
         aside_of(tmp_path).write_text("mine")
+    elif taken == "read only":
+        make = durable.make_directory
+
+        def refused(path: str, mode: int = 0o700) -> None:
+            if path == str(aside_of(tmp_path)):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+            make(path, mode)
+
+        monkeypatch.setattr(durable, "make_directory", refused)  # a bind mount of the one directory that may be written
     elif taken == "a link":
         (tmp_path / "elsewhere").mkdir()
         aside_of(tmp_path).symlink_to(tmp_path / "elsewhere")

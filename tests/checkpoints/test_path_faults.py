@@ -82,6 +82,16 @@ def test_what_a_killed_save_left_in_the_way_is_named_and_set_aside(disk: JobOnDi
     assert "it was in the way of a save: moved to" in dict(selected.repaired)[str(torn)]
 
 
+def test_a_torn_file_in_the_way_of_one_that_must_be_new_is_set_aside(disk: JobOnDisk) -> None:
+    (disk.here / "ckpt").mkdir()
+    for step in (20, 40, 60):
+        torn = disk.rank.saves(f"ckpt/step-{step}.pt", step, cut=step == 60)
+    second_attempt(disk)
+    cause, fields, summary = fault(disk, "FileExistsError: [Errno 17] File exists: 'ckpt/step-60.pt'")
+    assert (cause, fields["leftover"], fields["leftover_is_ours"]) == (Cause.CHECKPOINT_LEFTOVER, str(torn), "yes")
+    assert "torn" in summary
+
+
 def test_it_is_set_aside_too_where_the_script_is_handed_its_checkpoint(disk: JobOnDisk) -> None:
     settings = replace(disk.job.settings, checkpoints=Checkpoints(paths=("ckpt/step-*",)))
     disk.checkpoints = JobCheckpoints(replace(disk.job, settings=settings), disk.reports.append)

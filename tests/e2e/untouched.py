@@ -1,7 +1,7 @@
-"""The proof of ownership: what a run did to files outside its state directory is in its journal of moves, and can be undone.
+"""The proof of ownership: what a run did to files outside its state directory is in the record of what was set aside, and can be undone.
 
 It takes a listing of files that the job does not write any more. It fails if a file is elsewhere, is another or holds anything else,
-except for the renames that the journal records, and if `supervise checkpoints undo` does not reverse those.
+except for the renames that the record has, and if `supervise checkpoints undo` does not reverse those.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def renamed(rows: Listing, names: Iterable[tuple[str, str]]) -> Listing:
 
 
 def assert_untouched(run: Supervised, before: Listing) -> None:
-    """Compare what is there now, after the run's end, with `before`: nothing is missing or changed but for the journaled renames.
+    """Compare what is there now, after the run's end, with `before`: nothing is missing or changed but for the recorded renames.
 
     Then the renames are undone. Where the job wrote a moved checkpoint anew, that one is taken out of the way first, as a person would.
     """
@@ -60,7 +60,7 @@ def assert_untouched(run: Supervised, before: Listing) -> None:
     places, renames = [run.place, *asides(run)], moved(run)
     after = listing(*places, without=own)
     missing = set(renamed(before, renames)) - set(after)
-    assert not missing, f"moved, changed or replaced without a word in the journal: {missing}"
+    assert not missing, f"moved, changed or replaced without a word in the record: {missing}"
     for path, _ in renames:
         if os.path.lexists(path):
             Path(path).rename(f"{path}.since")

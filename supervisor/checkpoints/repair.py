@@ -114,6 +114,7 @@ class CheckpointRepair:
 
     def why_not_aside(self, found: Verification, alive_until_ns: int) -> str:
         """Return why what is in the way of a save must not be set aside; "" if it may: the rest of a save, or one not used again."""
+        self._discovery.stat_interrupted_saves()
         alive, seen = self._records.several_nodes, self._discovery.written_files(found.path, alive_until_ns)
         if self._is_rejected(found):
             return ownership.A_RANK_LIVES if alive else ownership.not_written(found.path, found.identity, seen)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from checkpointing.discover import find
+from checkpointing.examine import latest
 from checkpointing.io import durable
 from checkpointing.model import Identity, Verdict, Verification
 from checkpointing.retention import ownership
@@ -404,6 +406,8 @@ def test_an_intent_whose_rename_never_came_is_settled_by_what_is_there(torn: Pat
 
 KILLED = """
 import os, signal, sys
+from checkpointing.discover import find
+from checkpointing.examine import latest
 from checkpointing.io import durable
 from checkpointing.retention import aside
 from checkpointing.model import Identity, Verdict, Verification
@@ -518,3 +522,30 @@ def test_a_kill_while_a_directory_is_taken_away_again_leaves_no_half_of_it(
     assert not torn_tree.exists()
     assert [undone.problem for undone in aside.undo()] == ["", ""]
     assert sorted(path.name for path in torn_tree.iterdir()) == ["rank_0.bin", "sub"]
+
+
+PATTERNS = (
+    "ckpt/*",
+    "ckpt/**",
+    "ckpt/**/*",
+    "ckpt",
+    "*",
+    "**/torn-*",
+    ".supervise-aside/*",
+    "ckpt/.supervise-aside/*",
+    "*/.supervise-aside",
+)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_no_pattern_and_no_search_of_ours_finds_what_was_set_aside(tmp_path: Path, sound: bytes, pattern: str) -> None:
+    whole = tmp_path / "ckpt" / "step-40.pt"
+    for place in (aside_of(tmp_path), tmp_path / "ckpt" / ".supervise-aside"):
+        (place / "torn-a" / "global_step60").mkdir(parents=True)
+        (place / "torn-a" / "global_step60" / "model.pt").write_bytes(sound)
+        (place / "torn-b.pt").write_bytes(sound)
+    whole.write_bytes(sound)
+    assert {one.path for one in find(pattern, str(tmp_path)).candidates} <= {str(whole)}
+    chosen = latest(str(tmp_path / "ckpt")).chosen
+    assert chosen is not None
+    assert chosen.path == str(whole)

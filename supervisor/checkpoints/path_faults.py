@@ -25,7 +25,7 @@ from checkpointing.retention.aside import advised_move
 from checkpointing.verification import identity_of, verify
 from supervisor.checkpoints.references import leads_to
 from supervisor.core.model import Cause, Claim, Evidence
-from supervisor.observe.ranks.path_patterns import checkpoint_path, pattern_of
+from supervisor.observe.ranks.path_patterns import checkpoint_path, escaped, pattern_of
 from supervisor.observe.ranks.progress_sampler import loads
 from supervisor.strategies.situation import LEFTOVER, LEFTOVER_IS_OURS, POINTER, REMEDY, SET_ASIDE
 
@@ -41,7 +41,7 @@ READING_S: Final = 1.0
 #: Just before the exception that it led to.
 _BEFORE_S: Final = 0.001
 _SURE: Final = 0.97
-_MOST_EXCEPTIONS, _MOST_PATHS, _MOST_LEVELS, _MOST_READ = 16, 16, 4, 4
+_MOST_EXCEPTIONS, _MOST_PATHS, _MOST_LEVELS, _MOST_READ = 16, 16, 6, 4
 _QUOTED: Final = re.compile(r"'([^'\n]{1,4096})'|\"([^\"\n]{1,4096})\"")
 _BARE: Final = re.compile(r"(?<![\w./'\"-])(?:\.{0,2}/)?[\w.@%+=~-]+(?:/[\w.@%+=~:-]+)+")
 _IN_THE_WAY: Final = re.compile(
@@ -216,7 +216,7 @@ class PathFaults:
     def _newest_whole(self, pointer: _Pointer) -> str:
         """Return the newest whole checkpoint beside a pointer, of the kind that it led to; "" where none is known."""
         directory = os.path.dirname(pointer.path)  # noqa: PTH120 (as above)
-        beside = [one for one in find(directory).candidates if one.path not in {pointer.path, pointer.target}]
+        beside = [one for one in find(escaped(directory)).candidates if one.path not in {pointer.path, pointer.target}]
         like = [one for one in beside if pointer.target and pattern_of(one.path) == pattern_of(pointer.target)]
         newest = sorted(like or beside, key=lambda one: one.mtime_ns, reverse=True)[:_MOST_READ]
         return next((one.path for one in newest if self._is_whole(one)), "")

@@ -289,6 +289,16 @@ def test_a_file_that_names_what_is_not_there(disk: JobOnDisk, tracker: str, text
     assert fields["remedy"] == command.format(file)
 
 
+def test_a_part_deep_below_what_a_file_names_and_a_directory_with_brackets_in_its_name(disk: JobOnDisk) -> None:
+    for step in (20, 40):
+        pair(disk, f"run[1]/ckpt/global_step_{step}", step)
+    file = disk.here / "run[1]" / "ckpt" / "latest_checkpointed_iteration.txt"
+    file.write_text("60")
+    missing = f"{disk.here}/run[1]/ckpt/global_step_60/actor/dist/optim/rank0/model.pt"
+    cause, fields, _ = fault(disk, f"FileNotFoundError: [Errno 2] No such file or directory: '{missing}'")
+    assert (cause, fields["pointer"], fields["remedy"][:8]) == (Cause.CHECKPOINT_POINTER, str(file), "echo 40 ")
+
+
 def test_a_pointer_that_is_right_by_now_and_a_link_to_data_are_none(disk: JobOnDisk) -> None:
     ckpt = files(disk)
     (ckpt / "latest").symlink_to("step-40.pt")

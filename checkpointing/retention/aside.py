@@ -180,6 +180,10 @@ class AsideRecord:
         """Return what was set aside and lies there, oldest first."""
         return tuple(one for one in self.changes() if one.kind == "moved" and one.phase == "done" and os.path.lexists(one.to))
 
+    def directory_of(self, path: str) -> str:
+        """Return the directory in which what was set aside last from a path lies; "" where nothing was."""
+        return next((one.directory for one in reversed(self.standing()) if one.path == path), "")
+
     def undo(self, change_id: int | None = None) -> tuple[Undone, ...]:
         """Reverse one change, or all that stand, the last one first. The job must not be running."""
         answers: list[Undone] = []

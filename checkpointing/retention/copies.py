@@ -223,12 +223,13 @@ class Copies:
     def put_back(self, copy: Copy, aside: AsideRecord, attempt: int, reason: str) -> str:
         """Put a copy at its original path, which must be free: the caller moved the file there aside. Return "" or why not."""
         path = copy.manifest.path
-        directory = os.path.dirname(path)  # noqa: PTH120 -- as above
         if os.path.lexists(path):
             return f"something is there: {path}"
+        # where the file from there lies, so that the script meets no unfinished copy under a step's name
+        directory = aside.directory_of(path) or os.path.dirname(path)  # noqa: PTH120 -- as above
         try:
             staging.sweep(directory)
-            with staging.new_directory(path, 0o700) as place:
+            with staging.new_directory(f"{directory}/copy", 0o700) as place:
                 target = f"{place.path}/{copy.manifest.name}"
                 problem = _duplicate(copy.place, target, copy.manifest, ReadOptions())
                 return problem or aside.put(target, path, copy.place, attempt, reason)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -248,7 +248,9 @@ def test_a_copy_that_is_held_while_another_is_made_is_not_removed(job: Path, tmp
     assert steps(copies) == [10, 20]
 
 
-def test_a_torn_file_is_set_aside_and_its_copy_put_back_with_its_time_and_mode(job: Path, tmp_path: Path) -> None:
+def test_a_torn_file_is_set_aside_and_its_copy_put_back_with_its_time_and_mode(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, copies, aside = job / "ckpt.pt", Copies(str(tmp_path), BIG), AsideRecord(str(tmp_path))
     made = save(path, 10)
     path.chmod(0o640)
@@ -261,7 +263,16 @@ def test_a_torn_file_is_set_aside_and_its_copy_put_back_with_its_time_and_mode(j
     assert copies.put_back(kept, aside, 4, "torn") == f"something is there: {path}"
     found = verify(str(path))
     moved = aside.move(found, 4, {str(path): Identity.of(path.stat())}, ranks_alive=False)
+    listed: list[list[str]] = []
+    put = aside.put
+
+    def seen(*args: Any) -> str:  # noqa: ANN401 -- those of `put`
+        listed.append([one.name for one in job.iterdir()])
+        return put(*args)
+
+    monkeypatch.setattr(aside, "put", seen)
     assert copies.put_back(kept, aside, 4, "its copy of step 10") == ""
+    assert listed == [[]], "an unfinished copy has no name that a script may take for a step's"
     assert (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode & 0o777) == (content, mtime_ns, 0o640)
     assert [one.name for one in job.iterdir()] == ["ckpt.pt"]
     assert Path(moved.to).parent == tmp_path / ".supervise-aside"

@@ -263,9 +263,10 @@ def _tracker_of(path: str) -> _Pointer | None:
             small = [one.path for one in entries if _TRACKER.search(one.name) and one.is_file() and one.stat().st_size <= _TRACKER_BYTES]
         for file in sorted(small):
             with open(file, encoding="utf-8", errors="replace") as source:  # noqa: PTH123 (as above)
-                text = source.read(_TRACKER_BYTES).strip()
+                content = source.read(_TRACKER_BYTES)
+            text = content.strip()
             if text.rstrip("/").rpartition("/")[2] == name or (text.isascii() and text.isdigit() and int(text) in numbers):
-                return _Pointer(file, path, text)
+                return _Pointer(file, path, content)
     except OSError:
         return None
     return None
@@ -276,14 +277,15 @@ def _remedy(pointer: _Pointer, whole: str) -> str:
     directory = pointer.path.rpartition("/")[0]
     if not pointer.text:
         return shlex.join(["ln", "-sfn", os.path.relpath(whole, directory), pointer.path])
-    named = whole.rpartition("/")[2]
-    if pointer.text.isdigit():
+    named, text = whole.rpartition("/")[2], pointer.text.strip()
+    if text.isdigit():
         numbers = re.findall(r"\d{1,18}", named)
         words = str(int(numbers[-1])) if numbers else named
     else:
-        head = pointer.text.rstrip("/").rpartition("/")
+        head = text.rstrip("/").rpartition("/")
         words = f"{head[0]}{head[1]}{named}"
-    return f"{shlex.join(['echo', words])} > {shlex.quote(pointer.path)}"
+    prints = ("echo",) if pointer.text.endswith("\n") else ("printf", "%s")  # a script may take each byte of it
+    return f"{shlex.join([*prints, words])} > {shlex.quote(pointer.path)}"
 
 
 def _evidence(fault: _Fault, raised: Evidence) -> Evidence:

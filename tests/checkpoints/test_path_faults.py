@@ -296,7 +296,7 @@ def test_a_part_deep_below_what_a_file_names_and_a_directory_with_brackets_in_it
     file.write_text("60")
     missing = f"{disk.here}/run[1]/ckpt/global_step_60/actor/dist/optim/rank0/model.pt"
     cause, fields, _ = fault(disk, f"FileNotFoundError: [Errno 2] No such file or directory: '{missing}'")
-    assert (cause, fields["pointer"], fields["remedy"][:8]) == (Cause.CHECKPOINT_POINTER, str(file), "echo 40 ")
+    assert (cause, fields["pointer"], fields["remedy"][:13]) == (Cause.CHECKPOINT_POINTER, str(file), "printf %s 40 ")
 
 
 def test_a_pointer_that_is_right_by_now_and_a_link_to_data_are_none(disk: JobOnDisk) -> None:

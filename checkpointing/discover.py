@@ -224,7 +224,7 @@ def _without_members(candidates: list[Candidate]) -> Iterator[Candidate]:
 def _candidates(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate]:
     """Yield what a matched path is: itself, or the checkpoints directly in a directory that is none itself."""
     name = path.rpartition("/")[2]
-    if name.startswith(".") or step_names.is_temporary(name) or step_names.is_set_aside(name):
+    if name.startswith(".") or step_names.is_temporary(name) or step_names.is_set_aside(path):
         return
     if not _encodable(path):
         problems.append((os.fsencode(path).decode("utf-8", "backslashreplace"), "its name is not UTF-8"))
@@ -262,7 +262,7 @@ def _directory(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate
         yield from _candidates(f"{path.rstrip('/')}/{name}", problems)
     for name in sorted(names.directories):
         child = f"{path.rstrip('/')}/{name}"
-        if name.startswith(".") or step_names.is_temporary(name) or step_names.is_set_aside(name) or not _encodable(child):
+        if name.startswith(".") or step_names.is_temporary(name) or not _encodable(child):
             continue
         try:
             found = _tree(child)

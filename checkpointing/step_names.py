@@ -45,7 +45,7 @@ _DATE: Final = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
 _TEMPORARY: Final = re.compile("|".join(row.form for row in markers.of(markers.MarkerKind.NAME)))
 _TEMPORARY_BEFORE: Final = re.compile(r"^\.?tmp-")
 _TEMPORARY_AFTER: Final = re.compile(r"\.tmp$|\.tmp[-.][^.]*$|\.(partial|incomplete)$")
-_SET_ASIDE: Final = re.compile(r"\.torn-\d+(\.\d+)?$")  # by retention/move_journal.py
+ASIDE: Final = ".supervise-aside"  # the directory of what retention/aside.py sets aside
 _MOST_DIGITS: Final = 9  # ten are a time stamp
 
 
@@ -55,8 +55,8 @@ def is_temporary(path: str) -> bool:
 
 
 def is_set_aside(path: str) -> bool:
-    """Return whether a name is that of a torn file which move_journal renamed."""
-    return _SET_ASIDE.search(path.rstrip("/").rpartition("/")[2]) is not None
+    """Return whether a path lies in a directory of what was set aside, or is one: no checkpoint of the job."""
+    return ASIDE in path.split("/")
 
 
 def final_name(path: str) -> str | None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from io import FileIO
 
-    from checkpointing.retention.move_journal import MoveJournal
+    from checkpointing.retention.aside import AsideRecord
 
 DIRECTORY: Final = "copies"
 _HELD: Final = "held"  # a file in a copy's directory: the run that it is held for
@@ -220,15 +220,16 @@ class Copies:
             removed += [row.name for row in gone if dry_run or self._remove_unless_held(by_place[row.name])]
         return KeptCopy(survivor, "; ".join(reasons), tuple(removed))
 
-    def put_back(self, copy: Copy, aside: MoveJournal, attempt: int, reason: str) -> str:
+    def put_back(self, copy: Copy, aside: AsideRecord, attempt: int, reason: str) -> str:
         """Put a copy at its original path, which must be free: the caller moved the file there aside. Return "" or why not."""
         path = copy.manifest.path
-        directory = os.path.dirname(path)  # noqa: PTH120 -- as above
         if os.path.lexists(path):
             return f"something is there: {path}"
+        # where the file from there lies, so that the script meets no unfinished copy under a step's name
+        directory = aside.directory_of(path) or os.path.dirname(path)  # noqa: PTH120 -- as above
         try:
             staging.sweep(directory)
-            with staging.new_directory(path, 0o700) as place:
+            with staging.new_directory(f"{directory}/copy", 0o700) as place:
                 target = f"{place.path}/{copy.manifest.name}"
                 problem = _duplicate(copy.place, target, copy.manifest, ReadOptions())
                 return problem or aside.put(target, path, copy.place, attempt, reason)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from checkpointing.model import Verification
 
 OURS_TO_MOVE: Final = (Verdict.BAD, Verdict.INCOMPLETE)
+A_RANK_LIVES: Final = "a rank is alive, and may be writing it"
 
 
 def why_not(found: Verification, seen: Mapping[str, Identity], *, ranks_alive: bool) -> str:
@@ -30,7 +31,7 @@ def why_not(found: Verification, seen: Mapping[str, Identity], *, ranks_alive: b
     here and the rename only the ranks would write there.
     """
     if ranks_alive:
-        return "a rank is alive, and may be writing it"
+        return A_RANK_LIVES
     if found.verdict not in OURS_TO_MOVE:
         return f"its verdict is {found.verdict.value}: only what is bad or incomplete is moved"
     return not_written(found.path, found.identity, seen)

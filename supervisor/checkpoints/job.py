@@ -17,6 +17,7 @@ from supervisor.checkpoints.mirror.feed import MirrorFeed
 from supervisor.checkpoints.mirror.restore_process import PARTS_MISSING
 from supervisor.checkpoints.node_offer import NodeOffer, SaveRestored
 from supervisor.checkpoints.origin.owners import CheckpointOwners
+from supervisor.checkpoints.path_faults import PathFaults
 from supervisor.checkpoints.recording.newest_save import NewestSave
 from supervisor.checkpoints.recording.parts import PartRecorder
 from supervisor.checkpoints.recording.recorder import CheckpointRecorder
@@ -31,7 +32,7 @@ from supervisor.checkpoints.unused import UnusedCopies
 from supervisor.checkpoints.watch import CheckpointWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from checkpointing.discover import Listing
     from supervisor.checkpoints.mirror.feed import Uploads
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.checkpoints.recording.watcher import CheckpointWatcher
     from supervisor.core.events import CheckpointSelected
-    from supervisor.core.model import CheckpointRef, LoadedCheckpoint
+    from supervisor.core.model import CheckpointRef, Evidence, LoadedCheckpoint
     from supervisor.job.job import Job
 
 
@@ -56,6 +57,7 @@ class JobCheckpoints:
         self.retention = Retention(self.records, report)
         discovery = self.records.discovery
         self._repair = None if discovery is None else CheckpointRepair(self.records, discovery)
+        self._path_faults = PathFaults(self.records, self._repair)
         self._newest_save = NewestSave(self.records, report)
         self._selector = CheckpointSelector(self.records, self.retention, self._repair)
         self._unused = UnusedCopies(self.records, self.retention, self.recorder, report)
@@ -109,13 +111,30 @@ class JobCheckpoints:
         permission: RepairPermission | None = None,
         reached: int | None = None,
         begun_from: Collection[str] = (),
+        in_the_way: str = "",
+        missed: str = "",
     ) -> CheckpointSelected:
         """Return the checkpoint that the next attempt begins with; see CheckpointSelector."""
         permission = permission or RepairPermission()
         self.records.absorb_logs()
         self._newest_save.read()
         self._newest_save.look(is_at_rest=True)
-        return self._selector.select(t, attempt, avoid, suspect=suspect, permission=permission, reached=reached, begun_from=begun_from)
+        return self._selector.select(
+            t,
+            attempt,
+            avoid,
+            suspect=suspect,
+            permission=permission,
+            reached=reached,
+            begun_from=begun_from,
+            in_the_way=in_the_way,
+            missed=missed,
+        )
+
+    def path_faults(self, attempt: int, facts: Iterable[Evidence]) -> Iterable[Evidence]:
+        """Return what lies at the paths that exceptions name, where that explains them."""
+        self.records.absorb_logs()
+        return tuple(self._path_faults.evidence(attempt, facts))
 
     def keep_unused(self, attempt: int) -> None:
         """Hold copies of the checkpoints that an attempt was not seen to load, and report them."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from checkpointing.io.read_watch import ReadWatch
 from checkpointing.manifest.documents import Manifests
 from checkpointing.rejections import Rejections
+from checkpointing.retention.aside import AsideRecord
 from checkpointing.retention.copies import Copies
-from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.verification import Cache
 from supervisor.checkpoints import accusations
 from supervisor.checkpoints.discovery.from_logs import Discovery
@@ -66,7 +67,7 @@ class CheckpointRecords:
             other_jobs=self.other_jobs,
             several_nodes=several_nodes,
         )
-        self.moves = MoveJournal(str(self.directory))
+        self.moves = AsideRecord(str(self.directory), job.name)
         self.copies = Copies(
             str(self.directory),
             int(settings.checkpoints.copies_gib * 2**30),
@@ -82,6 +83,8 @@ class CheckpointRecords:
         self._has_begun = False
         self._notes: tuple[str, ...] | None = ()  # None: they were taken
         self._attempt = 0
+        self.ranks_began_ns = time.time_ns()  # of the attempt, wall time
+        self.avoided: frozenset[str] = frozenset()  # whole ones that no attempt of this run resumes from any more
 
     def set_resume_way(self, resume_by: str, *, own_only: bool = False) -> None:
         """Set by whose knob the next attempt gets its checkpoint, as the core orders it. Before the first order the declared one holds.
@@ -159,6 +162,7 @@ class CheckpointRecords:
     def begin_attempt(self, attempt: int) -> None:
         """Note whose logs of saves and loads are read from now on. Waits for no disk."""
         self._attempt = attempt
+        self.ranks_began_ns = time.time_ns()
         self.order.attempt_begins(attempt)
 
     @property

@@ -8,7 +8,6 @@ reverses it.
 
 from __future__ import annotations
 
-import shlex
 import threading
 import time
 from contextlib import contextmanager
@@ -18,15 +17,18 @@ from checkpointing.io.read_watch import DiskSilent
 from checkpointing.io.reader import Interrupted
 from checkpointing.model import Verdict, Verification
 from checkpointing.retention import ownership
+from checkpointing.retention.aside import advised_move
+from checkpointing.step_names import is_temporary
 from checkpointing.verification import identity_of, verify
 from supervisor.checkpoints.references import leads_to
 from supervisor.observe.ranks.path_patterns import pattern_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from checkpointing.io.tree import ReadOptions
     from checkpointing.model import Candidate
+    from checkpointing.retention.aside import AsideChange, MovedFile
     from checkpointing.retention.copies import Copy
     from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.checkpoints.records import CheckpointRecords
@@ -78,14 +80,67 @@ class CheckpointRepair:
         """Move torn checkpoints aside: the rejected ones, and those whose save was interrupted. Return each path with its repair."""
         self._discovery.stat_interrupted_saves()
         torn = (*rejected, *self._cut_candidates(), *self._unfinished_directories())
-        return tuple(row for path in torn for row in self._try(path, attempt, permission))
+        return tuple(row for path in torn for row in _tried(path, self._repair(path, attempt, permission)))
 
-    def _try(self, path: str, attempt: int, permission: RepairPermission) -> Iterator[tuple[str, str]]:
-        """Do as `_repair`. A failure, such as a full disk, is reported and changes nothing in the choice of a checkpoint."""
+    def clear_way(self, path: str, attempt: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
+        """Set aside what was in the way of the last attempt's save. Return the path with what was done."""
+        self._discovery.stat_interrupted_saves()
+        return tuple(_tried(path, self._clear(path, attempt, permission)))
+
+    def bring_back(self, change: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
+        """Move back what was set aside, by the number of that change: the script misses it. Return the path with what was done."""
+        moved = next((one for one in self._records.moves.standing() if one.id == change), None)
+        return () if moved is None else tuple(_tried(moved.path, self._bring_back(moved, permission)))
+
+    def judged(self, path: str, interrupted: Callable[[], bool] = lambda: False) -> Verification | None:
+        """Return the verdict on a checkpoint or on the rest of a save; None where it is gone, or was not read in time."""
+        identity = identity_of(path)
+        if identity is None:
+            return None
+        rest = "its name is that of a save that did not end" if is_temporary(path) else ""
+        if not rest and any(path == directory for directory, some, _ in self._discovery.unfinished() if some):
+            rest = "a save began it and did not end"
+        if rest:
+            return Verification(path, identity, Verdict.INCOMPLETE, rest, reasons=(rest,))
+        known = self._records.cache.get(path, identity)
+        if known is not None:
+            return known
         try:
-            yield from self._repair(path, attempt, permission)
-        except OSError as error:
-            yield path, f"it could not be moved aside: {error}"
+            found = verify(path, own=self._trusts(path), interrupted=interrupted)
+        except Interrupted:
+            return None
+        self._records.cache.put(found)
+        return found
+
+    def why_not_aside(self, found: Verification, alive_until_ns: int) -> str:
+        """Return why what is in the way of a save must not be set aside; "" if it may: the rest of a save, or one not used again."""
+        self._discovery.stat_interrupted_saves()
+        alive, seen = self._records.several_nodes, self._discovery.written_files(found.path, alive_until_ns)
+        if self._is_rejected(found):
+            return ownership.A_RANK_LIVES if alive else ownership.not_written(found.path, found.identity, seen)
+        return ownership.why_not(found, seen, ranks_alive=alive)
+
+    def _is_rejected(self, found: Verification) -> bool:
+        return found.path in self._records.avoided or self._records.rejections.get(found.path, found.identity) is not None
+
+    def _clear(self, path: str, attempt: int, permission: RepairPermission) -> Iterator[tuple[str, str]]:
+        found = self.judged(path)
+        if found is None:
+            return
+        seen, alive = self._discovery.written_files(path, self._ranks_ended_ns), self._records.several_nodes
+        move = self._records.moves.move_rejected if self._is_rejected(found) else self._records.moves.move
+        with permission.held() as allowed:
+            moved = move(found, attempt, seen, ranks_alive=alive) if allowed else None
+        if moved is not None:
+            done = _set_aside_text(moved) if moved.to else f"left where it is: {moved.reason}"
+            yield path, f"it was in the way of a save: {done}"
+
+    def _bring_back(self, moved: AsideChange, permission: RepairPermission) -> Iterator[tuple[str, str]]:
+        with permission.held() as allowed:
+            undone = self._records.moves.undo(moved.id) if allowed else ()
+        for one in undone:
+            done = f"it could not be moved back: {one.problem}" if one.problem else f"it was moved back from {moved.to}"
+            yield moved.path, f"the script misses what was set aside: {done}"
 
     def _repair(self, path: str, attempt: int, permission: RepairPermission) -> Iterator[tuple[str, str]]:
         """Move a torn checkpoint aside if the rule of ownership holds; yield its path with its repair.
@@ -101,29 +156,36 @@ class CheckpointRepair:
         copy = records.copies.newest_for(path)
         leads = leads_to(path)
         seen = self._discovery.written_files(path, self._ranks_ended_ns)
-        stays = "" if copy is not None else f"because {leads} leads to it" if leads else self._why_alone(found)
+        reasons = (f"because {leads} leads to it" if leads else "", self._was_moved_back(found)) if copy is None else ()
+        stays = next(filter(None, reasons), "" if copy is not None else self._why_alone(found))
         if stays:
             if not ownership.why_not(found, seen, ranks_alive=self._records.several_nodes):
                 yield path, f"{found.reason}: left where it is, {stays}"
             return
         with permission.held() as allowed:
             moved = records.moves.move(found, attempt, seen, ranks_alive=self._records.several_nodes) if allowed else None
-            done = self._put_back(moved.to, attempt, found.reason, copy, leads) if moved is not None and moved.to else ""
+            done = self._put_back(moved, attempt, found.reason, copy, leads) if moved is not None and moved.to else ""
         if done:
             yield path, done
 
-    def _put_back(self, to: str, attempt: int, reason: str, copy: Copy | None, leads: str) -> str:
+    def _put_back(self, moved: MovedFile, attempt: int, reason: str, copy: Copy | None, leads: str) -> str:
         """Put the copy, if there is one, in the place of a torn checkpoint that was moved; return a description."""
         moves = self._records.moves
         problem = "" if copy is None else self._records.copies.put_back(copy, moves, attempt, reason)
         if problem and leads:
-            moves.undo(next(change.id for change in reversed(moves.changes()) if change.to == to))
+            moves.undo(next(change.id for change in reversed(moves.changes()) if change.to == moved.to))
             return f"{reason}: left where it is: the copy could not be put there: {problem}"
         step = "" if copy is None or copy.manifest.step is None else f" of step {copy.manifest.step}"
         back = (
             "" if copy is None else f"; the copy could not be put back: {problem}" if problem else f"; the copy{step} was put in its place"
         )
-        return f"{reason}: moved to {to}{back}"
+        return f"{reason}: {_set_aside_text(moved)}{back}"
+
+    def _was_moved_back(self, found: Verification) -> str:
+        """Return that it was set aside before and moved back, by a person or because the script missed it; "" for any other."""
+        moves = (one for one in self._records.moves.changes() if one.kind == "moved" and one.phase == "undone")
+        back = any((one.path, one.identity.ino) == (found.path, found.identity.ino) for one in moves)
+        return "because it was moved back once" if back else ""
 
     def _cut_candidates(self) -> tuple[str, ...]:
         """Return what this run's cut saves left at locations that no rank was seen to load from: the script may take it next.
@@ -166,7 +228,7 @@ class CheckpointRepair:
             return ""
         if is_ended:
             return "because its save ended, and no whole checkpoint lies beside it"
-        aside = shlex.join(["mv", path, f"{path}.torn"])
+        aside = advised_move(path)
         return f"because it has no copy, and no whole checkpoint lies beside it; to have the script begin without it: {aside}"
 
     def _is_cut(self, found: Candidate | Verification) -> bool:
@@ -196,3 +258,15 @@ class CheckpointRepair:
             return None
         self._records.cache.put(found)
         return found
+
+
+def _tried(path: str, change: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Make a change. A failure, such as a full disk, is reported and changes nothing in the choice of a checkpoint."""
+    try:
+        yield from change
+    except OSError as error:
+        yield path, f"it could not be moved aside: {error}"
+
+
+def _set_aside_text(moved: MovedFile) -> str:
+    return f"moved to {moved.to}" + (f", inside the directory that the script lists, because {moved.note}" if moved.note else "")

@@ -12,6 +12,7 @@ from checkpointing.discover import Listing
 from checkpointing.io.read_watch import DiskSilent
 from checkpointing.io.reader import Interrupted
 from checkpointing.model import CheckpointingError, Verdict
+from checkpointing.retention.aside import advised_move
 from checkpointing.select import newest
 from checkpointing.training import snapshot_writer
 from checkpointing.verification import verify
@@ -55,8 +56,13 @@ class CheckpointSelector:
         permission: RepairPermission,
         reached: int | None = None,
         begun_from: Collection[str] = (),
+        in_the_way: str = "",
+        missed: str = "",
     ) -> CheckpointSelected:
         """Return the newest whole checkpoint that is not among `avoid`. No rank is alive on this node. Raises Interrupted.
+
+        `in_the_way`: the path of what the last attempt's save met there; `missed`: the number of the change that set aside what its script
+        misses.
 
         `reached`: the run's own greatest step, None before it has one. Beyond that one of another training is passed over, unless it is in
         `begun_from`: the run began with it.
@@ -71,6 +77,7 @@ class CheckpointSelector:
             records.listed(records.begin_run)
             rejections = records.rejections
             records.absorb()
+            records.avoided = frozenset(avoid)
             self.save_dead_ranks_state(permission)
             if permission.is_valid:
                 records.order.step_back(avoid, records.copies)
@@ -81,8 +88,12 @@ class CheckpointSelector:
                 raise Interrupted
             silent |= dict(selection.silent)
             # nothing is moved on a disk that hangs
-            if self._repair is not None and self._records.script_chooses and permission.is_valid and not silent:
-                repaired = self._repair.repair([path for path, _ in selection.torn], attempt, permission)
+            if self._repair is not None and permission.is_valid and not silent:
+                repaired = (*(self._repair.bring_back(int(missed), permission) if missed else ()),)
+                repaired += self._repair.clear_way(in_the_way, attempt, permission) if in_the_way else ()
+                if records.script_chooses:
+                    torn = [path for path, _ in selection.torn if path != in_the_way]
+                    repaired += self._repair.repair(torn, attempt, permission)
             if repaired or records.own_only:
                 left = [row for row in selection.torn if row[0] not in {path for path, _ in repaired}]
                 selection = self._newest(rejections, avoid, self._listing(records.resumable, silent), suspect=suspect)
@@ -97,7 +108,8 @@ class CheckpointSelector:
             silent |= dict(selection.silent)
             unused = unused_checkpoints(records) if selection.chosen is None and not silent else ()
             stuck = self._stuck(selection, attempt, {path for path, _ in repaired})
-            event = replace(to_event(selection, t, attempt), repaired=repaired, notes=notes, unused=unused, torn_in_use=stuck)
+            event = replace(to_event(selection, t, attempt), repaired=repaired, notes=notes, unused=unused)
+            event = replace(event, torn_in_use=stuck, advised_move=advised_move(stuck) if stuck else "")
             event = replace(event, silent=tuple(silent.items()), is_foreign=is_foreign, has_saved=records.has_saved)
             event = replace(event, without_tracker=self._without_tracker(event))
             return replace(event, kept_copies=self._kept_copies(event)) if records.script_chooses else event

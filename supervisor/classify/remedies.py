@@ -247,6 +247,14 @@ _ROWS: dict[Cause, tuple[tuple[Hint, ...], ...]] = {
             "delete the damaged file of the cache; it is made anew",
         ),
     ),
+    Cause.CHECKPOINT_LEFTOVER: (
+        _line("run {remedy}, which moves it out of the script's sight", "move what is in the way out of the script's sight"),
+        _line("let the script write to a temporary name and rename it"),
+    ),
+    Cause.CHECKPOINT_POINTER: (
+        _line("run {remedy}, which lets it lead to the newest whole checkpoint", "let it lead to the newest whole checkpoint"),
+        _line("move it only once a save is on the disk"),
+    ),
     Cause.DISK_FULL: (
         _line("delete what killed saves of this job left there: {leftovers}"),
         _line("make room on the file system of {path}", "make room on the file system that the evidence names"),

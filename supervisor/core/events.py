@@ -277,7 +277,8 @@ class CheckpointSelected:
 
     No attempt resumes from these, each with its reason: `torn`; `dangerous`: loading them could run code; `refused`: they could not be read
     or verified, and may be good; `silent`: those of them from which no byte came; `not_finite`. `older`: further ones, oldest first, not
-    verified. `unused`: whole ones of which the script gets none. `torn_in_use`: the torn one that the last attempt tried to load.
+    verified. `unused`: whole ones of which the script gets none. `torn_in_use`: the torn one that the last attempt tried to load;
+    `advised_move`: the command that moves it to where the script does not look.
     `repaired`: changes to files of the job, as (path, change), by the rule of ownership (docs/explanation/checkpoints.md).
     `kept_copies`: of torn ones that stay, as (path, newest copy). `notes`: for people. `is_foreign`: another training saved `chosen`, so
     that it is no progress of this run. `has_saved`: ranks of this run were seen to save, or nobody could see it. `without_tracker`: of the
@@ -310,6 +311,7 @@ class CheckpointSelected:
     notes: tuple[str, ...] = ()
     unused: tuple[UnusedCheckpoints, ...] = ()
     torn_in_use: str = ""
+    advised_move: str = ""
     dangerous: tuple[tuple[str, str], ...] = ()
     kept_copies: tuple[tuple[str, str], ...] = ()
     programs: tuple[str, ...] = ()

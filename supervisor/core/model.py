@@ -39,6 +39,8 @@ class Cause(StrEnum):
     CUDA_ILLEGAL_ACCESS = "cuda_illegal_access"
     CHECKPOINT_CORRUPT = "checkpoint_corrupt"
     CHECKPOINT_MISMATCH = "checkpoint_mismatch"
+    CHECKPOINT_LEFTOVER = "checkpoint_leftover"  # of an earlier attempt or of ours: in the way, or missed
+    CHECKPOINT_POINTER = "checkpoint_pointer"  # a link, or the file that names the latest, leads to no whole one
     CACHE_CORRUPT = "cache_corrupt"
     DISK_FULL = "disk_full"
     IO_ERROR = "io_error"

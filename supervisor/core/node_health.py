@@ -47,7 +47,10 @@ SURE = 0.95
 
 #: After these causes the node is as it was last seen: the next attempt does not wait until it has been examined again.
 OF_THE_PROGRAM = frozenset(
-    {Cause.USER_CODE, Cause.DATA_ERROR, Cause.NAN_LOSS, Cause.DDP_UNSYNCED, Cause.CHECKPOINT_MISMATCH, Cause.KILLED_UNKNOWN}
+    {
+        *(Cause.USER_CODE, Cause.DATA_ERROR, Cause.NAN_LOSS, Cause.DDP_UNSYNCED, Cause.KILLED_UNKNOWN),
+        *(Cause.CHECKPOINT_MISMATCH, Cause.CHECKPOINT_LEFTOVER),
+    }
 )
 
 

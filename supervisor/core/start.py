@@ -176,19 +176,21 @@ def _torn_in_use(state: JobState, event: CheckpointSelected) -> tuple[Verdict, P
     path, torn = event.torn_in_use, _name(event.torn_in_use)
     why = f"{path} is torn, and the script loads it: another attempt would meet the same error"
     notes = _put_back(event, path)
+    away = (f"this moves it to where the script does not look: {event.advised_move}",) if event.advised_move else ()
     if notes:
         hint = f"{PUT_BACK_HINT}, then start again"
     elif _NUMBER.sub("", whole) == _NUMBER.sub("", path):  # the script takes the one of the greatest number
-        directory = path.rpartition("/")[0]
-        notes = (f"{torn} is torn; {_name(whole)} is whole: {shlex.join(['mv', path, f'{directory}/.{torn}.torn'])}",)
+        notes = (f"{torn} is torn; {_name(whole)} is whole: {event.advised_move}",)
         hint = "move the torn one away with the command of the note, then start again"
     elif whole:  # it may be another part of the same save: never a copy of one over the other
         hint = (
             f"{torn} is torn; {_name(whole)} is whole: --checkpoints and --resume-args hand it over if it is a save of its own; "
             "else move the torn save away"
         )
+        notes = away
     else:
         hint = f"{torn} is torn, and no whole one is known: move it away"
+        notes = away
     return verdict, Plan(PlanKind.STOP, why, hint, "beginning", 65, notes=notes)
 
 

@@ -118,7 +118,7 @@ def exits(  # noqa: PLR0913  what is known of the ends, each by name
 
 
 def beats(path: Path, with_children: Collection[int | None] = ()) -> tuple[Evidence, ...]:
-    """Return the last phase, step and step count of every rank that ever had a heartbeat, and whether it has a loader's workers and its script was over.
+    """Return the last phase, step and step count of every rank that ever had a heartbeat, its loader's workers, and its end.
 
     with_children: ranks that have processes of their own. They may be the workers of a loader that is not torch's.
     """

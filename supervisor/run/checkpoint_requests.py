@@ -21,6 +21,7 @@ from supervisor.node.node_check import NodeCheck, NodeCheckPlace
 from supervisor.node.node_environment import EnvironmentComparison
 from supervisor.run.rank_requests import wall_t
 from supervisor.run.threads import attempted
+from supervisor.strategies.situation import LEFTOVER, LEFTOVER_IS_OURS, SET_ASIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +72,8 @@ class CheckpointRequests:
         checkpoints.set_resume_way(action.resume_by, own_only=action.own_only)
         incident = self._loop.state.run.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
+        verdict = incident.verdict if incident is not None else None
+        facts = dict(verdict.facts) if verdict is not None and verdict.cause is Cause.CHECKPOINT_LEFTOVER else {}
         permission = self.permission = RepairPermission()
         checkpoints.read_while(lambda: self.permission is permission and self._loop.state.selects)
         if action.nodes:
@@ -88,6 +91,8 @@ class CheckpointRequests:
                     permission=permission,
                     reached=action.reached,
                     begun_from=action.begun_from,
+                    in_the_way=facts.get(LEFTOVER, "") if facts.get(LEFTOVER_IS_OURS) else "",
+                    missed=facts.get(SET_ASIDE, ""),
                 )
             except Interrupted:  # nobody waits for it any more
                 return

@@ -397,7 +397,8 @@ class Executor:
             launcher = LauncherFacts(lambda: self._tails(action), lambda: session.facts if session else (), failed.overrides)
             sources = self.watch.sources(action.attempt, ranks, began_ns, failed.deaths, launcher)
             found = collect.together({**sources, "nvml": lambda: self.node.health.after(self.node.ranks_on_gpus(ranks))}, ANSWER_S)
-            found = collect.without_secrets(found)
+            named = collect.together({"paths": lambda: self._factory.checkpoints.path_faults(action.attempt, found)}, ANSWER_S)
+            found = collect.without_secrets((*found, *named))
             beats = heartbeats.read(self._job.attempt_dir(action.attempt) / "heartbeat")
             self._loop.call_soon(lambda: self._collected(action, found, beats, session))
 

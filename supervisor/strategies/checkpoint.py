@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING
 from supervisor.core.model import Cause, Change, Plan, PlanKind
 from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
-from supervisor.strategies.situation import FOREIGN_CHECKPOINT, MISSING_POINTER, POINTER_COMMAND, RACE_WRITER
+from supervisor.strategies.situation import (
+    FOREIGN_CHECKPOINT,
+    LEFTOVER,
+    LEFTOVER_IS_OURS,
+    MISSING_POINTER,
+    POINTER,
+    POINTER_COMMAND,
+    RACE_WRITER,
+    REMEDY,
+    SET_ASIDE,
+)
 
 if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef, Failure
@@ -100,6 +110,50 @@ def _raced_for_path(situation: Situation) -> Plan | None:
     why = f"{path} is there by now: another rank made it a moment too late, or a moment before"
     mend = "mend the script: one rank makes it, and the others wait for that (torch.distributed.barrier)"
     return replace(plan, strategy="raced", reason=f"{why}; {plan.reason}", notes=(mend,)) if plan.kind is PlanKind.RESTART else None
+
+
+def clear_way(situation: Situation) -> Plan | None:
+    """Restart without what is in the way of a save, or with what we set aside and the script looks for; stop (65) if that cannot be done.
+
+    The file is moved before the next attempt (checkpoints/repair.py), once no rank is alive, with a record for `undo`. If the very
+    next failure is of this kind too, it did not help, or could not be done.
+    """
+    leftover, missed = situation.fact(LEFTOVER), situation.fact(SET_ASIDE)
+    if not leftover and not missed:
+        return None
+    finding, command = situation.verdict.summary, situation.fact(REMEDY)
+    last = situation.failures[-1] if situation.failures else None
+    in_vain = last is not None and last.rung == "clear_way" and not last.is_over
+    if (situation.fact(LEFTOVER_IS_OURS) or missed) and not in_vain:
+        plan = restart_within_budget(situation)
+        what = "it is set aside before the next attempt" if leftover else "it is moved back before the next attempt"
+        return plan if plan.kind is PlanKind.STOP else replace(plan, strategy="clear_way", reason=f"{finding}: {what}; {plan.reason}")
+    stays = situation.fact("stays")
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"{finding}: another attempt would meet the same error" + (f"; supervise does not move it: {stays}" if stays else ""),
+        next_rung="move it with the command of the note, then start again",
+        strategy="clear_way",
+        exit_code=65,
+        notes=(f"this moves it {'back' if missed else 'to where the script does not look'}: {command}",) if command else (),
+    )
+
+
+def mend_pointer(situation: Situation) -> Plan | None:
+    """Stop (65) where a pointer leads to no whole checkpoint: we touch no pointer, because nobody knows who wrote it."""
+    pointer, command = situation.fact(POINTER), situation.fact(REMEDY)
+    if not pointer:
+        return None
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"{situation.verdict.summary}: another attempt would meet the same error",
+        next_rung="mend it with the command of the note, then start again"
+        if command
+        else f"let {pointer} lead to a whole checkpoint, or remove it to begin from scratch, then start again",
+        strategy="mend_pointer",
+        exit_code=65,
+        notes=(f"this lets it lead to the newest whole one: {command}",) if command else (),
+    )
 
 
 def step_back(situation: Situation) -> Plan | None:
@@ -216,6 +270,8 @@ def _skip_window_missing(situation: Situation) -> str:
 RUNGS = (
     Rung("foreign_checkpoint", foreign_checkpoint, "stop (65): the ranks loaded a checkpoint that is not of this run, and beyond it"),
     Rung("missing_pointer", missing_pointer, "stop (65): it began from scratch, and the file that names the newest checkpoint is missing"),
+    Rung("clear_way", clear_way, "what is in a save's way is set aside, what is missed is moved back; again, or not ours: stop (65)"),
+    Rung("mend_pointer", mend_pointer, "stop (65): a link, or the file that names the latest, leads to no whole checkpoint"),
     Rung(
         "raced", raced, "ranks raced for a file or a path: restart once, a checkpoint is not rejected; again: stop (65), or the next rung"
     ),

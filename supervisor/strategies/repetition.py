@@ -43,6 +43,7 @@ TRIED = {
     "memory_knobs": "activation checkpointing, CPU offload or mixed precision",
     "halve_workers": "fewer loader workers",
     "raced": "a restart after a race",
+    "clear_way": "a restart with what was in the way set aside",
     "step_back": "an older checkpoint",
     "skip_window": "other data",
     "wait_for_storage": "a wait for the storage",

@@ -43,6 +43,9 @@ FOREIGN_CHECKPOINT = "foreign_checkpoint"
 #: The fact that whole checkpoints of this run have no file by which their framework finds them: its path; and what would write it.
 MISSING_POINTER = "missing_pointer"
 POINTER_COMMAND = "pointer_command"
+#: Facts of checkpoints/path_faults.py. What an earlier attempt left in the way of a save, and whether we may set it aside; the number of
+#: the change by which we set aside what the script looks for; the pointer that leads to no whole checkpoint; the command that helps.
+LEFTOVER, LEFTOVER_IS_OURS, SET_ASIDE, POINTER, REMEDY = "leftover", "leftover_is_ours", "set_aside", "pointer", "remedy"
 #: Variables that a rung sets only where the user did not.
 VARIABLES = (
     "TORCH_DISTRIBUTED_DEBUG",

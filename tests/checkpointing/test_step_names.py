@@ -95,15 +95,15 @@ def test_what_a_script_writes_is_read(step: int, width: int, word: str) -> None:
 @pytest.mark.parametrize(
     ("name", "ours"),
     [
-        ("step_12.torn-2", True),
-        ("a.pt.torn-13.1", True),
-        ("/j/step_12.torn-2/", True),
-        (".step_12.torn-2", True),
-        ("a.torn", False),
-        ("torn-2.pt", False),
+        ("/j/.supervise-aside", True),
+        ("/j/.supervise-aside/", True),
+        ("/j/.supervise-aside/torn-a", True),
+        ("/j/.supervise-aside/torn-a/rank0/model.pt", True),
+        ("/j/supervise-aside/torn-a", False),
+        ("/j/ckpt/torn-2.pt", False),
     ],
 )
-def test_what_was_moved_out_of_the_way_is_known_by_its_name(name: str, ours: bool) -> None:  # noqa: FBT001  a column
+def test_what_was_set_aside_is_known_by_its_directory(name: str, ours: bool) -> None:  # noqa: FBT001  a column
     assert is_set_aside(name) is ours
 
 

@@ -12,8 +12,8 @@ from checkpointing.manifest import check
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
 from checkpointing.rejections import Rejections
+from checkpointing.retention.aside import AsideRecord
 from checkpointing.retention.copies import Copies
-from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.select import newest
 from checkpointing.verification import Cache, verify
 from tests.checkpointing.corruptions.sound import FORMATS
@@ -52,7 +52,7 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
         selection = newest(listing, rejections, Cache(), manifests=manifests, suspect=True)  # as after a load that failed
         assert (selection.chosen, selection.found) == (None, 1), file.path
         judged = check.check(str(path), made)
-        assert not MoveJournal(str(state)).move(judged, 1, {}, ranks_alive=False).to  # this job was not seen to write it
+        assert not AsideRecord(str(state)).move(judged, 1, {}, ranks_alive=False).to  # this job was not seen to write it
         assert everything(job) == before
         flip(at)
     assert check.check(str(path), made).verdict is Verdict.VERIFIED

@@ -133,7 +133,7 @@ def test_a_set_whose_save_was_cut_between_two_files_is_moved_out_of_the_way_as_a
     torn = pair(disk, "ckpt/step-60", 60, ("model.pt",))
     disk.rank.loads("ckpt/step-20/model.pt")
     assert list(disk.repairs()) == ["ckpt/step-60"]
-    assert disk.moved() == [(str(torn), f"{torn.parent}/.step-60.torn-2")]
+    assert disk.moved() == [(str(torn), f"{disk.here}/.supervise-aside/torn-a")]
 
 
 def watch(checkpoints: JobCheckpoints, disk: JobOnDisk, mirror: Mirror | None = None) -> CheckpointWatch:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,13 @@ import torch
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
-from checkpointing.retention.move_journal import MoveJournal
+from checkpointing.retention.aside import AsideRecord
 from checkpointing.verification import verify
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.repair import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.job.job import Job
-from tests.e2e.untouched import listing, renamed
+from tests.e2e.untouched import Listing, listing, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,10 +111,15 @@ class JobOnDisk:
         """Return what the journal says was moved."""
         return [(change.path, change.to) for change in self.aside.changes() if (change.kind, change.phase) == ("moved", "done")]
 
+    def files(self, *without: Path) -> Listing:
+        """Return every file of the job's, and every one that was set aside."""
+        asides = [place / ".supervise-aside" for place in (self.here, self.here.parent)]
+        return listing(self.here, asides[1], without=[*(aside / "index.jsonl" for aside in asides), *without])
+
     @property
-    def aside(self) -> MoveJournal:
-        """The journal."""
-        return MoveJournal(str(self.state / "checkpoints"))
+    def aside(self) -> AsideRecord:
+        """The record of what was set aside."""
+        return AsideRecord(str(self.state / "checkpoints"), self.job.name)
 
 
 @pytest.fixture
@@ -168,23 +172,23 @@ def hf(disk: JobOnDisk, step: int, *, cut: bool = False, made: bool = True) -> P
 def test_a_torn_directory_of_the_job_is_moved_with_what_the_framework_wrote_beside_and_back(disk: JobOnDisk) -> None:
     hf(disk, 10)
     torn = hf(disk, 20, cut=True)
-    before = listing(disk.here)
+    before = disk.files()
     assert "moved to" in disk.repairs()["out/checkpoint-20"]
-    assert disk.moved() == [(str(torn), str(torn.with_name(".checkpoint-20.torn-2")))]
-    assert listing(disk.here) == renamed(before, disk.moved())
+    assert disk.moved() == [(str(torn), f"{disk.here}/.supervise-aside/torn-a")]
+    assert disk.files() == renamed(before, disk.moved())
     assert [one.problem for one in disk.aside.undo()] == [""]
-    assert listing(disk.here) == before
+    assert disk.files() == before
 
 
 def test_nothing_is_moved_by_a_selection_that_nobody_waits_for_any_more(disk: JobOnDisk) -> None:
     hf(disk, 10)
     hf(disk, 20, cut=True)
-    before = listing(disk.here)
+    before = disk.files()
     permission = RepairPermission()
     permission.revoke()  # the core gave it up and begins an attempt, whose ranks write here
     disk.checkpoints.ended()
     assert disk.checkpoints.select(1.0, 2, permission=permission).repaired == ()
-    assert listing(disk.here) == before
+    assert disk.files() == before
 
 
 def test_nothing_is_moved_where_ranks_of_other_nodes_may_write(disk: JobOnDisk) -> None:
@@ -192,9 +196,9 @@ def test_nothing_is_moved_where_ranks_of_other_nodes_may_write(disk: JobOnDisk) 
     disk.checkpoints.began(1)
     hf(disk, 10)
     hf(disk, 20, cut=True)
-    before = listing(disk.here)
+    before = disk.files()
     assert disk.repairs() == {}
-    assert listing(disk.here) == before
+    assert disk.files() == before
 
 
 def test_a_directory_in_which_nothing_was_saved_to_its_end_is_moved_though_no_format_knows_it(disk: JobOnDisk) -> None:
@@ -204,21 +208,21 @@ def test_a_directory_in_which_nothing_was_saved_to_its_end_is_moved_though_no_fo
     torn = disk.here / "out/step_30"
     disk.rank.number += 1
     disk.rank.line(what="began", path=str(torn / "state.bin"), n=disk.rank.number, via="torch", was=None, file=False, made=told)
-    before = listing(disk.here)
+    before = disk.files()
     assert "a save began it and did not end" in disk.repairs()["out/step_30"]
-    assert disk.moved() == [(str(torn), str(torn.with_name(".step_30.torn-2")))]
-    assert listing(disk.here) == renamed(before, disk.moved())
+    assert disk.moved() == [(str(torn), f"{disk.here}/.supervise-aside/torn-a")]
+    assert disk.files() == renamed(before, disk.moved())
     assert [one.problem for one in disk.aside.undo()] == [""]
-    assert listing(disk.here) == before
+    assert disk.files() == before
 
 
 def test_an_empty_directory_that_this_run_did_not_make_stays(disk: JobOnDisk) -> None:
     for step in (10, 20):
         disk.rank.saves(f"out/step_{step}/state.bin", step, made=disk.rank.makes(f"out/step_{step}"))
     (disk.here / "out/step_30").mkdir()
-    before = listing(disk.here)
+    before = disk.files()
     assert disk.repairs() == {}
-    assert listing(disk.here) == before
+    assert disk.files() == before
 
 
 def a_name_of_the_frameworks(disk: JobOnDisk) -> None:
@@ -277,11 +281,11 @@ def test_one_with_a_file_of_somebody_else_or_that_something_leads_to_stays_where
     (disk.here / "out").mkdir()
     hf(disk, 10)
     damage(disk)
-    before = listing(disk.here)
+    before = disk.files()
     assert verify(str(disk.here / "out/checkpoint-20")).verdict in (Verdict.BAD, Verdict.INCOMPLETE)
     said = disk.repairs()
     assert disk.moved() == []
-    assert listing(disk.here) == before
+    assert disk.files() == before
     assert (why in said["out/checkpoint-20"]) if why else not said
 
 
@@ -293,37 +297,37 @@ def test_a_file_that_no_rank_was_seen_to_load_is_put_back_after_its_second_save_
         (disk.here / "latest.pt").symlink_to("ckpt.pt")
     disk.keep_copy(path)
     disk.rank.saves("ckpt.pt", 20, cut=True)
-    before = listing(disk.here, without=[disk.here / "latest.pt"])
+    before = disk.files(disk.here / "latest.pt")
     assert "the copy of step 10 was put in its place" in disk.repairs()["ckpt.pt"]
     assert torch.load(path)["step"] == 10
-    after = listing(disk.here, without=[path, disk.here / "latest.pt"])
-    assert after == renamed(before, [(str(path), f"{path}.torn-2")])
+    after = disk.files(path, disk.here / "latest.pt")
+    assert after == renamed(before, [(str(path), f"{disk.here.parent}/.supervise-aside/torn-a")])
     assert [one.problem for one in disk.aside.undo()] == ["", ""]
-    assert listing(disk.here, without=[disk.here / "latest.pt"]) == before
+    assert disk.files(disk.here / "latest.pt") == before
 
 
 def test_a_torn_file_without_a_copy_stays_and_its_command_is_reported_until_a_rank_was_seen_to_load_it(disk: JobOnDisk) -> None:
     path = disk.rank.saves("ckpt.pt", 10)
     disk.rank.saves("ckpt.pt", 20, cut=True)
-    before = listing(disk.here)
+    before = disk.files()
     told = disk.repairs()["ckpt.pt"]
     assert "left where it is, because it has no copy, and no whole checkpoint lies beside it" in told
-    assert listing(disk.here) == before
-    command = told.rpartition(": ")[2]
-    assert shlex.split(command) == ["mv", str(path), f"{path}.torn"]
+    assert disk.files() == before
+    aside = disk.here.parent / ".supervise-aside"
+    assert told.endswith(f"to have the script begin without it: mkdir -p {aside} && mv {path} {aside}/torn-a")
     disk.rank.loads("ckpt.pt")
     assert "moved to" in disk.repairs()["ckpt.pt"]
-    assert disk.moved() == [(str(path), f"{path}.torn-2")]
+    assert disk.moved() == [(str(path), f"{aside}/torn-a")]
 
 
 def test_where_the_copy_cannot_be_put_back_what_a_link_leads_to_is_where_it_was(disk: JobOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     disk.keep_copy(disk.rank.saves("ckpt.pt", 10))
     disk.rank.saves("ckpt.pt", 20, cut=True)
     (disk.here / "latest.pt").symlink_to("ckpt.pt")
-    before = listing(disk.here)
+    before = disk.files()
     monkeypatch.setattr(disk.checkpoints.records.copies, "put_back", lambda *_: "the disk is full")  # a disk that is full
     assert "left where it is: the copy could not be put there: the disk is full" in disk.repairs()["ckpt.pt"]
-    assert listing(disk.here) == before
+    assert disk.files() == before
     assert disk.moved() == []
 
 
@@ -353,7 +357,7 @@ def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(disk: Job
     def full(*_: Any, **__: Any) -> None:  # noqa: ANN401  whatever it is called with
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(MoveJournal, "move", full)
+    monkeypatch.setattr(AsideRecord, "move", full)
     disk.checkpoints.ended()
     selected = disk.checkpoints.select(1.0, 2)
     assert selected.chosen is not None

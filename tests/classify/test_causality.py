@@ -285,3 +285,16 @@ def raised_in(path: str, function: str, text: str) -> str:
 )
 def test_no_checkpoint_is_called_torn_for_an_end_of_file_elsewhere(log: str, cause: Cause) -> None:
     assert classify(read_text(log, CATALOGUE)).cause is cause
+
+
+def test_what_lies_in_a_saves_way_explains_the_exception_that_names_it_and_what_follows_from_that() -> None:
+    found = Evidence("checkpoint", "leftover", "/c/step-60 is in the way", 0, 9.999, claim=Claim(Cause.CHECKPOINT_LEFTOVER, 0.97))
+    raised = Evidence("error_file", "exception", "FileExistsError: /c/step-60 exists", 0, 10.0)
+    caught = Evidence("log", "last_exception", "FileExistsError: /c/step-60 exists", 0, 10.0, free_text=True)
+    hang = Evidence("hang", "late", "rank 0 does not come", 0, 300.0, claim=Claim(Cause.HANG_NO_ERROR, 0.95))
+    closed = Evidence("error_file", "exception", GONE.format(1).rpartition("]: ")[2].strip(), 1, 9.9)
+    peer = claims(closed, CATALOGUE)
+    assert peer
+    assert classify((raised, found)).cause is Cause.CHECKPOINT_LEFTOVER
+    assert classify((raised, found, *peer)).cause is Cause.CHECKPOINT_LEFTOVER
+    assert classify((caught, found, hang)).cause is Cause.CHECKPOINT_LEFTOVER, "only rank 0 raised, in a thread; the rest hang"

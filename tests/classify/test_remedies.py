@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,6 +142,9 @@ ROWS: list[tuple[str, Verdict, Verdict]] = [
     ("call the same collectives", verdict(C.HANG_NO_ERROR, hang_kind="mismatch"), verdict(C.HANG_NO_ERROR)),
     ("what rank 1 did, at train.py:7", verdict(C.HANG_NO_ERROR, hang_ranks="1", hang_code="train.py:7"), verdict(C.HANG_NO_ERROR)),
     ("in the cache of Triton", verdict(C.CACHE_CORRUPT, cache="Triton"), verdict(C.CACHE_CORRUPT)),
+    ("run mv /c/2.pt /aside/a", verdict(C.CHECKPOINT_LEFTOVER, remedy="mv /c/2.pt /aside/a"), verdict(C.CHECKPOINT_LEFTOVER)),
+    ("run ln -sfn 2.pt last.pt", verdict(C.CHECKPOINT_POINTER, remedy="ln -sfn 2.pt last.pt"), verdict(C.CHECKPOINT_POINTER)),
+    ("see where it leaves with 0", replace(verdict(C.USER_CODE), fingerprint="left:early"), verdict(C.USER_CODE)),
     ("look at 127.0.0.1:80, which refused", verdict(C.USER_CODE, peer="127.0.0.1:80"), verdict(C.USER_CODE)),
     ("at train.py:7", verdict(C.USER_CODE, file="train.py", line="7"), verdict(C.USER_CODE)),
     ("run `pip install einops`", verdict(C.DEPENDENCY, module="einops"), verdict(C.DEPENDENCY, module="our_models")),

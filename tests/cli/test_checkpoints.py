@@ -13,7 +13,7 @@ import torch
 
 from checkpointing.lineage import Lineages
 from checkpointing.ordering import RollBack
-from checkpointing.retention.move_journal import MoveJournal
+from checkpointing.retention.aside import AsideRecord
 from checkpointing.verification import identity_of, verify
 
 pytestmark = pytest.mark.process
@@ -95,10 +95,13 @@ def test_what_was_moved_aside_is_moved_back(place: Path) -> None:
     path = str(place / "ckpt" / "step_3.pt")
     identity = identity_of(path)
     assert identity is not None
-    moved = MoveJournal(str(node(place) / "checkpoints")).move(verify(path), 1, {path: identity}, ranks_alive=False)
+    moved = AsideRecord(str(node(place) / "checkpoints"), JOB).move(verify(path), 1, {path: identity}, ranks_alive=False)
     assert moved.to, moved.reason
     (change,) = json.loads(run(place, "checkpoints", "ls", "--json").stdout)["changes"]
     assert (change["kind"], change["path"], change["to"]) == ("moved", path, moved.to)
+    named = run(place, "checkpoints", "prune", "--dry-run").stdout
+    assert f"stays set aside {moved.to}: 0.0 MB, from {path} (" in named
+    assert f"`supervise checkpoints undo {change['id']}` moves it back" in named
     assert run(place, "checkpoints", "undo", "77").returncode == 64
     done = run(place, "checkpoints", "undo")
     assert done.returncode == 0, done.stderr

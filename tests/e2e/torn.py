@@ -62,7 +62,8 @@ class SavedFiles:
 
     def look(self) -> dict[str, Identity]:
         """Return each checkpoint and each temporary file, links apart."""
-        there = [*self.out.glob("*"), *(path for path in self.temporary.glob("tmp*") if path.is_file())]
+        aside = self.out.parent / ".supervise-aside"
+        there = [*self.out.glob("*"), *aside.glob("torn-*"), *(path for path in self.temporary.glob("tmp*") if path.is_file())]
         found = {str(path): identity_of(str(path)) for path in there if not path.is_symlink()}
         return {path: identity for path, identity in found.items() if identity is not None}
 
@@ -79,8 +80,7 @@ class SavedFiles:
         return max((step or 0 for verdict, step in steps if verdict is Verdict.VERIFIED), default=0)
 
     def _is_one(self, path: str, prefix: str) -> bool:
-        name = path.rpartition("/")[2]
-        return path.startswith(f"{self.out}/{prefix}") and ".torn-" not in name
+        return path.startswith(f"{self.out}/{prefix}")
 
     def left(self, step: int) -> tuple[str, tuple[str, ...]]:
         """Say what came since the last time: torn, whole or before; and the names of what is torn."""

@@ -1,7 +1,7 @@
-"""The proof of ownership: what a run did to files outside its state directory is in its journal of moves, and can be undone.
+"""The proof of ownership: what a run did to files outside its state directory is in the record of what was set aside, and can be undone.
 
 It takes a listing of files that the job does not write any more. It fails if a file is elsewhere, is another or holds anything else,
-except for the renames that the journal records, and if `supervise checkpoints undo` does not reverse those.
+except for the renames that the record has, and if `supervise checkpoints undo` does not reverse those.
 """
 
 from __future__ import annotations
@@ -31,10 +31,17 @@ def listing(*places: Path, without: Iterable[Path] = ()) -> Listing:
 
 
 def moved(run: Supervised) -> list[tuple[str, str]]:
-    """Return what the journal of moves says was moved and not moved back, as (from, to)."""
-    rows = [json.loads(line) for file in run.state.glob("*/nodes/*/checkpoints/setaside.jsonl") for line in file.read_text().splitlines()]
-    last = {row["id"]: row for row in rows}
+    """Return what the record of what was set aside says was moved and not moved back, as (from, to)."""
+    rows = [json.loads(line) for directory in asides(run) for line in (directory / "index.jsonl").read_text().splitlines()]
+    jobs = {path.name for path in run.state.iterdir()}
+    last = {row["id"]: row for row in rows if row["job"] in jobs}
     return [(row["path"], row["to"]) for row in last.values() if row["kind"] == "moved" and row["phase"] == "done"]
+
+
+def asides(run: Supervised) -> list[Path]:
+    """Return the directories in which the run's job set something aside."""
+    lists = run.state.glob("*/nodes/*/checkpoints/aside.jsonl")
+    return sorted({Path(json.loads(line)["directory"]) for file in lists for line in file.read_text().splitlines()})
 
 
 def renamed(rows: Listing, names: Iterable[tuple[str, str]]) -> Listing:
@@ -45,20 +52,20 @@ def renamed(rows: Listing, names: Iterable[tuple[str, str]]) -> Listing:
 
 
 def assert_untouched(run: Supervised, before: Listing) -> None:
-    """Compare what is there now, after the run's end, with `before`: nothing is missing or changed but for the journaled renames.
+    """Compare what is there now, after the run's end, with `before`: nothing is missing or changed but for the recorded renames.
 
     Then the renames are undone. Where the job wrote a moved checkpoint anew, that one is taken out of the way first, as a person would.
     """
-    own = [run.state, run.place / "stdout", run.place / "stderr"]
-    renames = moved(run)
-    after = listing(run.place, without=own)
+    own = [run.state, run.place / "stdout", run.place / "stderr", *(aside / "index.jsonl" for aside in asides(run))]
+    places, renames = [run.place, *asides(run)], moved(run)
+    after = listing(*places, without=own)
     missing = set(renamed(before, renames)) - set(after)
-    assert not missing, f"moved, changed or replaced without a word in the journal: {missing}"
+    assert not missing, f"moved, changed or replaced without a word in the record: {missing}"
     for path, _ in renames:
         if os.path.lexists(path):
             Path(path).rename(f"{path}.since")
-    between = listing(run.place, without=own)
+    between = listing(*places, without=own)
     undone = run.ask_again("checkpoints", "undo")
     assert undone.returncode == 0, undone.stdout + undone.stderr
-    assert listing(run.place, without=own) == renamed(between, [(to, path) for path, to in reversed(renames)])
+    assert listing(*places, without=own) == renamed(between, [(to, path) for path, to in reversed(renames)])
     assert moved(run) == []

@@ -14,7 +14,7 @@ from checkpointing.lineage import Lineages
 from checkpointing.manifest.documents import Manifests
 from checkpointing.mirror.spool import TransferLog
 from checkpointing.rejections import Rejections
-from checkpointing.retention.move_journal import MoveJournal
+from checkpointing.retention.aside import AsideRecord
 from checkpointing.retention.prune import Pruner
 from supervisor.checkpoints.discovery import record
 from supervisor.checkpoints.origin.baseline import Baseline
@@ -48,7 +48,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "lineage": ("lineage.json", lambda path: Lineages(path.parent).problem),
     "the meeting of the nodes": ("meeting.json", lambda path: MeetingRecord(path.parent, "run").problem),
     "a manifest": (str(Path(Manifests("").file_of("/ckpt/a.pt")).relative_to("/")), _manifest),
-    "what was set aside": ("setaside.jsonl", lambda path: MoveJournal(str(path.parent)).changes()),
+    "what was set aside": ("aside.jsonl", lambda path: AsideRecord(str(path.parent)).changes()),
     "the mirror's log": ("log", lambda path: TransferLog.read(str(path))),
     "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuQuarantine(path.parents[1], "n", 7.0).held(0.0)),
     "the lock, by who takes it": ("lock", lambda path: lock.acquire(path, job="j")),

@@ -358,4 +358,4 @@ def _is_needed(name: str) -> bool:
 
 
 def _is_passed_over(name: str) -> bool:
-    return name.startswith(".") or step_names.is_temporary(name) or step_names.is_set_aside(name)
+    return name.startswith(".") or step_names.is_temporary(name)

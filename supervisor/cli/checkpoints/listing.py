@@ -21,7 +21,7 @@ from checkpointing.io.reader import UNLIMITED, Throttle
 from checkpointing.lineage import Lineages
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Candidate, note_of
-from checkpointing.retention.move_journal import MoveJournal
+from checkpointing.retention.aside import AsideRecord, size_of
 from checkpointing.verification import identity_of
 from checkpointing.verification import verify as verify_one
 from supervisor.checkpoints.discovery import record
@@ -129,7 +129,7 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
             }
         )
     location_rows = [{"pattern": one.pattern, "kind": one.kind, "saved": one.saved, "loaded": one.loaded} for one in discovered]
-    moved = [_change_row(change) for change in MoveJournal(str(directory)).changes()]
+    moved = [_change_row(change) for change in AsideRecord(str(directory), place.job).changes()]
     if as_json:
         document = {"job": place.job, "node": place.node, "checkpoints": rows, "learned": location_rows, "changes": moved}
         stdio.write(sys.stdout, json.dumps(document, indent=1))
@@ -176,7 +176,7 @@ def undo(settings: Settings, job: str | None, number: int | None, *, as_json: bo
     """Reverse all repairs or one, the last first. Returns 0; 1 if one could not be reversed."""
     place = find_job(state_root(settings), job)
     refuse_while_running(place)
-    aside = MoveJournal(str(place.directory / DIRECTORY))
+    aside = AsideRecord(str(place.directory / DIRECTORY), place.job)
     if number is not None and all(change.id != number for change in aside.changes()):
         raise SuperviseError(
             f"no such change: job {place.job}: {number}",
@@ -270,18 +270,20 @@ def _candidates(settings: Settings, discovered: tuple[record.Location, ...], rec
 
 def _unwritable(place: JobFiles, error: OSError) -> SuperviseError:
     return SuperviseError(
-        f"cannot use the journal of what was moved: {place.directory / DIRECTORY}: {error.strerror or error}",
-        hint="Make the state directory readable and writable for you.",
+        f"cannot use the record of what was set aside: {error.filename or place.directory / DIRECTORY}: {error.strerror or error}",
+        hint="Make that directory, and the job's state directory, readable and writable for you.",
     )
 
 
-def _change_row(change: Any) -> dict[str, Any]:  # noqa: ANN401  a change of the move journal, whose fields these are
-    return {"id": change.id, "kind": change.kind, "phase": change.phase, "path": change.path, "to": change.to, "reason": change.reason}
+def _change_row(change: Any) -> dict[str, Any]:  # noqa: ANN401  a change of the record, whose fields these are
+    row = {"id": change.id, "kind": change.kind, "phase": change.phase, "path": change.path, "to": change.to, "reason": change.reason}
+    return row | ({"bytes": size_of(change.to)} if (change.kind, change.phase) == ("moved", "done") else {})
 
 
 def _change_text(row: dict[str, Any]) -> str:
     if row["kind"] == "moved":
-        return f"{row['id']}: {clean(row['path'])} was moved to {clean(row['to'])}"
+        size = f" ({row['bytes'] / 1e6:.1f} MB)" if "bytes" in row else ""
+        return f"{row['id']}: {clean(row['path'])} was moved to {clean(row['to'])}{size}"
     return f"{row['id']}: {clean(row['path'])} was put there from the copy {clean(row['to'])}"
 
 

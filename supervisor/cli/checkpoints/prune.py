@@ -1,4 +1,4 @@
-"""`supervise checkpoints prune`: removes a job's older copies, or lists what it would remove.
+"""`supervise checkpoints prune`: removes a job's older copies, or lists what it would remove; names what was set aside.
 
 It removes our own copies, and those in mirrors where a number for them is given. The job's own checkpoints it only lists: their supervisor
 alone removes them, since it knows what the ranks use.
@@ -7,6 +7,7 @@ alone removes them, since it knows what the ranks use.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from checkpointing.discover import find
 from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import prune as pruning
 from checkpointing.retention import rules
+from checkpointing.retention.aside import AsideRecord, size_of
 from checkpointing.retention.copies import DIRECTORY as COPIES
 from checkpointing.retention.copies import Copies
 from supervisor.checkpoints.discovery import from_logs
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from checkpointing.retention.aside import AsideChange
     from supervisor.config.settings import Settings
 
 
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 def command(invocation: Invocation, *, mirror_keep: int | None, dry_run: bool, as_json: bool) -> int:
     """--keep is the number of our copies to keep, else 2. With it the command also lists what the supervisor would remove of the job's own.
 
+    What was set aside (.supervise-aside) stays, and is listed with its size.
     It runs on a node where the job ran, while the job does not run; --dry-run also while it runs.
     """
     settings, job = named_or_latest_job(invocation)
@@ -72,9 +76,18 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
     if in_mirrors and checkpoints.mirror:
         every = checkpoints.keep_every or None
         mirror.prune(settings, job, rules.RetentionPolicy(in_mirrors, every), dry_run=dry_run, as_json=as_json)
+    for change in AsideRecord(str(directory), place.job).standing():
+        _say("set aside", change.to, reason=_why_aside(change), as_json=as_json)
     if not gone.removed and not gone.reason:
         stdio.say("no copy of ours is to be removed")
     return 1 if gone.reason else 0
+
+
+def _why_aside(change: AsideChange) -> str:
+    """Return what lies there, how large it is, and what takes it away."""
+    mb = size_of(change.to) / 1e6
+    back = f"`supervise checkpoints undo {change.id}` moves it back, `rm -r {shlex.quote(change.to)}` frees the room"
+    return f"{mb:.1f} MB, from {change.path} ({change.reason}): {back}"
 
 
 def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> Iterator[pruning.Pruned]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ from checkpointing.io.reader import Interrupted, Throttle
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check, documents
 from checkpointing.model import Identity, Verdict, Verification
+from checkpointing.retention.aside import AsideRecord
 from checkpointing.retention.copies import DIRECTORY, Copies, Needed
-from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.retention.rules import RetentionPolicy
 from checkpointing.verification import identity_of, verify
 from tests.checkpointing.mounts import btrfs, tmpfs
@@ -95,7 +95,7 @@ def test_a_name_may_be_as_long_as_a_name_may_be(job: Path, tmp_path: Path) -> No
     assert kept.copy is not None, kept.reason
     assert Path(kept.copy.place).name == made.name
     os.unlink(made.path)  # noqa: PTH108 -- a name
-    assert copies.put_back(kept.copy, MoveJournal(str(tmp_path)), 1, "torn") == ""
+    assert copies.put_back(kept.copy, AsideRecord(str(tmp_path)), 1, "torn") == ""
     assert verify(made.path).step == 1
     assert os.listdir(job) == [made.name]  # noqa: PTH208 -- names
 
@@ -156,7 +156,7 @@ def test_a_directory_is_kept_with_the_members_that_belong_to_it(job: Path, tmp_p
     assert sorted(str(one.relative_to(place)) for one in place.rglob("*") if one.is_file()) == ["rank_0.bin", "sub/rank_1.bin"]
     before = everything(job)
     tree.rename(job / "aside")
-    assert copies.put_back(kept.copy, MoveJournal(str(tmp_path)), 1, "its copy") == ""
+    assert copies.put_back(kept.copy, AsideRecord(str(tmp_path)), 1, "its copy") == ""
     assert check.check(str(tree), kept.copy.manifest).verdict is Verdict.VERIFIED
     assert [(tree / name).stat().st_mode & 0o777 for name in ("", "sub")] == [0o755, 0o755]
     assert not (tree / "notes").exists()
@@ -248,8 +248,10 @@ def test_a_copy_that_is_held_while_another_is_made_is_not_removed(job: Path, tmp
     assert steps(copies) == [10, 20]
 
 
-def test_a_torn_file_is_set_aside_and_its_copy_put_back_with_its_time_and_mode(job: Path, tmp_path: Path) -> None:
-    path, copies, aside = job / "ckpt.pt", Copies(str(tmp_path), BIG), MoveJournal(str(tmp_path))
+def test_a_torn_file_is_set_aside_and_its_copy_put_back_with_its_time_and_mode(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, copies, aside = job / "ckpt.pt", Copies(str(tmp_path), BIG), AsideRecord(str(tmp_path))
     made = save(path, 10)
     path.chmod(0o640)
     mtime_ns, content = path.stat().st_mtime_ns, path.read_bytes()
@@ -261,9 +263,19 @@ def test_a_torn_file_is_set_aside_and_its_copy_put_back_with_its_time_and_mode(j
     assert copies.put_back(kept, aside, 4, "torn") == f"something is there: {path}"
     found = verify(str(path))
     moved = aside.move(found, 4, {str(path): Identity.of(path.stat())}, ranks_alive=False)
+    listed: list[list[str]] = []
+    put = aside.put
+
+    def seen(*args: Any) -> str:  # noqa: ANN401 -- those of `put`
+        listed.append([one.name for one in job.iterdir()])
+        return put(*args)
+
+    monkeypatch.setattr(aside, "put", seen)
     assert copies.put_back(kept, aside, 4, "its copy of step 10") == ""
+    assert listed == [[]], "an unfinished copy has no name that a script may take for a step's"
     assert (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode & 0o777) == (content, mtime_ns, 0o640)
-    assert sorted(one.name for one in job.iterdir()) == ["ckpt.pt", Path(moved.to).name]
+    assert [one.name for one in job.iterdir()] == ["ckpt.pt"]
+    assert Path(moved.to).parent == tmp_path / ".supervise-aside"
     assert not any(undone.problem for undone in aside.undo())
     assert everything(job) == torn
 
@@ -275,7 +287,7 @@ def test_a_copy_that_rotted_is_not_put_back(job: Path, tmp_path: Path) -> None:
     path.unlink()
     place = Path(kept.place)
     place.write_bytes(place.read_bytes()[:-1] + b"?")
-    assert "not what its manifest says" in copies.put_back(kept, MoveJournal(str(tmp_path)), 1, "")
+    assert "not what its manifest says" in copies.put_back(kept, AsideRecord(str(tmp_path)), 1, "")
     assert list(job.iterdir()) == []
 
 
@@ -338,7 +350,7 @@ def test_where_blocks_can_be_shared_they_are(tmp_path: Path) -> None:
         assert Path(kept.copy.place).read_bytes() == content
         assert Path(kept.copy.place).stat().st_mtime_ns == made.identity.mtime_ns
         path.unlink()
-        assert copies.put_back(kept.copy, MoveJournal(str(disk / "state")), 1, "") == ""
+        assert copies.put_back(kept.copy, AsideRecord(str(disk / "state")), 1, "") == ""
         assert path.read_bytes() == content
 
 

@@ -351,7 +351,7 @@ def decision(**more: Any) -> ReportDecision:
 
 
 TORN = "torn: it begins as a zip and has no zip directory at its end"
-MENDED = (("ckpt/9.pt", f"{TORN}: moved to ckpt/9.pt.torn-1; the copy of step 9 was put in its place"), ("ckpt/8.pt", "torn"))
+MENDED = (("ckpt/9.pt", f"{TORN}: moved to .supervise-aside/torn-a; the copy of step 9 was put in its place"), ("ckpt/8.pt", "torn"))
 
 
 @pytest.mark.parametrize("fenced", [(), (("ckpt/7.pt", "torn"),)], ids=["repaired alone", "one more is left where it is"])

@@ -1,0 +1,94 @@
+"""Reports 9, 10, 13 and 16: what a save left, what was set aside, and pointers. Our own doing is suspected before the program."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.reports.conftest import OFTEN, SCRIPTS, torchrun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.conftest import Supervised
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+
+def said(run: Supervised) -> str:
+    """Return what was reported, in one line: a card breaks its lines before a long path."""
+    return " ".join(run.stderr.split())
+
+
+def changes(place: Path) -> list[dict[str, str]]:
+    """Return what was set aside, each change in its last phase."""
+    rows = [json.loads(line) for line in (place / ".supervise-aside" / "index.jsonl").read_text().splitlines()]
+    return list({row["id"]: row for row in rows}.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("raises", ["own", "makedirs", "rename"])
+def test_automodel_3254_the_rest_of_a_killed_save_is_set_aside_for_the_next_save(supervise: Callable[..., Supervised], raises: str) -> None:
+    options = ["--checkpoints", "ckpt/epoch_0_step_*", "--resume-args", "--resume {resume}"]
+    run = supervise(*torchrun("automodel_3254.py", "--steps", "80", "--raises", raises), options=options, **OFTEN)
+    assert run.exit_code(180) == 0
+    assert run.attempts() == 3
+    torn = run.place / "ckpt" / "epoch_0_step_60"
+    assert f"rank 0: {torn} is in the way of the save: attempt 1 left it" in said(run)
+    assert [(row["path"], row["phase"]) for row in changes(run.place)] == [(str(torn), "done")]
+    assert sorted(path.name for path in torn.iterdir()) == ["model.pt", "optim.pt"], "it was saved again, whole"
+    assert "user_code" not in said(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("finds", ["walk", "listing"])
+def test_torchtitan_4292_no_way_to_list_steps_meets_what_was_set_aside(supervise: Callable[..., Supervised], finds: str) -> None:
+    run = supervise(*torchrun("torchtitan_4292.py", "--steps", "80", "--finds", finds), options=["--resumes-itself"], **OFTEN)
+    assert run.exit_code(180) == 0
+    assert [line for line in run.stdout.splitlines() if line.startswith("goes on")] == ["goes on from step 0", "goes on from step 40"]
+    assert run.attempts() == 2
+    assert [row["path"] for row in changes(run.place)] == [str(run.place / "ckpt" / "step-60")]
+    assert sorted(path.name for path in (run.place / "ckpt").iterdir()) == [f"step-{step}" for step in (20, 40, 60, 80)]
+
+
+@pytest.mark.slow
+def test_torchtitan_4292_a_script_that_looks_for_what_was_set_aside_gets_it_back(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*torchrun("torchtitan_4292.py", "--steps", "80", "--finds", "registry"), options=["--resumes-itself"], **OFTEN)
+    assert run.exit_code(180) == 0
+    torn = run.place / "ckpt" / "step-60"
+    assert f"the script looks for {torn}/meta.json, which was set aside" in said(run)
+    assert "the script misses what was set aside: it was moved back from" in said(run)
+    assert [(row["path"], row["phase"]) for row in changes(run.place)] == [(str(torn), "undone")]
+    assert [line for line in run.stdout.splitlines() if line.startswith("goes on")] == ["goes on from step 0", "goes on from step 40"]
+
+
+@pytest.mark.slow
+def test_kempnerforge_102_a_link_that_was_moved_too_early_is_named_with_its_command(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*torchrun("kempnerforge_102.py", "--steps", "100"), options=["--resumes-itself"], **OFTEN)
+    assert run.exit_code(180) == 65
+    link, ckpt = run.place / "ckpt" / "latest", run.place / "ckpt"
+    assert f"{link} leads to {ckpt}/step-60, which is not whole; the newest whole one is {ckpt}/step-40" in said(run)
+    assert f"ln -sfn step-40 {link}" in said(run)
+    assert (link.readlink(), (ckpt / "step-40" / ".metadata").exists()) == (Path("step-60"), True), "nothing was touched"
+
+
+@pytest.mark.parametrize("leads_to", ["last.ckpt", "/old/place/ckpt/step-40.pt"], ids=["itself", "where the directory was"])
+def test_lightning_21110_a_last_that_leads_to_nothing_is_named_with_its_command(
+    supervise: Callable[..., Supervised], tmp_path: Path, leads_to: str
+) -> None:
+    (tmp_path / "ckpt").mkdir()
+    for step in (20, 40):
+        torch.save({"step": step}, tmp_path / "ckpt" / f"step-{step}.pt")
+    link = tmp_path / "ckpt" / "last.ckpt"
+    link.symlink_to(leads_to)
+    run = supervise(sys.executable, str(SCRIPTS / "lightning_21110.py"), "ckpt/last.ckpt")
+    assert run.exit_code(60) == 65
+    assert run.attempts() == 1
+    assert f"the newest whole one is {tmp_path}/ckpt/step-40.pt" in said(run)
+    assert f"ln -sfn step-40.pt {link}" in said(run)
+    assert "file and line" not in said(run)

@@ -95,7 +95,9 @@ def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWr
     loop, taken = VirtualLoop(), []
     (rank,) = look.with_beats((), heartbeats.read(tmp_path / "heartbeat"))
     nothing_moves = look.Look(0.0, ())
-    monkeypatch.setattr(look, "take", lambda ranks, directory, *, beats: taken.append((ranks, directory, list(beats))) or nothing_moves)
+    monkeypatch.setattr(
+        look, "take", lambda ranks, directory, *, beats, begun: taken.append((ranks, directory, list(beats), list(begun))) or nothing_moves
+    )
     made = sampling(loop, tmp_path)
     for step in range(1, 40):
         loop.t += 1.0
@@ -107,7 +109,7 @@ def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWr
     kinds = [type(event) for event in loop.posted]
     assert ProgressObserved in kinds
     assert [kind for kind in kinds if kind is not ProgressObserved] == [HangSuspected, HangConfirmed]
-    assert taken[:2] == [((rank,), tmp_path, [0])] * 2
+    assert taken[:2] == [((rank,), tmp_path, [0], [1])] * 2
     beat.report_step(40)
     loop.t += 1.0
     made.sample((rank,))

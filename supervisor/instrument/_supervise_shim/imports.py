@@ -18,7 +18,7 @@ from _thread import _count, get_ident
 from _warnings import filters  # the list that `warnings` has
 from atexit import _ncallbacks
 
-from .layout import quiet
+from .layout import VALUES_SIGNAL, quiet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ MOST_IMPORTS = 5000
 PACKAGES = ("site-packages", "dist-packages")
 #: Packages of ours: a rank that imports one of them does so itself.
 OWN_PACKAGES = ("_supervise_shim", "supervisor", "checkpointing", "health", "supervise_command")
-_SIGNALS = range(1, 65)
+_SIGNALS = [number for number in range(1, 65) if number != VALUES_SIGNAL]  # the last is ours
 
 
 def thread_count() -> int:

@@ -171,7 +171,7 @@ def judged(state: JobState, t: float, verdict: Verdict) -> JobDecision:
     # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself
     if culprit in planning.failed_gpus(state, evicted) or (culprit in failed_gpus and verdict.runner_up in planning.OF_ONE_GPU):
         verdict = replace(verdict, confidence=max(verdict.confidence, node_health.SURE))
-    facts = {f.name: f.text for f in state.attempt.evidence or () if f.source == "heartbeat" and f.rank == verdict.rank}
+    facts = _last_heartbeat(state.attempt, verdict.rank)
     step = left.step if left.is_over else ending.reached_step(state, verdict.rank)
     before = before_first_step(state, t, verdict, facts)
     phase = Phase(facts["phase"]) if "phase" in facts else Phase.UNKNOWN
@@ -192,6 +192,13 @@ def judged(state: JobState, t: float, verdict: Verdict) -> JobDecision:
     if plan.kind is PlanKind.RESTART:
         plan = start.scratch_refused(state, t) or plan  # now, so that no restart is announced that is not made
     return JobDecision(verdict, plan, situation.failure(plan), step, situation.gpu, situation.failed_gpus)
+
+
+def _last_heartbeat(attempt: Attempt, rank: int | None) -> dict[str, str]:
+    """Return what the rank's heartbeat held last. A plain command alone is rank 0 to us, and may be another by its own RANK."""
+    beats = [fact for fact in attempt.evidence or () if fact.source == "heartbeat"]
+    is_alone = attempt.world_size == 1 and len({fact.rank for fact in beats}) == 1
+    return {fact.name: fact.text for fact in beats if is_alone or fact.rank == rank}
 
 
 def act_on(state: JobState, t: float, decision: JobDecision) -> Step:

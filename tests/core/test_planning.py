@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from supervisor.core import failure, planning
 from supervisor.core.decide import decide
 from supervisor.core.events import CheckpointVerified, RanksFound
-from supervisor.core.model import Cause, CheckpointRef, Gpu, Launcher, Phase, Policy, RankInfo, Verdict
+from supervisor.core.model import Cause, CheckpointRef, Evidence, Gpu, Launcher, Phase, Policy, RankInfo, Verdict
 from supervisor.core.state import Attempt, JobState, Run, Stage, changed
 
 REPORTED = {"as saved": (65, 70, 75), "newest first": (75, 70, 65), "twice": (70, 75, 65, 70)}
@@ -78,3 +80,12 @@ def test_ranks_that_did_not_meet_made_no_step_however_long_they_waited(cause: Ca
     state = JobState(stage=Stage.RUNNING, attempt=Attempt(1, ranks=TWO, world_size=2, began_t=0.0, started_t=0.0))
     later = state.run.policy.start_window_s + 1000
     assert failure.before_first_step(state, later, Verdict(cause, 0.9, "", "", rank=0), facts) is expected
+
+
+def test_a_plain_command_that_is_rank_1_by_its_own_variables_has_its_heartbeat() -> None:
+    beats = tuple(Evidence("heartbeat", name, text, rank=1) for name, text in (("phase", "init"), ("steps", "0")))
+    alone = JobState(stage=Stage.TEARDOWN, attempt=Attempt(1, ranks=(COMMAND,), world_size=1, evidence=beats, started_t=0.0))
+    verdict = Verdict(Cause.RENDEZVOUS, 0.9, "n7 cannot be resolved", "n7", rank=0)
+    assert failure.judged(alone, 1.0, verdict).failure.before_first_step
+    of_two = changed(alone, attempt=replace(alone.attempt, ranks=TWO, world_size=2))
+    assert not failure.judged(of_two, 1.0, verdict).failure.before_first_step

@@ -180,10 +180,11 @@ def test_a_job_whose_checkpoints_are_all_torn_stops_with_65_and_touches_none_of_
 LAUNCHER = "import subprocess, sys\nsubprocess.run([sys.executable, *sys.argv[1:]], check=True)\n"
 
 
+@pytest.mark.parametrize("name", ["accelerate", pytest.param("sweep.py", marks=pytest.mark.slow)])
 def test_a_program_under_a_launcher_that_fails_before_its_first_step_is_tried_once(
-    supervise: Callable[..., Supervised], tmp_path: Path
+    supervise: Callable[..., Supervised], tmp_path: Path, name: str
 ) -> None:
-    launcher, script = tmp_path / "accelerate", tmp_path / "train.py"
+    launcher, script = tmp_path / name, tmp_path / "train.py"
     launcher.write_text(LAUNCHER)
     script.write_text("import flash_attn_turbo\n")
     run = supervise(sys.executable, str(launcher), str(script))

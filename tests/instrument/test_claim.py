@@ -187,6 +187,21 @@ def test_a_launcher_stays_unclaimed_and_hands_us_on_to_its_ranks(attempt: Attemp
     assert not [name for name in attempt.names() if "unclaimed" in name]
 
 
+@pytest.mark.parametrize(
+    ("numbers", "claimed"),
+    [
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, [(1, 1)]),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0"}, [(1, 1)]),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1"}, []),  # its rank is not known before it trains
+    ],
+)
+def test_lightnings_children_have_a_local_rank_and_a_world(
+    attempt: Attempt, numbers: dict[str, str], claimed: list[tuple[int, int]]
+) -> None:
+    attempt.run("-c", "pass", env=attempt.env("launcher", **numbers))
+    assert [(beat.local_rank, beat.rank) for beat in attempt.beats()] == claimed
+
+
 def test_rank_without_local_rank_is_a_pod_not_a_rank(attempt: Attempt) -> None:
     attempt.run("-c", "pass", env=attempt.env("launcher", RANK="3"))
     assert attempt.beats() == ()

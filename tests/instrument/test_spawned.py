@@ -82,3 +82,35 @@ def test_a_rank_keeps_its_slot_and_its_children_are_helpers(attempt: Attempt, sc
     done = attempt.run(script, before + "mp.spawn(helper, nprocs=1)\nprint(os.getpid())", env=env, cwd=tmp_path)
     assert [beat.pid for beat in attempt.beats()] == [int(done.stdout)], done.stderr
     assert json.loads((tmp_path / "helper-0").read_text()) is False
+
+
+BY_ITSELF = """
+import multiprocessing, sys
+import torch
+import torch.distributed as dist
+
+def train(rank):
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.Adam([weight])
+    for _ in range(3 + rank):
+        weight.sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=train, args=(rank,)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_a_script_starts_and_numbers_by_itself_are_ranks(attempt: Attempt, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(BY_ITSELF)
+    done = attempt.run(str(path), str(tmp_path / "store"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [(beat.local_rank, beat.rank, beat.steps) for beat in attempt.beats()] == [(0, 0, 3), (1, 1, 4)]

@@ -23,6 +23,8 @@ CONNECT_S: Final = 0.2
 #: A process that ends closes its connections, too, but takes no second one.
 LOOKS, APART_S = 2, 0.1
 MOST: Final = 2
+#: In front of an IPv4 address, as a socket for both kinds shows it.
+V4_IN_V6: Final = "::ffff:"
 
 Place = tuple[str, int]
 
@@ -36,7 +38,7 @@ def evidence(node: str, logged: Iterable[Evidence], configured: Place | None) ->
     if not claims:
         return
     fields = [dict(fact.fields) for fact in claims]
-    seen = [(row["host"], int(row["port"])) for row in fields if row.get("host") and row.get("port", "").isdecimal()]
+    seen = [(row["host"].removeprefix(V4_IN_V6), int(row["port"])) for row in fields if row.get("host") and row.get("port", "").isdecimal()]
     places = list(dict.fromkeys([*seen, *([configured] if configured else [])]))[:MOST]
     asked = Ask(deadline_s=RESOLVE_S, hosts=tuple(host for host, _ in places))
     problems = {reading.subject.removeprefix("name:"): reading.problem for reading in names.read(asked) if reading.problem}

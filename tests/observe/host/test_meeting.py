@@ -67,6 +67,12 @@ def test_a_port_that_takes_connections_and_closes_them_is_no_store() -> None:
     assert text.startswith(f"something answers at 127.0.0.1:{port}, where the ranks are to meet, but it is no store")
 
 
+def test_an_ipv4_address_is_shown_as_one_whatever_the_socket_was() -> None:
+    with closer() as port:
+        (text,) = texts(claimed("::ffff:127.0.0.1", port), configured=("127.0.0.1", port))
+    assert f"at 127.0.0.1:{port}," in text
+
+
 def test_a_store_is_one_and_a_port_where_nobody_listens_is_none_of_this() -> None:
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  positional in every version
     with socket.socket() as unused:

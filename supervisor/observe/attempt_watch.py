@@ -217,7 +217,7 @@ class AttemptWatch:
 
         return {
             "exceptions": of_exceptions,
-            "heartbeats": lambda: collect.beats(directory / "heartbeat", self.job_processes.with_children),
+            "heartbeats": lambda: collect.beats(directory / "heartbeat", self._clock, self.job_processes.with_children),
             "saves": lambda: collect.saves(directory),
             "files": of_files,
             "loads": lambda: load_logs.evidence(directory, ranks),
@@ -245,9 +245,9 @@ class AttemptWatch:
             ends = collect.exits((), clock, grace_s, started.last_ends if moments is None else (*started.earlier, *started.last_ends))
             if logs is not None and any(fact.name == "vanished" for fact in ends):  # a shell has printed how, if it was by a signal
                 ends = with_printed_ends((*ends, *(f for f in collect.logs(logs.finish(LOGS_S), launches=True) if f.source == "exit")))
-            reported = collect.errors_of_ranks(directory, ranks, clock, since_ns)
+            reported = collect.errors_of_ranks(directory, (*ranks, *started.all_ranks), clock, since_ns)
             claims = collect.claims(reported, self._signatures)
-            facts = (*ends, *collect.rooted(reported, claims), *claims, *collect.beats(directory / "heartbeat"))
+            facts = (*ends, *collect.rooted(reported, claims), *claims, *collect.beats(directory / "heartbeat", self._clock))
             return collect.hidden(facts, trained_t)
 
         return tuple(fact for fact in collect.together({"ends": look}, ANSWER_S) if fact.source != "observer")

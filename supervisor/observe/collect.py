@@ -117,7 +117,7 @@ def exits(  # noqa: PLR0913  what is known of the ends, each by name
     return tuple(found)
 
 
-def beats(path: Path, with_children: Collection[int | None] = ()) -> tuple[Evidence, ...]:
+def beats(path: Path, clock: Clock, with_children: Collection[int | None] = ()) -> tuple[Evidence, ...]:
     """Return the last phase, step and step count of every rank that ever had a heartbeat, its loader's workers, and its end.
 
     with_children: ranks that have processes of their own. They may be the workers of a loader that is not torch's.
@@ -132,8 +132,9 @@ def beats(path: Path, with_children: Collection[int | None] = ()) -> tuple[Evide
             found.append(Evidence("heartbeat", "loader", "workers" if beat.loader else "none", rank=beat.rank))
         if beat.total is not None:
             found.append(Evidence("heartbeat", "total", str(beat.total), rank=beat.rank))
-        if beat.script_over:
-            found.append(Evidence("heartbeat", "script_over", "its script was over", rank=beat.rank))
+        if beat.over_ns is not None:
+            t = clock.at_monotonic_ns(beat.over_ns)
+            found.append(Evidence("heartbeat", "script_over", "its script was over", rank=beat.rank, t=t))
         found += _beyond_imports(beat.rank, optimizer=beat.optimizer_made, ran=beat.ran)
     return tuple(found)
 

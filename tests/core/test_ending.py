@@ -48,13 +48,16 @@ def rank(  # noqa: PLR0913  what is known of a rank
     trace: str = "",
     claim: Claim | None = None,
     phase: str = "train",
+    over_t: float = 9.0,
 ) -> tuple[Evidence, ...]:
     """Return the evidence on one rank: how it ended, its last heartbeat, its exception."""
     t = 10.0 + (code != 0)  # who left with 0 did so before the first failure
     ends = [("signal", signal), ("exit_code", code)]
     facts = [Evidence("exit", name, str(value), number, t) for name, value in ends if value is not None]
     beat = {"phase": phase, "steps": steps, "step": step, "total": total, "script_over": "its script was over" if over else None}
-    facts += [Evidence("heartbeat", name, str(value), number) for name, value in beat.items() if steps is not None and value is not None]
+    facts += [
+        Evidence("heartbeat", name, str(value), number, over_t) for name, value in beat.items() if steps is not None and value is not None
+    ]
     if trace:
         facts.append(Evidence("error_file", "exception", trace.rpartition("\n")[2], number, t, claim=claim))
         facts.append(Evidence("error_file", "traceback", trace, number, t))
@@ -137,6 +140,16 @@ NO_STEP = {"steps": 0, "phase": "load"}
             failed(LEFT, rank(1), hang=Hang(HangKind.GONE, "rank 1 waits in barrier (train.py:9); rank 0 is gone", (0,))),
             EndKind.SEEMS_OVER,
             id="a barrier in which we ended it",
+        ),
+        pytest.param(
+            failed(rank(0, code=1, **NO_STEP), rank(1, over=True, over_t=11.5, **NO_STEP), **AGAIN),
+            EndKind.FAILED,
+            id="a handler of our TERM leaves in order, before the first step",
+        ),
+        pytest.param(
+            failed(rank(0, code=1, trace="OSError: no room", phase="checkpoint"), rank(1, over=True, over_t=11.5)),
+            EndKind.FAILED,
+            id="a handler of our TERM leaves in order, while the other saves",
         ),
     ],
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.job.clock import Clock
 from supervisor.observe.collect import beats
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def test_the_end_of_a_script(attempt: Attempt, tmp_path: Path, script: str, code
     assert attempt.run(str(path), env=attempt.env(RANK="0")).returncode == code
     (beat,) = attempt.beats()
     assert beat.script_over is is_over
-    assert ("script_over" in {fact.name for fact in beats(attempt.directory / "heartbeat")}) is is_over
+    facts = beats(attempt.directory / "heartbeat", Clock.start())
+    assert ("script_over" in {fact.name for fact in facts}) is is_over
 
 
 GROUP = """

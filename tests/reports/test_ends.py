@@ -36,7 +36,7 @@ FROM_ENV = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(f"{FAILS}; echo finished", id="echo"),
+        pytest.param(f"{FAILS}; echo finished", id="echo", marks=pytest.mark.slow),
         pytest.param(f"{FAILS} 2>&1 | tee log", id="tee", marks=pytest.mark.slow),
         pytest.param(f"{FAILS} || true", id="true", marks=pytest.mark.slow),
         pytest.param(f"python -c 'import os; os.system(\"{FAILS}\")'", id="a Python wrapper", marks=pytest.mark.slow),
@@ -49,7 +49,7 @@ def test_a_failure_that_the_command_hides_is_named_though_the_code_is_0(supervis
     assert (
         "warning: the command left with 0, but rank 1 raised ValueError: labels of sample 7, and nothing trained after that" in run.stderr
     )
-    assert "the command left with 0 at step 30" in run.stderr
+    assert re.search(r"supervise: the command left with 0.*, 1 incident; but rank 1 raised ValueError", run.stderr)
     assert "no incident" not in run.stderr
     assert (run.attempts(), run.status()["exit_code"]) == (1, 0)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from supervisor.guardian.process_tree import ProcessStat
 
-#: Ends of earlier launches that are kept.
+#: Ends of earlier launches, and ranks of all, that are kept.
 MOST_EARLIER = 256
 #: Between two looks whether an end was seen.
 LOOK_S = 0.01
@@ -64,6 +64,7 @@ class LaunchedRanks:
         self._ends: dict[int, RankExit | VanishedRank] = {}
         self._claimed_ends: dict[int, RankExit | VanishedRank] = {}
         self.earlier: tuple[RankExit | VanishedRank, ...] = ()  # the same of the launches before the last one
+        self.all_ranks: tuple[RankInfo, ...] = ()  # of all launches
         try:
             threading.Thread(target=self._watch, name="rank-ends", daemon=True).start()
         except RuntimeError:
@@ -188,6 +189,7 @@ class LaunchedRanks:
                 self.earlier = (*self.earlier, *self._ends.values())[-MOST_EARLIER:]
                 self._ends.clear()
             self._newest = {**self._newest, rank: info}
+            self.all_ranks = (*self.all_ranks, info)[-MOST_EARLIER:]
             yield fd
 
     def _ended(self, fd: int) -> None:

@@ -34,8 +34,8 @@ class RankHeartbeat:
     with which it ends. `phase_limit_s`: what the script allows without a sign of life in the phase that it declared.
     `loss`: the one that the script reported last (worker.report), `losses`: how many it reported. `optimizer_made`: it made one of torch's.
     `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint). `loader`: a DataLoader started worker processes.
-    `world`: so many ranks its process group is to have. `script_over`: its script was over without an exception, or had given up its
-    process group, and no step followed.
+    `world`: so many ranks its process group is to have. `over_ns`: since when its script was over without an exception, or had given up
+    its process group, and no step followed.
     """
 
     local_rank: int
@@ -65,7 +65,12 @@ class RankHeartbeat:
     ran: bool = False
     loader: bool = False
     world: int | None = None
-    script_over: bool = False
+    over_ns: int | None = None
+
+    @property
+    def script_over(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.over_ns is not None
 
 
 def create(path: Path, slots: int) -> None:
@@ -100,6 +105,7 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
     flags = slot[shim.FLAGS]
     stored, since_ns = shim.split_phase(slot[shim.PHASE])
     step, source = shim.split_step(slot[shim.STEP], slot[shim.STEPS])
+    over_ms = shim.over_ms(slot[shim.OVER], slot[shim.STEPS])
     return RankHeartbeat(
         local_rank=index,
         rank=slot[shim.RANK],
@@ -127,6 +133,6 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         ran=bool(flags & shim.FLAG_RAN),
         loader=bool(flags & shim.FLAG_LOADER),
         world=slot[shim.WORLD] if slot[shim.WORLD] > 0 else None,
-        script_over=slot[shim.OVER] == slot[shim.STEPS] + 1,
+        over_ns=None if over_ms is None else over_ms * 1_000_000,
         phase_limit_s=slot[shim.PHASE_LIMIT] / 1e3 if slot[shim.PHASE_LIMIT] > 0 else None,
     )

@@ -140,6 +140,13 @@ class HeartbeatWriter:
         if start is not None and self._phase == layout.IMPORT and now - start.imported_ns > layout.RAN_ON_NS:
             self._view[layout.PHASE] = now << layout.PHASE_BITS | layout.UNKNOWN
 
+    @quiet
+    def script_over(self) -> None:
+        """Note that nothing is left to train: the script ran to its end or left by sys.exit, or gave up its process group."""
+        if getattr(sys, "last_exc", None) is None and getattr(sys, "last_value", None) is None:
+            steps = self._steps & ((1 << layout.OVER_BITS) - 1)
+            self._view[layout.OVER] = monotonic_ns() // 1_000_000 << layout.OVER_BITS | steps
+
     def on_step(self, optimizer: object, _args: object, _kwargs: object) -> None:
         """Count a training step: torch's global optimizer post-step hook, the only code of ours in the training loop.
 

@@ -19,7 +19,9 @@ MAGIC = int.from_bytes(b"SUPVBEAT", "little")
 VERSION = 1
 SLOT_BYTES = 128
 HEAD_MAGIC, HEAD_VERSION, HEAD_SLOTS = range(3)
-(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN, TOTAL, PHASE_LIMIT, LOSS, LOSSES) = range(15)
+(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN, TOTAL, PHASE_LIMIT, LOSS, LOSSES, OVER) = range(
+    16
+)
 
 PHASES = ("unknown", "import", "init", "load", "train", "checkpoint", "eval", "data")
 UNKNOWN, IMPORT, INIT, LOAD, TRAIN, CHECKPOINT, EVAL, DATA = range(8)
@@ -34,9 +36,12 @@ SOURCE_NONE, SOURCE_OPTIMIZER, SOURCE_WORKER = range(3)
 # BEGAN = value + 1, 0 where unknown: the absolute step at which this process began to train, the greater of what the optimizer's count and
 # the script's first word show. TOTAL: the absolute step with which the training ends, 0 where it is unknown. PHASE_LIMIT: the milliseconds
 # that the script allows without a sign of life in the phase that it declared, 0 where it declared none. LOSS: the bits of the float that
-# the script reported last (worker.report), where the loss 0.0 is -0.0, so that 0 is: none. LOSSES: how many it reported.
+# the script reported last (worker.report), where the loss 0.0 is -0.0, so that 0 is: none. LOSSES: how many it reported. OVER = since
+# when (CLOCK_MONOTONIC ms) << 24 | steps (their last 24 bits): the script was over without an exception, or had given up its process group;
+# 0: neither. A later step shows that it went on.
 PHASE_BITS = 3
 SOURCE_BITS = 2
+OVER_BITS = 24
 
 FLAG_AUTOGRAD = 1  # torch.autograd is watched: from here on "no backward seen" means something
 FLAG_OPTIM = 2  # the global optimizer hook is in place
@@ -96,6 +101,12 @@ def split_phase(field: int) -> tuple[int, int]:
     """Return phase and since when out of PHASE."""
     phase = field & ((1 << PHASE_BITS) - 1)
     return (phase if phase < len(PHASES) else UNKNOWN), field >> PHASE_BITS
+
+
+def over_ms(field: int, steps: int) -> int | None:
+    """Return since when nothing is left to train, out of OVER; None where that is not known, or a step followed."""
+    mask = (1 << OVER_BITS) - 1
+    return field >> OVER_BITS if field and field & mask == steps & mask else None
 
 
 def split_step(field: int, steps: int) -> tuple[int | None, int]:

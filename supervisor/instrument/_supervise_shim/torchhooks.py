@@ -66,6 +66,7 @@ class TorchHooks:
     def table(self) -> dict[str, Callable[[Any], None]]:
         """Say what is done to which module."""
         return {
+            "threading": self._threads,
             "torch.optim.optimizer": self._optimizers,
             "torch.autograd": self._autograd,
             "torch.nn.modules.module": self._modules,
@@ -86,6 +87,10 @@ class TorchHooks:
             "jax": self._other_framework,
             "tensorflow": self._other_framework,
         }
+
+    def _threads(self, module: Any) -> None:
+        """See the end of the script: the interpreter then calls this first, before it waits for threads and before what atexit has."""
+        _once(module, "_shutdown", self._beat.script_over)
 
     def _optimizers(self, module: Any) -> None:
         self._hook_steps(module)
@@ -123,6 +128,16 @@ class TorchHooks:
 
     def _process_groups(self, module: Any) -> None:
         self._phased(module, "init_process_group", layout.INIT)
+        inner = getattr(module, "destroy_process_group", None)
+        if inner is None:
+            return
+
+        def destroy_process_group(group: Any = None) -> None:
+            if group is None and sys.exc_info()[0] is None:  # of all, and in no `finally` of an exception
+                self._beat.script_over()
+            inner(group)
+
+        module.destroy_process_group = _like(inner, destroy_process_group)
 
     def _dcp_save(self, module: Any) -> None:
         for name in ("save", "async_save", "save_state_dict"):

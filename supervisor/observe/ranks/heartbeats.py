@@ -33,7 +33,8 @@ class RankHeartbeat:
     no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began. `total`: the one
     with which it ends. `phase_limit_s`: what the script allows without a sign of life in the phase that it declared.
     `loss`: the one that the script reported last (worker.report), `losses`: how many it reported. `optimizer_made`: it made one of torch's.
-    `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint).
+    `ran`: more than imports ran (a process group, data, an evaluation, a checkpoint). `over_ns`: since when its script was over
+    without an exception, or had given up its process group, and no step followed.
     """
 
     local_rank: int
@@ -61,6 +62,12 @@ class RankHeartbeat:
     losses: int = 0
     optimizer_made: bool = False
     ran: bool = False
+    over_ns: int | None = None
+
+    @property
+    def script_over(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.over_ns is not None
 
 
 def create(path: Path, slots: int) -> None:
@@ -95,6 +102,7 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
     flags = slot[shim.FLAGS]
     stored, since_ns = shim.split_phase(slot[shim.PHASE])
     step, source = shim.split_step(slot[shim.STEP], slot[shim.STEPS])
+    over_ms = shim.over_ms(slot[shim.OVER], slot[shim.STEPS])
     return RankHeartbeat(
         local_rank=index,
         rank=slot[shim.RANK],
@@ -120,5 +128,6 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         losses=slot[shim.LOSSES],
         optimizer_made=bool(flags & shim.FLAG_OPTIMIZER),
         ran=bool(flags & shim.FLAG_RAN),
+        over_ns=None if over_ms is None else over_ms * 1_000_000,
         phase_limit_s=slot[shim.PHASE_LIMIT] / 1e3 if slot[shim.PHASE_LIMIT] > 0 else None,
     )

@@ -29,6 +29,7 @@ from supervisor.config.loss_settings import RULE_ROWS
 from supervisor.config.recover_settings import RECOVER_ROWS
 from supervisor.config.setting_columns import MOST, MOST_SECONDS
 from supervisor.config.settings import ROWS
+from supervisor.core.ending import KINDS
 from supervisor.errors import ExitCode
 from supervisor.report.log_events import LogEvent
 from supervisor.report.metrics.table import Metric
@@ -191,6 +192,11 @@ def ladders() -> str:
     return _table(("cause", "ladder"), rows)
 
 
+def endings() -> str:
+    """Return what is done about each way in which the ranks of an attempt may leave."""
+    return _table(("how the ranks left", "what is done"), KINDS.values())
+
+
 def variables_that_agree() -> str:
     """Return the table of the variables that must be the same on all nodes."""
     rows: dict[tuple[str, str], list[str]] = {}
@@ -223,7 +229,7 @@ def tables() -> dict[str, dict[str, str]]:
         "loss-and-pace.md": {"loss rules": loss_rules()},
         "commands.md": {"commands": commands()},
         "health.md": {"agree": variables_that_agree()},
-        "recovery.md": {"ladders": ladders(), "rungs": rungs(), "networks": networks()},
+        "recovery.md": {"endings": endings(), "ladders": ladders(), "rungs": rungs(), "networks": networks()},
     }
 
 

@@ -33,7 +33,11 @@ class ExitCode(IntEnum):
         member.meaning, member.remedy = meaning, remedy
         return member
 
-    DONE = 0, "the command ended with 0, even if one of our side services failed", "nothing"
+    DONE = (
+        0,
+        "the command ended with 0, even if a side service of ours failed, or it hid the failure of a rank, which the last line names then",
+        "nothing; after a hidden failure `supervise why`",
+    )
     USAGE = (
         64,
         "the command line is wrong (a flag's value counts), or there is no such job, or nothing to read. Nothing was started",

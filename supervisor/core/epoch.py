@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
 from supervisor.classify.exits import ENDED_BY_US
-from supervisor.core import failure, lifecycle, planning, sharing, start
+from supervisor.core import ending, failure, lifecycle, planning, sharing, start
 from supervisor.core.actions import (
     SIGTERM,
     CompleteAttempt,
@@ -192,7 +192,7 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     facts = tuple(
         fact for report in event.reports for fact in failure.facts_of(report.attempt, event.t, sharing.shown(report.node, members))
     )
-    verdict = classify(facts)
+    verdict = ending.explained(changed(state, attempt=changed(state.attempt, evidence=facts)), classify(facts))
     gone = _gone(event, members)
     if gone is not None and verdict.cause in _OF_A_LOSS:
         verdict = _lost(*gone, verdict, event.t)

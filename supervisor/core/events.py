@@ -171,12 +171,13 @@ class AttemptEnded:
     """No rank of the attempt is left on this node, and no process of their process trees.
 
     outcome: succeeded (all exited 0), failed (a rank failed, or ranks were stopped because one did), membership (stopped to admit
-    nodes), stopped (on our request).
+    nodes), stopped (on our request). hidden: of a command that left with 0, the failure of a rank that it did not pass on.
     """
 
     t: float
     attempt: int
     outcome: str
+    hidden: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +350,7 @@ class ProgressObserved:
     `steps_seen` to the step resumed from and calls it relative. loaded: the checkpoint of this job that a rank loaded before its first
     step. read: a file in none of the job's locations that a rank loaded, which may be data. first_step: the absolute step at which this
     attempt's training began, as the optimizer or the script counts. loss: the newest one that a rank reported or printed, as it was
-    then; it decides nothing.
+    then; it decides nothing. total: the absolute step with which the training ends, None: unknown.
     """
 
     t: float
@@ -361,6 +362,7 @@ class ProgressObserved:
     read: str | None = None
     first_step: int | None = None
     loss: float | None = None
+    total: int | None = None
 
     @property
     def trains(self) -> bool:

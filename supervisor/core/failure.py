@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
 from supervisor.classify.exits import was_asked
-from supervisor.core import node_health, planning, sharing, start
+from supervisor.core import ending, node_health, planning, sharing, start
 from supervisor.core.actions import (
     SIGTERM,
     CollectEvidence,
@@ -47,6 +47,8 @@ OF_HANGS = frozenset({Cause.HANG_NO_ERROR, Cause.NCCL_TIMEOUT, Cause.GLOO_ERROR}
 _OF_IMPORTS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"})
 #: Signatures of a command that cannot be started as it is written.
 _OF_COMMANDS = frozenset({"user_code.usage", "user_code.no_script", "user_code.no_program"})
+#: Why nobody else can tell a rank that left too early from one that is done.
+LEFT_WITH_0 = "an exit code of 0 says that all went well: leave with another one where it did not (a handler of TERM: sys.exit(143))"
 #: In the list of deaths, the launcher itself: it ended before any rank did.
 NO_RANK = -1
 
@@ -93,8 +95,8 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
     death = event.exit
     if state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.STOPPING, Stage.ADMITTING}:
         return changed(state, attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death))), ()
-    if not death.failed:
-        return state, ()
+    if not death.failed:  # the others may go on, and then it left too early (ending.py)
+        return changed(state, attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death))), ()
     summary = death_text(death)
     state, actions = tear_down(state, event.t, death, summary)
     return state, actions if state.run.policy.launcher is Launcher.ELASTIC else (_stop_ranks(state, summary), *actions)
@@ -157,19 +159,22 @@ def facts_of(attempt: Attempt, t: float, node: str = "") -> tuple[Evidence, ...]
 def judged(state: JobState, t: float, verdict: Verdict) -> JobDecision:
     """Return the decision on a verdict, with the facts of the node that the state is of."""
     evicted = node_health.evidence(state.attempt.eviction, state.attempt.over_t or t)
-    verdict = _with_hang(state, verdict)
+    verdict = ending.explained(state, _with_hang(state, verdict))
+    left = ending.of(state)
     failed_gpus = planning.failed_gpus(state, (*(state.attempt.evidence or ()), *evicted))
     culprit = planning.culprit_gpu(state, verdict)
     # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself
     if culprit in planning.failed_gpus(state, evicted) or (culprit in failed_gpus and verdict.runner_up in planning.OF_ONE_GPU):
         verdict = replace(verdict, confidence=max(verdict.confidence, node_health.SURE))
     facts = {f.name: f.text for f in state.attempt.evidence or () if f.source == "heartbeat" and f.rank == verdict.rank}
-    step = _step(state, verdict)
+    step = left.step if left.is_over else ending.reached_step(state, verdict.rank)
     before = before_first_step(state, t, verdict, facts)
     phase = Phase(facts["phase"]) if "phase" in facts else Phase.UNKNOWN
-    place = planning.Place(step, before, phase, _counted(state, verdict), trained=_trained_before(state, verdict))
+    place = planning.Place(step, before, phase, _counted(state, verdict), trained=_trained_before(state, verdict), ending=left)
     situation = planning.situation(state, t, verdict, place, failed_gpus)
     plan = propose(situation)
+    if left.early is not None and left.early.rank == verdict.rank:
+        plan = replace(plan, notes=(*plan.notes, LEFT_WITH_0))
     if plan.kind is PlanKind.RESTART:
         plan = start.scratch_refused(state, t) or plan  # now, so that no restart is announced that is not made
     return JobDecision(verdict, plan, situation.failure(plan), step, situation.gpu, situation.failed_gpus)
@@ -206,41 +211,17 @@ def _with_hang(state: JobState, verdict: Verdict) -> Verdict:
     return replace(verdict, rank=rank, facts=(*verdict.facts, *facts.items()), because=because)
 
 
-def _step(state: JobState, verdict: Verdict) -> int | None:
-    """The absolute step at which it failed: the culprit's own last one, else the slowest rank's; None where none is known.
-
-    Counted steps become absolute if the attempt's first step is known: a rank loaded the checkpoint that it was given, or the declared
-    location held none and no rank loaded one.
-    """
-    steps = _beats(state, verdict, "step")
-    if steps:
-        return min(steps)
-    counted = _beats(state, verdict, "steps")
-    if state.attempt.resume is not None:
-        base = state.attempt.resume.shown_step if state.attempt.loaded == state.attempt.resume.path else None
-    else:
-        base = 0 if state.run.policy.checkpoints_declared and state.attempt.loaded is None else None
-    if base is not None and counted and min(counted) > 0:
-        return base + min(counted)
-    return None if state.attempt.progress.relative else state.attempt.progress.step
-
-
 def _counted(state: JobState, verdict: Verdict) -> int | None:
     """The steps that were counted until it failed, if the attempt was reported to begin from scratch; None where that is not known."""
-    counted = _beats(state, verdict, "steps") if state.attempt.began_as is Beginning.FROM_SCRATCH else []
+    counted = ending.beats(state, verdict.rank, "steps") if state.attempt.began_as is Beginning.FROM_SCRATCH else []
     return min(counted, default=None)
 
 
 def _trained_before(state: JobState, verdict: Verdict) -> bool:
     """Whether an earlier attempt of this run made steps with the same program, and this one made none."""
-    attempt, steps = state.attempt, _beats(state, verdict, "steps")
+    attempt, steps = state.attempt, ending.beats(state, verdict.rank, "steps")
     starts = not attempt.trains and max(steps, default=0) <= 0 and not _has_saved(state)
     return starts and 0 < state.run.trained_in < attempt.number and attempt.same_program
-
-
-def _beats(state: JobState, verdict: Verdict, name: str) -> list[int]:
-    facts = [f for f in state.attempt.evidence or () if (f.source, f.name) == ("heartbeat", name)]
-    return [int(f.text) for f in facts if f.rank == verdict.rank] or [int(f.text) for f in facts]
 
 
 def before_first_step(state: JobState, t: float, verdict: Verdict, facts: dict[str, str]) -> bool:

@@ -1,7 +1,7 @@
 """The ranks stand still: warn, or end the attempt (--on-hang). docs/explanation/hangs.md has the reasons.
 
 A suspicion alone decides nothing: it is recorded and logged. Once two looks agree, `auto` ends only what cannot go on by itself. `warn`
-ends nothing.
+ends nothing. Ranks whose scripts are over are no hang of the training: `restart` ends them, and the run is done.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core import failure
-from supervisor.core.actions import Alert, KeepLook, PrintMessage
+from supervisor.core import failure, sharing
+from supervisor.core.actions import SIGTERM, Alert, KeepLook, PrintMessage, StopRanks
 from supervisor.core.model import Cause, Claim, HangKind
-from supervisor.core.state import JobState, changed
+from supervisor.core.numeric import rank_list
+from supervisor.core.state import JobState, Stage, changed
 
 if TYPE_CHECKING:
     from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
@@ -37,6 +38,8 @@ def on_hang_suspected(state: JobState, _event: HangSuspected) -> Step:
 def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
     """End the attempt where that is due, else alert once for each kind of hang."""
     hang, before = event.hang, state.attempt.hang
+    if hang.kind is HangKind.EXIT:
+        return _late(state, event, is_first=before is None or before.kind is not HangKind.EXIT)
     goes_on = why_it_goes_on(state, hang, is_first=before is None)
     state = changed(state, attempt=changed(state.attempt, hang_suspected=False, hang=hang))
     if not goes_on:
@@ -48,6 +51,27 @@ def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
         return state, ()
     text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}"
     return state, (KeepLook(state.attempt.number, 0), Alert("hang", state.attempt.number, text))
+
+
+def _late(state: JobState, event: HangConfirmed, *, is_first: bool) -> Step:
+    """Report ranks that do not leave though their scripts are over (EndKind.LATE); with --on-hang restart end them: the run is done.
+
+    On several nodes none ends for another: they decide together, and only once all ranks have left.
+    """
+    hang, number = event.hang, state.attempt.number
+    state = changed(state, attempt=changed(state.attempt, hang_suspected=False, hang=hang))
+    step = None if state.attempt.progress.relative and state.attempt.resume is not None else state.attempt.progress.step
+    at = "" if step is None else f" at step {step}"
+    have = "has" if len(hang.ranks) == 1 else "have"
+    text = f"training ended{at}; {rank_list(hang.ranks)} {have} not left for {hang.still_s:.0f} s: {hang.text}"
+    look = KeepLook(number, 0)
+    if state.run.policy.on_hang != "restart" or state.attempt.is_shared:
+        alert = Alert("hang", number, f"{text}; --on-hang restart ends it, and counts the run as done")
+        return state, (look, alert) if is_first else ()
+    state = changed(state, stage=Stage.TEARDOWN, token=state.token + 1, attempt=changed(state.attempt, late=True, over_t=event.t))
+    stop = StopRanks(number, SIGTERM, state.run.policy.grace_s, "failure", text)
+    alert = Alert("hang", number, f"{text}; it is ended, and the run is done")
+    return state, (look, alert, stop, sharing.teardown_timer(state, state.token))
 
 
 def why_it_goes_on(state: JobState, hang: Hang, *, is_first: bool) -> str:

@@ -49,6 +49,9 @@ ALONE = (
     "several nodes without supervise's agents cannot agree on a checkpoint: each node chooses for itself, and nothing compares what they"
     " resume from"
 )
+#: Why a rank's failure is not answered, and how a person makes the command pass it on.
+HIDDEN = "the command left with 0 all the same: nothing is started again"
+UNHIDE = "have the command pass the failure on: `set -eo pipefail` in a shell script, no `|| true`, a wrapper that returns the rank's code"
 SIGINT = 2
 #: The least time for a search for a save, and what the supervisor reserves of the time left for its own end.
 LEAST_SEARCH_S = 1.0
@@ -214,7 +217,8 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     shown = (attempt.loaded, attempt.first_step, attempt.steps_seen > 0)
     is_same = attempt.began_as is not None and shown == (loaded, first_step, event.steps_seen > 0)
     progress = Progress(step, relative, event.phase)
-    attempt = changed(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step)
+    total = event.total or attempt.total
+    attempt = changed(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step, total=total)
     if attempt.trains and run.trained_in != attempt.number:
         news |= {"trained_in": attempt.number, "trained_as": attempt.program, "vain_requeues": 0}
     if attempt.trains and not is_last:
@@ -267,6 +271,8 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     state = changed(state, attempt=changed(state.attempt, ended=True, over_t=over_t))
     if state.stage is Stage.STOPPING:
         return finish_stopped(state, event.outcome)
+    if state.stage is Stage.TEARDOWN and state.attempt.late:
+        return done(state)
     if state.stage is Stage.TEARDOWN:
         # one that was to be ended for its node's health may have come to its own end first
         well = event.outcome == "succeeded" and not any(death.failed for death in state.attempt.deaths)
@@ -275,7 +281,7 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
         return start.select(changed(state, run=changed(state.run, reason="membership")), event.t)
     runs = state.stage in {Stage.STARTING, Stage.RUNNING}
     if runs and event.outcome == "succeeded":
-        return done(state)
+        return _hidden(state, event) if event.hidden else done(state)
     return core_failure.tear_down(state, event.t, None, "the attempt ended without a reason") if runs else (state, ())  # a second report
 
 
@@ -289,6 +295,17 @@ def done(state: JobState) -> Step:
         state, over = _closed(state, state.run.incident, "withdrawn" if withdrawn else "resolved")
         closing += over
     return changed(state, stage=Stage.ENDED, run=changed(state.run, incident=None, exit_code=0)), (*closing, Finish(0, "done"))
+
+
+def _hidden(state: JobState, event: AttemptEnded) -> Step:
+    """End the run with the command's 0, and report the rank that failed: the command hid it (EndKind.HIDDEN)."""
+    verdict = classify(event.hidden)
+    state = changed(state, attempt=changed(state.attempt, evidence=event.hidden), run=changed(state.run, hidden=verdict.summary))
+    plan = Plan(PlanKind.STOP, HIDDEN, UNHIDE, "hidden", 0)
+    message = PrintMessage("warning", f"the command left with 0, but {verdict.summary}, and nothing trained after that")
+    state, opening = start.with_incident(state, event.t, verdict.summary, verdict.rank, (verdict, plan))
+    state, actions = start.give_up(state, verdict, plan)
+    return state, (*opening, message, *actions)
 
 
 def _closed(state: JobState, incident: Incident, outcome: str) -> Step:

@@ -199,6 +199,7 @@ class HangKind(StrEnum):
     BLOCKED = "blocked"  # a rank or its loader worker waits for a disk, or reads a file that does not answer
     LATE = "late"  # a rank is outside of the collective that its peers wait in
     WAITING = "waiting"  # all wait in the same collective
+    EXIT = "exit"  # the scripts of all ranks that live are over, and a thread keeps their processes
     STILL = "still"  # nobody moves, and nothing of the above is proven
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from supervisor.classify.exits import END_SIGNALS
 from supervisor.core import budget, global_batch
 from supervisor.core.actions import Alert, PrintMessage, Quarantine
+from supervisor.core.ending import Ending
 from supervisor.core.model import FROM_OUTSIDE, RESUME, Cause, Launcher, PastFailures, Phase, ResumeKind, Verdict
 from supervisor.core.state import changed
 from supervisor.core.time_text import span_text
@@ -45,7 +46,7 @@ class Place:
     """Where in the training it failed: the absolute step, None if unknown; whether that is proven to be before the first; doing what.
 
     counted: how many steps after a beginning from scratch, None where it is not known to be one. trained: an earlier attempt of this run
-    trained with the same program, and this one made no step.
+    trained with the same program, and this one made no step. ending: how the ranks left.
     """
 
     step: int | None
@@ -53,17 +54,22 @@ class Place:
     phase: Phase
     counted: int | None = None
     trained: bool = False
+    ending: Ending = Ending()
 
 
 def _culprits_end(deaths: tuple[RankExit, ...], rank: int | None) -> RankExit | None:
     """Return how the culprit ended; where our own stop ended it before it could end by itself, how the first of all did."""
-    first = deaths[0] if deaths else None
+    first = next((death for death in deaths if death.failed), None)
     end = next((d for d in deaths if d.rank == rank and d.failed), first)
     return first if end is not None and end.signal in END_SIGNALS else end
 
 
 def situation(
-    state: JobState, t: float, verdict: Verdict, place: Place, failed_gpus: Mapping[str, str] = MappingProxyType({})
+    state: JobState,
+    t: float,
+    verdict: Verdict,
+    place: Place,
+    failed_gpus: Mapping[str, str] = MappingProxyType({}),
 ) -> Situation:
     """Return what the strategies may look at. A failed attempt of several nodes ran with values that hold its global batch."""
     overrides = state.attempt.overrides if state.attempt.is_shared else state.run.overrides
@@ -103,6 +109,7 @@ def situation(
         traced=state.run.traced,
         failed_gpus=tuple(failed_gpus.items()),
         evidence=state.attempt.evidence or (),
+        ending=place.ending,
     )
 
 

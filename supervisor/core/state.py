@@ -151,6 +151,7 @@ class Run:
     recurrences: tuple[tuple[str, int], ...] = ()  # fingerprint to how often in this run
     incident: Incident | None = None
     losses: Losses = Losses()
+    hidden: str = ""  # the failure of a rank after which its command left with 0
     jitter: float = 0.0  # came with the newest evidence
     # what its plans changed
     overrides: tuple[tuple[str, str], ...] = ()
@@ -226,6 +227,7 @@ class Attempt:
     loaded: str | None = None
     first_step: int | None = None  # absolute, at which its training began
     progress: Progress = Progress()
+    total: int | None = None  # the absolute step with which the training ends
     steps_seen: int = -1
     began_as: Beginning | None = None  # as it was reported; None: not yet
     saved_steps: SavedSteps = SavedSteps()
@@ -243,6 +245,7 @@ class Attempt:
     awaits_own_signal: bool = False  # a rank died of a signal that may be on its way to us too
     eviction: tuple[Finding, ...] = ()  # what ends it by --evict-on
     ended_for: tuple[Evidence, ...] = ()  # what ends it by --on-nan or --on-hang
+    late: bool = False  # its training had ended; we end what did not leave by itself
     # what the nodes decide about it
     ended_by: str = ""  # another node that ended it
     ended_as: str = ""  # kind of that end (supervisor/cluster/model.py)

@@ -178,6 +178,10 @@ class PlainSession:
         else:
             self._context.loop.post(LauncherExited(self._context.loop.clock.now(), self._ending.attempt, "command", code=1))
 
+    def _left_well(self, attempt: int, hidden: tuple[Evidence, ...]) -> None:
+        if attempt == self._ending.attempt and not self._ending.asked:  # else a stop came meanwhile, and its answer comes
+            self._ending.done("succeeded", hidden)
+
     def _exited(self, message: CommandExited) -> None:
         pid, self._pid, self._may_run = message["pid"], None, False
         loop, attempt = self._context.loop, self._ending.attempt
@@ -185,7 +189,7 @@ class PlainSession:
         if loop.state.stops_ranks:
             self._ending.sweep("all", "stopped", self._context.job.settings.stop.grace_s)
         elif message["code"] == 0 and loop.clock.at_monotonic_ns(message["at_ns"]) < (loop.state.attempt.over_t or math.inf):
-            self._ending.done("succeeded")
+            self._context.look_at_ranks(lambda hidden: self._left_well(attempt, hidden))
         elif message["code"] != 0:  # a script that saves when it gets our TERM may leave with 0 too: that is no success
             death = RankExit(0, pid, message["at_ns"], message["code"], message["signal"], message["core_dumped"])
             self._ending.rank_died(death)

@@ -104,7 +104,8 @@ class SessionContext:
     guardian: returns the living one. last_sample: posts the progress that was made until now, before a rank's end is posted. ended: called
     when no rank is left. fall_back: replaces this session where torch does not fit. note: logs facts that decide nothing. left: takes what
     the guardian could not or should not end, with the attempt's number. standbys: takes what is reported of standbys. nodes: takes what
-    the agent reports of the nodes.
+    the agent reports of the nodes. look_at_ranks: has what the ranks of a command that left with 0 show looked at, and calls back, on the
+    loop's thread, with the failure that the command hid; with nothing where none is known.
     """
 
     loop: DecidingLoop
@@ -117,6 +118,7 @@ class SessionContext:
     left: Callable[[int, Sequence[RemainingProcess]], None]
     standbys: StandbyListener
     nodes: NodesListener
+    look_at_ranks: Callable[[Callable[[tuple[Evidence, ...]], None]], None] = lambda done: done(())
 
 
 class Session(Protocol):
@@ -252,11 +254,11 @@ class AttemptEnding:
             self.context.left(self.attempt, left)
         self.done(self.outcome)
 
-    def done(self, outcome: str | None) -> None:
+    def done(self, outcome: str | None, hidden: tuple[Evidence, ...] = ()) -> None:
         """Post the end, once."""
         if outcome is None:
             return
         self.outcome, self.asked = None, ""
         self.context.last_sample()
         self.context.ended()
-        self.context.loop.post(AttemptEnded(self.context.loop.clock.now(), self.attempt, outcome))
+        self.context.loop.post(AttemptEnded(self.context.loop.clock.now(), self.attempt, outcome, hidden))

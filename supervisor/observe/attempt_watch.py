@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import Evidence
+from supervisor.core.model import Evidence, RankInfo
 from supervisor.core.values import dataclass
 from supervisor.guardian.messages import StreamTail
 from supervisor.knobs.knob_set import ENV
@@ -28,14 +28,15 @@ from supervisor.observe.pace.watch import PaceWatch
 from supervisor.observe.processes import core_dumps
 from supervisor.observe.processes.job_processes import JobProcesses
 from supervisor.observe.processes.launched_ranks import LaunchedRanks
-from supervisor.observe.ranks import heartbeats, nccl_logs, races
+from supervisor.observe.ranks import heartbeats, nccl_logs, races, start_files
+from supervisor.observe.reconcile import with_printed_ends
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from supervisor.classify.losses.rules import LossRule
     from supervisor.core.events import Event
-    from supervisor.core.model import RankExit, RankInfo
+    from supervisor.core.model import RankExit
     from supervisor.guardian.process_tree import ProcessStat
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 #: What a source gets once the ranks are gone. The verdict waits for the slowest.
 ANSWER_S = 1.5
 LOGS_S = 1.0
+ENDS_S = 0.3  # for the thread that sees how ranks end
 KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline with what it has
 
 
@@ -118,6 +120,8 @@ class AttemptWatch:
 
     def take_heartbeats(self, beats: Sequence[RankHeartbeat], t: float) -> None:
         """Take the heartbeats that were read. From the thread that read them."""
+        if self.rank_ends is not None:
+            self.rank_ends.add_claimed(RankInfo(beat.rank, beat.local_rank, beat.pid, beat.start_ticks) for beat in beats)
         self._losses.sample(beats, t)
         self._pace.sample(beats, t)
 
@@ -186,7 +190,7 @@ class AttemptWatch:
 
         return {
             "exceptions": of_exceptions,
-            "heartbeats": lambda: collect.beats(directory / "heartbeat"),
+            "heartbeats": lambda: collect.beats(directory / "heartbeat", self._clock),
             "saves": lambda: collect.saves(directory),
             "logs": of_logs,
             "tails": of_tails,
@@ -196,6 +200,27 @@ class AttemptWatch:
             "host": lambda: resources.evidence(self._places(), least_shm, deaths),
             "cores": lambda: core_dumps.evidence(deaths, self._job.cwd, self._clock),
         }
+
+    def hidden(self, attempt: int, ranks: Sequence[RankInfo], since_ns: int, grace_s: float) -> tuple[Evidence, ...]:
+        """Return the failure of a rank that a command hides which left with 0; nothing where none is known. From any thread."""
+        if self.rank_ends is None:
+            return ()
+        directory, clock, started, logs = self._job.attempt_dir(attempt), self._clock, self.rank_ends, self._logs
+
+        def look() -> Iterable[Evidence]:
+            started.wait_for_ends(ENDS_S)
+            moments = start_files.read(directory, 1)
+            trained_t = 0.0 if moments is None else clock.at_monotonic_ns(moments["first_step"])
+            # where nobody sees who trains, the last launch alone counts
+            ends = collect.exits((), clock, grace_s, started.last_ends if moments is None else (*started.earlier, *started.last_ends))
+            if logs is not None and any(fact.name == "vanished" for fact in ends):  # a shell has printed how, if it was by a signal
+                ends = with_printed_ends((*ends, *(f for f in collect.logs(logs.finish(LOGS_S), launches=True) if f.source == "exit")))
+            reported = collect.errors_of_ranks(directory, (*ranks, *started.all_ranks), clock, since_ns)
+            claims = collect.claims(reported, self._signatures)
+            facts = (*ends, *collect.rooted(reported, claims), *claims, *collect.beats(directory / "heartbeat", self._clock))
+            return collect.hidden(facts, trained_t)
+
+        return tuple(fact for fact in collect.together({"ends": look}, ANSWER_S) if fact.source != "observer")
 
     def _places(self) -> list[tuple[str, str]]:
         patterns = self._job.settings.checkpoints.paths

@@ -84,7 +84,7 @@ def exits(  # noqa: PLR0913  what is known of the ends, each by name
     *,
     stopped_t: float | None = None,
 ) -> tuple[Evidence, ...]:
-    """Return the deaths as evidence. ends, pids: of ranks that the command started by itself; it then is their launcher.
+    """Return the deaths as evidence, and who left with 0 before them. ends, pids: of ranks that the command started; it is their launcher.
 
     The first failure ends the attempt, or we do at `stopped_t`: who dies of TERM after it, or of KILL after it and the grace, was ended
     by us.
@@ -97,18 +97,18 @@ def exits(  # noqa: PLR0913  what is known of the ends, each by name
                 t, fields = clock.at_monotonic_ns(death.at_ns), (("pid", str(death.pid)),)  # a shell may print how that pid ended
                 found.append(Evidence("exit", "vanished", GONE, rank=death.rank, t=t, fields=fields))
             continue
-        if not death.failed or death.rank < 0:
-            continue
+        t = clock.at_monotonic_ns(death.at_ns)
+        if death.rank < 0 or (not death.failed and (first is not None or (stopped_t is not None and t >= stopped_t))):
+            continue  # after a failure, or our stop, whoever leaves with 0 was asked to
         name, text = ("signal", str(death.signal)) if death.signal is not None else ("exit_code", str(death.code))
         is_term = (
             death.signal == signal.SIGTERM or death.code == exits_of.OF_A_SIGNAL + signal.SIGTERM
         )  # or a handler of it saved, and left so
-        t = clock.at_monotonic_ns(death.at_ns)
         end_t = stopped_t if first is None else clock.at_monotonic_ns(first.at_ns)
         by_kill = death.signal == signal.SIGKILL
         if end_t is not None and t >= end_t and (is_term or (by_kill and t - end_t > grace_s - GRACE_MARGIN_S)):
             name = exits_of.ENDED_BY_US
-        first = first or death
+        first = first or (death if death.failed else None)
         if pids.get(death.rank, death.pid) != death.pid:
             found.append(Evidence("launcher", name, text, t=t))
             found.append(Evidence("launcher", "who", "the command"))
@@ -117,14 +117,19 @@ def exits(  # noqa: PLR0913  what is known of the ends, each by name
     return tuple(found)
 
 
-def beats(path: Path) -> tuple[Evidence, ...]:
-    """Return the last phase, step and step count of every rank that ever had a heartbeat."""
+def beats(path: Path, clock: Clock) -> tuple[Evidence, ...]:
+    """Return the last phase, step and step count of every rank that ever had a heartbeat, and whether its script was over."""
     found = []
     for beat in heartbeats.read(path):
         found.append(Evidence("heartbeat", "phase", str(beat.phase), rank=beat.rank))
         found.append(Evidence("heartbeat", "steps", str(max(beat.steps, 0)), rank=beat.rank))
         if beat.step is not None:
             found.append(Evidence("heartbeat", "step", str(beat.step), rank=beat.rank))
+        if beat.total is not None:
+            found.append(Evidence("heartbeat", "total", str(beat.total), rank=beat.rank))
+        if beat.over_ns is not None:
+            t = clock.at_monotonic_ns(beat.over_ns)
+            found.append(Evidence("heartbeat", "script_over", "its script was over", rank=beat.rank, t=t))
         found += _beyond_imports(beat.rank, optimizer=beat.optimizer_made, ran=beat.ran)
     return tuple(found)
 
@@ -146,15 +151,39 @@ def errors(
     scan = error_files.read(directory, ranks, since_ns=since_ns)
     program = _of_the_command(scan, ranks, deaths) if not heartbeats.read(directory / "heartbeat") else None
     for error in scan.errors:
-        t = clock.at_monotonic_ns(error.t_ns)
         if error is program:
             error = replace(error, rank=ranks[0].rank)  # noqa: PLW2901  the same report, with a name
             found += _as_a_beat(error)
-        kind = error.exc_type.removeprefix("builtins.")
-        # cut as a claim's text is, so that the two are known to be of one exception
-        found.append(Evidence("error_file", "exception", f"{kind}: {error.message}"[: match.KEPT_TEXT], rank=error.rank, t=t))
-        found.append(Evidence("error_file", "traceback", error.traceback, rank=error.rank, t=t))
+        found += _of_error(error, clock)
     return tuple(found)
+
+
+def _of_error(error: error_files.ErrorReport, clock: Clock) -> Iterable[Evidence]:
+    kind, t = error.exc_type.removeprefix("builtins."), clock.at_monotonic_ns(error.t_ns)
+    # cut as a claim's text is, so that the two are known to be of one exception
+    yield Evidence("error_file", "exception", f"{kind}: {error.message}"[: match.KEPT_TEXT], rank=error.rank, t=t)
+    yield Evidence("error_file", "traceback", error.traceback, rank=error.rank, t=t)
+
+
+def errors_of_ranks(directory: Path, ranks: Sequence[RankInfo], clock: Clock, since_ns: int) -> tuple[Evidence, ...]:
+    """Return the exceptions that ended ranks of an attempt, also of those that the command started again after that."""
+    found = error_files.read(directory, ranks, since_ns=since_ns).errors
+    return tuple(fact for error in found if error.rank is not None for fact in _of_error(error, clock))
+
+
+def hidden(facts: Iterable[Evidence], trained_t: float) -> tuple[Evidence, ...]:
+    """Return what shows that ranks failed after `trained_t`, when a training last began; nothing if none failed by itself.
+
+    What failed before that was made good. A rank that was asked to end did as its command wanted, which then left with 0.
+    """
+    kept = tuple(fact for fact in facts if fact.source not in {"exit", "error_file"} or fact.t > trained_t)
+    is_failure = any(
+        (fact.source, fact.name) == ("error_file", "exception")
+        or (fact.source == "exit" and fact.name == "signal" and not exits_of.was_asked(None, int(fact.text)))
+        or (fact.source == "exit" and fact.name == "exit_code" and fact.text != "0" and not exits_of.was_asked(int(fact.text), None))
+        for fact in kept
+    )
+    return kept if is_failure else ()
 
 
 def _of_the_command(scan: error_files.ErrorScan, ranks: Sequence[RankInfo], deaths: Iterable[RankExit]) -> error_files.ErrorReport | None:

@@ -48,7 +48,7 @@ def reconciled(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Seq
     failed = [death for death in deaths if death.failed and death.at_ns]
     died = {death.rank: clock.at_monotonic_ns(death.at_ns) for death in failed}
     first = min(died.values(), default=None)
-    facts = _without_interrupts_of_one_rank(_with_printed_ends(tuple(facts)), deaths, beats)
+    facts = _without_interrupts_of_one_rank(with_printed_ends(tuple(facts)), deaths, beats)
     killed = frozenset(fact.rank for fact in facts if (fact.source, fact.name, fact.text) == ("exit", "signal", str(int(signal.SIGKILL))))
     trained = _trained_until(beats, clock)
     # a rank with a heartbeat was a Python program, not a shell that exits with 137 for a killed child
@@ -87,7 +87,7 @@ def reconciled(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Seq
     return (*kept, *_fewer(of_logs))
 
 
-def _with_printed_ends(facts: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+def with_printed_ends(facts: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     """Return the facts; a rank that vanished ended as its shell printed for its pid, when it vanished."""
     vanished = {pid for fact in facts if fact.name == "vanished" and (pid := dict(fact.fields).get("pid"))}
     printed = {pid: fact for fact in facts if fact.source == "exit" and fact.line and (pid := dict(fact.fields).get("pid")) in vanished}

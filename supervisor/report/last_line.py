@@ -21,8 +21,9 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     stopped = state.run.stop is not None and code != 0
     if stopped and not state.attempt.number:
         return "stopped before the first attempt: the command was not started"
-    reached = [f"{'done' if code == 0 else 'stopped' if stopped else 'given up'}{_reached(state)}{_cost(state)}"]
-    where = "" if newest is None else _named(newest)
+    how = "the command left with 0" if state.run.hidden else "done" if code == 0 else "stopped" if stopped else "given up"
+    reached = [f"{how}{_reached(state)}{_cost(state)}", *([f"but {state.run.hidden}"] if state.run.hidden else [])]
+    where = "" if newest is None else named(newest)
     if newest is not None and code == 0 and all_verified:
         reached.append(f"the newest checkpoint is verified: {where}")
     elif newest is not None:
@@ -37,7 +38,8 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
     return "; ".join([*reached, *([mirrored] if mirrored else [])])
 
 
-def _named(found: CheckpointRef) -> str:
+def named(found: CheckpointRef) -> str:
+    """Return a checkpoint's path, with its step or epoch."""
     position = position_text(found.shown_step, found.epoch)
     return f"{found.path} ({position})" if position else found.path
 
@@ -46,7 +48,9 @@ def _reached(state: JobState) -> str:
     progress = state.attempt.progress
     if progress.step is None or (progress.relative and state.attempt.steps_seen < 1):  # then it is where the attempt began
         return " at step unknown" if state.run.stop is not None and state.run.exit_code else ""
-    return f" at {step_text(progress.step, relative=progress.relative)}"
+    total = state.attempt.total
+    short = f" of {total}" if state.run.exit_code == 0 and total is not None and not progress.relative and progress.step < total else ""
+    return f" at {step_text(progress.step, relative=progress.relative)}{short}"
 
 
 def _cost(state: JobState) -> str:

@@ -21,11 +21,13 @@ from supervisor.report import unit_status, wording
 from supervisor.report.attempt_summary import AttemptSummary, logged_fields
 from supervisor.report.card import card
 from supervisor.report.incident_files import IncidentFiles
+from supervisor.report.layout import Fact, FactPage
 from supervisor.report.log_events import LogEvent
 from supervisor.report.outgoing_alerts import ALREADY_PRINTED, FROM_SCRATCH, WITHOUT_DECISION, OutgoingAlerts
 from supervisor.report.start_times import StartClock, launched_t, note_of
 from supervisor.report.text import clean
 from supervisor.report.vitals import Vitals
+from supervisor.strategies.after_training import NAME as AFTER_TRAINING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from supervisor.node.gpu_quarantine import QuarantinedGpu
     from supervisor.report.event_log import EventLog
     from supervisor.report.journald import Level
-    from supervisor.report.layout import FactPage
     from supervisor.report.log_events import LogLevel
     from supervisor.report.terminal import TerminalWriter
 
@@ -270,6 +271,16 @@ class Reporter:
             self._opened.add(action.incident)
             self._alert("opened", action.incident, action.attempt, action.step)
         self._report_pending_alerts(action)
+
+    def result_held(self, text: str) -> None:
+        """Add to the card of a training that had ended what holds its result, which is verified after the decision."""
+        page, decision = self.last_card, self._last
+        if page is None or decision is None or decision.plan.strategy != AFTER_TRAINING or not text:
+            return
+        place = next((at for at, fact in enumerate(page.facts) if fact.label == "look"), len(page.facts))
+        facts = (*page.facts[:place], Fact("checkpoint", f"verified: {text}"), *page.facts[place:])
+        self.last_card = FactPage(page.title, facts, page.tone)
+        self._write_file(decision.incident, "card.txt", self.last_card)
 
     def _start_timed(self, times: StartTimes) -> None:
         self._log.write(LogEvent.ATTEMPT_TIMED, **asdict(times))

@@ -276,7 +276,17 @@ class Executor:
 
     def _session_context(self) -> SessionContext:
         context, note = (self._loop, self.guardian, self._job, self._last_sample, self.ended, self.fall_back), self._reporter.note
-        return SessionContext(*context, note, self.left.report_from_guardian, self.standbys, self.nodes)
+        return SessionContext(*context, note, self.left.report_from_guardian, self.standbys, self.nodes, self._look_at_ranks)
+
+    def _look_at_ranks(self, done: Callable[[tuple[Evidence, ...]], None]) -> None:
+        """Look, in a thread, whether a command that left with 0 hides the failure of a rank."""
+        attempt, grace_s, began_ns = self._loop.state.attempt, self._job.settings.stop.grace_s, self._began_ns
+
+        def work() -> None:
+            hidden = tuple(collect.without_secrets(self.watch.hidden(attempt.number, attempt.ranks, began_ns, grace_s)))
+            self._loop.call_soon(lambda: done(collect.trimmed(hidden)))
+
+        self.threads.start("ends", work)
 
     def _last_sample(self) -> None:
         self.sampling.sample(self._loop.state.attempt.live_ranks, last=True)
@@ -445,7 +455,7 @@ class Executor:
         self.threads.start("health-close", self.node.health.close, awaited=False)
         if self._guardian is None:
             self._leave()
-        elif action.exit_code == 0:
+        elif action.exit_code == 0 and not self._loop.state.attempt.late:  # of that the launcher is still there
             self._guardian.finish()
         else:
             if self._session is not None:

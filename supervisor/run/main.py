@@ -37,7 +37,7 @@ from supervisor.journal.records import SAVES_COUNTED, SUMMARY, Ended, Note, RunB
 from supervisor.journal.writer import open_journal
 from supervisor.report import event_log
 from supervisor.report.alert_watch import AlertWatch
-from supervisor.report.last_line import last_line
+from supervisor.report.last_line import last_line, named
 from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
@@ -420,6 +420,7 @@ class JobRun:
         summary = last_line(state, code, newest, all_verified=all_verified, mirrored=counted)
         is_whole = all_verified and all(row.held == row.saved for row in mirrored)
         self.terminal.message(summary, "info" if is_whole else "warning")
+        self.reporter.result_held("" if newest is None else named(newest))
         self.notifier.stopping(self.reporter.end_status(code))
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.loop_beat.beat(END_DEADLINE_S + loop_beat.BELIEVED_S)
@@ -431,7 +432,8 @@ class JobRun:
         self.journal.append(Ended(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)
         cost = losses.total(state)
         self.log.write(LogEvent.RUN_FINISHED, exit_code=code, incidents=cost.incidents, lost_s=round(cost.lost_s, 3))
-        self.reporter.run_finished(code, state.attempt.number)
+        if not state.run.hidden:  # its failure is not over
+            self.reporter.run_finished(code, state.attempt.number)
         if not self.journal.close(CLOSE_DEADLINE_S):
             self.terminal.message(f"the journal's last records did not reach the disk: {self.journal.health().trouble}", "warning")
         if not self.executor.node.wait_written(CLOSE_DEADLINE_S):
@@ -439,7 +441,7 @@ class JobRun:
         self.reporter.close(CLOSE_DEADLINE_S)
         self.reporter.close_alerts(CLOSE_DEADLINE_S)
         self.log.close()
-        if code != 0 and self.reporter.last_card is not None:
+        if (code != 0 or state.run.hidden) and self.reporter.last_card is not None:
             self.terminal.card(self.reporter.last_card)
         self.terminal.close()
         unkilled = self.executor.left.unkilled_pids

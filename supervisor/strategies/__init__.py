@@ -12,7 +12,19 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import FROM_OUTSIDE, Cause, Plan, PlanKind
-from supervisor.strategies import checkpoint, collectives, consent, gpu, guards, memory, network, repetition, storage, users_row
+from supervisor.strategies import (
+    after_training,
+    checkpoint,
+    collectives,
+    consent,
+    gpu,
+    guards,
+    memory,
+    network,
+    repetition,
+    storage,
+    users_row,
+)
 from supervisor.strategies.ladders import GUARDS, LADDERS, LAST
 from supervisor.strategies.rung import PlugInError, Rung, is_plug_in, plug_in
 from supervisor.strategies.situation import changes
@@ -64,7 +76,10 @@ def _completed(own: tuple[str, ...], cause: Cause) -> tuple[str, ...]:
 
 
 def propose(situation: Situation) -> Plan:
-    """Return the plan for a failure, complete with the next answer and notes on skipped rungs."""
+    """Return the plan for a failure, complete with the next answer and notes on skipped rungs; after the last step there is no ladder."""
+    over = after_training.training_over(situation)
+    if over is not None:
+        return over
     plan, notes = _walk(situation)
     if plan.kind is PlanKind.STOP:
         return replace(plan, notes=(*notes, *plan.notes))

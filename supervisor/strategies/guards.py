@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.packages import install_text
 from supervisor.core import budget
+from supervisor.core.ending import ended_text
 from supervisor.core.model import Cause, Plan, PlanKind
 from supervisor.strategies.consent import SURE
 from supervisor.strategies.rung import Rung
@@ -160,10 +161,12 @@ def own_code_before_first_step(situation: Situation) -> Plan | None:
     """
     if not situation.before_first_step:
         return None
-    transient = situation.verdict.transient
+    transient, ending = situation.verdict.transient, situation.ending
+    # nobody came to an end, so it may also be what comes before the first step that failed
+    over = f" (it began at the last step of this run; if none was left, {ended_text(ending.step, situation.verified)})"
     return Plan(
         kind=PlanKind.STOP,
-        reason="it failed before its first training step: "
+        reason=f"it failed before its first training step{over if ending.at_last_step else ''}: "
         + ("no restart is made there, though another try may help" if transient else "a restart would meet the same"),
         next_rung="start again once it has passed" if transient else f"{_remedy(situation)}, then start again",
         strategy="own_code_before_first_step",

@@ -34,6 +34,7 @@ _MAY_PASS = frozenset({Cause.HANG_NO_ERROR, Cause.HOST_OOM})
 _SURE_AFTER, _SURE_AFTER_S = 3, 900.0
 #: What a rung that restarts has tried, in words.
 TRIED = {
+    "training_over": "one more attempt after the last step",
     "restart_within_budget": "a plain restart",
     "memory_held_by_others": "a wait for the GPU's memory",
     "expandable_segments": "expandable segments",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.core.budget import family
+from supervisor.core.ending import Ending
 from supervisor.core.model import FROM_OUTSIDE, CheckpointRef, Evidence, Failure, Gpu, Knob, Phase, Policy, RankExit, Verdict
 from supervisor.core.values import dataclass
 
@@ -51,7 +52,8 @@ class Situation:
     trained with the same program, and this one made no step. in_vain: the failures that another start answered, since that attempt and
     since the newest requeue; vain_requeues: how many requeues led to no step since that attempt. disputes: knobs of which a rank reports
     another value than it was started with. traced: the attempt recorded its collectives. failed_gpus: UUID and proof of each GPU that is
-    proven to have failed by itself; gpu may be one of them. evidence: all that was collected, of which the verdict uses a part.
+    proven to have failed by itself; gpu may be one of them. evidence: all that was collected, of which the verdict uses a part. ending:
+    how the ranks left, and whether the training was over by then.
     """
 
     t: float
@@ -89,6 +91,7 @@ class Situation:
     traced: bool = False
     failed_gpus: tuple[tuple[str, str], ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    ending: Ending = Ending()
 
     def enabled(self, name: str) -> Knob | None:
         """Return the knob if a plan may set it."""
@@ -119,6 +122,10 @@ class Situation:
     def tried(self, rung: str) -> int:
         """Return how often a rung answered this cause, and the run did not get beyond that."""
         return sum(1 for failure in self.unanswered if failure.rung == rung)
+
+    def tried_since(self, rung: str) -> bool:
+        """Whether a rung answered a failure of this run, of whatever cause, that the run did not get beyond."""
+        return any(failure.rung == rung and not failure.is_over for failure in self.failures)
 
     def failure(self, plan: Plan) -> Failure:
         """Return the record of this failure, answered by `plan`."""
@@ -215,6 +222,9 @@ def exit_code_after(situation: Situation, failures: Iterable[Failure]) -> tuple[
 
 def cause_remedy(situation: Situation) -> str:
     """Return what a person does before the next start: that of the cause (docs/reference/causes.md)."""
+    early = situation.ending.early
+    if early is not None and early.rank == situation.verdict.rank:
+        return "see where it leaves with 0 (sys.exit, a return, a handler of TERM), and why the others do not; then start again"
     remedy = EXPLANATIONS[situation.verdict.cause].remedy
     return f"{remedy[0].lower()}{remedy[1:]}; then start again"
 

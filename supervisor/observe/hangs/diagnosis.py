@@ -84,7 +84,7 @@ def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrate
         still_s,
         limit_s,
         calibrated,
-        kind in {HangKind.LATE, HangKind.WAITING, HangKind.STILL} and any(rank in busy for rank in concerned),
+        kind in {HangKind.LATE, HangKind.WAITING, HangKind.EXIT, HangKind.STILL} and any(rank in busy for rank in concerned),
         min(timeouts, default=None),
     )
 
@@ -101,8 +101,8 @@ def _judged(now: tuple[Standing, ...], lasting: tuple[Standing, ...], look: Look
             return kind, _sentence(waits, culprits, look), culprits
     rest = tuple(one for one in now if one.doing not in {Doing.WAITS, Doing.GONE})
     goes_on = rest if len(rest) < len(now) else ()  # the others ended in order
-    if waits and rest:
-        return HangKind.LATE, _sentence(waits, rest, look), rest
+    if rest and (waits or all(one.at_exit for one in rest)):
+        return HangKind.LATE if waits else HangKind.EXIT, _sentence(waits, rest, look), rest
     calls = {(one.group.name if one.group else "", one.text) for one in waits}
     if len(calls) == 1 and not any(one.collective is not None and one.collective.is_p2p for one in waits):
         return HangKind.WAITING, _sentence(waits, (), look), ()

@@ -71,7 +71,7 @@ class ProcessLook:
 class RankLook:
     """One rank. workers: the processes that it started and that run its program, such as a DataLoader's workers.
 
-    phase, steps, step: of its heartbeat, None without one.
+    phase, steps, step, script_over: of its heartbeat, None or False without one.
     """
 
     rank: int
@@ -82,6 +82,7 @@ class RankLook:
     phase: Phase | None = None
     steps: int | None = None
     step: int | None = None
+    script_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,9 @@ def take(
         beat = beats.get(info.rank)
         trains = beat if beat is not None and beat.start_ticks >= info.start_ticks else info
         look = RankLook(info.rank, info.local_rank, ProcessLook(trains.pid, trains.start_ticks))
-        looks[info.rank] = look if beat is None else replace(look, phase=beat.phase, steps=beat.steps, step=beat.step)
+        if beat is not None:
+            look = replace(look, phase=beat.phase, steps=beat.steps, step=beat.step, script_over=beat.script_over)
+        looks[info.rank] = look
     answers = _Answers()
     for look in looks.values():
         answers.ask((look.rank, 0), partial(_rank_process, look, directory, until))

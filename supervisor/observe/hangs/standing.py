@@ -70,7 +70,7 @@ class Doing(StrEnum):
 class Standing:
     """One rank. text: what it does, behind "rank 7 is": `in DataLoader.__next__ (data.py:88)`. place: the user's file and line, "" unknown.
 
-    group and collective: that it waits in.
+    group and collective: that it waits in. at_exit: its script is over, and it waits for a thread or a process that the script started.
     """
 
     rank: int
@@ -81,6 +81,7 @@ class Standing:
     phase: Phase = Phase.UNKNOWN
     group: ProcessGroup | None = None
     collective: Collective | None = None
+    at_exit: bool = False
 
 
 def standing(look: RankLook) -> Standing:
@@ -151,7 +152,7 @@ def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) ->
         text += f" ({place})"
     phase = shown if shown is not Phase.UNKNOWN else phase
     if worker is None:
-        return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place, phase)
+        return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place, phase, at_exit=look.script_over)
     blocked = _blocked(worker)
     held = blocked or _stopped(worker)
     inner = training_thread(worker.stacks)
@@ -169,7 +170,7 @@ def _at_exit(look: RankLook) -> Standing:
     text, place = _AT_EXIT, ""
     if frame is not None:
         text, place = f"{_AT_EXIT}, and a thread of it is in {frame.function} ({frame.place})", frame.place
-    return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place)
+    return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place, at_exit=True)
 
 
 def _stuck_worker(look: RankLook) -> ProcessLook | None:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
     from supervisor.guardian.process_tree import ProcessStat
 
+#: Ends of earlier launches, and ranks of all, that are kept.
+MOST_EARLIER = 256
+#: Between two looks whether an end was seen.
+LOOK_S = 0.01
 #: In the environment of an interpreter that waits to become the command of the next attempt: it has the command's, and is no rank.
 _STANDBY = "SUPERVISE_JOB_STANDBY"
 _RANK = (_STANDBY, "RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", *(name for names in layout.MPI_NAMES for name in names))
@@ -47,15 +51,20 @@ class LaunchedRanks:
 
     def __init__(self) -> None:
         """Start the thread. Raises RuntimeError where none can be had."""
-        self._found: queue.SimpleQueue[Sequence[ProcessStat]] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Sequence[ProcessStat] | RankInfo] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._open = threading.Lock()
         self._stopped = False
         self._judged: dict[tuple[int, int], dict[str, str]] = {}  # by process: its environment when it was last read
         self._alive: dict[int, RankInfo] = {}  # by pidfd
+        self._claimed: set[tuple[int, int]] = set()  # processes that are ranks by their heartbeat
+        self._of_claimed: dict[int, RankInfo] = {}  # the same, by pidfd, while they live
         self._newest: dict[int, RankInfo] = {}  # the newest process of each rank; replaced, never changed: the loop reads it
         self.world_size = 0  # by the newest one's environment
         self._ends: dict[int, RankExit | VanishedRank] = {}
+        self._claimed_ends: dict[int, RankExit | VanishedRank] = {}
+        self.earlier: tuple[RankExit | VanishedRank, ...] = ()  # the same of the launches before the last one
+        self.all_ranks: tuple[RankInfo, ...] = ()  # of all launches
         try:
             threading.Thread(target=self._watch, name="rank-ends", daemon=True).start()
         except RuntimeError:
@@ -66,6 +75,14 @@ class LaunchedRanks:
         """Take the descendants of the guardian. From any thread."""
         self._found.put(tuple(found))
         self._poke()
+
+    def add_claimed(self, ranks: Iterable[RankInfo]) -> None:
+        """Take ranks by their heartbeats, such as a training under `bash run.sh`, whose environment names none. From one thread."""
+        for info in ranks:
+            if (info.pid, info.start_ticks) not in self._claimed:
+                self._claimed.add((info.pid, info.start_ticks))
+                self._found.put(info)
+                self._poke()
 
     @property
     def ranks(self) -> tuple[RankInfo, ...]:
@@ -80,8 +97,24 @@ class LaunchedRanks:
 
     @property
     def ends(self) -> tuple[RankExit | VanishedRank, ...]:
-        """How ranks ended so far; of a rank that was started again, the newest process counts. An end in order is none."""
+        """How ranks ended so far, well or not. Once a rank is started again, those of the launch before it do not count."""
         return tuple(sorted(self._ends.values(), key=lambda end: end.at_ns))
+
+    @property
+    def last_ends(self) -> tuple[RankExit | VanishedRank, ...]:
+        """The same, and how ranks ended that only a heartbeat shows."""
+        newest = self._newest
+        more = (end for rank, end in self._claimed_ends.items() if rank not in newest)
+        return tuple(sorted((*self._ends.values(), *more), key=lambda end: end.at_ns))
+
+    def wait_for_ends(self, deadline_s: float) -> None:
+        """Wait until the thread has seen the end of each rank that is gone. From any thread."""
+        until = time.monotonic() + deadline_s
+        while time.monotonic() < until:
+            alive = (*self._alive.copy().values(), *self._of_claimed.copy().values())
+            if all(layout.start_ticks_of(info.pid) == info.start_ticks for info in alive):
+                return
+            time.sleep(LOOK_S)
 
     def stop(self) -> None:
         """End the thread."""
@@ -107,12 +140,27 @@ class LaunchedRanks:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
                 while not self._found.empty():
-                    for fd in self._new(self._found.get()):
+                    found = self._found.get()
+                    for fd in self._of_heartbeat(found) if isinstance(found, RankInfo) else self._new(found):
                         poller.register(fd, select.POLLIN)
         with self._open:
             wake, self._wake = self._wake, -1
-        for fd in (*self._alive, wake):
+        for fd in (*self._alive, *self._of_claimed, wake):
             os.close(fd)
+
+    def _of_heartbeat(self, info: RankInfo) -> Iterable[int]:
+        """Yield a pidfd of a rank that is known by its heartbeat."""
+        try:
+            fd = os.pidfd_open(info.pid)
+        except OSError:
+            return
+        now = process_tree.read(info.pid)
+        if now is None or now.start_ticks != info.start_ticks:
+            os.close(fd)
+            return
+        self._of_claimed[fd] = info
+        self._claimed_ends.pop(info.rank, None)
+        yield fd
 
     def _new(self, found: Sequence[ProcessStat]) -> Iterable[int]:
         """Yield a pidfd of each process that is a rank and was none before.
@@ -137,23 +185,31 @@ class LaunchedRanks:
                 continue
             rank, local_rank, self.world_size = found_rank
             self._alive[fd] = info = RankInfo(rank, local_rank, process.pid, process.start_ticks)
+            if rank in self._newest:  # it is started again, and with it whatever the launcher starts
+                self.earlier = (*self.earlier, *self._ends.values())[-MOST_EARLIER:]
+                self._ends.clear()
             self._newest = {**self._newest, rank: info}
-            self._ends.pop(rank, None)
+            self.all_ranks = (*self.all_ranks, info)[-MOST_EARLIER:]
             yield fd
 
     def _ended(self, fd: int) -> None:
         at_ns = time.monotonic_ns()
-        info = self._alive.pop(fd)
-        rank, pid = info.rank, info.pid
-        process = process_tree.read(pid)
-        status = process.exit_status if process is not None else None
-        if process is None or status is None or process.start_ticks != info.start_ticks or process.state not in "ZX":
-            self._ends[rank] = VanishedRank(rank, pid, at_ns)
-            return
-        if os.WIFSIGNALED(status):
-            self._ends[rank] = RankExit(rank, pid, at_ns, signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
-        elif os.WEXITSTATUS(status):
-            self._ends[rank] = RankExit(rank, pid, at_ns, code=os.WEXITSTATUS(status))
+        alive, ends = (self._of_claimed, self._claimed_ends) if fd in self._of_claimed else (self._alive, self._ends)
+        info = alive[fd]
+        ends[info.rank] = _end(info, at_ns)
+        del alive[fd]  # last: `wait_for_ends` goes by it
+
+
+def _end(info: RankInfo, at_ns: int) -> RankExit | VanishedRank:
+    """Return how a rank ended, as far as it can still be seen."""
+    rank, pid = info.rank, info.pid
+    process = process_tree.read(pid)
+    status = process.exit_status if process is not None else None
+    if process is None or status is None or process.start_ticks != info.start_ticks or process.state not in "ZX":
+        return VanishedRank(rank, pid, at_ns)
+    if os.WIFSIGNALED(status):
+        return RankExit(rank, pid, at_ns, signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
+    return RankExit(rank, pid, at_ns, code=os.WEXITSTATUS(status))
 
 
 def with_found(ranks: tuple[RankInfo, ...], found: tuple[RankInfo, ...]) -> tuple[RankInfo, ...]:

@@ -66,9 +66,9 @@ class ProgressSampler:
         steps = min(max(beat.steps, 0) for beat in seen)
         absolute = [beat.step for beat in seen if beat.step is not None]
         firsts = [beat.first_step for beat in seen if beat.first_step is not None]
-        now = ProgressObserved(
-            t, self._attempt, min(absolute, default=None), steps, Phase(slowest.phase), first_step=min(firsts, default=None)
-        )
+        totals = [beat.total for beat in seen if beat.total is not None]
+        phase, first_step, total = Phase(slowest.phase), min(firsts, default=None), max(totals, default=None)
+        now = ProgressObserved(t, self._attempt, min(absolute, default=None), steps, phase, first_step=first_step, total=total)
         posted = self._posted
         first = posted is None or (steps > 0 and posted.steps_seen < 1) or now.first_step != posted.first_step or _is_second(now, posted)
         changed = posted is not None and now.phase != posted.phase and t - posted.t >= PHASE_S

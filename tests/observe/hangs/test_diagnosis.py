@@ -114,8 +114,15 @@ HANGS: tuple[tuple[str, tuple[RankLook, ...], HangKind, str, tuple[int, ...]], .
     (
         "a rank is at its exit, where a thread does not end",
         (GONE_IN_ORDER, AT_EXIT),
-        HangKind.STILL,
+        HangKind.EXIT,
         "rank 0 is at its exit, and a thread of it is in send (metrics.py:12)",
+        (0,),
+    ),
+    (
+        "a library waits when the script is over",
+        (GONE_IN_ORDER, replace(AT_EXIT, process=process(100, (ThreadStack("0x1", LIBRARY),)), script_over=True)),
+        HangKind.EXIT,
+        "rank 0 is in wait_all of wandb/mailbox.py",
         (0,),
     ),
     (

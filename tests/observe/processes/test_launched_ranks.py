@@ -110,7 +110,7 @@ def test_a_rank_that_mpirun_started_is_known_by_its_names(
     assert (seen.pids, seen.world_size) == ({0: one.pid, 1: two.pid}, 2)
 
 
-def test_an_end_in_order_is_none_a_code_is_reported_and_a_rank_that_is_started_again_lives(
+def test_each_end_is_known_until_a_rank_is_started_again_and_with_it_the_launch_begins_anew(
     seen: LaunchedRanks, started: Callable[[int], subprocess.Popen[str]]
 ) -> None:
     one, two = started(0), started(1)
@@ -119,11 +119,25 @@ def test_an_end_in_order_is_none_a_code_is_reported_and_a_rank_that_is_started_a
         assert child.stdin is not None
         child.stdin.write(code)
         child.stdin.flush()
-    wait_for(lambda: bool(seen.ends), "its end", 10)
-    assert [(end.rank, getattr(end, "code", None)) for end in seen.ends] == [(1, 3)]
+    wait_for(lambda: len(seen.ends) > 1, "their ends", 10)
+    assert {(end.rank, getattr(end, "code", None)) for end in seen.ends} == {(0, 0), (1, 3)}
     again = started(1)
     add(seen, again.pid)
     assert seen.ends == ()
+
+
+def test_a_rank_that_only_its_heartbeat_shows_is_a_last_end_and_no_rank_that_the_command_started(
+    seen: LaunchedRanks, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    child = started(0, ("NOTHING", "AT_ALL"))
+    process = process_tree.read(child.pid)
+    assert process is not None
+    seen.add_claimed([RankInfo(0, 0, child.pid, process.start_ticks)])
+    wait_for(lambda: bool(seen._of_claimed), "it is watched", 10)  # noqa: SLF001
+    os.kill(child.pid, signal.SIGSEGV)
+    seen.wait_for_ends(10)
+    (end,) = seen.last_ends
+    assert (getattr(end, "signal", None), seen.ends, seen.ranks) == (signal.SIGSEGV, (), ())
 
 
 def test_an_end_whose_status_a_sandbox_does_not_show_is_no_success(

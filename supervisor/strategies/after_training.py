@@ -1,0 +1,48 @@
+"""What is done about a failure after the last step: it comes before every ladder, because no rung has anything left to train."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.core.ending import EndKind, ended_text
+from supervisor.core.model import Plan, PlanKind
+from supervisor.strategies.guards import within_cap
+from supervisor.strategies.repetition import HANGS, restart_within_budget
+from supervisor.strategies.situation import exit_code_of
+
+if TYPE_CHECKING:
+    from supervisor.strategies.situation import Situation
+
+#: `Plan.strategy` of its plans.
+NAME = "training_over"
+
+
+def training_over(situation: Situation) -> Plan | None:
+    """Stop with the failed rank's own code (124 for a hang) if the training had ended: nothing is left that another attempt could train.
+
+    Where it only seems so, one more attempt may end it, if it gets a checkpoint: what failed at the end was a barrier or the last save.
+    """
+    ending = situation.ending
+    if not ending.is_over or situation.failed_gpus:  # a GPU that failed goes out of use, whenever that was
+        return None
+    what = ended_text(ending.step, situation.verified)
+    code = 124 if situation.verdict.cause in HANGS else exit_code_of(situation.first)
+    if ending.kind is EndKind.SEEMS_OVER and _gets_a_checkpoint(situation) and not situation.tried_since(NAME):
+        plan = within_cap(situation) or restart_within_budget(situation)
+        if plan.kind is PlanKind.RESTART:
+            then = f"if it fails so again: stop with exit code {code}"
+            return replace(plan, reason=f"{what}, as it seems: one more attempt shows whether it ends now", next_rung=then, strategy=NAME)
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"{what}: another attempt would have nothing to train",
+        next_rung="correct what the program does after its last step; the training itself needs no other start",
+        strategy=NAME,
+        exit_code=code,
+    )
+
+
+def _gets_a_checkpoint(situation: Situation) -> bool:
+    """Whether the next attempt is known not to begin from scratch."""
+    policy = situation.policy
+    return policy.resumes_itself or situation.resume is not None or (policy.checkpoints_declared and bool(situation.verified))

@@ -36,7 +36,7 @@ FROM_ENV = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(f"{FAILS}; echo finished", id="echo"),
+        pytest.param(f"{FAILS}; echo finished", id="echo", marks=pytest.mark.slow),
         pytest.param(f"{FAILS} 2>&1 | tee log", id="tee", marks=pytest.mark.slow),
         pytest.param(f"{FAILS} || true", id="true", marks=pytest.mark.slow),
         pytest.param(f"python -c 'import os; os.system(\"{FAILS}\")'", id="a Python wrapper", marks=pytest.mark.slow),

@@ -9,7 +9,7 @@ the training. So the ends of the ranks are compared with each other, with what t
     that attempt begins at step 200, makes no step, and fails again      it is over
 
 A rank's script is over once the interpreter leaves it without an exception, or it gives up its process group (the shim sees both), before
-any rank failed: after that a handler of TERM may leave in order. A rank without a heartbeat shows its exit code alone.
+any rank left with a failure: after that a handler of TERM may leave in order. A rank without a heartbeat shows its exit code alone.
 `KINDS` has the table of docs/explanation/recovery.md.
 """
 
@@ -196,16 +196,14 @@ def _ranks(state: JobState) -> tuple[RankEnding, ...]:
         f.rank for f in facts if f.source in {"exit", "heartbeat"} and f.rank is not None
     }
     waits = state.attempt.hang is not None and any(text in state.attempt.hang.text for text in _AT_THE_END)
-    failed_t = min((fact.t for fact in facts if _is_failure(fact) and fact.t), default=state.attempt.stopped_t)
-    # whose script was over after that was asked to end, and has a handler that leaves in order
+    failed_t = min((fact.t for fact in facts if _is_failed_end(fact)), default=state.attempt.stopped_t)
+    # whose script was over after that end was asked to end too, and may have a handler that leaves in order
     known = [fact for fact in facts if fact.name != "script_over" or failed_t is None or fact.t <= failed_t]
     return tuple(_rank(number, [fact for fact in known if fact.rank == number], waits=waits) for number in sorted(numbers))
 
 
-def _is_failure(fact: Evidence) -> bool:
-    if fact.source == "exit":
-        return fact.name == "signal" or (fact.name == "exit_code" and fact.text != "0")
-    return (fact.source, fact.name) == ("error_file", "exception")
+def _is_failed_end(fact: Evidence) -> bool:
+    return fact.source == "exit" and (fact.name == "signal" or (fact.name == "exit_code" and fact.text != "0"))
 
 
 def _rank(number: int, facts: list[Evidence], *, waits: bool) -> RankEnding:

@@ -1,7 +1,7 @@
 """Says which checkpoints are out of use since an earlier run, why, and which command withdraws that.
 
 A run that steps back from a checkpoint, and trains from an older one, leaves the other out of use for the runs after it (origin/order.py).
-Then the next run resumes from an older one and overwrites newer ones, which a person must be told before it happens.
+Then the next run resumes from an older one and overwrites newer ones, and a person has to know of that before.
 """
 
 from __future__ import annotations

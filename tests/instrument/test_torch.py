@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.job.clock import Clock
 from supervisor.observe import collect
 from supervisor.observe.ranks import start_files
 from supervisor.observe.ranks.progress_sampler import loads
@@ -170,9 +171,9 @@ def test_a_loader_with_worker_processes_is_seen(attempt: Attempt, tmp_path: Path
     assert (done.returncode, done.stderr) == (0, "")
     (beat,) = attempt.beats()
     assert beat.loader == has_loader
-    said = [fact.text for fact in collect.beats(attempt.directory / "heartbeat", Clock()) if fact.name == "loader"]
+    said = [fact.text for fact in collect.beats(attempt.directory / "heartbeat", Clock.start()) if fact.name == "loader"]
     assert said == ["workers" if has_loader else "none"]
-    with_children = collect.beats(attempt.directory / "heartbeat", Clock(), {0})
+    with_children = collect.beats(attempt.directory / "heartbeat", Clock.start(), {0})
     assert [fact.text for fact in with_children if fact.name == "loader"] == ["workers"] * has_loader, "they may be another loader's"
 
 

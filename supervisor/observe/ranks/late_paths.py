@@ -39,7 +39,7 @@ def evidence(cwd: Path, since_s: float, reported: Iterable[Evidence]) -> Iterato
 
 
 def _made_s(path: Path) -> float | None:
-    """Return when a path was last changed, in wall seconds; None where it is not there, or cannot be looked at."""
+    """Return when a path was last changed, in wall seconds; None where it is not there, or cannot be read."""
     try:
         return path.stat().st_ctime
     except (OSError, ValueError):

@@ -135,6 +135,7 @@ def test_a_rank_that_only_its_heartbeat_shows_is_a_last_end_and_no_rank_that_the
     seen.add_claimed([RankInfo(0, 0, child.pid, process.start_ticks)])
     wait_for(lambda: bool(seen._of_claimed), "it is watched", 10)  # noqa: SLF001
     os.kill(child.pid, signal.SIGSEGV)
+    wait_for(lambda: layout.start_ticks_of(child.pid) is None, "its death", 10)
     seen.wait_for_ends(10)
     (end,) = seen.last_ends
     assert (getattr(end, "signal", None), seen.ends, seen.ranks) == (signal.SIGSEGV, (), ())

@@ -30,6 +30,7 @@ PURE = (
 PURE_STANDARD_LIBRARY = frozenset(
     {
         "__future__",
+        "string",
         "base64",
         "binascii",
         "bisect",

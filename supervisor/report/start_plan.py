@@ -426,13 +426,13 @@ def _enabled_row(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _all_ladders(ladders: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
-    """Return the ladders, causes with the same one together; the guards are named once."""
-    guards = strategies.GUARDS
+    """Return the ladders, causes with the same one together; what stands before all of them, or nearly all, is named once."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for cause, rungs in ladders.items():
-        words = tuple(rung["strategy"] + ("*" if rung["missing"] else "") for rung in rungs if rung["strategy"] not in guards)
+        words = tuple(rung["strategy"] + ("*" if rung["missing"] else "") for rung in rungs if rung["strategy"] not in strategies.SUSPECTS)
         groups.setdefault(words, []).append(cause)
-    lines = [f"ladders   (each begins with: {', '.join(guards)}; *: not enabled; `supervise plan --cause CAUSE -- CMD` explains one)"]
+    first = ", ".join(strategies.SUSPECTS)
+    lines = [f"ladders   (before each, where they fit: {first}; *: not enabled; `supervise plan --cause CAUSE -- CMD` explains one)"]
     for rungs_, causes in groups.items():
         whole = f"  {' '.join(causes)}: {' → '.join(rungs_)}"
         if len(whole) <= WIDTH:

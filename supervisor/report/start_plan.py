@@ -432,7 +432,7 @@ def _all_ladders(ladders: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str
         words = tuple(rung["strategy"] + ("*" if rung["missing"] else "") for rung in rungs if rung["strategy"] not in strategies.SUSPECTS)
         groups.setdefault(words, []).append(cause)
     first = ", ".join(strategies.SUSPECTS)
-    lines = [f"ladders   (before each, where they fit: {first}; *: not enabled; `supervise plan --cause CAUSE -- CMD` explains one)"]
+    lines = [f"ladders   (before each, if they fit: {first}; *: not enabled; `supervise plan --cause CAUSE -- CMD` explains one)"]
     for rungs_, causes in groups.items():
         whole = f"  {' '.join(causes)}: {' → '.join(rungs_)}"
         if len(whole) <= WIDTH:

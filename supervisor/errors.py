@@ -47,7 +47,8 @@ class ExitCode(IntEnum):
         65,
         (
             "the job fails the same way each time, and was given up with the reason; or the nodes have no checkpoint in common; "
-            "or the script does not take the checkpoint that it is given, takes another training's, or is led to none by what names its newest"
+            "or the script does not take the checkpoint that it is given, takes another training's, or is led to none by what names its "
+            "newest"
         ),
         "correct the job, do not retry",
     )

@@ -82,7 +82,7 @@ def on_nodes_overdue(state: JobState, t: float) -> Step:
     attempt = state.attempt
     if not attempt.awaits_agreement or attempt.members or not attempt.missing or t < (attempt.missing_until_t or 0.0):
         return state, ()
-    least = max(sharing.least_nodes(state.run) or state.run.policy.nodes, attempt.missing + 1)  # this node is there
+    least = max(sharing.needed_nodes(state.run), attempt.missing + 1)  # this node is there
     text = f"{least - attempt.missing} of the {least} nodes that the job needs are there, and no other came in time"
     if state.run.least_nodes > state.run.policy.least_nodes:
         text += ": with fewer than it trained with it failed before its first step"

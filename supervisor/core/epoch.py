@@ -215,9 +215,10 @@ def _waiting(plan: Plan, run: Run, left: int) -> Plan:
     if plan.kind is not PlanKind.RESTART or left >= least:
         return plan
     wanted = f"{least - left} more node{'s' * (least - left > 1)}"
+    there = f"{left} of the {least} that the job needs {'is' if left == 1 else 'are'} left"
     return replace(
         plan,
-        reason=f"waits for {wanted}, because {left} of the {least} that the job needs are left; then {plan.reason}",
+        reason=f"waits for {wanted}, because {there}; then {plan.reason}",
         next_rung=f"stop with exit code 75, if {wanted} {'does' if least - left == 1 else 'do'} not come in time (nodes.gather_s)",
     )
 

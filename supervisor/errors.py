@@ -47,7 +47,8 @@ class ExitCode(IntEnum):
         65,
         (
             "the job fails the same way each time, and was given up with the reason; or the nodes have no checkpoint in common; "
-            "or the script does not take the checkpoint that it is given, or takes another training's"
+            "or the script does not take the checkpoint that it is given, takes another training's, or is led to none by what names its "
+            "newest"
         ),
         "correct the job, do not retry",
     )
@@ -80,7 +81,11 @@ class ExitCode(IntEnum):
         ),
         "correct what the message names",
     )
-    HANG = 124, "the job hung at the same place again, and was given up", "see `supervise why`"
+    HANG = (
+        124,
+        "the job hung at the same place again, or after its last step, or waits for a file that nobody is left to remove; it was given up",
+        "see `supervise why`",
+    )
 
 
 class SuperviseError(Exception):

@@ -1,9 +1,8 @@
 """Sets a file of the user's aside, out of the way of the script, so that it can be moved back.
 
 What is set aside lies in ONE directory, `.supervise-aside`, beside the directory that the script lists: no listing, pattern or walk of the
-script meets it. Inside the listed directory it lies only where the one above is another file system, or is not ours to write; that is
-reported.
-Its name there holds no number, so that no parser of steps takes it for one.
+script meets it, and its name there holds no number, so that no parser of steps takes it for one. It lies inside the listed directory only
+where the one above is another file system, or is not ours to write; that is reported.
 
 The directory's index is the record (docs/reference/checkpoint-format.md, "What was set aside"). Each change is written down and synced
 before it is made, replaces nothing, and `undo` reverses it. `checkpoints/aside.jsonl` in the state directory only names the directories of
@@ -101,19 +100,19 @@ class AsideRecord:
         self._directory, self._job = directory, job
         self._file = f"{directory}/{FILE_NAME}"
 
-    def move(self, found: Verification, attempt: int, seen: Mapping[str, Identity], *, ranks_alive: bool) -> MovedFile:
+    def move(self, checkpoint: Verification, attempt: int, seen: Mapping[str, Identity], *, ranks_alive: bool) -> MovedFile:
         """Set a torn checkpoint aside, if the ownership rule allows that (see ownership.why_not)."""
-        why = ownership.why_not(found, seen, ranks_alive=ranks_alive)
-        return MovedFile("", why) if why else self._move(found, attempt)
+        why = ownership.why_not(checkpoint, seen, ranks_alive=ranks_alive)
+        return MovedFile("", why) if why else self._move(checkpoint, attempt)
 
-    def move_rejected(self, found: Verification, attempt: int, seen: Mapping[str, Identity], *, ranks_alive: bool) -> MovedFile:
+    def move_rejected(self, checkpoint: Verification, attempt: int, seen: Mapping[str, Identity], *, ranks_alive: bool) -> MovedFile:
         """Set a whole checkpoint aside that no attempt resumes from any more, if this job was seen to write all of it."""
-        why = ownership.A_RANK_LIVES if ranks_alive else ownership.not_written(found.path, found.identity, seen)
-        return MovedFile("", why) if why else self._move(found, attempt)
+        why = ownership.A_RANK_LIVES if ranks_alive else ownership.not_written(checkpoint.path, checkpoint.identity, seen)
+        return MovedFile("", why) if why else self._move(checkpoint, attempt)
 
-    def _move(self, found: Verification, attempt: int) -> MovedFile:
-        change = AsideChange(0, "moved", found.path, "", found.identity, attempt, found.reason, time.time())
-        for place, is_last in _last_known(places(found.path)):
+    def _move(self, checkpoint: Verification, attempt: int) -> MovedFile:
+        change = AsideChange(0, "moved", checkpoint.path, "", checkpoint.identity, attempt, checkpoint.reason, time.time())
+        for place, is_last in _in_turn(places(checkpoint.path)):
             try:
                 return self._move_to(place, change)
             except OSError as error:
@@ -149,7 +148,7 @@ class AsideRecord:
         if identity is None:
             return "what was to be put there is gone"
         change = AsideChange(0, "put_back", path, copy, identity, attempt, reason, time.time(), job=self._job)
-        for place, is_last in _last_known(places(path)):
+        for place, is_last in _in_turn(places(path)):
             try:
                 with self._index(place.path) as index:
                     change = _intend(index, replace(change, id=self._next_id(index), directory=place.path))
@@ -174,15 +173,19 @@ class AsideRecord:
 
     def changes(self) -> tuple[AsideChange, ...]:
         """Return every recorded change of the job, oldest first, each in its last phase."""
-        return tuple(sorted((change for one in self.directories() for change in self._recorded(one)), key=lambda change: change.id))
+        return tuple(
+            sorted((change for directory in self.directories() for change in self._recorded(directory)), key=lambda change: change.id)
+        )
 
     def standing(self) -> tuple[AsideChange, ...]:
         """Return what was set aside and lies there, oldest first."""
-        return tuple(one for one in self.changes() if one.kind == "moved" and one.phase == "done" and os.path.lexists(one.to))
+        return tuple(
+            change for change in self.changes() if change.kind == "moved" and change.phase == "done" and os.path.lexists(change.to)
+        )
 
     def directory_of(self, path: str) -> str:
         """Return the directory in which what was set aside last from a path lies; "" where nothing was."""
-        return next((one.directory for one in reversed(self.standing()) if one.path == path), "")
+        return next((change.directory for change in reversed(self.standing()) if change.path == path), "")
 
     def undo(self, change_id: int | None = None) -> tuple[Undone, ...]:
         """Reverse one change, or all that stand, the last one first. The job must not be running."""
@@ -200,7 +203,7 @@ class AsideRecord:
     def _recorded(self, directory: str) -> Iterator[AsideChange]:
         try:
             with os.fdopen(durable.open_regular(f"{directory}/{INDEX}"), "rb") as index:
-                yield from (replace(one, directory=directory) for one in _read(index) if one.job == self._job)
+                yield from (replace(change, directory=directory) for change in _read(index) if change.job == self._job)
         except (FileNotFoundError, NotADirectoryError):  # a person removed it, with what was in it
             return
 
@@ -209,7 +212,7 @@ class AsideRecord:
         elsewhere: tuple[AsideChange, ...] = ()
         with contextlib.suppress(OSError):  # a directory that cannot be read now: its numbers may come twice
             elsewhere = self.changes()
-        return max((one.id for one in (*_read(index), *elsewhere)), default=0) + 1
+        return max((change.id for change in (*_read(index), *elsewhere)), default=0) + 1
 
     @contextlib.contextmanager
     def _index(self, directory: str) -> Iterator[BinaryIO]:
@@ -255,7 +258,7 @@ def places(path: str) -> tuple[_Place, ...]:
 def advised_move(path: str) -> str:
     """Return the command with which a person sets a checkpoint aside, at the place where we would."""
     candidates = places(path)
-    place = next((one for one in candidates[:-1] if _may_write(one.path)), candidates[-1])
+    place = next((candidate for candidate in candidates[:-1] if _may_write(candidate.path)), candidates[-1])
     to = _free_name(f"{place.path}/torn-", 1) or f"{place.path}/torn"
     make = "" if os.path.isdir(place.path) else f"{shlex.join(['mkdir', '-p', place.path])} && "  # noqa: PTH112 -- as above
     return make + shlex.join(["mv", path, to])
@@ -269,7 +272,8 @@ def size_of(path: str) -> int:
         return 0
 
 
-def _last_known(candidates: tuple[_Place, ...]) -> Iterator[tuple[_Place, bool]]:
+def _in_turn(candidates: tuple[_Place, ...]) -> Iterator[tuple[_Place, bool]]:
+    """Yield each place, and whether it is the last."""
     for number, place in enumerate(candidates, 1):
         yield place, number == len(candidates)
 

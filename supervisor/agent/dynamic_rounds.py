@@ -151,7 +151,10 @@ class RoundOps:
         return is_back and count >= expected and (count >= settings.max_nodes or not state.wait_list)
 
     def _with_last_call(self, step: Callable[..., Any], context: Any, deadline: float, *, waits: bool) -> Any:  # noqa: ANN401  as above
-        """Take a step to which the last call is over when it has lasted long enough by this node's clock alone. waits: it never is."""
+        """Take a step to which the last call is over when it has lasted long enough by this node's clock alone.
+
+        waits: nodes are missing, so it is not.
+        """
         state = context.state
         last_call = state.deadline  # by the clock of the node that wrote it
         if last_call is None:

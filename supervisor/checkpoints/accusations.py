@@ -22,10 +22,10 @@ _NO_REASON = "an earlier run stepped back from it"
 def of_earlier_runs(order: CheckpointOrder, candidates: Iterable[Candidate], chosen: str, job: Job) -> Iterator[str]:
     """Yield a line for each step back of an earlier run that passes over a checkpoint which is newer than the chosen one ("": none)."""
     known = tuple(candidates)
-    least = max((order.age_of(one) for one in known if one.path == chosen), default=None)
+    least = max((order.age_of(candidate) for candidate in known if candidate.path == chosen), default=None)
     for row in order.roll_backs:
-        given_up = [one for one in known if row.last.run != job.run_id and order.gives_up(row, one)]
-        passed = [one.path for one in given_up if least is None or order.age_of(one) > least]
+        given_up = [candidate for candidate in known if row.last.run != job.run_id and order.gives_up(row, candidate)]
+        passed = [candidate.path for candidate in given_up if least is None or order.age_of(candidate) > least]
         if passed:
             others = len(passed) - (row.path in passed)
             more = f" (and {others} more, saved at its step or beyond)" if others else ""

@@ -115,7 +115,8 @@ class PathFaults:
         for change in self._records.moves.standing():
             if any(f"{name}/".startswith(f"{change.path}/") for name in names):
                 text = f"the script looks for {path}, which was set aside: {change.to} ({change.reason})"
-                back = f"supervise checkpoints undo --job {self._records.job.name} {change.id}"
+                job = self._records.job
+                back = job.settings.undo_command(job.name, change.id)
                 fields = ((SET_ASIDE, str(change.id)), ("path", change.path), (REMEDY, back))
                 return _Fault("set_aside", Cause.CHECKPOINT_LEFTOVER, text, fields)
         return None
@@ -127,8 +128,8 @@ class PathFaults:
                 why, stays = self._left(place)
                 owner = self._left_by(place)
                 text = f"{place} is in the way of the save: {owner} left it ({why})"
-                ours = ((LEFTOVER_IS_OURS, "yes"),) if not stays else (("stays", stays),)
-                return _Fault("leftover", Cause.CHECKPOINT_LEFTOVER, text, ((LEFTOVER, place), *ours, (REMEDY, advised_move(place))))
+                permission = ((LEFTOVER_IS_OURS, "yes"),) if not stays else (("stays", stays),)
+                return _Fault("leftover", Cause.CHECKPOINT_LEFTOVER, text, ((LEFTOVER, place), *permission, (REMEDY, advised_move(place))))
         return None
 
     def _is_save(self, path: str) -> bool:
@@ -138,7 +139,7 @@ class PathFaults:
         if step_names.is_temporary(path) or step_names.names_save(path):
             return True
         saved = self._records.discovery is not None and self._records.discovery.is_saved(path)
-        return saved or any(path == one.path for one in self._locations.listing(candidates=True).candidates)
+        return saved or any(path == candidate.path for candidate in self._locations.listing(candidates=True).candidates)
 
     def _is_older(self, path: str) -> bool:
         """Return whether nothing in it was written since the ranks of the attempt were started: else the attempt met its own save."""
@@ -153,13 +154,13 @@ class PathFaults:
         """Return the state of what lies at a path, and why we must not set it aside; "" if we may."""
         if self._repair is None:
             return "it may be of use to somebody", "nobody saw who wrote it"
-        found = self._repair.judged(path, interrupted=self._is_over)
-        if found is None:
+        verification = self._repair.judged(path, interrupted=self._is_over)
+        if verification is None:
             return "it could not be read", "it could not be read"
-        stays = self._repair.why_not_aside(found, time.time_ns())
+        stays = self._repair.why_not_aside(verification, time.time_ns())
         leads = "" if stays else leads_to(path)
-        whole = found.verdict is Verdict.VERIFIED
-        return ("it is whole" if whole else found.reason), (f"{leads} leads to it" if leads else stays)
+        whole = verification.verdict is Verdict.VERIFIED
+        return ("it is whole" if whole else verification.reason), (f"{leads} leads to it" if leads else stays)
 
     def _left_by(self, path: str) -> str:
         writes = () if self._records.discovery is None else self._records.discovery.writes(path)
@@ -200,8 +201,8 @@ class PathFaults:
         leads = leads_to(checkpoint)
         if not leads or not os.path.lexists(leads) or self._records.copies.newest_for(checkpoint) is not None:
             return None
-        found = self._repair.judged(checkpoint, interrupted=self._is_over)
-        if found is None or found.verdict not in ownership.OURS_TO_MOVE:
+        verification = self._repair.judged(checkpoint, interrupted=self._is_over)
+        if verification is None or verification.verdict not in ownership.OURS_TO_MOVE:
             return None
         return _Pointer(leads, checkpoint) if os.path.islink(leads) else _tracker_of(checkpoint)  # noqa: PTH114 (as above)
 
@@ -216,18 +217,18 @@ class PathFaults:
     def _newest_whole(self, pointer: _Pointer) -> str:
         """Return the newest whole checkpoint beside a pointer, of the kind that it led to; "" where none is known."""
         directory = os.path.dirname(pointer.path)  # noqa: PTH120 (as above)
-        beside = [one for one in find(escaped(directory)).candidates if one.path not in {pointer.path, pointer.target}]
-        like = [one for one in beside if pointer.target and pattern_of(one.path) == pattern_of(pointer.target)]
-        newest = sorted(like or beside, key=lambda one: one.mtime_ns, reverse=True)[:_MOST_READ]
-        return next((one.path for one in newest if self._is_whole(one)), "")
+        beside = [candidate for candidate in find(escaped(directory)).candidates if candidate.path not in {pointer.path, pointer.target}]
+        like = [candidate for candidate in beside if pointer.target and pattern_of(candidate.path) == pattern_of(pointer.target)]
+        newest = sorted(like or beside, key=lambda candidate: candidate.mtime_ns, reverse=True)[:_MOST_READ]
+        return next((candidate.path for candidate in newest if self._is_whole(candidate)), "")
 
     def _is_whole(self, candidate: Candidate) -> bool:
         if self._records.cache.get(candidate.path, candidate.identity) is None:
             manifest = self._records.manifests.get(candidate.path)
             if manifest is not None and manifest.identity == candidate.identity:
                 return True
-        found = self._judged(candidate)
-        return found is not None and found.verdict is Verdict.VERIFIED
+        verification = self._judged(candidate)
+        return verification is not None and verification.verdict is Verdict.VERIFIED
 
     def _judged(self, candidate: Candidate) -> Verification | None:
         if self._repair is not None:

@@ -80,17 +80,17 @@ class CheckpointRepair:
         """Move torn checkpoints aside: the rejected ones, and those whose save was interrupted. Return each path with its repair."""
         self._discovery.stat_interrupted_saves()
         torn = (*rejected, *self._cut_candidates(), *self._unfinished_directories())
-        return tuple(row for path in torn for row in _tried(path, self._repair(path, attempt, permission)))
+        return tuple(row for path in torn for row in _guarded(path, self._repair(path, attempt, permission)))
 
     def clear_way(self, path: str, attempt: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
         """Set aside what was in the way of the last attempt's save. Return the path with what was done."""
         self._discovery.stat_interrupted_saves()
-        return tuple(_tried(path, self._clear(path, attempt, permission)))
+        return tuple(_guarded(path, self._clear(path, attempt, permission)))
 
     def bring_back(self, change: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
         """Move back what was set aside, by the number of that change: the script misses it. Return the path with what was done."""
         moved = next((one for one in self._records.moves.standing() if one.id == change), None)
-        return () if moved is None else tuple(_tried(moved.path, self._bring_back(moved, permission)))
+        return () if moved is None else tuple(_guarded(moved.path, self._bring_back(moved, permission)))
 
     def judged(self, path: str, interrupted: Callable[[], bool] = lambda: False) -> Verification | None:
         """Return the verdict on a checkpoint or on the rest of a save; None where it is gone, or was not read in time."""
@@ -260,12 +260,12 @@ class CheckpointRepair:
         return found
 
 
-def _tried(path: str, change: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _guarded(path: str, change: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Make a change. A failure, such as a full disk, is reported and changes nothing in the choice of a checkpoint."""
     try:
         yield from change
     except OSError as error:
-        yield path, f"it could not be moved aside: {error}"
+        yield path, f"it could not be moved: {error}"
 
 
 def _set_aside_text(moved: MovedFile) -> str:

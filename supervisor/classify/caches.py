@@ -155,7 +155,7 @@ def _named(text: str, trace: str) -> tuple[DiskCache | None, str]:
         raised_in = next((frame for frame in reversed(_OF_FRAME.findall(part)) if not _DECODERS.search(frame)), "")
         if raised_in.startswith("<frozen importlib") and _BYTECODE not in text:
             continue
-        if (cache := next((one for one in CACHES if any(reader in raised_in for reader in one.readers)), None)) is not None:
+        if (cache := next((row for row in CACHES if any(reader in raised_in for reader in row.readers)), None)) is not None:
             return cache, ""
         if raised_in and (cache := of_path(raised_in)) is not None:
             return cache, raised_in

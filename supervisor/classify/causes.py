@@ -96,11 +96,6 @@ _ROWS = {
         "load_state_dict's missing or unexpected keys and size mismatches, parameter groups that differ, a "
         "sharded checkpoint of another layout",
     ),
-    Cause.CACHE_CORRUPT: Explanation(
-        "A file of a library's cache is damaged: half-written, or of another version",
-        "an error of a reader (library, JSON, pickle, zip, Arrow) whose path lies in a cache (torch_extensions, torchinductor, Triton, "
-        "Numba, Hugging Face, __pycache__, ~/.cache), or that came through the function that reads one",
-    ),
     Cause.CHECKPOINT_LEFTOVER: Explanation(
         "What an earlier attempt left of a save is in the way of the next one, or the script looks for a file that supervise set aside",
         "an exception that names a path in a checkpoint location, and what lies there: the rest of a save, or nothing since it was moved",
@@ -108,6 +103,11 @@ _ROWS = {
     Cause.CHECKPOINT_POINTER: Explanation(
         "A link, or the file that names the latest checkpoint, leads to itself, to nothing, or to a checkpoint that is not whole",
         "an exception while a checkpoint was loaded, and the pointer on the way to it, as it is on the disk",
+    ),
+    Cause.CACHE_CORRUPT: Explanation(
+        "A file of a library's cache is damaged: half-written, or of another version",
+        "an error of a reader (library, JSON, pickle, zip, Arrow) whose path lies in a cache (torch_extensions, torchinductor, Triton, "
+        "Numba, Hugging Face, __pycache__, ~/.cache), or that came through the function that reads one",
     ),
     Cause.DISK_FULL: Explanation(
         "A file system, or a quota, is full",

@@ -481,6 +481,10 @@ class Settings:
         """Return the command that puts a checkpoint back into use. It works in the directories in which `address` works."""
         return f"supervise checkpoints quarantine {self.address(job)} --withdraw {shlex.quote(path)}"
 
+    def undo_command(self, job: str, change: int) -> str:
+        """Return the command that moves back what was set aside. It works in the directories in which `address` works."""
+        return f"supervise checkpoints undo {self.address(job)} {change}"
+
     def allow_node_command(self, node: str) -> str:
         """Return the command that allows an excluded node again. It works in the directories in which `address` works."""
         return f"supervise nodes allow{self._state_dir_option()} {node}"

@@ -128,7 +128,7 @@ class RankEnding:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the ranks left. kind: WELL, LATE and HIDDEN are no failures, and made where they are seen.
+    """How the ranks left, where that is a failure: WELL, LATE and HIDDEN are none, and are answered where they are seen.
 
     step: the last one that is known, absolute. early: the rank that left with 0 before the others. at_last_step: the attempt began at the
     greatest step that this run had reached, and made none.

@@ -211,27 +211,24 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
 
 def _waiting(plan: Plan, run: Run, left: int) -> Plan:
     """Return the plan after the loss of a node, with what the nodes that are left wait for if they are too few."""
-    least = sharing.least_nodes(run) or run.policy.nodes
+    least = sharing.needed_nodes(run)
     if plan.kind is not PlanKind.RESTART or left >= least:
         return plan
     wanted = f"{least - left} more node{'s' * (least - left > 1)}"
+    there = f"{left} of the {least} that the job needs {'is' if left == 1 else 'are'} left"
     return replace(
         plan,
-        reason=f"waits for {wanted}, because {left} of the {least} that the job needs are left; then {plan.reason}",
+        reason=f"waits for {wanted}, because {there}; then {plan.reason}",
         next_rung=f"stop with exit code 75, if {wanted} {'does' if least - left == 1 else 'do'} not come in time (nodes.gather_s)",
     )
 
 
 def _gone(event: ReportsGathered, members: tuple[str, ...]) -> tuple[str, str] | None:
     """Return a node that went, and how: the one that ended the attempt, if several did."""
-    gone = _all_gone(event)
+    died = ((r.node, f.text) for r in event.reports for f in r.attempt.evidence or () if f.name == sharing.SUPERVISE_DIED)
+    gone = [*event.missing, *died]
     first = next((row for row in gone if row[0] == event.node), gone[0] if gone else None)
     return None if first is None else (sharing.shown(first[0], members), first[1])
-
-
-def _all_gone(event: ReportsGathered) -> list[tuple[str, str]]:
-    died = ((r.node, f.text) for r in event.reports for f in r.attempt.evidence or () if f.name == sharing.SUPERVISE_DIED)
-    return [*event.missing, *died]
 
 
 def _lost(node: str, how: str, seen: Verdict, t: float) -> Verdict:

@@ -82,10 +82,10 @@ def on_nodes_overdue(state: JobState, t: float) -> Step:
     attempt = state.attempt
     if not attempt.awaits_agreement or attempt.members or not attempt.missing or t < (attempt.missing_until_t or 0.0):
         return state, ()
-    least = max(sharing.least_nodes(state.run) or state.run.policy.nodes, attempt.missing + 1)  # this node is there
+    least = max(sharing.needed_nodes(state.run), attempt.missing + 1)  # this node is there
     text = f"{least - attempt.missing} of the {least} nodes that the job needs are there, and no other came in time"
     if state.run.least_nodes > state.run.policy.least_nodes:
-        text += ": with fewer than it trained with it failed before its first step"
+        text += "; with fewer nodes than had trained, the job failed before its first step"
     cause = Cause.NODE_LOST if state.run.last_agreement else Cause.RENDEZVOUS  # they had met before, or never
     verdict = Verdict(cause, 0.9, text, "nodes:missing", transient=True)
     hint = "the scheduler's requeue continues this run; nodes.gather_s sets how long nodes are waited for"

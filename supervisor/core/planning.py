@@ -67,11 +67,7 @@ def _culprits_end(deaths: tuple[RankExit, ...], rank: int | None) -> RankExit | 
 
 
 def situation(
-    state: JobState,
-    t: float,
-    verdict: Verdict,
-    place: Place,
-    failed_gpus: Mapping[str, str] = MappingProxyType({}),
+    state: JobState, t: float, verdict: Verdict, place: Place, failed_gpus: Mapping[str, str] = MappingProxyType({})
 ) -> Situation:
     """Return what the strategies may look at. A failed attempt of several nodes ran with values that hold its global batch."""
     overrides = state.attempt.overrides if state.attempt.is_shared else state.run.overrides

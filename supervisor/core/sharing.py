@@ -41,6 +41,11 @@ def least_nodes(run: Run) -> int:
     return max(run.policy.least_nodes, min(run.least_nodes, run.policy.nodes))
 
 
+def needed_nodes(run: Run) -> int:
+    """Return how many nodes an attempt waits for: `least_nodes`, else as many as the command names."""
+    return least_nodes(run) or run.policy.nodes
+
+
 def report(state: JobState) -> Step:
     """Send what this node saw, and await the decision."""
     token = state.token + 1

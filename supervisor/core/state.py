@@ -179,9 +179,8 @@ class Run:
     ever_loaded: bool = False
     trained_in: int = 0  # the newest attempt that made a training step, 0: none did
     starts_with: Setup = Setup()  # what the newest attempt ran with that made a step; until one did, what the first attempt ran with
-    unworkable: tuple[
-        tuple[tuple[str, str], ...], ...
-    ] = ()  # values with which an attempt failed before its first step: never set together again
+    # values with which an attempt failed before its first step: never set together again
+    unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()
     least_nodes: int = 0  # fewer nodes do so too: an attempt waits for so many, 0: for as many as the command says
     requeued_after: int = 0  # the attempt before the newest requeue
     vain_requeues: int = 0  # in a row, each after starts in vain (strategies/guards.py) and without a step since

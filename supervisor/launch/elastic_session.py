@@ -155,8 +155,7 @@ class ElasticSession:
         loop = self._context.loop
         if self._link is None and not self._argv and loop.state.awaits_ranks(attempt):
             self._is_unserved = True
-            run = loop.state.run
-            others = max((sharing.least_nodes(run) or run.policy.nodes) - 1, 1)  # this node is there; at least one host of the list is not
+            others = max(sharing.needed_nodes(loop.state.run) - 1, 1)  # this node is there; at least one host of the list is not
             loop.post(NodesMissing(loop.clock.now(), attempt, others, self._context.job.settings.nodes.gather_s or JOIN_S))
 
     def _replace_agent(self) -> None:

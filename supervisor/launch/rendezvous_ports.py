@@ -12,7 +12,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Final
 
-from health.probes.network.names import split
+from health.probes.network.names import joined, split
 from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError
 from supervisor.knobs import torchrun
@@ -127,7 +127,7 @@ def _of_torchrun(command: torchrun.Torchrun, environ: Mapping[str, str], here: s
 def _elsewhere(host: str, port: int | None, here: str) -> Rendezvous:
     if host in _LOCAL or host.startswith("127.") or host.partition(".")[0] == here.partition(".")[0] or not port:
         return NOWHERE
-    return Rendezvous((f"[{host}]:{port}" if ":" in host else f"{host}:{port}",))
+    return Rendezvous((joined(host, port),))
 
 
 def _number(text: str) -> int | None:

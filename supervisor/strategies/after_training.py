@@ -26,16 +26,16 @@ def training_over(situation: Situation) -> Plan | None:
     ending = situation.ending
     if not ending.is_over or situation.failed_gpus:  # a GPU that failed goes out of use, whenever that was
         return None
-    what = ended_text(ending.step, situation.verified)
+    ended = ended_text(ending.step, situation.verified)
     code = 124 if situation.verdict.cause in HANGS else exit_code_of(situation.first)
     if ending.kind is EndKind.SEEMS_OVER and _gets_a_checkpoint(situation) and not situation.tried_since(NAME):
         plan = within_cap(situation) or restart_within_budget(situation)
         if plan.kind is PlanKind.RESTART:
             then = f"if it fails so again: stop with exit code {code}"
-            return replace(plan, reason=f"{what}, as it seems: one more attempt shows whether it ends now", next_rung=then, strategy=NAME)
+            return replace(plan, reason=f"{ended}, as it seems: one more attempt shows whether it ends now", next_rung=then, strategy=NAME)
     return Plan(
         kind=PlanKind.STOP,
-        reason=f"{what}: another attempt would have nothing to train",
+        reason=f"{ended}: another attempt would have nothing to train",
         next_rung="correct what the program does after its last step; the training itself needs no other start",
         strategy=NAME,
         exit_code=code,

@@ -99,9 +99,9 @@ def _size(setup: Setup, *, of_nodes: bool) -> str:
     )
 
 
-def _first(situation: Situation, change: OwnChange, what: str) -> str:
+def _first(situation: Situation, change: OwnChange, setup: str) -> str:
     trained = f" (attempt {change.before.attempt} trained)" if change.trained else ""
-    return f"attempt {situation.attempts} ran {what}, and failed before its first step as no attempt before it did{trained}"
+    return f"attempt {situation.attempts} ran {setup}, and failed before its first step as no attempt before it did{trained}"
 
 
 def _stop(code: int, why: str, hint: str) -> Plan:

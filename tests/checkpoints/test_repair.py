@@ -362,7 +362,7 @@ def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(disk: Job
     selected = disk.checkpoints.select(1.0, 2)
     assert selected.chosen is not None
     assert selected.chosen.path == str(whole)
-    assert [(path, "could not be moved aside: [Errno 28]" in what) for path, what in selected.repaired] == [(str(torn), True)]
+    assert [(path, "could not be moved: [Errno 28]" in what) for path, what in selected.repaired] == [(str(torn), True)]
 
 
 def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(disk: JobOnDisk) -> None:

@@ -101,7 +101,7 @@ def test_what_was_moved_aside_is_moved_back(place: Path) -> None:
     assert (change["kind"], change["path"], change["to"]) == ("moved", path, moved.to)
     named = run(place, "checkpoints", "prune", "--dry-run").stdout
     assert f"stays set aside {moved.to}: 0.0 MB, from {path} (" in named
-    assert f"`supervise checkpoints undo {change['id']}` moves it back" in named
+    assert f"`supervise checkpoints undo --job {JOB} {change['id']}` moves it back" in named
     assert run(place, "checkpoints", "undo", "77").returncode == 64
     done = run(place, "checkpoints", "undo")
     assert done.returncode == 0, done.stderr

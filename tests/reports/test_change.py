@@ -80,7 +80,7 @@ def test_a_checkpoint_bound_to_its_number_of_ranks_waits_for_the_lost_node_and_n
             run.signal(signal.SIGTERM)
     else:
         assert first.exit_code(120) == 75
-        assert "with fewer than it trained with it failed before its first step" in " ".join(first.ask("why").stdout.split())
+        assert "with fewer nodes than had trained, the job failed before its first step" in " ".join(first.ask("why").stdout.split())
     assert nodes.saved() >= held
 
 

@@ -122,6 +122,15 @@ KINDS: Mapping[Cause, tuple[Kind, ...]] = {
         Kind("checkpoint_mismatch.keys", "RuntimeError: Error(s) in loading state_dict for GPT: Missing key(s) in state_dict", 0.97),
         Kind("checkpoint_mismatch.groups", "ValueError: loaded state dict has a different number of parameter groups", 0.95),
     ),
+    Cause.CHECKPOINT_LEFTOVER: (
+        Kind(
+            "leftover",
+            "/data/run/step-60 is in the way of the save: attempt 1 left it (a save began it and did not end)",
+            0.97,
+            "checkpoint",
+        ),
+    ),
+    Cause.CHECKPOINT_POINTER: (Kind("pointer", "/data/run/latest leads to itself; no whole one lies beside it", 0.97, "checkpoint"),),
     Cause.CACHE_CORRUPT: (
         Kind("cache_corrupt.json", "json.decoder.JSONDecodeError: Extra data: line 1 column 8 (char 7)", 0.92),
         Kind("cache_corrupt.library", "ImportError: /home/me/.cache/torch_extensions/x/x.so: file too short", 0.92),

@@ -54,6 +54,11 @@ def split(word: str) -> tuple[str, int | None]:
     return word.strip("[]"), None
 
 
+def joined(host: str, port: int) -> str:
+    """Return `host:port`, with an IPv6 address in brackets: what `split` takes apart."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _resolve(host: str, own: bool, answers: SimpleQueue[Reading]) -> None:  # noqa: FBT001 -- a thread's arguments
     started = time.monotonic()
     try:

@@ -77,16 +77,16 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
         every = checkpoints.keep_every or None
         mirror.prune(settings, job, rules.RetentionPolicy(in_mirrors, every), dry_run=dry_run, as_json=as_json)
     for change in AsideRecord(str(directory), place.job).standing():
-        _say("set aside", change.to, reason=_why_aside(change), as_json=as_json)
+        _say("set aside", change.to, reason=_why_aside(change, settings.undo_command(place.job, change.id)), as_json=as_json)
     if not gone.removed and not gone.reason:
         stdio.say("no copy of ours is to be removed")
     return 1 if gone.reason else 0
 
 
-def _why_aside(change: AsideChange) -> str:
-    """Return what lies there, how large it is, and what takes it away."""
+def _why_aside(change: AsideChange, undo: str) -> str:
+    """Return what lies there, how large it is, and which commands take it away."""
     mb = size_of(change.to) / 1e6
-    back = f"`supervise checkpoints undo {change.id}` moves it back, `rm -r {shlex.quote(change.to)}` frees the room"
+    back = f"`{undo}` moves it back, `rm -r {shlex.quote(change.to)}` frees the room"
     return f"{mb:.1f} MB, from {change.path} ({change.reason}): {back}"
 
 

@@ -344,6 +344,6 @@ def died_in(trace: TracebackType | None) -> int | None:
 
 
 def _like(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    import functools  # noqa: PLC0415 - not at every start; torch has it by now
+    import functools  # noqa: PLC0415 - not at every start; threading and torch have it by now
 
     return functools.wraps(inner)(wrapper)

@@ -54,7 +54,7 @@ class HeldValues:
 
 def _values(frame: FrameType) -> dict[str, tuple[str, Any]]:
     """Return what the names that a function uses hold: `name`, and `name.attribute` of its objects."""
-    code, found = frame.f_code, {}
+    code, shown_by_name = frame.f_code, {}
     names = (code.co_varnames + code.co_cellvars + code.co_freevars + code.co_names)[:_MOST_NAMES]
     attributes = set(code.co_names)
     local, shared = frame.f_locals, frame.f_globals
@@ -62,14 +62,14 @@ def _values(frame: FrameType) -> dict[str, tuple[str, Any]]:
         value = local.get(name, shared.get(name))
         shown = _shown(value)
         if shown is not None:
-            found[name] = shown
+            shown_by_name[name] = shown
             continue
         held = _attributes(value)
         for attribute in attributes & held.keys() if held else ():
             shown = _shown(held[attribute])
             if shown is not None:
-                found[f"{name}.{attribute}"] = shown
-    return found
+                shown_by_name[f"{name}.{attribute}"] = shown
+    return shown_by_name
 
 
 def _attributes(value: object) -> dict[str, Any]:
@@ -77,10 +77,10 @@ def _attributes(value: object) -> dict[str, Any]:
     if isinstance(value, type) or type(value).__name__ == "module":
         return {}
     try:
-        found = object.__getattribute__(value, "__dict__")
+        attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
-    return found if type(found) is dict else {}
+    return attributes if type(attributes) is dict else {}
 
 
 def _shown(value: object) -> tuple[str, Any] | None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from supervisor.core.time_text import span_text
 from supervisor.core.values import dataclass
 from supervisor.observe.hangs import polled, procfs
 from supervisor.observe.hangs.sockets import Connections
@@ -32,7 +33,6 @@ _OF_FD = frozenset({"read", "readv", "write", "writev", "recvfrom", "recvmsg", "
 #: So many objects are named; so many descriptors are read; so deep it goes from a process to the one that it waits for.
 MOST, _MOST_FDS, _DEEPEST = 3, 64, 2
 _MOST_BYTES = 256
-_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
 #: The inode of an eventfd, an epoll, a signalfd: what wakes a loop, and no peer.
 _ANONYMOUS = "anon_inode:"
 
@@ -107,40 +107,27 @@ def of_call(pid: int, waits: ThreadWait, around: Surroundings, *, depth: int = 0
     if waits.call in {"open", "openat"} and (path := procfs.opened_path(pid, waits.call, waits.arguments)):
         text = f"a process that opens the other end of the pipe {path}"
         return (Awaited(AwaitedKind.PIPE, path, text),) if "partner" in waits.wchan or "fifo" in waits.wchan else ()
-    found = [object_ for fd in _descriptors(pid, waits) if (object_ := _of_fd(pid, fd, around)) is not None]
-    return tuple(dict.fromkeys(found))[:MOST]
+    objects = [object_ for fd in _descriptors(pid, waits) if (object_ := _of_fd(pid, fd, around)) is not None]
+    return tuple(dict.fromkeys(objects))[:MOST]
 
 
 def of_polled(pid: int, held: Sequence[Held], around: Surroundings) -> tuple[Awaited, ...]:
     """Return what a loop of a process polls."""
-    found = []
+    objects = []
     for kind, value in held[:MOST]:
         if kind == "process" and isinstance(value, int):
-            found.append(_process(value, around, depth=1))
+            objects.append(_process(value, around, depth=1))
         elif kind != "process":
             path = os.path.join(procfs.link(f"/proc/{pid}/cwd"), str(value))  # noqa: PTH118 - text
             file = around.file(path)
-            found.append(file if kind == polled.PRESENCE else replace(file, is_left=False))
-    return tuple(found)
+            objects.append(file if kind == polled.PRESENCE else replace(file, is_left=False))
+    return tuple(objects)
 
 
 def shown_process(pid: int) -> str:
     """Return a process as people are shown it: `process 123 (python)`."""
     name = procfs.command_name(pid)
     return f"process {pid} ({name})" if name else f"process {pid}"
-
-
-def age_text(seconds: float) -> str:
-    """Return how old something is: `40 s`, `3 min`, `5 h`, `2 days`."""
-    for unit_s, least_s, unit in (
-        (1.0, 0.0, "s"),
-        (_MINUTE_S, 2 * _MINUTE_S, "min"),
-        (_HOUR_S, 2 * _HOUR_S, "h"),
-        (_DAY_S, 2 * _DAY_S, "days"),
-    ):
-        if seconds >= least_s:
-            text = f"{max(0.0, seconds) / unit_s:.0f} {unit}"
-    return text
 
 
 # descriptors
@@ -196,16 +183,16 @@ def _pipe(pid: int, link: str, around: Surroundings, text: str) -> Awaited:
 
 def _open_files() -> dict[str, list[int]]:
     """Return who has each pipe, and each file with a path, open; asks no file system."""
-    found: dict[str, list[int]] = {}
+    holders_of: dict[str, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{name}/fd"):  # noqa: PTH208 - as above
                 link = procfs.link(f"/proc/{name}/fd/{fd}")
                 if link.startswith(("pipe:", "/")) and not link.startswith("/dev/"):
-                    holders = found.setdefault(link, [])
+                    holders = holders_of.setdefault(link, [])
                     if int(name) not in holders:
                         holders.append(int(name))
-    return found
+    return holders_of
 
 
 # processes
@@ -232,7 +219,7 @@ def _process(pid: int, around: Surroundings, *, depth: int) -> Awaited:
         text += ", which is stopped"
     further = of_call(pid, waits, around, depth=depth) if depth < _DEEPEST else ()
     if further:
-        text += f", which waits for {' and '.join(one.text for one in further)}"
+        text += f", which waits for {' and '.join(awaited.text for awaited in further)}"
     return Awaited(AwaitedKind.PROCESS, str(pid), text, lives=lives)
 
 
@@ -240,26 +227,26 @@ def _process(pid: int, around: Surroundings, *, depth: int) -> Awaited:
 
 
 def _file(path: str, holders: Sequence[int], begun: Mapping[int, float]) -> Awaited:
-    found = Awaited(AwaitedKind.FILE, path, f"the file {path}")
+    awaited = Awaited(AwaitedKind.FILE, path, f"the file {path}")
     try:
         status = os.stat(path)  # noqa: PTH116 - text
     except FileNotFoundError:
-        return replace(found, text=f"the file {path}, which is not there")
+        return replace(awaited, text=f"the file {path}, which is not there")
     except OSError as error:
-        return replace(found, text=f"the file {path} ({error.strerror})")
-    age = f"{age_text(time.time() - status.st_mtime)} old"
+        return replace(awaited, text=f"the file {path} ({error.strerror})")
+    age = f"{span_text(time.time() - status.st_mtime)} old"
     if not stat.S_ISREG(status.st_mode):
-        return replace(found, text=f"{path} ({age})")
+        return replace(awaited, text=f"{path} ({age})")
     locked_by = _locked_by(path)
     writer = _pid_in(path, status.st_size)
     if locked_by or holders:
         who = f"locked by {shown_process(locked_by)}" if locked_by else f"{' and '.join(map(shown_process, holders[:MOST]))} opened it"
-        return replace(found, text=f"the file {path} ({age}; {who})", lives=True)
+        return replace(awaited, text=f"the file {path} ({age}; {who})", lives=True)
     if writer and procfs.waits(writer).state not in {"", "Z", "X"}:
-        return replace(found, text=f"the file {path} ({age}; it names {shown_process(writer)})", lives=True)
+        return replace(awaited, text=f"the file {path} ({age}; it names {shown_process(writer)})", lives=True)
     left = _left_by(status.st_mtime, begun)
     parts = (age, "no process has it open", f"it names process {writer}, which is gone" if writer else "", left)
-    return replace(found, text=f"the file {path} ({'; '.join(filter(None, parts))})", is_left=bool(left))
+    return replace(awaited, text=f"the file {path} ({'; '.join(filter(None, parts))})", is_left=bool(left))
 
 
 def _left_by(changed_t: float, begun: Mapping[int, float]) -> str:

@@ -173,7 +173,9 @@ def _activity(before: RankLook, after: RankLook) -> str:
     if by_thread:
         return ""
     old = {worker.pid: worker for worker in before.workers}
-    if does := next(filter(None, (_process_activity(old[one.pid], one, BUSY_THREAD) for one in after.workers if one.pid in old)), ""):
+    if does := next(
+        filter(None, (_process_activity(old[worker.pid], worker, BUSY_THREAD) for worker in after.workers if worker.pid in old)), ""
+    ):
         return does
     seconds = _seconds(before.process, after.process)
     share = (_helper_cpu_s(after, first=False) - _helper_cpu_s(before, first=True)) / seconds if seconds else 0.0
@@ -209,8 +211,8 @@ def _trickle(before: RankLook, after: RankLook) -> str:
     was, now, seconds = old.after, new.before, _seconds(old, new)
     if was is None or now is None or not seconds:
         return ""
-    then = {one.name: one.moved_bytes for one in old.awaits if one.kind is AwaitedKind.SOCKET}
-    peers = ((one.name, one.moved_bytes - then[one.name]) for one in new.awaits if one.name in then)
+    then = {awaited.name: awaited.moved_bytes for awaited in old.awaits if awaited.kind is AwaitedKind.SOCKET}
+    peers = ((awaited.name, awaited.moved_bytes - then[awaited.name]) for awaited in new.awaits if awaited.name in then)
     name, moved = max(peers, key=lambda pair: pair[1], default=("", 0))
     if was.main_bytes >= 0 and (count := now.main_bytes - was.main_bytes) > moved:
         name, moved = "", count
@@ -222,14 +224,14 @@ def _trickle(before: RankLook, after: RankLook) -> str:
         return ""
     places = dict(old.files)
     grown = max(new.files, key=lambda file: file[1] - places.get(file[0], file[1]), default=("", 0))
-    pipe = next((one.name for one in new.awaits if one.kind is AwaitedKind.PIPE and one.name.startswith("/")), "")
+    pipe = next((awaited.name for awaited in new.awaits if awaited.kind is AwaitedKind.PIPE and awaited.name.startswith("/")), "")
     name = grown[0] if grown[0] and grown[1] > places.get(grown[0], grown[1]) else name or pipe
     return f"moving {moved / seconds / 1024:.0f} KB a second" + (f" of {name}" if name else "")
 
 
 def _waits_for_process(process: ProcessLook) -> bool:
     """Return whether a process waits for another one, or for what that writes into a pipe."""
-    if any(one.kind is AwaitedKind.PROCESS or (one.kind is AwaitedKind.PIPE and one.lives) for one in process.awaits):
+    if any(awaited.kind is AwaitedKind.PROCESS or (awaited.kind is AwaitedKind.PIPE and awaited.lives) for awaited in process.awaits):
         return True
     inner = process.stacks[0].frames if process.stacks else ()
     return any(frame.module.startswith(_PROCESS_MODULES) for frame in itertools.takewhile(lambda frame: frame.is_standard, inner))
@@ -238,14 +240,14 @@ def _waits_for_process(process: ProcessLook) -> bool:
 def _helper_cpu_s(look: RankLook, *, first: bool) -> float:
     """Return the CPU time of the processes below a rank, ended ones too: at the end of the first look, or the beginning of the second."""
     own = look.process.after if first else look.process.before
-    rows = [counters for one in look.helpers if (counters := one.after if first else one.before) is not None]
+    rows = [counters for helper in look.helpers if (counters := helper.after if first else helper.before) is not None]
     return (0.0 if own is None else own.children_cpu_s) + sum(row.cpu_s + row.children_cpu_s for row in rows)
 
 
 def _helper_bytes(before: RankLook, after: RankLook) -> int:
     """Return the bytes that the processes below a rank moved; those of one that ended are counted as its parent's."""
-    old = {one.pid: one for one in before.helpers}
-    rows: Iterable[tuple[ProcessLook, ProcessLook]] = [(old[one.pid], one) for one in after.helpers if one.pid in old]
+    old = {helper.pid: helper for helper in before.helpers}
+    rows: Iterable[tuple[ProcessLook, ProcessLook]] = [(old[helper.pid], helper) for helper in after.helpers if helper.pid in old]
     return sum(max(0, _bytes(was, now, "read_bytes") + _bytes(was, now, "written_bytes")) for was, now in rows)
 
 

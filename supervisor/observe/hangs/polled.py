@@ -58,9 +58,9 @@ def polled(frames: Sequence[HeldFrame], source_of: Callable[[str], str]) -> tupl
     """
     for frame in frames:
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # what is no Python, or nested too deeply
-            found = tuple(dict.fromkeys(_asked(frame, source_of(frame.file)[:_LONGEST_SOURCE])))
-            if found:
-                return found
+            asked = tuple(dict.fromkeys(_asked(frame, source_of(frame.file)[:_LONGEST_SOURCE])))
+            if asked:
+                return asked
     named = ((name, held) for frame in frames for name, held in frame.values.items() if held[0] == "path")
     locks = (held for name, held in named if "lock" in name or str(held[1]).endswith(_LOCK_ENDINGS))
     return tuple(itertools.islice(locks, 1))

@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 
+from health.probes.network.names import joined
 from supervisor.core.values import dataclass
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DUMP = 4, 20, 0x301
@@ -46,18 +47,18 @@ class Connections:
 
 def read() -> dict[int, Connection]:
     """Return the connections by inode, as far as the kernel says."""
-    found: dict[int, Connection] = {}
+    connections: dict[int, Connection] = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
-            found |= _dumped(family)
+            connections |= _dumped(family)
         except (OSError, struct.error):  # a kernel without it, or a sandbox that forbids it
             continue
-    return found
+    return connections
 
 
 def _dumped(family: int) -> dict[int, Connection]:
     request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), 0, 0xFFFFFFFF) + b"\0" * _ID_BYTES
-    found: dict[int, Connection] = {}
+    connections: dict[int, Connection] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as link:
         link.settimeout(_ANSWER_S)
         link.send(struct.pack("=IHHII", _HEADER + len(request), _SOCK_DIAG_BY_FAMILY, _DUMP, 1, 0) + request)
@@ -66,8 +67,8 @@ def _dumped(family: int) -> dict[int, Connection]:
             while at < len(answer):
                 length, kind = struct.unpack_from("=IH", answer, at)
                 if kind in {_DONE, _ERROR} or length < _HEADER:
-                    return found
-                found |= _connection(answer[at + _HEADER : at + length], family)
+                    return connections
+                connections |= _connection(answer[at + _HEADER : at + length], family)
                 at += (length + 3) & ~3
 
 
@@ -85,4 +86,4 @@ def _connection(message: bytes, family: int) -> dict[int, Connection]:
         if kind == _INET_DIAG_INFO and length >= 4 + _BYTES_AT + 16:
             moved = sum(struct.unpack_from("=QQ", message, at + 4 + _BYTES_AT))
         at += max(4, (length + 3) & ~3)
-    return {inode: Connection(f"[{host}]:{peer_port}" if ":" in host else f"{host}:{peer_port}", port, moved)}
+    return {inode: Connection(joined(host, peer_port), port, moved)}

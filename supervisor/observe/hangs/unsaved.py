@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def text_of(look: Look, beats: Sequence[RankHeartbeat]) -> str:
     """Return one sentence: which ranks did not ask, never ask, or were asked to save and have not, each with its phase and line."""
-    does = {one.rank: _does(standing(one).text, one.phase, waits=standing(one).doing is Doing.WAITS) for one in look.ranks}
+    does = {rank.rank: _does(standing(rank).text, rank.phase, waits=standing(rank).doing is Doing.WAITS) for rank in look.ranks}
     alike: dict[str, list[int]] = {}
     for beat in beats:
         if how := _how(beat, is_anyone_asking=any(other.asks for other in beats)):

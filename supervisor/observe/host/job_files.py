@@ -62,18 +62,13 @@ class SeenFile:
 
 def staging_patterns(directory: Path) -> frozenset[str]:
     """Return the patterns of names that the saves of an attempt had until they were renamed."""
-    found: set[str] = set()
-    for file in directory.glob("saves-*.jsonl"):
-        found.update(
-            pattern_of(str(row["was"])) for row in save_logs.rows(file.read_bytes()) if row.get("what") == "renamed" and row.get("was")
-        )
-    return frozenset(found)
+    renamed = (row for row in save_logs.of_attempt(directory) if row.get("what") == "renamed" and row.get("was"))
+    return frozenset(pattern_of(str(row["was"])) for row in renamed)
 
 
 def saved_directories(directory: Path) -> frozenset[str]:
     """Return the directories into which the ranks of an attempt saved, each with the one above it: a save may have one of its own."""
-    rows = (row for file in directory.glob("saves-*.jsonl") for row in save_logs.rows(file.read_bytes()))
-    saved = {os.path.dirname(str(row["path"])) for row in rows}  # noqa: PTH120 (a name)
+    saved = {os.path.dirname(row["path"]) for row in save_logs.of_attempt(directory)}  # noqa: PTH120 (a name)
     return frozenset(saved | {os.path.dirname(place) for place in saved})  # noqa: PTH120 (a name)
 
 
@@ -109,20 +104,20 @@ def on_full_disk(
 
 def _existing(paths: Iterable[str]) -> list[str]:
     """Return the directories that are there, or the nearest ones above them, without those that lie in another one of them."""
-    found: list[str] = []
+    places: list[str] = []
     for path in paths:
         place = os.path.realpath(path)
         while not os.path.isdir(place) and os.path.dirname(place) != place:  # noqa: PTH112, PTH120 (as above)
             place = os.path.dirname(place)  # noqa: PTH120 (as above)
         if place not in {"/", os.path.expanduser("~"), tempfile.gettempdir()}:  # noqa: PTH111 (what a walk would not get through)
-            found.append(place)
-    return [one for one in dict.fromkeys(found) if not any(one != other and f"{one}/".startswith(f"{other}/") for other in found)]
+            places.append(place)
+    return [one for one in dict.fromkeys(places) if not any(one != other and f"{one}/".startswith(f"{other}/") for other in places)]
 
 
 def _written(roots: Sequence[str], begun: Sequence[Begun], cwd: str, staging: frozenset[str]) -> list[SeenFile]:
     """Return what this run wrote below the directories: files of a root by themselves, else the directory with all that is in it."""
     last = begun[-1].attempt
-    found: dict[str, SeenFile] = {}
+    files: dict[str, SeenFile] = {}
     seen: set[tuple[int, int]] = set()
     for root in roots:
         for path, info in _files(root):
@@ -134,14 +129,14 @@ def _written(roots: Sequence[str], begun: Sequence[Begun], cwd: str, staging: fr
             name = path if above == root else above
             inside = path.removeprefix(f"{cwd}/" if path.startswith(f"{cwd}/") else f"{root}/")
             is_left = attempt < last and (bool(_UNFINISHED.search(inside)) or pattern_of(path) in staging)
-            known = found.get(name)
-            found[name] = SeenFile(
+            known = files.get(name)
+            files[name] = SeenFile(
                 name,
                 info.st_blocks * 512 + (known.size if known else 0),
                 max(attempt, known.attempt if known else 0),
                 is_leftover=is_left and (known is None or known.is_leftover),
             )
-    return [file for file in found.values() if file.size >= LEAST_BYTES]
+    return [file for file in files.values() if file.size >= LEAST_BYTES]
 
 
 def _files(root: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -174,7 +169,7 @@ def _files(root: str) -> Iterator[tuple[str, os.stat_result]]:
 def _attempt_of(mtime: float, begun: Sequence[Begun]) -> int | None:
     """Return the attempt in which a file was changed, None if that was before this run."""
     first = begun[0].attempt if begun and mtime >= begun[0].t - CLOCKS_S else None
-    return next((one.attempt for one in reversed(begun) if mtime >= one.t), first)
+    return next((row.attempt for row in reversed(begun) if mtime >= row.t), first)
 
 
 def _listed(files: Sequence[SeenFile]) -> str:
@@ -190,7 +185,7 @@ def _size(count: int) -> str:
 
 def of_caches(facts: Sequence[Evidence], environ: Mapping[str, str], begun: Sequence[Begun]) -> tuple[Evidence, ...]:
     """Return, of each exception about a damaged file of a cache, the file and the attempt of this run that wrote it, as far as known."""
-    found = []
+    files = []
     for fact in caches.claimed(facts, {name for _, name in UNCAUGHT}):
         known = dict(fact.fields)
         if caches.CACHE not in known or fact.claim is None or fact.claim.cause is not Cause.CACHE_CORRUPT:
@@ -205,8 +200,8 @@ def of_caches(facts: Sequence[Evidence], environ: Mapping[str, str], begun: Sequ
         is_earlier = written_in is not None and bool(begun) and written_in < begun[-1].attempt
         writer = (("cache_writer", f"attempt {written_in} of this run"),) if is_earlier else ()
         text = f"the damaged file is {path}"
-        found.append(Evidence("host", "cache_file", text, rank=fact.rank, fields=((caches.PATH, path), *writer)))
-    return tuple(dict.fromkeys(found))
+        files.append(Evidence("host", "cache_file", text, rank=fact.rank, fields=((caches.PATH, path), *writer)))
+    return tuple(dict.fromkeys(files))
 
 
 def _damaged_file(name: str, environ: Mapping[str, str]) -> str:

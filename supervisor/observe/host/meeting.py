@@ -43,7 +43,7 @@ def evidence(node: str, logged: Iterable[Evidence], configured: Place | None) ->
     asked = Ask(deadline_s=RESOLVE_S, hosts=tuple(host for host, _ in places))
     problems = {reading.subject.removeprefix("name:"): reading.problem for reading in names.read(asked) if reading.problem}
     for host, port in places:
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        place = names.joined(host, port)
         if host in problems:
             text = (
                 f"{node} cannot resolve the host name {host!r}, where the ranks are to meet ({problems[host]}): make it known by DNS or"
@@ -52,7 +52,7 @@ def evidence(node: str, logged: Iterable[Evidence], configured: Place | None) ->
         elif _closes(host, port):
             text = (
                 f"something answers at {place}, where the ranks are to meet, but it is no store: it closes each connection"
-                " (a proxy, a mesh's sidecar or another service has that port)"
+                " (a proxy, a mesh's sidecar or another service has that port): give another port, or take this one out of the mesh"
             )
         else:
             continue

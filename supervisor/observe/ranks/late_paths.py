@@ -33,12 +33,12 @@ def evidence(cwd: Path, since_s: float, reported: Iterable[Evidence]) -> Iterato
         if match is None:
             continue
         number, path = int(match["errno"]), match["path"]
-        made_s = _made_s(cwd / path)
-        if made_s is not None and (number in _MISSING or (number == errno.EEXIST and made_s >= since_s)):
+        changed_s = _changed_s(cwd / path)
+        if changed_s is not None and (number in _MISSING or (number == errno.EEXIST and changed_s >= since_s)):
             yield Evidence("host", LATE_PATH, path, fact.rank, fact.t)
 
 
-def _made_s(path: Path) -> float | None:
+def _changed_s(path: Path) -> float | None:
     """Return when a path was last changed, in wall seconds; None where it is not there, or cannot be read."""
     try:
         return path.stat().st_ctime

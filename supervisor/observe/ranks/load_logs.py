@@ -27,13 +27,13 @@ def evidence(directory: Path, ranks: Sequence[RankInfo]) -> tuple[Evidence, ...]
     The path is as the script wrote it; `real` has it with all links followed, `checkpoint` what that is a part of. Raises OSError.
     """
     of_local = {rank.local_rank: rank.rank for rank in ranks}
-    found = []
+    facts = []
     for file in sorted(directory.glob("loads-*.jsonl")):
         rank, (name, path) = save_logs.rank_of(file, of_local), _last(file.read_bytes().splitlines())
         if rank is not None and path:
             real = os.path.realpath(path)
-            found.append(Evidence("heartbeat", name, path, rank=rank, fields=(("real", real), ("checkpoint", checkpoint_path(real)))))
-    return tuple(found)
+            facts.append(Evidence("heartbeat", name, path, rank=rank, fields=(("real", real), ("checkpoint", checkpoint_path(real)))))
+    return tuple(facts)
 
 
 def _last(lines: Iterable[bytes]) -> tuple[str, str]:

@@ -26,6 +26,12 @@ def rows(log: bytes) -> Iterator[dict[str, Any]]:
             continue
 
 
+def of_attempt(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the saves of all ranks of an attempt."""
+    for file in directory.glob("saves-*.jsonl"):
+        yield from rows(file.read_bytes())
+
+
 def most_saves(directory: Path) -> int:
     """Return how often one rank ended a save to one location in an attempt, at most: several files of one name, or one file again."""
     most = 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.observe.hangs import awaited, procfs
-from supervisor.observe.hangs.awaited import Awaited, AwaitedKind, Surroundings, age_text
+from supervisor.observe.hangs.awaited import Awaited, AwaitedKind, Surroundings
 from supervisor.observe.hangs.polled import PRESENCE
 from tests.support.waiting import wait_for
 
@@ -156,9 +156,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert not found.is_left
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (180, "3 min"), (7200, "2 h"), (250_000, "3 days")])
-def test_ages(seconds: float, text: str) -> None:
-    assert age_text(seconds) == text
+@pytest.mark.parametrize(("seconds", "text"), [(119, "119 s"), (180, "3 min"), (7200, "2 h"), (250_000, "2 days 21 h")])
+def test_the_age_of_a_file_that_is_left_is_shown(tmp_path: Path, seconds: int, text: str) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    changed = time.time() - seconds
+    os.utime(lock, (changed, changed))
+    assert f"({text} old; no process has it open" in of_file(lock).text
 
 
 POLLS = """

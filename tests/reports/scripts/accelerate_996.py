@@ -1,4 +1,4 @@
-"""huggingface/accelerate, issue 996 (2023): the launcher returns 0 after a rank's error; so does `cmd | tee log`, and `cmd; echo done`.
+"""huggingface/accelerate#996 (2023): the launcher returns 0 after a rank's error; so does `cmd | tee log`, and `cmd; echo done`.
 
 Rank `--rank` fails before step 31, as `--how` says; once with `--once`, so that a second launch trains to the end.
 """

@@ -1,4 +1,4 @@
-"""ai2cm/ace, pull request 1068 (2026): a handler of TERM in one rank calls sys.exit(0), and the launcher sees success.
+"""ai2cm/ace PR#1068 (2026): a handler of TERM in one rank calls sys.exit(0), and the launcher sees success.
 
 `--leave LIST`: these ranks leave with 0 before step 31. `--term`: by a TERM from outside that a handler turns into 0, once.
 """

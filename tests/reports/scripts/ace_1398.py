@@ -1,4 +1,4 @@
-"""ai2cm/ace#1398 (2026): a rank is killed with its communicators open, and the GPU of its NVLink peer faults.
+"""ai2cm/ace PR#1398 (2026): a rank is killed with its communicators open, and the GPU of its NVLink peer faults.
 
 --alone: the rank faults though nobody was killed.
 """

@@ -1,4 +1,4 @@
-"""alan-turing-institute/autocast, issue 381 (2026): after the last step one rank leaves, and the other waits for it in a collective.
+"""alan-turing-institute/autocast#381 (2026): after the last step one rank leaves, and the other waits for it in a collective.
 
 The last rank waits in a barrier; with `--fail save` it fails in a last save of its own instead.
 """

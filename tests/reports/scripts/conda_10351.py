@@ -1,4 +1,7 @@
-"""conda/conda#10351: `conda run` does not pass TERM on, and its child lives. A wrapper that is deaf to TERM, around the command given."""
+"""conda/conda#10351 (2020): `conda run` does not pass TERM on, and its child lives.
+
+A wrapper that is deaf to TERM, around the command given.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training whose attempts die seconds after they have loaded a whole checkpoint. A sister of NVIDIA/Megatron-LM#5281 (2026).
+"""NVIDIA/Megatron-LM#5281 (2026), a sister: attempts die seconds after they have loaded a whole checkpoint.
 
 The first attempt is killed at step 45. Each later one dies before its first step, as --how says, until the file `mended` is there.
 """

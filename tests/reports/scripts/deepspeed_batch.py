@@ -1,4 +1,4 @@
-"""A sister of deepspeedai/DeepSpeed#5405 (2024): the configuration holds the batch, and another micro-batch does not start.
+"""deepspeedai/DeepSpeed#5405 (2024), a sister: the configuration holds the batch, and another micro-batch does not start.
 
 At step 30 of the first attempt a rank has no memory left, which halves the micro-batch.
 """

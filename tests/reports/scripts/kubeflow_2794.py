@@ -1,4 +1,4 @@
-"""kubeflow/trainer#2794 (2025-08): what has the master's port takes each connection and closes it; and one rank that meets by env://.
+"""kubeflow/trainer#2794 (2025): what has the master's port takes each connection and closes it; and one rank that meets by env://.
 
 `PORT`: serve such a port until killed. Nothing: be a rank.
 """

@@ -1,5 +1,7 @@
-# Lightning-AI/pytorch-lightning#20391 (2024): --ntasks=1 with --ntasks-per-node=2: the world is taken as 2, one starts, and waits for ever
-"""One process that takes its world size from SLURM_NTASKS_PER_NODE, as Lightning did."""
+"""Lightning-AI/pytorch-lightning#20391 (2024): with --ntasks=1 --ntasks-per-node=2 the world is taken as 2; one starts, and waits for ever.
+
+One process that takes its world size from SLURM_NTASKS_PER_NODE, as Lightning did.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-# marin-community/marin#8534 (2026): after a restore one rank's read stalls, and a barrier without a timeout holds all the others for hours
-"""Rank 1 reads its part of the checkpoint at 10 KB/s; the others wait in a barrier. `--from`: a file, or a pipe that is fed so slowly."""
+"""marin-community/marin#8534 (2026): after a restore one rank's read stalls, and a barrier without a timeout holds the others for hours.
+
+Rank 1 reads its part of the checkpoint at 10 KB/s; the others wait in a barrier. `--from`: a file, or a pipe that is fed so slowly.
+"""
 
 from __future__ import annotations
 

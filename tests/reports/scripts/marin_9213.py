@@ -1,6 +1,6 @@
-"""marin-community/marin #9213, #9209 (2026-09): the upload of one rank fails, it logs that and goes on, and its peer waits for it.
+"""marin-community/marin#9213, #9209 (2026): the upload of one rank fails, it logs that and goes on, and its peer waits for it.
 
-`--said LINE`: what rank 1 logs; `--fails-at STEP`: at which save, `--waits`: whether rank 0 waits for the upload that failed.
+`--said LINE`: what rank 1 logs; `--fails-at STEP`: after which step; `--dies-at STEP`: after which one rank 0 waits in a barrier.
 """
 
 from __future__ import annotations

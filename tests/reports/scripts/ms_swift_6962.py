@@ -1,4 +1,4 @@
-"""modelscope/ms-swift #6962 (2025-12), huggingface/trl #3408 (2025-05): a server of the job answers each new trainer with an error.
+"""modelscope/ms-swift#6962 (2025), huggingface/trl#3408 (2025): a server of the job answers each new trainer with an error.
 
 Rank 1 asks `--server URL` before the first step, or before `--asks-at STEP`. `--client`: requests' wording of it, or urllib's own error.
 """

@@ -1,5 +1,7 @@
-# modelscope/ms-swift#6962 (2025), huggingface/trl#3408 (2025): GRPO stands still without an error while a reward server does not answer
-"""Rank 1 asks a server for a reward at step 30, without a timeout. `--how`: by urllib, by a bare socket, or by a child process."""
+"""modelscope/ms-swift#6962 (2025), huggingface/trl#3408 (2025): GRPO stands still without an error while a reward server is mute.
+
+Rank 1 asks a server for a reward at step 30, without a timeout. `--how`: by urllib, by a bare socket, or by a child process.
+"""
 
 from __future__ import annotations
 

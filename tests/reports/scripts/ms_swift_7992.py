@@ -1,4 +1,4 @@
-"""modelscope/ms-swift, issue 7992 (2026): the training is done, the model is saved, and then the teardown dies.
+"""modelscope/ms-swift#7992 (2026): the training is done, the model is saved, and then the teardown dies.
 
 `--how`: abort in atexit, a crash in atexit, a crash right after the last save, or the watchdog's abort with its text.
 """

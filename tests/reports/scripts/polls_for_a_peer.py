@@ -1,5 +1,7 @@
-# the sister of pytorch/pytorch#189245: a rank polls for a file of a rank that left with 0 at step 30
-"""Rank 1 leaves with 0 before step 30, and rank 0 waits for its part. `--how`: by a file that it asks for, or by a named pipe."""
+"""pytorch/pytorch#189245 (2026), a sister: a rank polls for a file of a rank that left with 0.
+
+Rank 1 leaves before step 30, and rank 0 waits for its part. `--how`: by a file that it asks for, or by a named pipe.
+"""
 
 from __future__ import annotations
 

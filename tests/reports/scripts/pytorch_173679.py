@@ -1,4 +1,4 @@
-"""pytorch/pytorch #173679 (2026-01), #153791 (2025-05): a file of a compile cache that another process left half-written, or replaced.
+"""pytorch/pytorch#173679 (2026), #153791 (2025): a file of a compile cache that another process left half-written, or replaced.
 
 Attempt 1 writes a half of `--cache`/ab/k.best_config and is killed. From then on rank 1 reads it, in a function of the file `--reader`.
 `--stale`: the file server says that the file is another one by now, in the first `--times` attempts.

@@ -1,5 +1,6 @@
-# pytorch/pytorch#189245 (2026): a build that was killed leaves its lock, and every later start waits for that without a word
-"""A build behind a lock file, like torch's FileBaton: rank 0 of attempt 1 dies in it, and leaves the lock.
+"""pytorch/pytorch#189245 (2026): a build that was killed leaves its lock, and every later start waits for that without a word.
+
+A build behind a lock file, like torch's FileBaton: rank 0 of attempt 1 dies in it, and leaves the lock.
 
 --when: the ranks build before the process group is made, after it, or at step 30. --poll-s: how often the others ask.
 """

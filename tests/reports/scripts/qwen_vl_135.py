@@ -1,4 +1,4 @@
-"""2U1/Qwen-VL-Series-Finetune #135 (2025-06): main memory runs out in the save, which holds the state a second time; there is no loader.
+"""2U1/Qwen-VL-Series-Finetune#135 (2025): main memory runs out in the save, which holds the state a second time; there is no loader.
 
 `--by KILL` or `raise`: how the rank ends; the kernel kills it, or an allocation fails. `--workers N`: with a loader, after all.
 """

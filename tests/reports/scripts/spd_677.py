@@ -1,5 +1,7 @@
-# goodfire-ai/spd#677, #741 (2026): a save flag that is looked at between steps alone: no preemption in an evaluation saved anything
-"""Each rank asks worker.should_save before each step; rank 0 evaluates for long before step 30, the other waits for it in a barrier."""
+"""goodfire-ai/spd#677, #741 (2026): a save flag that is looked at between steps alone: no preemption in an evaluation saved anything.
+
+Each rank asks worker.should_save before each step; rank 0 evaluates for long before step 30, the other waits for it in a barrier.
+"""
 
 from __future__ import annotations
 

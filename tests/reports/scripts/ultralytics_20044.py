@@ -1,4 +1,4 @@
-"""ultralytics/ultralytics#20044 (2025-04): the program starts torch.distributed.run on a script that it wrote, and deletes it in the end.
+"""ultralytics/ultralytics#20044 (2025): the program starts torch.distributed.run on a script that it wrote, and deletes it in the end.
 
 The words up to `--` say how the ranks are started, those behind it are the training's.
 """

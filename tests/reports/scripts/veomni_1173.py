@@ -1,4 +1,4 @@
-"""ByteDance-Seed/VeOmni PR #1173 (2026-09): each killed save leaves a whole copy under another name, until the disk is full of them.
+"""ByteDance-Seed/VeOmni PR#1173 (2026): each killed save leaves a whole copy under another name, until the disk is full of them.
 
 A save writes ckpt/stage/STEP/ and renames it. `--killed N`: so many attempts end by KILL within their save. `--clears`: the script removes
 what is staged when it starts.

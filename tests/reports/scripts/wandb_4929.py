@@ -1,4 +1,4 @@
-"""wandb/wandb, issue 4929: a thread that uploads never ends, so a process whose training is over does not leave."""
+"""wandb/wandb#4929 (2023): a thread that uploads never ends, so a process whose training is over does not leave."""
 
 import threading
 import time

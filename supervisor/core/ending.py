@@ -65,7 +65,8 @@ KINDS: dict[EndKind, tuple[str, str]] = {
         "one more attempt, if it gets a checkpoint; it begins at the last step, so it trains nothing again. Then as below",
     ),
     EndKind.OVER: (
-        "the last step was made: all came to their end, and one died after that; or the attempt began at the last step, and made none",
+        "all came to their end, and one died after that; or the last step was made, and a verified checkpoint holds it; or the attempt began "
+        "at the last step, and made none",
         "stop with the failed rank's own code (124: a hang), never 75; no checkpoint is rejected. Card: `the training had ended at step N`",
     ),
     EndKind.FAILED: ("in any other way", "the ladder of the cause decides"),
@@ -168,8 +169,8 @@ def _kind(state: JobState, finished: tuple[RankEnding, ...], others: tuple[RankE
     ranks = (*finished, *others)
     last = max((rank.total for rank in ranks if rank.total is not None), default=None)
     steps = [rank.step for rank in ranks if rank.step is not None]
-    if last is not None and steps and min(steps) >= last:
-        return EndKind.OVER
+    if last is not None and steps and min(steps) >= last and is_held(min(steps), state.run.verified):
+        return EndKind.OVER  # else it was the last save that failed, and with it all that was trained since the one before
     early = EndKind.EARLY if any(rank.left_well for rank in finished) else EndKind.FAILED
     is_short = last is not None and any(rank.step is not None and rank.step < last for rank in finished)
     if not finished or is_short or any(other.is_beyond(rank) for other in others for rank in finished):
@@ -303,5 +304,9 @@ def ended_text(step: int | None, verified: Iterable[CheckpointRef]) -> str:
     """Return that the training had ended, and where; and that a checkpoint of that step is verified, if it is by now."""
     if step is None:
         return "the training had ended"
-    is_held = any(c.shown_step is not None and c.shown_step >= step for c in verified)
-    return f"the training had ended at step {step}" + (", checkpoint verified" if is_held else "")
+    return f"the training had ended at step {step}" + (", checkpoint verified" if is_held(step, verified) else "")
+
+
+def is_held(step: int, verified: Iterable[CheckpointRef]) -> bool:
+    """Whether a verified checkpoint holds what was trained up to a step."""
+    return any(c.shown_step is not None and c.shown_step >= step for c in verified)

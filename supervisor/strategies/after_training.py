@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core.ending import EndKind, ended_text
-from supervisor.core.model import Plan, PlanKind
+from supervisor.core.ending import EndKind, ended_text, is_held
+from supervisor.core.model import FROM_OUTSIDE, Cause, Plan, PlanKind
 from supervisor.strategies.guards import within_cap
 from supervisor.strategies.repetition import HANGS, restart_within_budget
 from supervisor.strategies.situation import exit_code_of
@@ -16,15 +16,21 @@ if TYPE_CHECKING:
 
 #: `Plan.strategy` of its plans.
 NAME = "training_over"
+#: Where the last save goes to, and where it comes from: they may be back later, so their ladders wait as long as the last step is not saved.
+_OF_PLACES = frozenset({Cause.DISK_FULL, Cause.IO_ERROR, Cause.STORAGE_REMOTE, Cause.NODE_LOST})
 
 
 def training_over(situation: Situation) -> Plan | None:
     """Stop with the failed rank's own code (124 for a hang) if the training had ended: nothing is left that another attempt could train.
 
     Where it only seems so, one more attempt may end it, if it gets a checkpoint: what failed at the end was a barrier or the last save.
+    A machine that is taken away, a person's Ctrl-C, and a place that does not take the last save, are answered as at any other step.
     """
     ending = situation.ending
     if not ending.is_over or situation.failed_gpus:  # a GPU that failed goes out of use, whenever that was
+        return None
+    cause = situation.verdict.cause
+    if cause in FROM_OUTSIDE or (cause in _OF_PLACES and ending.kind is EndKind.SEEMS_OVER and not _is_saved(situation)):
         return None
     what = ended_text(ending.step, situation.verified)
     code = 124 if situation.verdict.cause in HANGS else exit_code_of(situation.first)
@@ -40,6 +46,11 @@ def training_over(situation: Situation) -> Plan | None:
         strategy=NAME,
         exit_code=code,
     )
+
+
+def _is_saved(situation: Situation) -> bool:
+    step = situation.ending.step
+    return step is not None and is_held(step, situation.verified)
 
 
 def _gets_a_checkpoint(situation: Situation) -> bool:

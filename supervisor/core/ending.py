@@ -277,7 +277,8 @@ def explained(state: JobState, verdict: Verdict) -> Verdict:
         claim = exits.BY_SIGNAL[signum]
         verdict = replace(verdict, cause=claim.cause, summary=f"rank {dead.rank} was killed by {exits.signal_name(signum)}", rank=dead.rank)
     elif well is not None and verdict.cause in _OF_PEERS:
-        waiter = next((rank for rank in ending.ranks if not rank.came_to_its_end), well)
+        waiter = next((rank for rank in ending.ranks if not rank.came_to_its_end), None)
+        waiter = waiter or next((rank for rank in ending.ranks if not rank.left_well), well)
         verdict = _of_exit(waiter, f"rank {waiter.rank} waited for rank {well.rank}, which had left with 0", "left:last", verdict)
     return replace(verdict, summary=f"{AFTER_THE_END}{verdict.summary}")
 

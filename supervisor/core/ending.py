@@ -62,11 +62,11 @@ KINDS: dict[EndKind, tuple[str, str]] = {
     ),
     EndKind.SEEMS_OVER: (
         "a rank came to its end, and another one that had made as many steps failed, or waited, in a barrier or in the last save",
-        "one more attempt, if it gets a checkpoint; it begins at the last step, so it trains nothing again. Then as below",
+        "one more attempt, if it gets a checkpoint; it begins at the last step, so it trains nothing again. Then as below. "
+        "A last save that failed is answered as at any other step",
     ),
     EndKind.OVER: (
-        "all came to their end, and one died after that; or the last step was made, and a verified checkpoint holds it; or the attempt began "
-        "at the last step, and made none",
+        "all came to their end, and one died after that; or a checkpoint holds the last step; or the attempt began there, and made none",
         "stop with the failed rank's own code (124: a hang), never 75; no checkpoint is rejected. Card: `the training had ended at step N`",
     ),
     EndKind.FAILED: ("in any other way", "the ladder of the cause decides"),

@@ -226,6 +226,12 @@ def test_a_place_that_does_not_take_the_last_save_is_waited_for() -> None:
     assert (answer.plan.kind, answer.plan.strategy) == (PlanKind.RESTART, "wait_for_storage")
 
 
+def test_a_rank_that_is_killed_in_the_last_save_is_started_again_if_a_checkpoint_lies_before_it() -> None:
+    killed = failed(rank(0, code=0, over=True, step=220), rank(1, signal=9, step=220, phase="checkpoint"), policy=Policy())
+    answer = decision(killed)
+    assert (answer.plan.kind, answer.plan.strategy) == (PlanKind.RESTART, "restart_within_budget")
+
+
 @pytest.mark.parametrize(("cause", "code"), [(Cause.PREEMPTED, 75), (Cause.INTERRUPTED, 130)])
 def test_who_ends_a_job_from_outside_is_answered_after_the_last_step_too(cause: Cause, code: int) -> None:
     asked = Evidence("host", "asked", "it was asked to end", 0, 11.0, claim=Claim(cause, 0.97))

@@ -62,8 +62,7 @@ KINDS: dict[EndKind, tuple[str, str]] = {
     ),
     EndKind.SEEMS_OVER: (
         "a rank came to its end, and another one that had made as many steps failed, or waited, in a barrier or in the last save",
-        "one more attempt, if it gets a checkpoint; it begins at the last step, so it trains nothing again. Then as below. "
-        "A last save that failed is answered as at any other step",
+        "one more attempt from the last step, if it gets a checkpoint; then as below. A last save that failed: the ladder of the cause",
     ),
     EndKind.OVER: (
         "all came to their end, and one died after that; or a checkpoint holds the last step; or the attempt began there, and made none",

@@ -52,7 +52,7 @@ def _lost_its_last_save(situation: Situation) -> bool:
     step = situation.ending.step
     if step is not None and is_held(step, situation.verified):
         return False
-    return situation.verdict.cause in _OF_PLACES or (situation.phase is Phase.CHECKPOINT and bool(situation.verified))
+    return situation.verdict.cause in _OF_PLACES or situation.phase is Phase.CHECKPOINT  # the one before may not be verified yet
 
 
 def _gets_a_checkpoint(situation: Situation) -> bool:

@@ -226,9 +226,10 @@ def test_a_place_that_does_not_take_the_last_save_is_waited_for() -> None:
     assert (answer.plan.kind, answer.plan.strategy) == (PlanKind.RESTART, "wait_for_storage")
 
 
-def test_a_rank_that_is_killed_in_the_last_save_is_started_again_if_a_checkpoint_lies_before_it() -> None:
-    killed = failed(rank(0, code=0, over=True, step=220), rank(1, signal=9, step=220, phase="checkpoint"), policy=Policy())
-    answer = decision(killed)
+@pytest.mark.parametrize("verified", [(STEP_200,), ()], ids=["an older one", "none is verified yet"])
+def test_a_rank_that_is_killed_in_the_last_save_is_started_again(verified: tuple[CheckpointRef, ...]) -> None:
+    ranks = rank(0, code=0, over=True, step=220), rank(1, signal=9, step=220, phase="checkpoint")
+    answer = decision(failed(*ranks, policy=Policy(), verified=verified))
     assert (answer.plan.kind, answer.plan.strategy) == (PlanKind.RESTART, "restart_within_budget")
 
 

@@ -62,10 +62,10 @@ KINDS: dict[EndKind, tuple[str, str]] = {
     ),
     EndKind.SEEMS_OVER: (
         "a rank came to its end, and another one that had made as many steps failed, or waited, in a barrier or in the last save",
-        "one more attempt, if it gets a checkpoint; it begins at the last step, so it trains nothing again. Then as below",
+        "one more attempt from the last step, if it gets a checkpoint; then as below. A last save that failed: the ladder of the cause",
     ),
     EndKind.OVER: (
-        "the last step was made: all came to their end, and one died after that; or the attempt began at the last step, and made none",
+        "all came to their end, and one died after that; or a checkpoint holds the last step; or the attempt began there, and made none",
         "stop with the failed rank's own code (124: a hang), never 75; no checkpoint is rejected. Card: `the training had ended at step N`",
     ),
     EndKind.FAILED: ("in any other way", "the ladder of the cause decides"),
@@ -168,8 +168,8 @@ def _kind(state: JobState, finished: tuple[RankEnding, ...], others: tuple[RankE
     ranks = (*finished, *others)
     last = max((rank.total for rank in ranks if rank.total is not None), default=None)
     steps = [rank.step for rank in ranks if rank.step is not None]
-    if last is not None and steps and min(steps) >= last:
-        return EndKind.OVER
+    if last is not None and steps and min(steps) >= last and is_held(min(steps), state.run.verified):
+        return EndKind.OVER  # else it was the last save that failed, and with it all that was trained since the one before
     early = EndKind.EARLY if any(rank.left_well for rank in finished) else EndKind.FAILED
     is_short = last is not None and any(rank.step is not None and rank.step < last for rank in finished)
     if not finished or is_short or any(other.is_beyond(rank) for other in others for rank in finished):
@@ -276,7 +276,8 @@ def explained(state: JobState, verdict: Verdict) -> Verdict:
         claim = exits.BY_SIGNAL[signum]
         verdict = replace(verdict, cause=claim.cause, summary=f"rank {dead.rank} was killed by {exits.signal_name(signum)}", rank=dead.rank)
     elif well is not None and verdict.cause in _OF_PEERS:
-        waiter = next((rank for rank in ending.ranks if not rank.came_to_its_end), well)
+        waiter = next((rank for rank in ending.ranks if not rank.came_to_its_end), None)
+        waiter = waiter or next((rank for rank in ending.ranks if not rank.left_well), well)
         verdict = _of_exit(waiter, f"rank {waiter.rank} waited for rank {well.rank}, which had left with 0", "left:last", verdict)
     return replace(verdict, summary=f"{AFTER_THE_END}{verdict.summary}")
 
@@ -303,5 +304,9 @@ def ended_text(step: int | None, verified: Iterable[CheckpointRef]) -> str:
     """Return that the training had ended, and where; and that a checkpoint of that step is verified, if it is by now."""
     if step is None:
         return "the training had ended"
-    is_held = any(c.shown_step is not None and c.shown_step >= step for c in verified)
-    return f"the training had ended at step {step}" + (", checkpoint verified" if is_held else "")
+    return f"the training had ended at step {step}" + (", checkpoint verified" if is_held(step, verified) else "")
+
+
+def is_held(step: int, verified: Iterable[CheckpointRef]) -> bool:
+    """Whether a verified checkpoint holds what was trained up to a step."""
+    return any(c.shown_step is not None and c.shown_step >= step for c in verified)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core.ending import EndKind, ended_text
-from supervisor.core.model import Plan, PlanKind
+from supervisor.core.ending import EndKind, ended_text, is_held
+from supervisor.core.model import FROM_OUTSIDE, Cause, Phase, Plan, PlanKind
 from supervisor.strategies.guards import within_cap
 from supervisor.strategies.repetition import HANGS, restart_within_budget
 from supervisor.strategies.situation import exit_code_of
@@ -16,15 +16,20 @@ if TYPE_CHECKING:
 
 #: `Plan.strategy` of its plans.
 NAME = "training_over"
+#: Of where the last save goes to, and of where it comes from.
+_OF_PLACES = frozenset({Cause.DISK_FULL, Cause.IO_ERROR, Cause.STORAGE_REMOTE, Cause.NODE_LOST})
 
 
 def training_over(situation: Situation) -> Plan | None:
     """Stop with the failed rank's own code (124 for a hang) if the training had ended: nothing is left that another attempt could train.
 
     Where it only seems so, one more attempt may end it, if it gets a checkpoint: what failed at the end was a barrier or the last save.
+    A machine that is taken away, a person's Ctrl-C and a last save that failed are answered as at any other step.
     """
     ending = situation.ending
     if not ending.is_over or situation.failed_gpus:  # a GPU that failed goes out of use, whenever that was
+        return None
+    if situation.verdict.cause in FROM_OUTSIDE or (ending.kind is EndKind.SEEMS_OVER and _lost_its_last_save(situation)):
         return None
     ended = ended_text(ending.step, situation.verified)
     code = 124 if situation.verdict.cause in HANGS else exit_code_of(situation.first)
@@ -40,6 +45,14 @@ def training_over(situation: Situation) -> Plan | None:
         strategy=NAME,
         exit_code=code,
     )
+
+
+def _lost_its_last_save(situation: Situation) -> bool:
+    """Whether the last save failed, so that what was trained since the one before is to be trained again."""
+    step = situation.ending.step
+    if step is not None and is_held(step, situation.verified):
+        return False
+    return situation.verdict.cause in _OF_PLACES or situation.phase is Phase.CHECKPOINT  # the one before may not be verified yet
 
 
 def _gets_a_checkpoint(situation: Situation) -> bool:

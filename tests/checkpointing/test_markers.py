@@ -65,6 +65,12 @@ def test_a_save_with_nemos_marker_beside_it_is_not_whole_until_the_marker_is_gon
     assert again.chosen.path == str(path), "the mark was no part of its content, so nothing is rejected"
 
 
+def test_a_directory_that_is_named_like_nemos_marker_marks_nothing(tmp_path: Path) -> None:
+    path = saved(tmp_path / "runs" / "step-40.pt", 40)
+    (tmp_path / "runs-unfinished").mkdir()
+    assert verify(str(path)).verdict is Verdict.VERIFIED
+
+
 @pytest.mark.parametrize(
     ("save", "tracker", "content"),
     [

@@ -119,6 +119,16 @@ NO_STEP = {"steps": 0, "phase": "load"}
         pytest.param(
             failed(rank(0, code=1, step=200, total=200), rank(1, step=200, total=200)), EndKind.OVER, id="the known last step is made"
         ),
+        pytest.param(
+            failed(rank(0, code=1, step=220, total=220, trace="OSError: I/O error", phase="checkpoint"), rank(1, step=220, total=220)),
+            EndKind.FAILED,
+            id="the known last step is made, and its save failed",
+        ),
+        pytest.param(
+            failed(rank(0, code=1, step=300, total=200), rank(1, step=300, total=200)),
+            EndKind.FAILED,
+            id="a second training goes on beyond the last step of the first",
+        ),
         pytest.param(failed(rank(0, code=0, step=30, total=200), WAITS), EndKind.EARLY, id="the known last step is not made"),
         pytest.param(
             failed(rank(0, code=0, steps=30), rank(1, code=1, steps=30, trace=IN_STEP)), EndKind.EARLY, id="the other is in a step"
@@ -207,6 +217,27 @@ def test_what_fails_after_the_last_step_gets_one_more_attempt_and_then_its_own_c
 def test_what_fails_after_the_last_step_is_not_trained_again_from_scratch() -> None:
     answer = decision(failed(LEFT, WAITS, policy=Policy(), verified=()))
     assert (answer.plan.kind, answer.plan.exit_code, answer.plan.strategy) == (PlanKind.STOP, 1, "training_over")
+
+
+def test_a_place_that_does_not_take_the_last_save_is_waited_for() -> None:
+    claim = Claim(Cause.IO_ERROR, 0.95, transient=True)
+    fails = rank(1, code=1, step=220, trace="OSError: I/O error", claim=claim, phase="checkpoint")
+    answer = decision(failed(rank(0, code=0, over=True, step=220), fails))
+    assert (answer.plan.kind, answer.plan.strategy) == (PlanKind.RESTART, "wait_for_storage")
+
+
+@pytest.mark.parametrize("verified", [(STEP_200,), ()], ids=["an older one", "none is verified yet"])
+def test_a_rank_that_is_killed_in_the_last_save_is_started_again(verified: tuple[CheckpointRef, ...]) -> None:
+    ranks = rank(0, code=0, over=True, step=220), rank(1, signal=9, step=220, phase="checkpoint")
+    answer = decision(failed(*ranks, policy=Policy(), verified=verified))
+    assert (answer.plan.kind, answer.plan.strategy) == (PlanKind.RESTART, "restart_within_budget")
+
+
+@pytest.mark.parametrize(("cause", "code"), [(Cause.PREEMPTED, 75), (Cause.INTERRUPTED, 130)])
+def test_who_ends_a_job_from_outside_is_answered_after_the_last_step_too(cause: Cause, code: int) -> None:
+    asked = Evidence("host", "asked", "it was asked to end", 0, 11.0, claim=Claim(cause, 0.97))
+    answer = decision(failed((*rank(0, signal=15, over=True), asked), rank(1, code=0, over=True)))
+    assert (answer.verdict.cause, answer.plan.exit_code) == (cause, code)
 
 
 @pytest.mark.parametrize(

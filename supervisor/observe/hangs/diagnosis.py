@@ -12,7 +12,7 @@ from supervisor.observe.hangs.movement import compare
 from supervisor.observe.hangs.standing import Doing, Standing, standing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from supervisor.observe.hangs.look import Look
     from supervisor.observe.hangs.movement import Movement
@@ -75,7 +75,7 @@ def _judged(
 ) -> tuple[HangKind, str, tuple[Standing, ...]]:
     """Return kind, sentence and culprits: the first kind that is proven. `lasting`: the ranks that do the same in both looks."""
     waits = tuple(one for one in now if one.doing is Doing.WAITS)
-    if missed := _missed(now, lasting, waits, movement):
+    if missed := _missed(now, lasting, waits, movement, {one.rank for one in look.ranks if one.script_over}):
         others = tuple(one for one in now if one.doing is Doing.ELSEWHERE)
         return HangKind.GONE, _sentence(waits, (*others, *missed), look), missed
     if conflict := _mismatch(lasting):
@@ -104,18 +104,21 @@ def _missing(waits: Sequence[Standing], look: Look) -> str:
 
 
 def _missed(
-    now: tuple[Standing, ...], lasting: tuple[Standing, ...], waits: tuple[Standing, ...], movement: Movement
+    now: tuple[Standing, ...], lasting: tuple[Standing, ...], waits: tuple[Standing, ...], movement: Movement, over: Collection[int]
 ) -> tuple[Standing, ...]:
-    """Return the ranks that are gone and that a peer waits for, or all if none lives.
+    """Return the ranks that are gone and that a peer waits for, or all if none lives. `over`: the ranks that have no more to train.
 
     A rank may also have ended in order, while another one still uploads the result: that is no hang. But one that polls, for nothing that a
-    living process holds and while no byte of it moves, polls for what no rank will make any more.
+    living process holds and while no byte of it moves, polls for what no rank will make any more. If it gave up its group before, or if the
+    ranks that are gone came to their end and nothing shows what it polls, it may be a service on another machine that it asks.
     """
     gone = tuple(one for one in lasting if one.doing is Doing.GONE)
     if len(gone) == len(now):
         return gone
     active = {rank for rank, _ in (*movement.busy, *movement.slow)}
-    polling = [one for one in now if one.doing is Doing.ELSEWHERE and one.rank not in active and _polls_in_vain(one, movement)]
+    in_order = all(one.rank in over for one in gone)
+    alive = [one for one in now if one.doing is Doing.ELSEWHERE and one.rank not in active and one.rank not in over]
+    polling = [one for one in alive if _polls_in_vain(one, movement) and (one.awaits or not in_order)]
     if len(polling) + len(gone) == len(now):
         return gone
     return tuple(one for one in gone if any(wait.group is None or not wait.group.ranks or one.rank in wait.group.ranks for wait in waits))

@@ -168,7 +168,8 @@ def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) ->
         text += f" ({place})"
     phase = shown if shown is not Phase.UNKNOWN else phase
     if worker is None:
-        return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place, phase, at_exit=look.script_over)
+        in_script = any(frame.function == "<module>" for frame in thread.frames)  # it gave up its group, and does more after that
+        return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place, phase, at_exit=look.script_over and not in_script)
     blocked = _blocked(worker)
     held = blocked or _stopped(worker)
     inner = training_thread(worker.stacks)

@@ -437,6 +437,19 @@ def test_a_rank_that_is_gone_counts_however_its_peers_wait(objects: tuple[Awaite
     assert "rank 1 is gone" in hang.text
 
 
+def test_a_rank_that_polls_after_the_training_does_not_wait_for_one_that_came_to_its_end() -> None:
+    done = unmoved(replace(GONE, script_over=True))
+    assert seen(polling(0), done).kind is HangKind.STILL
+    assert seen(polling(0, LOCK), done).kind is HangKind.GONE, "a file that the other one may have had to make"
+    first, second = (replace(look, script_over=True) for look in polling(0, LOCK))
+    assert seen((first, second), done).kind is not HangKind.GONE, "it gave up its group"
+
+
+def test_a_script_that_does_more_after_it_gave_up_its_group_is_not_over() -> None:
+    export = replace(outside(0), script_over=True)
+    assert seen(unmoved(GONE_IN_ORDER), unmoved(export)).kind is HangKind.STILL
+
+
 @pytest.mark.parametrize("held", [HELD, SERVER, CHILD], ids=lambda held: held.text)
 def test_a_rank_that_waits_for_a_living_process_does_not_wait_for_one_that_ended_in_order(held: Awaited) -> None:
     assert seen(polling(0, held), unmoved(GONE_IN_ORDER)).kind is HangKind.STILL

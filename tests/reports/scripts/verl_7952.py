@@ -16,7 +16,14 @@ TRACKER = Path("ckpt") / "latest_checkpointed_iteration.txt"
 
 
 class Verl(Training):
-    """The training with a directory for each save."""
+    """The training with a directory for each save, and an optimizer that counts its steps, as verl's Adam does."""
+
+    def step(self) -> None:
+        """Count the step where Adam does, and train it."""
+        for parameter in self.model.parameters():
+            state = self.optimizer.state[parameter]
+            state["step"] = state.get("step", 0) + 1
+        super().step()
 
     def save(self, path: Path, step: int) -> None:
         """Write weights and optimizer into a directory of their own."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     Theme = Callable[["Draft"], tuple[Ailment, ...]]
 
+#: A hang at the exit ends a training that is over; no job of the simulator hangs there.
+HANGS = tuple(kind for kind in HangKind if kind is not HangKind.EXIT)
 #: Of the kinds of USER_CODE (faults.py), the one that may pass.
 MISSING_FILE = 3
 MICRO = (1, 2, 3, 4, 6, 8, 12, 16, 32)
@@ -156,9 +158,7 @@ class Draft:
             how = rng.choice(("reset", "reset", "reset", "reset", "errors", "errors", "host"))
             found.append(Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"sicken {how}", rng.randrange(8)))
         if self.odds(0.15):
-            found.append(
-                Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"hang {rng.choice(list(HangKind))}", rng.choice((90, 2000)))
-            )
+            found.append(Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"hang {rng.choice(HANGS)}", rng.choice((90, 2000))))
         if self.odds(0.2):
             signum = rng.choice((1, 2, 10, 12, 15, 15))
             after_s = rng.uniform(0.0, rng.choice((1500.0, 5.0)))  # one in two as it starts, before its ranks are there

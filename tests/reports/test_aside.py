@@ -46,6 +46,34 @@ def test_automodel_3254_the_rest_of_a_killed_save_is_set_aside_for_the_next_save
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("plans", ["together", "alone"])
+def test_dcp_names_no_path_where_a_killed_save_is_in_the_way_and_the_save_under_way_tells_it(
+    supervise: Callable[..., Supervised], plans: str
+) -> None:
+    options = ["--checkpoints", "ckpt/step-*", "--resume-args", "--resume {resume}"]
+    run = supervise(*torchrun("pytorch_dcp_overwrite.py", "--steps", "80", "--plans", plans), options=options, **OFTEN)
+    assert run.exit_code(220) == 0
+    assert "Checkpoint already exists and self.overwrite=False." in run.stderr
+    assert run.attempts() == 3
+    torn = run.place / "ckpt" / "step-60"
+    assert f"{torn} is in the way of the save: attempt 1 left it" in said(run)
+    assert [(row["path"], row["phase"]) for row in changes(run.place)] == [(str(torn), "done")]
+    assert sorted(path.name for path in torn.iterdir()) == ["model", "optim"], "it was saved again, whole"
+    assert "user_code" not in said(run)
+
+
+@pytest.mark.slow
+def test_a_whole_one_in_the_way_of_dcp_stays_and_the_command_that_moves_it_is_named(supervise: Callable[..., Supervised]) -> None:
+    words = torchrun("pytorch_dcp_overwrite.py", "--steps", "80", "--killed", "after")
+    run = supervise(*words, options=["--resumes-itself"], **OFTEN)
+    assert run.exit_code(220) == 65
+    place = run.place / "ckpt" / "step-60"
+    assert f"{place} is in the way of the save: attempt 1 left it (it is whole)" in said(run)
+    assert f"mv {place} {run.place}/.supervise-aside/torn-a" in said(run)
+    assert sorted(path.name for path in place.iterdir()) == ["model", "optim"], "nothing was touched"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("finds", ["walk", "listing"])
 def test_torchtitan_4292_no_way_to_list_steps_meets_what_was_set_aside(supervise: Callable[..., Supervised], finds: str) -> None:
     run = supervise(*torchrun("torchtitan_4292.py", "--steps", "80", "--finds", finds), options=["--resumes-itself"], **OFTEN)

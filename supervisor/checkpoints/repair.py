@@ -233,7 +233,11 @@ class CheckpointRepair:
 
     def _torn_first_saves(self) -> tuple[str, ...]:
         """Return the first saves that are proven torn or incomplete, at locations that no rank was seen to load from."""
-        judged = (self.judged(path) for path in sorted(self._died_in_first) if self.is_first_save(path) and not self._locations.is_checkpoint(path))
+        judged = (
+            self.judged(path)
+            for path in sorted(self._died_in_first)
+            if self.is_first_save(path) and not self._locations.is_checkpoint(path)
+        )
         return tuple(found.path for found in judged if found is not None and found.verdict in ownership.OURS_TO_MOVE)
 
     def _unfinished_directories(self) -> tuple[str, ...]:

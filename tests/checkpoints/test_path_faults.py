@@ -362,7 +362,12 @@ def saving(disk: JobOnDisk, path: str, *, well: bool | None = False, local: int 
 @pytest.mark.parametrize("well", [False, None], ids=["raised", "under way"])
 @pytest.mark.parametrize("text", [DCP, "RuntimeError: Checkpoint already exists and self.overwrite=False."])
 @pytest.mark.parametrize("below", ["", "/model"], ids=["the directory", "a part of it"])
-def test_an_error_that_names_no_path_is_of_the_save_in_which_its_rank_was(disk: JobOnDisk, well: bool | None, text: str, below: str) -> None:  # noqa: FBT001
+def test_an_error_that_names_no_path_is_of_the_save_in_which_its_rank_was(
+    disk: JobOnDisk,
+    well: bool | None,  # noqa: FBT001
+    text: str,
+    below: str,
+) -> None:
     torn = torn_set(disk)
     saving(disk, f"ckpt/step-60{below}", well=well)
     cause, fields, summary = fault(disk, text)

@@ -267,7 +267,7 @@ class Discovery:
         )
 
     def is_first(self, checkpoint: str) -> bool:
-        """Return whether a checkpoint is the first at its location, and nothing lay at its path before the save of this run that wrote it."""
+        """Return whether a checkpoint is the first at its location, and nothing lay at its path before this run saved it."""
         writes, location = self.writes(checkpoint), self._locations.get(pattern_of(checkpoint), Location(""))
         is_new = self._is_made_here(checkpoint) or all(write.fresh for write in writes)
         return is_new and location.saved == 1 and bool(writes) and all(write.was is None for write in writes)

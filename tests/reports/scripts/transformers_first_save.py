@@ -1,7 +1,7 @@
-"""huggingface/transformers' Trainer, killed in its very first save: after the weights, and before the optimizer or the trainer's state.
+"""transformers' Trainer, killed in its very first save: after the weights, and before `training_args.bin` or the optimizer.
 
 What lies there then is the newest checkpoint by its name, so the Trainer resumes from it, and raises because trainer_state.json is missing.
-`--killed-before`: the method of the Trainer before which the process dies, once.
+`--killed-before`: what it is about to save when the process dies, once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Model(torch.nn.Module):
         return {"loss": self.layer(x).square().mean()}
 
 
-def dies_once(trainer: Trainer, method: str) -> None:
-    """Let the process be killed where the Trainer calls a method for the first time."""
-    inner = getattr(trainer, method)
+def dies_once(owner: Any, name: str) -> None:  # noqa: ANN401 -- a module or the Trainer
+    """Let the process be killed where a function is called for the first time."""
+    inner = getattr(owner, name)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 -- as the Trainer has it
         if not Path("killed").exists():
@@ -41,13 +41,13 @@ def dies_once(trainer: Trainer, method: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return inner(*args, **kwargs)
 
-    setattr(trainer, method, wrapper)
+    setattr(owner, name, wrapper)
 
 
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--killed-before", required=True)
+    parser.add_argument("--killed-before", choices=["arguments", "optimizer"], required=True)
     options = parser.parse_args()
     args = TrainingArguments(
         output_dir="out",
@@ -62,7 +62,7 @@ def main() -> None:
     )
     data: Any = [{"x": torch.ones(2), "labels": torch.zeros(1)} for _ in range(64)]
     trainer = Trainer(model=Model(), args=args, train_dataset=data)
-    dies_once(trainer, options.killed_before)
+    dies_once(*((torch, "save") if options.killed_before == "arguments" else (trainer, "_save_optimizer_and_scheduler")))
     last = get_last_checkpoint("out") if Path("out").is_dir() else None
     sys.stdout.write(f"goes on from {last}\n")
     sys.stdout.flush()

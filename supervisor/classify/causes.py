@@ -103,7 +103,7 @@ _ROWS = {
     ),
     Cause.CHECKPOINT_LEFTOVER: Explanation(
         "What an earlier attempt left of a save is in the way or was loaded, or the script looks for a file that supervise set aside",
-        "an exception that names a path in a checkpoint location, or or of a save, and what lies there: the rest of a save, or nothing",
+        "an exception that names a path in a checkpoint location, or comes of a save, and what lies there: the rest of a save, or nothing",
     ),
     Cause.CHECKPOINT_POINTER: Explanation(
         "A link, or the file that names the latest checkpoint, leads to itself, to nothing, or to a checkpoint that is not whole",

@@ -3,7 +3,9 @@
 What we or an earlier attempt did is suspected before the program (docs/explanation/checkpoints.md, "What an exception names"):
 
 - the script looks for what we set aside: it is moved back;
-- a save meets what an earlier attempt left: that is set aside if it may be, else the command that moves it is named;
+- a save meets what an earlier attempt left: that is set aside if it may be, else the command that moves it is named. DCP's error names
+  no path: then the save in which the rank was says which one;
+- the script looks for a file of the first save, in which an earlier attempt died: what lies there of it is set aside;
 - a pointer (a link, or the file in which a framework names its latest) leads nowhere, or to a checkpoint that is not whole.
 """
 
@@ -18,13 +20,13 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
 from checkpointing.discover import find
-from checkpointing.io.tree import Tree
-from checkpointing.model import Verdict
+from checkpointing.model import Verdict, Verification
 from checkpointing.retention import ownership
 from checkpointing.retention.aside import advised_move
 from checkpointing.verification import identity_of, verify
 from supervisor.checkpoints.references import leads_to
 from supervisor.core.model import Cause, Claim, Evidence
+from supervisor.observe.ranks import heartbeats, save_logs
 from supervisor.observe.ranks.path_patterns import checkpoint_path, escaped, pattern_of
 from supervisor.observe.ranks.progress_sampler import loads
 from supervisor.strategies.situation import LEFTOVER, LEFTOVER_IS_OURS, POINTER, REMEDY, SET_ASIDE
@@ -32,7 +34,7 @@ from supervisor.strategies.situation import LEFTOVER, LEFTOVER_IS_OURS, POINTER,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from checkpointing.model import Candidate, Verification
+    from checkpointing.model import Candidate
     from supervisor.checkpoints.records import CheckpointRecords
     from supervisor.checkpoints.repair import CheckpointRepair
 
@@ -87,7 +89,7 @@ class PathFaults:
         raised = [fact for fact in facts if fact.name in {"exception", "last_exception"}][:_MOST_EXCEPTIONS]
         explained = False
         for fact in raised:
-            fault = self._fault(fact.text)
+            fault = self._fault(fact.text) or self._of_save(attempt, fact)
             if fault is not None:
                 explained = True
                 yield _evidence(fault, fact)
@@ -101,8 +103,32 @@ class PathFaults:
     def _fault(self, text: str) -> _Fault | None:
         paths = [self._absolute(path) for path in paths_in(text)]
         in_the_way = _IN_THE_WAY.search(text) is not None
-        looks = (self._of_set_aside, *((self._of_leftover,) if in_the_way else (self._of_pointer,)))
+        looks = (self._of_set_aside, *((self._of_leftover,) if in_the_way else (self._of_pointer, self._of_first_save)))
         return next((fault for look in looks for path in paths if (fault := look(path)) is not None), None)
+
+    def _of_save(self, attempt: int, raised: Evidence) -> _Fault | None:
+        """Return the fault that the save in which a rank raised meets what lay there, where its exception names no path."""
+        if not _IN_THE_WAY.search(raised.text):
+            return None
+        directory = self._records.job.attempt_dir(attempt)
+        ranks = {beat.local_rank: beat.rank for beat in heartbeats.read(directory / "heartbeat")}
+        paths = [path for local, path in save_logs.in_a_save(directory) if raised.rank is None or ranks.get(local, local) == raised.rank]
+        return next((fault for path in dict.fromkeys(paths) if (fault := self._of_leftover(path)) is not None), None)
+
+    def _of_first_save(self, path: str) -> _Fault | None:
+        """Return the fault that a file is missing in the first save, in which the ranks of an earlier attempt died."""
+        checkpoint = checkpoint_path(path)
+        if self._repair is None or checkpoint == path or not self._repair.is_first_save(checkpoint) or os.path.lexists(path):
+            return None
+        identity = identity_of(checkpoint)
+        if identity is None or not self._records.is_older(checkpoint):
+            return None
+        why = f"{path[len(checkpoint) + 1 :]} is missing, and the script looks for it: the save did not end"
+        self._records.cache.put(Verification(checkpoint, identity, Verdict.INCOMPLETE, why, reasons=(why,)))
+        _, stays = self._left(checkpoint)
+        ours = (("stays", stays),) if stays else ((LEFTOVER_IS_OURS, "yes"),)
+        text = f"{checkpoint} is the rest of the first save, in which {self._left_by(checkpoint)} died: {why}"
+        return _Fault("leftover", Cause.CHECKPOINT_LEFTOVER, text, ((LEFTOVER, checkpoint), *ours, (REMEDY, advised_move(checkpoint))))
 
     def _absolute(self, path: str) -> str:
         return os.path.normpath(os.path.join(self._cwd, path))  # noqa: PTH118 (strings, as a script wrote them)
@@ -124,7 +150,7 @@ class PathFaults:
     def _of_leftover(self, path: str) -> _Fault | None:
         """Return the fault that a save meets what lay there before the attempt began."""
         for place in dict.fromkeys((checkpoint_path(path), path)):
-            if self._is_save(place) and self._is_older(place):
+            if self._is_save(place) and self._records.is_older(place):  # else the attempt met its own save
                 why, stays = self._left(place)
                 owner = self._left_by(place)
                 text = f"{place} is in the way of the save: {owner} left it ({why})"
@@ -141,15 +167,6 @@ class PathFaults:
         saved = self._records.discovery is not None and self._records.discovery.is_saved(path)
         return saved or any(path == candidate.path for candidate in self._locations.listing(candidates=True).candidates)
 
-    def _is_older(self, path: str) -> bool:
-        """Return whether nothing in it was written since the ranks of the attempt were started: else the attempt met its own save."""
-        try:
-            newest_ns = os.lstat(path).st_mtime_ns
-            newest_ns = max(newest_ns, Tree(path).newest_mtime_ns) if os.path.isdir(path) else newest_ns  # noqa: PTH112 (as above)
-        except OSError:
-            return False
-        return newest_ns < self._records.ranks_began_ns
-
     def _left(self, path: str) -> tuple[str, str]:
         """Return the state of what lies at a path, and why we must not set it aside; "" if we may."""
         if self._repair is None:
@@ -164,7 +181,9 @@ class PathFaults:
 
     def _left_by(self, path: str) -> str:
         writes = () if self._records.discovery is None else self._records.discovery.writes(path)
-        return f"attempt {max(write.attempt for write in writes)}" if writes else _ATTEMPT_OF_ANOTHER_RUN
+        attempts = [write.attempt for write in writes if write.attempt < self._records.attempt]
+        earlier = "an earlier attempt" if any(write.fresh for write in writes) else _ATTEMPT_OF_ANOTHER_RUN
+        return f"attempt {max(attempts)}" if attempts else earlier
 
     def _of_pointer(self, path: str) -> _Fault | None:
         """Return the fault of the pointer by which the script came to a path."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from checkpointing.io.read_watch import ReadWatch
+from checkpointing.io.tree import Tree
 from checkpointing.manifest.documents import Manifests
 from checkpointing.rejections import Rejections
 from checkpointing.retention.aside import AsideRecord
@@ -164,6 +166,15 @@ class CheckpointRecords:
         self._attempt = attempt
         self.ranks_began_ns = time.time_ns()
         self.order.attempt_begins(attempt)
+
+    def is_older(self, path: str) -> bool:
+        """Return whether nothing at a path was written since the ranks of the attempt were started."""
+        try:
+            newest_ns = os.lstat(path).st_mtime_ns
+            newest_ns = max(newest_ns, Tree(path).newest_mtime_ns) if os.path.isdir(path) else newest_ns  # noqa: PTH112 (strings throughout)
+        except OSError:
+            return False
+        return newest_ns < self.ranks_began_ns
 
     @property
     def attempt(self) -> int:

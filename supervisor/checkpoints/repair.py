@@ -2,8 +2,8 @@
 
 Only what this run's ranks logged is touched, by the rule of ownership (checkpointing/retention/ownership.py). Where no checkpoints are
 declared and no rank was seen to load, one thing more must hold: what remains is as good as before the save. That is a whole checkpoint
-beside, a verified copy, or a directory in which no save ended. A move is a rename with a journal, so that `supervise checkpoints undo`
-reverses it.
+beside, a verified copy, or nothing, where nothing lay before: a directory in which no save ended, or the first save of all, in which the
+ranks died. A move is a rename with a journal, so that `supervise checkpoints undo` reverses it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from checkpointing.retention.aside import advised_move
 from checkpointing.step_names import is_temporary
 from checkpointing.verification import identity_of, verify
 from supervisor.checkpoints.references import leads_to
+from supervisor.observe.ranks import heartbeats, save_logs
 from supervisor.observe.ranks.path_patterns import pattern_of
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class CheckpointRepair:
         self._records, self._discovery = records, discovery
         self._trusts, self._locations = records.provenance.trusts, records.locations
         self._ranks_ended_ns = time.time_ns()
+        self._died_in_first: frozenset[str] = frozenset()  # the first save of its location, in which the ranks of an attempt died
 
     def ranks_ended(self) -> None:
         """Note that no rank is left: what is written from now on (wall time) is not this job's. Waits for no disk."""
@@ -79,7 +81,8 @@ class CheckpointRepair:
     def repair(self, rejected: Sequence[str], attempt: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
         """Move torn checkpoints aside: the rejected ones, and those whose save was interrupted. Return each path with its repair."""
         self._discovery.stat_interrupted_saves()
-        torn = (*rejected, *self._cut_candidates(), *self._unfinished_directories())
+        self._died_in_first |= self._first_saves()
+        torn = dict.fromkeys((*rejected, *self._cut_candidates(), *self._unfinished_directories(), *self._torn_first_saves()))
         return tuple(row for path in torn for row in _guarded(path, self._repair(path, attempt, permission)))
 
     def clear_way(self, path: str, attempt: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
@@ -98,7 +101,7 @@ class CheckpointRepair:
         if identity is None:
             return None
         rest = "its name is that of a save that did not end" if is_temporary(path) else ""
-        if not rest and any(path == directory for directory, some, _ in self._discovery.unfinished() if some):
+        if not rest and self._is_begun(path):
             rest = "a save began it and did not end"
         if rest:
             return Verification(path, identity, Verdict.INCOMPLETE, rest, reasons=(rest,))
@@ -111,6 +114,17 @@ class CheckpointRepair:
             return None
         self._records.cache.put(found)
         return found
+
+    def _is_begun(self, path: str) -> bool:
+        """Return whether a save began a directory and did not end. One that was refused, and wrote nothing, proves nothing of it."""
+        if all(path != directory for directory, some, _ in self._discovery.unfinished() if some):
+            return False
+        records, writes = self._records, self._discovery.writes(path)
+        return any(write.cut and write.attempt != records.attempt for write in writes) or not records.is_older(path)
+
+    def is_first_save(self, path: str) -> bool:
+        """Return whether a checkpoint is the first at its location, and the ranks of an attempt died in its save, or right after it."""
+        return path in self._died_in_first and self._discovery.is_first(path)
 
     def why_not_aside(self, found: Verification, alive_until_ns: int) -> str:
         """Return why what is in the way of a save must not be set aside; "" if it may: the rest of a save, or one not used again."""
@@ -132,8 +146,8 @@ class CheckpointRepair:
         with permission.held() as allowed:
             moved = move(found, attempt, seen, ranks_alive=alive) if allowed else None
         if moved is not None:
-            done = _set_aside_text(moved) if moved.to else f"left where it is: {moved.reason}"
-            yield path, f"it was in the way of a save: {done}"
+            done = self._set_aside_text(path, moved) if moved.to else f"left where it is: {moved.reason}"
+            yield path, f"{found.reason if self.is_first_save(path) else 'it was in the way of a save'}: {done}"
 
     def _bring_back(self, moved: AsideChange, permission: RepairPermission) -> Iterator[tuple[str, str]]:
         with permission.held() as allowed:
@@ -164,11 +178,11 @@ class CheckpointRepair:
             return
         with permission.held() as allowed:
             moved = records.moves.move(found, attempt, seen, ranks_alive=self._records.several_nodes) if allowed else None
-            done = self._put_back(moved, attempt, found.reason, copy, leads) if moved is not None and moved.to else ""
+            done = self._put_back(path, moved, attempt, found.reason, copy, leads) if moved is not None and moved.to else ""
         if done:
             yield path, done
 
-    def _put_back(self, moved: MovedFile, attempt: int, reason: str, copy: Copy | None, leads: str) -> str:
+    def _put_back(self, path: str, moved: MovedFile, attempt: int, reason: str, copy: Copy | None, leads: str) -> str:  # noqa: PLR0913, PLR0917
         """Put the copy, if there is one, in the place of a torn checkpoint that was moved; return a description."""
         moves = self._records.moves
         problem = "" if copy is None else self._records.copies.put_back(copy, moves, attempt, reason)
@@ -179,7 +193,12 @@ class CheckpointRepair:
         back = (
             "" if copy is None else f"; the copy could not be put back: {problem}" if problem else f"; the copy{step} was put in its place"
         )
-        return f"{reason}: {_set_aside_text(moved)}{back}"
+        return f"{reason}: {self._set_aside_text(path, moved)}{back}"
+
+    def _set_aside_text(self, path: str, moved: MovedFile) -> str:
+        inside = f", inside the directory that the script lists, because {moved.note}" if moved.note else ""
+        anew = "; it was the first save, and nothing older lies there: the run begins anew" if self.is_first_save(path) else ""
+        return f"moved to {moved.to}{inside}{anew}"
 
     def _was_moved_back(self, found: Verification) -> str:
         """Return that it was set aside before and moved back, by a person or because the script missed it; "" for any other."""
@@ -194,6 +213,32 @@ class CheckpointRepair:
         """
         candidates = [one for one in self._locations.listing(candidates=True).candidates if self._discovery.is_repeated(one.path)]
         return tuple(sorted(one.path for one in candidates if not self._locations.is_checkpoint(one.path) and self._is_cut(one)))
+
+    def _first_saves(self) -> frozenset[str]:
+        """Return the checkpoints that are the first at their location, and in whose save the last attempt's ranks died.
+
+        The save was cut off, or no rank that wrote it made a step since: of a directory, each file's save may have ended.
+        """
+        listed = (one.path for one in self._locations.listing(candidates=True).candidates)
+        paths = dict.fromkeys((*listed, *(path for path, *_ in self._discovery.unfinished())))
+        return frozenset(path for path in paths if self._discovery.is_first(path) and self._died_in(path))
+
+    def _died_in(self, path: str) -> bool:
+        if any(write.cut for write in self._discovery.writes(path)):
+            return True
+        directory = self._records.job.attempt_dir(self._records.attempt)
+        saved_at = save_logs.steps_at(directory, path)
+        made = {beat.local_rank: beat.steps for beat in heartbeats.read(directory / "heartbeat")}
+        return bool(saved_at) and all(local in made and made[local] <= steps for local, steps in saved_at.items())
+
+    def _torn_first_saves(self) -> tuple[str, ...]:
+        """Return the first saves that are proven torn or incomplete, at locations that no rank was seen to load from."""
+        judged = (
+            self.judged(path)
+            for path in sorted(self._died_in_first)
+            if self.is_first_save(path) and not self._locations.is_checkpoint(path)
+        )
+        return tuple(found.path for found in judged if found is not None and found.verdict in ownership.OURS_TO_MOVE)
 
     def _unfinished_directories(self) -> tuple[str, ...]:
         """Return the directories that this run made for a checkpoint and that hold too little for any format to recognise them.
@@ -221,7 +266,7 @@ class CheckpointRepair:
         """
         path, is_ended = found.path, found.verdict is Verdict.BAD and not self._is_cut(found)
         holds_nothing = any(path == directory and all_cut for directory, _, all_cut in self._discovery.unfinished())
-        if not is_ended and (holds_nothing or self._locations.is_checkpoint(path)):
+        if not is_ended and (holds_nothing or self.is_first_save(path) or self._locations.is_checkpoint(path)):
             return ""
         others = [one for one in self._locations.listing(candidates=True).candidates if one.path != path]
         if self._whole_patterns({pattern_of(path)}, others):
@@ -266,7 +311,3 @@ def _guarded(path: str, change: Iterator[tuple[str, str]]) -> Iterator[tuple[str
         yield from change
     except OSError as error:
         yield path, f"it could not be moved: {error}"
-
-
-def _set_aside_text(moved: MovedFile) -> str:
-    return f"moved to {moved.to}" + (f", inside the directory that the script lists, because {moved.note}" if moved.note else "")

@@ -97,8 +97,8 @@ _ROWS = {
         "sharded checkpoint of another layout",
     ),
     Cause.CHECKPOINT_LEFTOVER: Explanation(
-        "What an earlier attempt left of a save is in the way of the next one, or the script looks for a file that supervise set aside",
-        "an exception that names a path in a checkpoint location, and what lies there: the rest of a save, or nothing since it was moved",
+        "What an earlier attempt left of a save is in the way or was loaded, or the script looks for a file that supervise set aside",
+        "an exception that names a path in a checkpoint location, or comes of a save, and what lies there: the rest of a save, or nothing",
     ),
     Cause.CHECKPOINT_POINTER: Explanation(
         "A link, or the file that names the latest checkpoint, leads to itself, to nothing, or to a checkpoint that is not whole",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -16,7 +17,7 @@ from supervisor.checkpoints.path_faults import paths_in
 from supervisor.config.settings import Checkpoints
 from supervisor.core.model import Cause, Evidence
 from tests.checkpoints.test_layouts import pair
-from tests.checkpoints.test_repair import disk
+from tests.checkpoints.test_repair import disk, stat_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -342,3 +343,105 @@ def test_a_sound_file_that_cannot_be_unpickled_is_no_pointer(disk: JobOnDisk) ->
     ckpt = files(disk)
     torch.save({"step": 60}, ckpt / "step-60.pt")
     assert faults(disk, f"RuntimeError: Error(s) in loading state_dict for Net: {ckpt}/step-60.pt") == []
+
+
+DCP = "CheckpointException: CheckpointException ranks:dict_keys([0, 1]) RuntimeError: Checkpoint already exists and self.overwrite=False."
+
+
+def saving(disk: JobOnDisk, path: str, *, well: bool | None = False, local: int = 0) -> None:
+    """Log that a rank of the second attempt was in a save, which raised, ended well, or did not end."""
+    directory = disk.job.attempt_dir(2)
+    directory.mkdir(parents=True, exist_ok=True)
+    row = {"path": str(disk.here / path), "t": time.time(), "n": 1}
+    rows = [{**row, "what": "began", "via": "dcp", "was": stat_of(disk.here / path), "file": False, "steps": 60}]
+    rows += [] if well is None else [{**row, "what": "ended", "well": well, "now": stat_of(disk.here / path)}]
+    with (directory / f"saves-{local}.jsonl").open("a") as log:
+        log.writelines(json.dumps(line) + "\n" for line in rows)
+
+
+@pytest.mark.parametrize("well", [False, None], ids=["raised", "under way"])
+@pytest.mark.parametrize("text", [DCP, "RuntimeError: Checkpoint already exists and self.overwrite=False."])
+@pytest.mark.parametrize("below", ["", "/model"], ids=["the directory", "a part of it"])
+def test_an_error_that_names_no_path_is_of_the_save_in_which_its_rank_was(
+    disk: JobOnDisk,
+    well: bool | None,  # noqa: FBT001
+    text: str,
+    below: str,
+) -> None:
+    torn = torn_set(disk)
+    saving(disk, f"ckpt/step-60{below}", well=well)
+    cause, fields, summary = fault(disk, text)
+    assert (cause, fields["leftover"], fields["leftover_is_ours"]) == (Cause.CHECKPOINT_LEFTOVER, str(torn), "yes")
+    assert f"{torn} is in the way of the save: attempt 1 left it" in summary
+
+
+def test_a_whole_one_that_a_refused_save_met_is_still_whole_and_stays(disk: JobOnDisk) -> None:
+    torn_set(disk)
+    whole = disk.here / "ckpt" / "step-40"
+    saving(disk, "ckpt/step-40")
+    cause, fields, summary = fault(disk, DCP)
+    assert (cause, fields["leftover"], "leftover_is_ours" in fields) == (Cause.CHECKPOINT_LEFTOVER, str(whole), False)
+    assert f"{whole} is in the way of the save: attempt 1 left it (it is whole)" in summary
+    assert "its verdict is verified" in fields["stays"]
+    disk.checkpoints.ended()
+    disk.checkpoints.select(1.0, 2, in_the_way=str(whole))
+    assert whole.exists()
+
+
+def test_an_error_that_names_no_path_may_be_of_a_plain_file(disk: JobOnDisk) -> None:
+    (disk.here / "ckpt").mkdir()
+    for step in (20, 40, 60):
+        torn = disk.rank.saves(f"ckpt/step-{step}.pt", step, cut=step == 60)
+    second_attempt(disk)
+    saving(disk, "ckpt/step-60.pt")
+    cause, fields, _ = fault(disk, "RuntimeError: the checkpoint already exists")
+    assert (cause, fields["leftover"], fields["leftover_is_ours"]) == (Cause.CHECKPOINT_LEFTOVER, str(torn), "yes")
+
+
+def test_where_nothing_is_in_the_way_of_the_save_an_error_of_its_own_stays_the_scripts(disk: JobOnDisk) -> None:
+    torn_set(disk)
+    saving(disk, "ckpt/step-80")
+    assert faults(disk, "ValueError: the key already exists") == [], "the save was to a free name"
+    saving(disk, "ckpt/step-60", well=True)
+    assert faults(disk, "ValueError: the key already exists") == [], "no save was under way"
+    saving(disk, "ckpt/step-60")
+    assert faults(disk, "ValueError: the loss is 3") == [], "it says nothing of what is there"
+
+
+def test_the_save_of_another_rank_explains_no_error(disk: JobOnDisk) -> None:
+    torn_set(disk)
+    saving(disk, "ckpt/step-60", local=1)
+    assert faults(disk, "ValueError: the key already exists") == []
+
+
+def first_set(disk: JobOnDisk, *, steps: int = 20, directory: str = "ckpt/step-20", file: str = "model.pt") -> Path:
+    """Save the first of two files of the first save of all; select before the second attempt, and begin it."""
+    first = pair(disk, directory, 20, (file,))
+    disk.rank.made_steps(steps)
+    assert disk.repairs() == {}, "nothing proves yet that it is not whole"
+    second_attempt(disk)
+    return first
+
+
+@pytest.mark.parametrize(("directory", "file", "missing"), [
+    ("ckpt/step-20", "model.pt", "optim.pt"),
+    ("out/checkpoint-20", "pytorch_model.bin", "trainer_state.json"),
+])  # fmt: skip
+def test_a_file_that_the_script_misses_in_the_first_save_proves_that_it_did_not_end(
+    disk: JobOnDisk, directory: str, file: str, missing: str
+) -> None:
+    first = first_set(disk, directory=directory, file=file)
+    cause, fields, summary = fault(disk, f"FileNotFoundError: [Errno 2] No such file or directory: '{directory}/{missing}'")
+    assert (cause, fields["leftover"], fields["leftover_is_ours"]) == (Cause.CHECKPOINT_LEFTOVER, str(first), "yes")
+    assert f"{first} is the rest of the first save, in which attempt 1 died: {missing} is missing" in summary
+    disk.checkpoints.ended()
+    done = dict(disk.checkpoints.select(1.0, 3, in_the_way=fields["leftover"]).repaired)[str(first)]
+    assert "the save did not end: moved to" in done
+    assert done.endswith("the run begins anew")
+    assert [path for path, _ in disk.moved()] == [str(first)]
+
+
+def test_a_first_save_after_which_the_job_trained_on_is_whole_and_the_missing_file_is_the_scripts_error(disk: JobOnDisk) -> None:
+    first = first_set(disk, steps=25)
+    assert faults(disk, "FileNotFoundError: [Errno 2] No such file or directory: 'ckpt/step-20/optim.pth'") == []
+    assert first.exists()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ from checkpointing.verification import verify
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.repair import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
+from supervisor.instrument._supervise_shim import layout
 from supervisor.job.job import Job
+from supervisor.observe.ranks import heartbeats
 from tests.e2e.untouched import Listing, listing, renamed
 
 if TYPE_CHECKING:
@@ -63,6 +66,14 @@ class Rank:
         row = {"t": self.number, "path": str(self.here / name), "complete": False, "via": "torch", "steps": 0}
         with (self.file.parent / "loads-0.jsonl").open("a") as out:
             out.write(json.dumps(row) + "\n")
+
+    def made_steps(self, steps: int) -> None:
+        """Leave the heartbeat of a rank that had made so many steps when it died."""
+        heartbeats.create(self.file.parent / "heartbeat", 1)
+        slot = {layout.PID: 1, layout.STEPS: steps}
+        words = struct.pack(f"<{heartbeats.WORDS}q", *(slot.get(at, 0) for at in range(heartbeats.WORDS)))
+        data = (self.file.parent / "heartbeat").read_bytes()
+        (self.file.parent / "heartbeat").write_bytes(data[: layout.SLOT_BYTES] + words)
 
     def makes(self, name: str) -> list[list[Any]]:
         """Make a directory, and return what the log has of it at each save in it."""
@@ -375,3 +386,92 @@ def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(disk: JobOnDisk)
     watcher.start()
     assert watcher.finish(20.0)
     assert [made.path for made in Manifests(str(disk.state / "checkpoints")).all()] == [str(paths[1])]
+
+
+def of_trainer(disk: JobOnDisk, *names: str) -> Path:
+    """Save as transformers does, up to the files named, and make no step after that."""
+    told = disk.rank.makes("out/checkpoint-10")
+    for name in names:
+        disk.rank.saves(f"out/checkpoint-10/{name}", 10, made=told)
+    (disk.here / "out/checkpoint-10/config.json").write_text("{}")
+    return disk.here / "out/checkpoint-10"
+
+
+def trainer_without_its_state(disk: JobOnDisk) -> Path:
+    return of_trainer(disk, "pytorch_model.bin", "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+
+
+def trainer_without_an_optimizer(disk: JobOnDisk) -> Path:
+    return of_trainer(disk, "pytorch_model.bin", "training_args.bin")
+
+
+def trainer_cut_in_its_optimizer(disk: JobOnDisk) -> Path:
+    return hf(disk, 10, cut=True)
+
+
+def accelerate_without_its_random_states(disk: JobOnDisk) -> Path:
+    told = disk.rank.makes("out/checkpoint_10")
+    for name in ("pytorch_model.bin", "optimizer.bin", "scheduler.bin"):
+        disk.rank.saves(f"out/checkpoint_10/{name}", 10, made=told)
+    return disk.here / "out/checkpoint_10"
+
+
+def a_file_of_lightning(disk: JobOnDisk) -> Path:
+    (disk.here / "out").mkdir()
+    return disk.rank.saves("out/last.ckpt", 10, cut=True)
+
+
+FIRST: dict[str, Callable[[JobOnDisk], Path]] = {
+    "transformers, killed before the optimizer": trainer_without_an_optimizer,
+    "transformers, killed before trainer_state.json": trainer_without_its_state,
+    "transformers, killed in the optimizer": trainer_cut_in_its_optimizer,
+    "accelerate, killed before the random states": accelerate_without_its_random_states,
+    "Lightning, killed in its file": a_file_of_lightning,
+}
+
+
+@pytest.mark.parametrize("save", FIRST.values(), ids=FIRST)
+def test_the_torn_first_save_of_all_is_set_aside_before_the_next_attempt_and_back(
+    disk: JobOnDisk, save: Callable[[JobOnDisk], Path]
+) -> None:
+    torn = save(disk)
+    disk.rank.made_steps(10)
+    before = disk.files()
+    said = disk.repairs()[str(torn)[len(str(disk.here)) + 1 :]]
+    assert "moved to" in said
+    assert said.endswith("it was the first save, and nothing older lies there: the run begins anew")
+    assert [path for path, _ in disk.moved()] == [str(torn)]
+    assert disk.files() == renamed(before, disk.moved())
+    assert [change.problem for change in disk.aside.undo()] == [""]
+    assert disk.files() == before
+    assert disk.repairs() == {} or "moved back once" in next(iter(disk.repairs().values()))
+
+
+@pytest.mark.parametrize("steps", [11, None], ids=["it trained on after the save", "its steps are not known"])
+@pytest.mark.parametrize("save", [trainer_without_its_state, accelerate_without_its_random_states])
+def test_a_first_save_of_whose_end_nothing_is_proven_stays_though_a_framework_would_write_more(
+    disk: JobOnDisk, save: Callable[[JobOnDisk], Path], steps: int | None
+) -> None:
+    save(disk)  # a script of its own may write files under such names, and not all of them
+    if steps is not None:
+        disk.rank.made_steps(steps)
+    before = disk.files()
+    assert disk.repairs() == {}
+    assert (disk.moved(), disk.files()) == ([], before)
+
+
+def test_a_whole_first_save_stays_though_the_ranks_died_right_after_it(disk: JobOnDisk) -> None:
+    hf(disk, 10)
+    disk.rank.made_steps(10)
+    before = disk.files()
+    assert disk.repairs() == {}
+    assert disk.files() == before
+
+
+def test_a_first_save_over_what_an_earlier_run_left_stays(disk: JobOnDisk) -> None:
+    (disk.here / "out").mkdir()
+    torch.save({"step": 5}, disk.here / "out/last.ckpt")
+    disk.rank.saves("out/last.ckpt", 10, cut=True)
+    disk.rank.made_steps(10)
+    disk.repairs()
+    assert disk.moved() == []

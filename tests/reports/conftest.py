@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.conftest import supervise  # noqa: F401  a fixture
+from tests.e2e.conftest import frameworks, supervise  # noqa: F401  fixtures
 
 SCRIPTS = Path(__file__).parent / "scripts"
 #: What a user declares for the training of `scripts/training.py`.

@@ -46,6 +46,49 @@ def test_automodel_3254_the_rest_of_a_killed_save_is_set_aside_for_the_next_save
 
 
 @pytest.mark.slow
+def test_dcp_names_no_path_where_a_killed_save_is_in_the_way_and_the_save_under_way_tells_it(supervise: Callable[..., Supervised]) -> None:
+    options = ["--checkpoints", "ckpt/step-*", "--resume-args", "--resume {resume}"]
+    run = supervise(*torchrun("pytorch_dcp_overwrite.py", "--steps", "80", "--left", "torn"), options=options, **OFTEN)
+    assert run.exit_code(220) == 0
+    assert "Checkpoint already exists and self.overwrite=False." in run.stderr
+    assert run.attempts() == 3
+    torn = run.place / "ckpt" / "step-60"
+    assert f"{torn} is in the way of the save: an earlier attempt left it" in said(run)
+    assert [(row["path"], row["phase"]) for row in changes(run.place)] == [(str(torn), "done")]
+    assert sorted(path.name for path in torn.iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"], "it was saved again, whole"
+    assert "user_code" not in said(run)
+
+
+@pytest.mark.slow
+def test_a_whole_one_in_the_way_of_dcp_stays_and_the_command_that_moves_it_is_named(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*torchrun("pytorch_dcp_overwrite.py", "--steps", "80"), options=["--resumes-itself"], **OFTEN)
+    assert run.exit_code(220) == 65
+    place = run.place / "ckpt" / "step-60"
+    assert f"{place} is in the way of the save: an earlier attempt left it (it is whole)" in said(run)
+    assert f"mv {place} {run.place}/.supervise-aside/torn-a" in said(run)
+    assert (place / ".metadata").exists(), "nothing was touched"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "attempts"), [("optimizer", 2), ("arguments", 3)], ids=["its list proves it", "weights alone look like an export"]
+)
+def test_transformers_begins_anew_where_its_very_first_save_was_killed(
+    supervise: Callable[..., Supervised], frameworks: dict[str, str], before: str, attempts: int
+) -> None:
+    words = torchrun("transformers_first_save.py", "--killed-before", before, ranks=1)
+    run = supervise(*words, **OFTEN, **frameworks, HF_HUB_OFFLINE="1")
+    assert run.exit_code(220) == 0
+    assert run.attempts() == attempts
+    torn = run.place / "out" / "checkpoint-10"
+    assert [(row["path"], row["phase"]) for row in changes(run.place)] == [(str(torn), "done")]
+    assert "it was the first save, and nothing older lies there: the run begins anew" in said(run)
+    begins = [line for line in run.stdout.splitlines() if line.startswith("goes on from")]
+    assert begins == ["goes on from None", *["goes on from out/checkpoint-10"] * (attempts - 2), "goes on from None"]
+    assert (torn / "trainer_state.json").exists(), "it was saved again, whole"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("finds", ["walk", "listing"])
 def test_torchtitan_4292_no_way_to_list_steps_meets_what_was_set_aside(supervise: Callable[..., Supervised], finds: str) -> None:
     run = supervise(*torchrun("torchtitan_4292.py", "--steps", "80", "--finds", finds), options=["--resumes-itself"], **OFTEN)

@@ -266,6 +266,12 @@ class Discovery:
             if self.is_known(checkpoint) and self._is_made_here(checkpoint)
         )
 
+    def is_first(self, checkpoint: str) -> bool:
+        """Return whether a checkpoint is the first at its location, and nothing lay at its path before this run saved it."""
+        writes, location = self.writes(checkpoint), self._locations.get(pattern_of(checkpoint), Location(""))
+        is_new = self._is_made_here(checkpoint) or all(write.fresh for write in writes)
+        return is_new and location.saved == 1 and bool(writes) and all(write.was is None for write in writes)
+
     def _is_made_here(self, checkpoint: str) -> bool:
         try:
             st = os.lstat(checkpoint)

@@ -47,6 +47,26 @@ def most_saves(directory: Path) -> int:
     return most
 
 
+def in_a_save(directory: Path) -> Iterator[tuple[int, str]]:
+    """Yield the local rank and the path of each save in which a rank of an attempt was last, unless that save ended well."""
+    for file in sorted(directory.glob("saves-*.jsonl")):
+        last = next((row for row in reversed(list(rows(file.read_bytes()))) if row.get("what") in {"began", "ended"}), None)
+        local = file.stem.rpartition("-")[2]
+        if last is not None and not last.get("well") and local.isdigit():
+            yield int(local), last["path"]
+
+
+def steps_at(directory: Path, checkpoint: str) -> dict[int, int]:
+    """Return how many steps each rank had made when it last wrote to a checkpoint in an attempt, by local rank."""
+    steps: dict[int, int] = {}
+    for file in directory.glob("saves-*.jsonl"):
+        local = file.stem.rpartition("-")[2]
+        made = [int(row["steps"]) for row in rows(file.read_bytes()) if "steps" in row and checkpoint_path(row["path"]) == checkpoint]
+        if made and local.isdigit():
+            steps[int(local)] = max(made)
+    return steps
+
+
 def rank_of(file: Path, of_local: dict[int, int]) -> int | None:
     """Return the rank of a log; None of a process that never had a number."""
     local = file.stem.rpartition("-")[2]

@@ -27,7 +27,7 @@ SEEDS = 200
 JOBS = 20
 CAUSES = tuple(Cause)
 #: Rungs that answer what no job of the simulator does: it fails of nothing that a plan changed, races for no path, fills no disk by what it
-#: left, and has no caches, servers, links or locks. The stories (tests/scenarios) play each of them.
+#: left, and has no caches, servers, links or locks, and no other training's checkpoints. The stories (tests/scenarios) play each of them.
 _OF_STORIES = (
     "own_change",
     "raced",
@@ -35,6 +35,7 @@ _OF_STORIES = (
     "own_leftovers",
     "own_service",
     "damaged_cache",
+    "foreign_checkpoint",
     "missing_pointer",
     "clear_way",
     "mend_pointer",

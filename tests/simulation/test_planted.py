@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.core import actions as act
 from supervisor.core import decide as core
-from supervisor.core import events, failure, hangs, node_health, planning, shutdown, start
+from supervisor.core import ending, events, failure, hangs, node_health, planning, shutdown, start
 from supervisor.core.model import Cause
 from supervisor.core.state import JobState, Stage, changed
 from supervisor.knobs import batch
@@ -111,8 +111,8 @@ def same_line_not_seen(patch: pytest.MonkeyPatch) -> None:
 
 
 def counted_steps_are_no_place(patch: pytest.MonkeyPatch) -> None:
-    real = failure._beats  # noqa: SLF001 (a bug in it)
-    patch.setattr(failure, "_beats", lambda state, verdict, name: [] if name == "steps" else real(state, verdict, name))
+    real = ending.beats
+    patch.setattr(ending, "beats", lambda state, rank, name: [] if name == "steps" else real(state, rank, name))
 
 
 def race_rejected(patch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,7 @@ def test_memory_that_truly_runs_out_above_8_ends_at_8_with_the_loss_curve_of_an_
 def test_without_the_declared_knob_the_arguments_stay_and_it_stops_with_the_line_that_would_arm_it(
     supervise: Callable[..., Supervised], tmp_path: Path, words: str
 ) -> None:
+    """Without a loader, fewer workers of it would free nothing: that knob is not named."""
     more = ["--host-words"] if words == "host" else []
     run = supervise(*MEMORY, ROOM, "--batch-size", "32", *more, options=RESUMING, **FAST)
     assert run.exit_code() == 65
@@ -164,7 +165,23 @@ def test_without_the_declared_knob_the_arguments_stay_and_it_stops_with_the_line
     assert overrides(run) == [{}, {}]
     assert {(step.micro, step.accum) for step in steps_of(tmp_path)} == {(32, 1)}
     assert set(causes(run)) == {"cuda_oom" if words == "cuda" else "host_oom"}
-    assert ("--knob batch_size=" if words == "cuda" else "--knob num_workers=") in card(run)
+    assert ("--knob batch_size=" if words == "cuda" else "raise the memory limit, or hold less in memory") in card(run)
+    assert "num_workers" not in card(run)
+    assert len(card(run).splitlines()) <= 24
+    run.wait_for_nothing_left()
+
+
+@pytest.mark.slow
+def test_without_the_declared_knob_the_loader_workers_stay_and_it_stops_with_the_line_that_would_arm_it(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    run = supervise(*LOADER, "--fits=2", **FAST)
+    assert run.exit_code() == 65
+    assert run.attempts() == 2
+    assert overrides(run) == [{}, {}]
+    assert set(causes(run)) <= {"dataloader_worker", "host_oom"}
+    assert not (tmp_path / "workers").exists()
+    assert "fewer loader workers would need less memory: --knob num_workers=--workers enables that" in card(run)
     assert len(card(run).splitlines()) <= 24
     run.wait_for_nothing_left()
 

@@ -14,7 +14,7 @@ from supervisor.config.settings import Settings
 from supervisor.core.events import CheckpointsLoaded, HangCleared, HangConfirmed, HangSuspected, ProgressObserved
 from supervisor.core.model import CheckpointOwner, LoadedCheckpoint, RankInfo
 from supervisor.core.state import Attempt, JobState, Stage
-from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
+from supervisor.instrument._supervise_shim.claim import TRAINS, ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe.hangs import look
 from supervisor.observe.hangs.watch import HangWatch
@@ -74,7 +74,7 @@ def beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HeartbeatWriter:
     monkeypatch.setenv("LOCAL_RANK", "0")
     identity = ProcessIdentity("/nowhere", str(tmp_path), "rank")
     made = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
-    assert claim(identity, made)
+    assert claim(identity, made, TRAINS)
     return made
 
 

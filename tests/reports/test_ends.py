@@ -161,7 +161,7 @@ def test_without_a_checkpoint_to_go_on_from_nothing_is_trained_again(supervise: 
 )
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_teardown_that_dies_trains_nothing_again_and_rejects_no_checkpoint(
-    supervise: Callable[..., Supervised], how: str, code: int, rank: int
+    supervise: Callable[..., Supervised], tmp_path: Path, how: str, code: int, rank: int
 ) -> None:
     run = supervise(*torchrun("ms_swift_7992.py", *STEPS, "--how", how, "--rank", str(rank)), options=DECLARED, **OFTEN)
     assert run.exit_code(END_S) == code
@@ -169,7 +169,8 @@ def test_a_teardown_that_dies_trains_nothing_again_and_rejects_no_checkpoint(
     assert "the training had ended at step 40" in run.stderr
     assert f"after the last step: rank {rank} was killed by SIG{'SEGV' if how == 'segfault' else 'ABRT'}" in run.stderr
     assert "nccl_timeout" not in run.stderr
-    assert re.search(r"^  checkpoint\s+verified: \S+/ckpt/step-40.pt \(step 40\)$", run.stderr, re.MULTILINE)
+    # without its spaces: a card may break its lines within a long path
+    assert f"checkpointverified:{tmp_path}/ckpt/step-40.pt(step40)" in "".join(run.stderr.split())
 
 
 @pytest.mark.slow

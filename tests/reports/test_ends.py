@@ -33,14 +33,15 @@ FROM_ENV = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 # a command that hides a rank's failure behind 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(f"{FAILS}; echo finished", id="echo", marks=pytest.mark.slow),
-        pytest.param(f"{FAILS} 2>&1 | tee log", id="tee", marks=pytest.mark.slow),
-        pytest.param(f"{FAILS} || true", id="true", marks=pytest.mark.slow),
-        pytest.param(f"python -c 'import os; os.system(\"{FAILS}\")'", id="a Python wrapper", marks=pytest.mark.slow),
-        pytest.param(f"{FAILS}; {FAILS} --steps 20 --resume ckpt/step-20.pt", id="nothing trains after", marks=pytest.mark.slow),
+        pytest.param(f"{FAILS}; echo finished", id="echo"),
+        pytest.param(f"{FAILS} 2>&1 | tee log", id="tee"),
+        pytest.param(f"{FAILS} || true", id="true"),
+        pytest.param(f"python -c 'import os; os.system(\"{FAILS}\")'", id="a Python wrapper"),
+        pytest.param(f"{FAILS}; {FAILS} --steps 20 --resume ckpt/step-20.pt", id="nothing trains after"),
     ],
 )
 def test_a_failure_that_the_command_hides_is_named_though_the_code_is_0(supervise: Callable[..., Supervised], command: str) -> None:
@@ -155,13 +156,11 @@ def test_without_a_checkpoint_to_go_on_from_nothing_is_trained_again(supervise: 
     assert "the training had ended at step 40" in " ".join(run.stderr.split())
 
 
-@pytest.mark.parametrize(
-    ("how", "code"),
-    [("abort", 134), pytest.param("segfault", 139, marks=pytest.mark.slow), pytest.param("watchdog", 134, marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [("abort", 134), ("segfault", 139), ("watchdog", 134)])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_teardown_that_dies_trains_nothing_again_and_rejects_no_checkpoint(
-    supervise: Callable[..., Supervised], how: str, code: int, rank: int
+    supervise: Callable[..., Supervised], tmp_path: Path, how: str, code: int, rank: int
 ) -> None:
     run = supervise(*torchrun("ms_swift_7992.py", *STEPS, "--how", how, "--rank", str(rank)), options=DECLARED, **OFTEN)
     assert run.exit_code(END_S) == code
@@ -169,7 +168,8 @@ def test_a_teardown_that_dies_trains_nothing_again_and_rejects_no_checkpoint(
     assert "the training had ended at step 40" in run.stderr
     assert f"after the last step: rank {rank} was killed by SIG{'SEGV' if how == 'segfault' else 'ABRT'}" in run.stderr
     assert "nccl_timeout" not in run.stderr
-    assert re.search(r"^  checkpoint\s+verified: \S+/ckpt/step-40.pt \(step 40\)$", run.stderr, re.MULTILINE)
+    # without its spaces: a card may break its lines within a long path
+    assert f"checkpointverified:{tmp_path}/ckpt/step-40.pt(step40)" in "".join(run.stderr.split())
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def test_a_marked_save_is_passed_over_by_name_and_the_one_before_it_is_taken(sup
     run = supervise(*torchrun("nemo_10228.py", "--steps", "50"), options=("--checkpoints", "ckpt/step=*", "--resumes-itself"), **OFTEN)
     assert run.exit_code(150) == 0
     assert begun(run) == ["0", "20"]
-    assert "step=40-unfinished stands beside it" in run.stderr.replace("\n", " ")
+    assert "step=40-unfinished stands beside it" in " ".join(run.stderr.split())
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_where_the_only_save_is_marked_the_run_stops_and_trains_nothing_anew(sup
     run = supervise(*command, options=("--checkpoints", "ckpt/step=*", "--resume-args", "--resume {resume}"), **OFTEN)
     assert run.exit_code(150) == 65
     assert begun(run) == ["0"]
-    assert "step=20-unfinished stands beside it" in run.stderr.replace("\n", " ")
+    assert "step=20-unfinished stands beside it" in " ".join(run.stderr.split())
     assert (tmp_path / "ckpt" / "step=20" / "model.pt").exists()
 
 
@@ -107,7 +107,7 @@ def test_a_path_in_the_command_is_that_of_each_restart_and_what_was_given_instea
     run = supervise(*torchrun("fairchem_1055.py", "--resume", "ckpt/step-20.pt", "--steps", "80"), **OFTEN)
     assert run.exit_code(150) == 0
     assert begun(run) == ["20", "20"]
-    said = run.stderr.replace("\n", " ")
+    said = " ".join(run.stderr.split())
     assert "each attempt begins at step 20, because the command names ckpt/step-20.pt" in said
     ckpt = tmp_path / "ckpt"
     assert f"resumed at step 20 from {ckpt}/step-20.pt, although it was given {ckpt}/step-60.pt (step 60): steps 21 to 60 are" in said
@@ -126,7 +126,7 @@ def test_a_stale_save_of_the_greatest_number_is_not_trained_on_from(supervise: C
         *torchrun("simpletuner_2989.py", "--pace-s", "0.1"), options=("--checkpoints", "ckpt/step-*.pt", "--resumes-itself"), **OFTEN
     )
     assert run.exit_code(150) == 65
-    said = run.stderr.replace("\n", " ")
+    said = " ".join(run.stderr.split())
     assert f"the newest save of this run, {tmp_path}/ckpt/step-20.pt, is gone" in said
     assert "another training's checkpoint" in said
     assert torch.load(stale)["step"] == 5000

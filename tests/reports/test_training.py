@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def test_a_training_without_a_failure_is_done(supervise: Callable[..., Supervised]) -> None:

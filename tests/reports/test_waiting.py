@@ -108,7 +108,8 @@ def test_the_server_that_a_rank_waits_for_is_on_the_card_and_in_the_alert(
     hang = confirmed(run)
     assert (hang["kind"], hang["ranks"], hang["busy"], hang["slow"]) == ("late", [1], False, False), hang
     waits = r"process \d+ \(python\S*\), which waits for " if how == "child" else ""
-    assert re.search(rf"rank 1 is in reward \(ms_swift_6962\.py:\d+\), waiting for {waits}127\.0\.0\.1:{mute}", hang["text"]), hang["text"]
+    awaited = rf"rank 1 is in reward \(ms_swift_6962_mute\.py:\d+\), waiting for {waits}127\.0\.0\.1:{mute}"
+    assert re.search(awaited, hang["text"]), hang["text"]
     run.wait_for_line(r"no progress for \d+ s: .*the job goes on")
     assert f"127.0.0.1:{mute}" in run.stderr
 

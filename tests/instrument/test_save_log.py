@@ -116,9 +116,9 @@ class Done:
     directory: Path
 
     def rows(self, part: str, kind: str = "saves") -> list[dict[str, Any]]:
-        """Return what was noted of the directory of that part."""
+        """Return what was logged of the directory of that part. Of loads: their ends, not their beginnings."""
         rows: list[dict[str, Any]] = [json.loads(line) for line in (self.directory / f"{kind}-0.jsonl").read_text().splitlines()]
-        return [row for row in rows if row["path"].startswith(f"{self.place / part}/")]
+        return [row for row in rows if row.get("path", "").startswith(f"{self.place / part}/")]
 
 
 def run(make_attempt: Callable[[Path], Attempt], place: Path, parts: dict[str, str], code: int) -> Done:

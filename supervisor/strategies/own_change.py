@@ -36,6 +36,8 @@ def own_change(situation: Situation) -> Plan | None:
         return _other_ranks(situation, change)
     if change.changes:
         return _taken_back(situation, change) if _may_follow(situation, change.changes) else None
+    if _may_pass(situation):
+        return None
     return _stop(
         69, _first(situation, change, "on other GPUs than before"), "use another node, or put the GPU back into use if it is in order"
     )
@@ -54,6 +56,11 @@ def _may_follow(situation: Situation, changes: tuple[Change, ...]) -> bool:
     return family(situation.verdict.cause) != "infrastructure" or any(c.knob.startswith("env:") for c in changes)
 
 
+def _may_pass(situation: Situation) -> bool:
+    """Whether the failure may be over at the next attempt, so that it shows nothing about GPUs or the number of ranks."""
+    return situation.verdict.transient or family(situation.verdict.cause) == "infrastructure"
+
+
 def _taken_back(situation: Situation, change: OwnChange) -> Plan:
     tried = ", ".join(f"{c.how}{f' {c.old}' if c.old else ''}" for c in change.changes)
     return Plan(
@@ -67,8 +74,8 @@ def _taken_back(situation: Situation, change: OwnChange) -> Plan:
 
 def _other_ranks(situation: Situation, change: OwnChange) -> Plan | None:
     """Return the plan where the number of ranks is another one. What may pass, or is a read that fails, shows nothing about it."""
-    verdict, before, now = situation.verdict, change.before, change.now
-    if verdict.transient or family(verdict.cause) == "infrastructure" or reads_what_is_missing(situation):
+    before, now = change.before, change.now
+    if _may_pass(situation) or reads_what_is_missing(situation):
         return None
     policy = situation.policy
     of_nodes = now.nodes != before.nodes

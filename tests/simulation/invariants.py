@@ -41,6 +41,7 @@ CODES: dict[str, tuple[int, ...]] = {
     "start_again": (ExitCode.REQUEUE, ExitCode.DETERMINISTIC),
     "memory_held_by_others": (ExitCode.BAD_NODE,),
     "exclude_gpu": (ExitCode.BAD_NODE,),
+    "own_change": (ExitCode.DETERMINISTIC, ExitCode.BAD_NODE),
     "same_gpu_twice": (ExitCode.DETERMINISTIC, ExitCode.BAD_NODE),
     "same_gpu_hangs": (ExitCode.BAD_NODE,),
     "unsynced": (ExitCode.DETERMINISTIC,),

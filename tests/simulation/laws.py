@@ -243,7 +243,8 @@ def start_tries(record: Record, past: Past, books: Watch) -> str:
     if not record.early or not _seen(record, books) or not all(r.early and _seen(r, books) for r in past):
         return ""
     tries = sum(1 for r in past if family(r.verdict.cause) == mine)
-    if tries < books.job.policy.start_tries or record.plan.exit_code == ExitCode.REQUEUE:
+    taken_back = record.plan.strategy == OWN_CHANGE  # what failed was no start of the user's own command
+    if taken_back or tries < books.job.policy.start_tries or record.plan.exit_code == ExitCode.REQUEUE:
         return ""
     return f"try number {tries + 1} of a start is not answered with 75"
 

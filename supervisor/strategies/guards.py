@@ -112,9 +112,10 @@ def start_again(situation: Situation) -> Plan | None:
     """Start again where the same program trained before, and now cannot import or read its data: a file system that does not answer.
 
     The pause grows, for 30 minutes from the first such failure. Then it stops with 75, because another node may read what this one
-    cannot. A third requeue that leads to no step ends with 65. A program that never trained, or was changed since, stops at once.
+    cannot. A third requeue that leads to no step ends with 65. A program that never trained, or was changed since, stops at once. So does
+    what an attempt that trained to this step missed, too: it may be the end of the program, where the same file is read again.
     """
-    if not situation.trained or not reads_what_is_missing(situation):
+    if not situation.trained or not reads_what_is_missing(situation) or _was_missed_at_the_last_step(situation):
         return None
     waited_s = situation.t - situation.in_vain[0].t if situation.in_vain else 0.0
     missing = "what this program imports or reads is missing, and was there when it trained"
@@ -140,6 +141,12 @@ def start_again(situation: Situation) -> Plan | None:
         delay_s=pause_s,
         charged=False,
     )
+
+
+def _was_missed_at_the_last_step(situation: Situation) -> bool:
+    """Whether the attempt began where the one before came to, and that failed in the same way after its steps."""
+    alike = (f for f in situation.failures if f.fingerprint == situation.verdict.fingerprint)
+    return situation.ending.at_last_step and any(not f.before_first_step for f in alike)
 
 
 def reads_what_is_missing(situation: Situation) -> bool:

@@ -4,6 +4,8 @@ One line of JSON per file goes to `loads-<local rank>.jsonl`; a process without 
 load before (a rank that its launcher gave no number), the line of that load goes to `loads-p<pid>.jsonl`. Bounded per folder, because a
 data set may be a million .pt files. Inode, size and time of an absent file are null: the script tried to load a checkpoint there.
 
+`target`: where the path led, if it goes through a link.
+
 Before it, a line `{"loading": PATH}` says that the load began: of a rank that dies within it no other line comes.
 """
 
@@ -62,6 +64,9 @@ class LoadLog:
         import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
 
         record = {"path": path, "began": began, "t": time(), "complete": complete, "via": via, "steps": self._beat.steps, **_stat(path)}
+        target = os.path.realpath(path)  # a link may lead elsewhere when this is read
+        if target != path:
+            record["target"] = target
         self._lines.append(json.dumps(record) + "\n")
         self.write()
 

@@ -148,7 +148,7 @@ def loads(directory: Path, *, complete: bool = True) -> list[str]:
 
 
 def loads_of_ranks(directory: Path, *, complete: bool = True) -> list[list[str]]:
-    """Return for each rank the paths that it loaded before it trained in this attempt, in their order.
+    """Return for each rank the paths that it loaded before it trained in this attempt, in their order; after a link, where it led then.
 
     A load that failed does not count, and a later load is an evaluation's. Nor does what a rank of this attempt had saved: the other ranks
     get their first weights so (torch's DDP tutorial).
@@ -164,7 +164,12 @@ def loads_of_ranks(directory: Path, *, complete: bool = True) -> list[list[str]]
     for file in sorted(directory.glob("saves-*.jsonl")) if any(ranks) else ():
         for row in _rows(file):
             saved[row["path"]] = min(row["t"], saved.get(row["path"], math.inf))
-    return [[row["path"] for row in rows if row["t"] <= saved.get(row["path"], math.inf)] for rows in ranks]
+    return [[path for row in rows if row["t"] <= saved.get(row["path"], math.inf) for path in _names(row)] for rows in ranks]
+
+
+def _names(row: dict[str, Any]) -> tuple[str, ...]:
+    target = row.get("target")
+    return (row["path"], target) if isinstance(target, str) else (row["path"],)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:

@@ -74,6 +74,21 @@ def test_what_an_attempt_saved_and_loaded_again_before_its_first_step_is_no_resu
     assert loads(tmp_path) == ["/run/model.pt", "/run/last.pt"], "what was loaded first was there"
 
 
+def test_a_load_through_a_link_is_one_of_the_checkpoint_to_which_it_led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeats.create(tmp_path / "heartbeat", 1)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    identity = ProcessIdentity("/nowhere", str(tmp_path), "rank")
+    assert claim(identity, HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank), TRAINS)
+    row = {"path": "/c/best.pt", "target": "/c/step-20.pt", "t": 1.0, "steps": 0}
+    (tmp_path / "loads-0.jsonl").write_text(json.dumps(row) + "\n")
+    posted: list[Event] = []
+    sampler = ProgressSampler(posted.append, 60.0, lambda path: "step-" in path)
+    sampler.watch(2, tmp_path, 1.0, None)
+    sampler.sample(2.0, (RankInfo(0, 0, identity.pid, identity.start_ticks),), heartbeats.read(tmp_path / "heartbeat"))
+    assert [event.loaded for event in posted if isinstance(event, ProgressObserved)] == ["/c/step-20.pt"]
+
+
 def test_the_second_step_that_a_script_reports_by_itself_is_posted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No optimizer of torch's counts it, and the next regular report may be ten seconds away."""
     heartbeats.create(tmp_path / "heartbeat", 1)

@@ -157,6 +157,14 @@ def test_without_a_checkpoint_to_go_on_from_nothing_is_trained_again(supervise: 
 
 
 @pytest.mark.slow
+def test_an_evaluation_behind_the_last_step_that_misses_a_file_is_no_outage_to_wait_for(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*torchrun("final_evaluation.py", *STEPS), options=DECLARED, **OFTEN)
+    assert run.exit_code(END_S) == 1
+    assert run.attempts() == 2
+    assert "FileNotFoundError" in run.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("abort", 134), ("segfault", 139), ("watchdog", 134)])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_teardown_that_dies_trains_nothing_again_and_rejects_no_checkpoint(

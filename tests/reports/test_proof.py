@@ -138,3 +138,12 @@ def test_a_numbering_that_begins_anew_is_resumed_from_what_was_saved_last(superv
     run = supervise(*torchrun("accelerate_3306.py", "--steps", "90"), options=options, **OFTEN)
     assert run.exit_code(200) == 0
     assert begun(run) == ["0", "60", "80"]
+
+
+@pytest.mark.slow
+def test_a_load_through_a_link_is_no_start_from_scratch(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    run = supervise(*torchrun("resumes_from_best.py", "--steps", "100"), **OFTEN)
+    assert run.exit_code(200) == 0
+    said = "".join(run.stderr.split())
+    assert f"resumedfrom{tmp_path}/ckpt/step-20.pt" in said
+    assert "SCRATCH" not in said

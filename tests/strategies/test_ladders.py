@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.budget import family
+from supervisor.core.ending import Ending
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Failure, Knob, Plan, PlanKind, Policy, RankExit, Verdict
 from supervisor.strategies import LADDERS, propose
+from supervisor.strategies.guards import reads_what_is_missing, start_again
 from supervisor.strategies.situation import Situation, exit_code_of
 from supervisor.strategies.storage import without_kept
 
@@ -185,3 +187,18 @@ def test_fewer_loader_workers_answer_only_where_there_is_a_loader_and_no_save(ph
     plan = propose(given)
     assert plan.strategy == strategy
     assert ("loader workers" in f"{plan.reason} {plan.next_rung} {plan.notes}") == (strategy == "halve_workers")
+
+
+@pytest.mark.parametrize(("is_last", "is_outage"), [(True, False), (False, True)])
+def test_what_is_missing_again_at_the_last_step_is_no_outage(is_last: bool, is_outage: bool) -> None:  # noqa: FBT001  parameters
+    where = "user_code:FileNotFoundError:train.py:evaluate"
+    verdict = Verdict(Cause.USER_CODE, 0.9, "no such file", f"{where}:init", facts=(("exception", "FileNotFoundError"),))
+    given = situation(
+        verdict=verdict,
+        before_first_step=True,
+        trained=True,
+        failures=(failure(Cause.USER_CODE, fingerprint=f"{where}:train", before_first_step=False),),
+        ending=Ending(at_last_step=is_last),
+    )
+    assert reads_what_is_missing(given)
+    assert (start_again(given) is not None) == is_outage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,6 +128,7 @@ def test_lightning_21110_a_last_that_leads_to_nothing_is_named_with_its_command(
     (tmp_path / "ckpt").mkdir()
     for step in (20, 40):
         torch.save({"step": step}, tmp_path / "ckpt" / f"step-{step}.pt")
+        os.utime(tmp_path / "ckpt" / f"step-{step}.pt", (1e9, 1e9))  # both in one tick of the file system's clock
     link = tmp_path / "ckpt" / "last.ckpt"
     link.symlink_to(leads_to)
     run = supervise(sys.executable, str(SCRIPTS / "lightning_21110.py"), "ckpt/last.ckpt")

@@ -257,7 +257,7 @@ _ROWS: dict[Cause, tuple[tuple[Hint, ...], ...]] = {
     ),
     Cause.DISK_FULL: (
         _line("delete what killed saves of this job left there: {leftovers}"),
-        _line("make room on the file system of {path}", "find the full file system (df -h, df -i; a quota: quota -s), and make room there"),
+        _line("make room on the file system of {path}", "make room on the full file system: df -h and df -i name it, and quota -s a quota"),
         _line(Hint("look at the largest files that this job wrote there: {job_files}", (NO_LEFTOVERS,))),
     ),
     Cause.IO_ERROR: (

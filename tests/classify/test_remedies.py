@@ -187,7 +187,7 @@ def test_no_hint_stands_behind_one_that_is_always_given() -> None:
 def test_a_general_hint_names_nothing_of_the_machine() -> None:
     full = verdict(C.DISK_FULL, path="/data/x", job_files="/c/a", leftovers="/c/s (2 GiB)")
     assert "/" not in "".join(general_hints(full))
-    assert "find the full file system (df -h, df -i; a quota: quota -s), and make room there" in general_hints(full)
+    assert "make room on the full file system: df -h and df -i name it, and quota -s a quota" in general_hints(full)
 
 
 def test_the_documentation_has_the_condition_beside_the_hint() -> None:

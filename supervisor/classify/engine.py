@@ -501,7 +501,8 @@ def _summary(best: CauseCandidate, facts: Sequence[Evidence], exception: Evidenc
     if exception is not None:
         return f"{_who(fact, facts)} raised {_short(fact.text)}"
     whose = f"rank {fact.rank}: " if fact.rank is not None else ""
-    return f"{whose}{_short(fact.text)}"
+    # a sentence about a checkpoint is ours and ends with what to do, behind paths that may be long
+    return f"{whose}{fact.text if fact.source == 'checkpoint' else _short(fact.text)}"
 
 
 def _short(text: str) -> str:

@@ -3,8 +3,8 @@
 Usable without the supervisor (docs/reference/library-checkpointing.md). Reading never executes a pickle. No file that is not ours is
 written, moved or removed, unless the caller asks for it.
 
-Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest`, `Loaded` and
-`Snapshotter` need torch.
+Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest` and `Loaded`
+need torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from checkpointing.select import Selection, newest
     from checkpointing.training.load import Loaded, load_latest
     from checkpointing.training.save import save
-    from checkpointing.training.snapshot import Snapshotter
     from checkpointing.verification import verify
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "Loaded",
     "Mirror",
     "Selection",
-    "Snapshotter",
     "Verdict",
     "Verification",
     "find",
@@ -48,7 +46,6 @@ _MODULES: Final = {
     "Loaded": "training.load",
     "Mirror": "mirror.client",
     "Selection": "select",
-    "Snapshotter": "training.snapshot",
     "Verdict": "model",
     "Verification": "model",
     "find": "discover",

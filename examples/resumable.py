@@ -1,4 +1,4 @@
-"""A training that loses seconds: atomic saves, snapshots in memory, a save when it is told to, and a resume that finds the newest of it.
+"""A training that resumes: atomic saves, a save when it is told to, and a resume that finds the newest whole one.
 
     supervise -- torchrun --nproc-per-node=2 examples/resumable.py --steps 1000
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from checkpointing import Snapshotter, load_latest, save
+from checkpointing import load_latest, save
 from supervisor.worker import should_save
 
 
@@ -48,21 +48,19 @@ def main() -> None:
     print(f"rank {rank} pid {os.getpid()} starts at step {start} from {origin}", flush=True)
 
     parallel = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
-    with Snapshotter(args.dir) as snapshotter:
-        for step in range(start + 1, args.steps + 1):
-            torch.manual_seed(step * 1000 + rank)  # the data of this step
-            loss = (parallel(torch.randn(32, 64)) ** 2).mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            time.sleep(args.step_ms / 1e3)
+    for step in range(start + 1, args.steps + 1):
+        torch.manual_seed(step * 1000 + rank)  # the data of this step
+        loss = (parallel(torch.randn(32, 64)) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(args.step_ms / 1e3)
 
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-            snapshotter.snapshot(state, step=step)
-            if should_save() or step % args.save_every == 0 or step == args.steps:
-                save(state, args.dir, step=step, keep=3)
-            if rank == 0 and step % 10 == 0:
-                print(f"step {step}/{args.steps} loss {loss.item():.6f}", flush=True)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        if should_save() or step % args.save_every == 0 or step == args.steps:
+            save(state, args.dir, step=step, keep=3)
+        if rank == 0 and step % 10 == 0:
+            print(f"step {step}/{args.steps} loss {loss.item():.6f}", flush=True)
     print(f"rank {rank} done: weights {sum(p.double().sum().item() for p in model.parameters()):.12f}", flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,1 +1,1 @@
-"""What training scripts call: save, load and snapshot."""
+"""What training scripts call: save and load."""

@@ -8,8 +8,7 @@ Rank 0 proposes the newest that it can verify. A rank that sees another file the
 pass over a checkpoint that one of them lacks. If there are checkpoints and none is good, CheckpointingError lists them: training never
 starts from scratch in silence.
 
-First of all, what a killed trainer left in shared memory for this directory (checkpointing/training/snapshot.py) is written to it. The
-supervisor hands out a checkpoint that it verified. If that is of this directory, it is proposed first, and nothing newer than it.
+The supervisor hands out a checkpoint that it verified. If that is of this directory, it is proposed first, and nothing newer than it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from checkpointing import discover, select, step_names
 from checkpointing.io import staging
 from checkpointing.manifest import documents
 from checkpointing.model import CheckpointingError, Verdict
-from checkpointing.training import snapshot_writer
 from checkpointing.training.ranks import TIMEOUT_S, Ranks, ranks
 from checkpointing.verification import Cache, identity_of, verify
 
@@ -68,31 +66,27 @@ class _Proposal:
     whole: tuple[int, int]
 
 
-def load_latest(  # noqa: PLR0913 -- each is a choice of its own, and all but one have a default
+def load_latest(
     directory: str | os.PathLike[str],
     *,
     into: Mapping[str, Any] | None = None,
     map_location: Any = "cpu",  # noqa: ANN401 -- torch.load's
     weights_only: bool = True,
-    rescue: bool = True,
     timeout_s: float = TIMEOUT_S,
 ) -> Loaded | None:
     """Load the newest whole checkpoint in `directory`; None where there is none. In torch.distributed every rank must call it.
 
     `into`: a state of the right shape, which a sharded checkpoint (DCP) is loaded into in place; `state` is this one then. `weights_only`
-    False lets a pickle run code. `rescue` False leaves shared memory alone. Raises CheckpointingError; an error of one rank on all.
+    False lets a pickle run code. Raises CheckpointingError; an error of one rank on all.
     """
     directory = os.path.abspath(os.fspath(directory))  # noqa: PTH100 -- paths are plain strings throughout the package
     together = ranks(f"no checkpoint was loaded from {directory}", timeout_s)
     with together.together():
-        rescued = snapshot_writer.rescue(directory) if rescue and _first_of_node(together) else []
         if together.rank == 0:
             staging.bring_back(directory)
-        together.meet()  # what was rescued on any node is there
-        problems = [(one.segment, one.problem) for one in rescued if one.problem]
         proposer, lacking = _Proposer(directory), list[tuple[str, str]]()
         while True:
-            proposal, passed_over = _agree(proposer, together, problems, lacking)
+            proposal, passed_over = _agree(proposer, together, lacking)
             if proposal is None:
                 if passed_over:
                     listed = "; ".join(f"{path}: {why}" for path, why in passed_over)
@@ -109,15 +103,13 @@ def load_latest(  # noqa: PLR0913 -- each is a choice of its own, and all but on
             lacking.append((proposal.path, "it was removed while it was loaded"))
 
 
-def _agree(
-    proposer: _Proposer, together: Ranks, problems: list[tuple[str, str]], lacking: list[tuple[str, str]]
-) -> tuple[_Proposal | None, tuple[tuple[str, str], ...]]:
+def _agree(proposer: _Proposer, together: Ranks, lacking: list[tuple[str, str]]) -> tuple[_Proposal | None, tuple[tuple[str, str], ...]]:
     """Let rank 0 propose, newest first, until all ranks have the proposed one; add what a rank does not have to `lacking`."""
     while True:
         message = ""
         if together.rank == 0:
             proposed = proposer.next([path for path, _ in lacking])
-            message = json.dumps([proposed and [proposed.path, proposed.step, proposed.whole], [*problems, *proposer.passed_over]])
+            message = json.dumps([proposed and [proposed.path, proposed.step, proposed.whole], proposer.passed_over])
         message = together.meet(value=message).value
         found, passed_over = json.loads(message)
         why = tuple((path, reason) for path, reason in [*lacking, *passed_over])
@@ -233,11 +225,6 @@ def _number(name: str) -> int | None:
         return int(os.environ[name])
     except (KeyError, ValueError):
         return None
-
-
-def _first_of_node(together: Ranks) -> bool:
-    """Return whether this process is the one of its node that looks into the node's shared memory."""
-    return together.store is None or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _load(path: str, into: Mapping[str, Any] | None, map_location: Any, together: Ranks, *, weights_only: bool) -> Any:  # noqa: ANN401 -- torch.load's

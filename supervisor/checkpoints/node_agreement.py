@@ -5,10 +5,9 @@ the same rows.
 
 1. The state that each node continues from. The node with the newest agreement gives the knobs, how the global batch is held with the ranks
    that have met, and the failures that the budgets count; the rejected checkpoints are those of every node with that agreement. What one
-   node's ranks were seen to run or to load, all nodes know from then on, so that all add the program's resume option. Before this step
-   each node has written to disk the state that its dead ranks left in shared memory. Their environments are compared with this row and
-   the all-gather 0 (node/node_environment.py). Where one of them asks for it, they are tried against each other then
-   (node/node_check.py). The markers in the directories of its checkpoints (shared_directories.py).
+   node's ranks were seen to run or to load, all nodes know from then on, so that all add the program's resume option. Their
+   environments are compared with this row and the all-gather 0 (node/node_environment.py). Where one of them asks for it, they are
+   tried against each other then (node/node_check.py). The markers in the directories of its checkpoints (shared_directories.py).
 2. The checkpoints that each node has: names, sizes and steps, without reading their data. Whose markers it found.
 3. For each candidate that all nodes have, newest first: each node's proof that it can load it. One node reads the bytes of a shared file,
    the others compare its identity. Of a save of which each node has a part, each brings the rest here from the mirror, and then reads all
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from supervisor.checkpoints.node_offer import NodeOffer
-    from supervisor.checkpoints.repair import RepairPermission
     from supervisor.core.actions import SelectCheckpoint
     from supervisor.node.node_check import NodeCheck, NodeCheckResult
     from supervisor.node.node_environment import EnvironmentComparison
@@ -184,7 +182,6 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     action: SelectCheckpoint,
     node_offer: NodeOffer,
     all_gather: AllGather,
-    permission: RepairPermission,
     comparison: EnvironmentComparison,
     *,
     host: str,
@@ -193,7 +190,7 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     check: NodeCheck | None = None,
 ) -> CheckpointSelected:
     """Agree with the other nodes. Raises AgreementCancelled, by way of `all_gather`, if the attempt ends first."""
-    problem = node_offer.save_dead_ranks_state(permission)
+    problem = node_offer.read_records()
     node_offer.record_parts()
     with node_offer.markers.placed() as markers:
         own = NodeState(

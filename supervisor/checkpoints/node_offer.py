@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.recording.parts import PartRecorder
     from supervisor.checkpoints.recording.recorder import CheckpointRecorder
     from supervisor.checkpoints.records import CheckpointRecords
-    from supervisor.checkpoints.repair import RepairPermission
     from supervisor.checkpoints.retention import Retention
     from supervisor.checkpoints.selection import CheckpointSelector
     from supervisor.checkpoints.shared_directories import DirectoryMarker
@@ -90,14 +89,13 @@ class NodeOffer:
         """Whether ranks of this run were seen to save on this node; True where no save is logged."""
         return self._records.has_saved
 
-    def save_dead_ranks_state(self, permission: RepairPermission) -> tuple[str, str] | None:
-        """Write to disk the state that this node's dead ranks left in memory. Return the path and the reason if reading failed."""
+    def read_records(self) -> tuple[str, str] | None:
+        """Read this node's records of checkpoints and the saves that its ranks logged. Return the path and the reason if reading failed."""
         records = self._records
         try:
             records.listed(records.begin_run)
             _ = records.rejections  # an unreadable record is a problem of this node
             records.absorb()
-            self._selector.save_dead_ranks_state(permission)
             if records.discovery is not None:
                 records.discovery.stat_interrupted_saves()
         except (CheckpointingError, OSError) as error:

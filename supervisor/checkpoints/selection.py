@@ -14,7 +14,6 @@ from checkpointing.io.reader import Interrupted
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.retention.aside import advised_move
 from checkpointing.select import newest
-from checkpointing.training import snapshot_writer
 from checkpointing.verification import verify
 from supervisor.checkpoints.origin.owners import FILE_CLOCKS_S, CheckpointOwners, step_of
 from supervisor.checkpoints.recording.watcher import to_event, to_ref
@@ -78,7 +77,6 @@ class CheckpointSelector:
             rejections = records.rejections
             records.absorb()
             records.avoided = frozenset(avoid)
-            self.save_dead_ranks_state(permission)
             if permission.is_valid:
                 records.order.step_back(avoid, records.copies)
             # those of earlier runs too: the script may take a torn one
@@ -169,13 +167,6 @@ class CheckpointSelector:
             order=records.order.order(),
             own=records.provenance.trusts,
         )
-
-    def save_dead_ranks_state(self, permission: RepairPermission) -> None:
-        """Write the state that dead ranks left in shared memory (checkpointing.Snapshotter) into the checkpoint directories."""
-        for directory in self._records.locations.directories():
-            with permission.held() as allowed:
-                if allowed:
-                    snapshot_writer.rescue(directory)
 
     def copies(self) -> tuple[Spare, ...]:
         """Return our copies that may be handed over. A script that resumes by itself does not find them."""

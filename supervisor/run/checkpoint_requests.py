@@ -77,7 +77,7 @@ class CheckpointRequests:
         permission = self.permission = RepairPermission()
         checkpoints.read_while(lambda: self.permission is permission and self._loop.state.selects)
         if action.nodes:
-            self._threads.start("agree", lambda: self._agree(action, permission, suspect=suspect))
+            self._threads.start("agree", lambda: self._agree(action, suspect=suspect))
             return
 
         def work() -> None:
@@ -125,7 +125,7 @@ class CheckpointRequests:
             with contextlib.suppress(CheckpointingError, OSError):
                 self._factory.checkpoints.node_offer.reject_mixed(wall_t(self._loop.clock, since_t))
 
-    def _agree(self, action: act.SelectCheckpoint, permission: RepairPermission, *, suspect: bool) -> None:
+    def _agree(self, action: act.SelectCheckpoint, *, suspect: bool) -> None:
         """Agree with the other nodes on what to resume from. In a thread."""
 
         def all_gather(number: int, text: str) -> list[str]:
@@ -150,7 +150,6 @@ class CheckpointRequests:
                 action,
                 self._factory.checkpoints.node_offer,
                 all_gather,
-                permission,
                 comparison,
                 host=self._nodes.name(action.node),
                 suspect=suspect,

@@ -71,7 +71,6 @@ TORCH_ALLOWED = (
     "checkpointing.training.load",
     "checkpointing.training.ranks",
     "checkpointing.training.save",
-    "checkpointing.training.snapshot",
     "health.nodecheck.__main__",
     "health.nodecheck.measure",
 )

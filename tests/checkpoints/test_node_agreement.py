@@ -18,7 +18,6 @@ from checkpointing.io import reader
 from supervisor.checkpoints import node_agreement, shared_directories
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.node_offer import NodeOffer
-from supervisor.checkpoints.repair import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import SelectCheckpoint
 from supervisor.core.model import Cause, Failure, HeldBatch, Knob, PastFailures
@@ -101,7 +100,6 @@ class Nodes:
                 action,
                 self.nodes[node].node_offer,
                 say,
-                RepairPermission(),
                 comparison,
                 host=f"n{node}",
                 suspect=False,

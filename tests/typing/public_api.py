@@ -11,7 +11,6 @@ from checkpointing import (
     Loaded,
     Mirror,
     Selection,
-    Snapshotter,
     Verdict,
     Verification,
     find,
@@ -39,8 +38,6 @@ def training(state: dict[str, Any]) -> None:
     """Save and resume."""
     assert_type(load_latest("ckpt"), Loaded | None)
     assert_type(save(state, "ckpt", step=1, keep=3), str)
-    with Snapshotter("ckpt") as snapshotter:
-        snapshotter.snapshot(state, step=1)
     assert_type(worker.should_save(), bool)
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 #: A file server's clock differs from ours by no more than this, and some file systems keep whole seconds.
 FILE_CLOCKS_S: Final = 2.0
-#: What supervise writes for dead ranks (checkpointing/training/snapshot_writer.py): no rank logs it.
-_RESCUED: Final = ".snapshot.pt"
 
 
 class CheckpointOwners:
@@ -121,7 +119,7 @@ class CheckpointOwners:
             return CheckpointOwner.FOREIGN, "it lay there before this job wrote anything"
         if not run:
             return CheckpointOwner.FOREIGN, "it is older than this job's first attempt"
-        if records.discovery is not None and records.discovery.logs_saves_like(path) and not path.endswith(_RESCUED):
+        if records.discovery is not None and records.discovery.logs_saves_like(path):
             return CheckpointOwner.FOREIGN, "no rank of this job saved it, and each of their saves beside it was seen"
         return CheckpointOwner.UNKNOWN, ""
 

@@ -1,6 +1,6 @@
-"""Trainers that are killed (SIGKILL) in the middle of a save or a snapshot, one after another, and what is left of each.
+"""Trainers that are killed (SIGKILL) in the middle of a save, one after another, and what is left of each.
 
-    python killing.py save|sharded|snapshot KILLS DIRECTORY
+    python killing.py save|sharded KILLS DIRECTORY
 
 What the trainer has written so far places each kill. It prints a line of JSON for each. Each trainer is a fork of this process,
 which has imported torch; all threads of torch are off, so that forking is sound. A state of step n is nothing but the number n.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import random
 import signal
@@ -21,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from checkpointing import Snapshotter, load_latest, save
-from checkpointing.training import snapshot_layout, snapshot_writer
+from checkpointing import load_latest, save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,15 +53,6 @@ def train_sharding(directory: str, start: int) -> None:
     while True:
         step += 1
         save(state_of(step), directory, step=step, sharded=True, keep=2)
-
-
-def train_snapshotting(directory: str, start: int) -> None:
-    """Take a snapshot at every step, for ever."""
-    snapshotter = Snapshotter(directory)
-    step = start
-    while True:
-        step += 1
-        snapshotter.snapshot(state_of(step), step=step)
 
 
 def written(path: Path) -> int:
@@ -125,52 +114,7 @@ def in_a_save(directory: Path, number: int, train: Callable[[str, int], None] = 
     }
 
 
-def in_a_snapshot(directory: Path, number: int) -> dict[str, Any]:
-    """Kill when one slot is being written and the other one is whole; look at the raw memory of both, then rescue."""
-    moment = random.Random(number).uniform(0.0, 0.004)  # noqa: S311 -- a place for a kill
-    at_least = 3 + number % 3
-    maps: dict[str, mmap.mmap] = {}
-
-    def is_time(_pid: int) -> bool:
-        for path in snapshot_layout.find(str(directory)):
-            if path not in maps and Path(path).stat().st_size:
-                with open(path, "rb") as file:  # noqa: PTH123 -- a descriptor of one line
-                    maps[path] = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
-        for memory in maps.values():
-            with contextlib.suppress(ValueError):
-                layout = snapshot_layout.Layout.decode(memory[: snapshot_layout.PAGE * 2])
-                numbers = [snapshot_layout.seq_of(memoryview(memory), at) for at in layout.slots]
-                if max(numbers) >= at_least and 0 in numbers:
-                    time.sleep(moment)
-                    return True
-        return False
-
-    start = number * 100_000
-    killed(train_snapshotting, directory, start, is_time)
-    (memory,) = maps.values()
-    view = memoryview(memory)
-    layout = snapshot_layout.Layout.decode(bytes(view[: snapshot_layout.PAGE * 2]))
-    slots = [snapshot_layout.read_slot(view, layout, index) for index in (0, 1)]
-    torn = []
-    for index, slot in enumerate(slots):
-        raw = torch.frombuffer(bytearray(view[layout.slots[index] + layout.data :][: 8 * COUNT]), dtype=torch.float32)
-        if slot is None:
-            torn.append(bool((raw != raw[0]).any()))
-    good = max((slot for slot in slots if slot is not None), key=lambda slot: slot.seq)
-    rescued = snapshot_writer.rescue(str(directory))
-    found = load_latest(directory)
-    return {
-        "invalid_slots": sum(slot is None for slot in slots),
-        "torn": any(torn),
-        "step": None if found is None else found.step,
-        "expected": good.step,
-        "whole": found is not None and is_whole(found.state) and found.state["step"] == found.step,
-        "problems": [one.problem for one in rescued if one.problem],
-        "left": list(snapshot_layout.find(str(directory))),
-    }
-
-
-KINDS = {"save": in_a_save, "sharded": in_a_sharded_save, "snapshot": in_a_snapshot}
+KINDS = {"save": in_a_save, "sharded": in_a_sharded_save}
 
 
 def main() -> None:

@@ -42,8 +42,8 @@ def torn(path: Path) -> None:
 
 
 @pytest.mark.process
-def test_importing_the_package_or_the_rescuer_imports_neither_torch_nor_the_supervisor() -> None:
-    program = "import sys, checkpointing, checkpointing.training.snapshot_writer\n"
+def test_importing_the_package_imports_neither_torch_nor_the_supervisor() -> None:
+    program = "import sys, checkpointing\n"
     program += "print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'numpy', 'supervisor', 'boto3', 'awscrt'}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- ours
     assert done.stdout == "[]\n"
@@ -52,8 +52,8 @@ def test_importing_the_package_or_the_rescuer_imports_neither_torch_nor_the_supe
 @pytest.mark.process
 def test_the_function_is_what_the_package_gives_whatever_was_imported_before() -> None:
     program = "import checkpointing.training.save, checkpointing.training.load\n"
-    program += "from checkpointing import save, load_latest, Snapshotter, Loaded\n"
-    program += "assert all(map(callable, (save, load_latest, Snapshotter, Loaded)))"
+    program += "from checkpointing import save, load_latest, Loaded\n"
+    program += "assert all(map(callable, (save, load_latest, Loaded)))"
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)  # noqa: S603 -- ours
 
 
@@ -65,9 +65,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from checkpointing import discover, select, verification
 from supervisor.worker import should_save
-from checkpointing.training import snapshot_writer
 assert should_save() is False
-for name in ("save", "load_latest", "Snapshotter"):
+for name in ("save", "load_latest"):
     try:
         exec(f"from checkpointing import {name}")
     except ImportError as error:
@@ -75,7 +74,7 @@ for name in ("save", "load_latest", "Snapshotter"):
 """
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- ours
     expected = "checkpointing.{} needs torch, which is not installed here: pip install torch"
-    assert done.stdout.splitlines() == [expected.format(name) for name in ("save", "load_latest", "Snapshotter")]
+    assert done.stdout.splitlines() == [expected.format(name) for name in ("save", "load_latest")]
 
 
 # saving
@@ -431,7 +430,7 @@ def test_loading_while_another_process_saves_and_prunes_finds_one_every_time(tmp
         os._exit(1)
     try:
         for _ in range(300):
-            found = load_latest(tmp_path, rescue=False)
+            found = load_latest(tmp_path)
             assert found is not None
             assert found.state["step"] == found.step
     finally:

@@ -41,7 +41,7 @@ _VERSION: Final = 1
 _MOST_NAMES: Final = 1000
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 #: What may be another way inside the listed directory: the one above belongs to somebody else, is mounted elsewhere, or is read only.
-_ELSEWHERE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ELOOP, errno.ENOTDIR})
+ELSEWHERE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ELOOP, errno.ENOTDIR})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,11 @@ class AsideRecord:
 
     def _move(self, checkpoint: Verification, attempt: int) -> MovedFile:
         change = AsideChange(0, "moved", checkpoint.path, "", checkpoint.identity, attempt, checkpoint.reason, time.time())
-        for place, is_last in _in_turn(places(checkpoint.path)):
+        for place, is_last in in_turn(places(checkpoint.path)):
             try:
                 return self._move_to(place, change)
             except OSError as error:
-                if is_last or error.errno not in _ELSEWHERE:
+                if is_last or error.errno not in ELSEWHERE:
                     raise
         return MovedFile("", "there is no place for it")
 
@@ -148,13 +148,13 @@ class AsideRecord:
         if identity is None:
             return "what was to be put there is gone"
         change = AsideChange(0, "put_back", path, copy, identity, attempt, reason, time.time(), job=self._job)
-        for place, is_last in _in_turn(places(path)):
+        for place, is_last in in_turn(places(path)):
             try:
                 with self._index(place.path) as index:
                     change = _intend(index, replace(change, id=self._next_id(index), directory=place.path))
                     return _put(index, change, temporary)
             except OSError as error:
-                if is_last or error.errno not in _ELSEWHERE:
+                if is_last or error.errno not in ELSEWHERE:
                     raise
         return "there is no place for the record of it"
 
@@ -217,12 +217,7 @@ class AsideRecord:
     @contextlib.contextmanager
     def _index(self, directory: str) -> Iterator[BinaryIO]:
         """Open and lock the index of a directory, which is made where there is none, and known to the job from now on. Raises OSError."""
-        durable.make_directory(directory)
-        st = os.lstat(directory)
-        # NFS may give root's files to another user, and the directory above with them
-        owners = {os.geteuid(), os.stat(os.path.dirname(directory)).st_uid}  # noqa: PTH116, PTH120 -- as above
-        if not stat.S_ISDIR(st.st_mode) or st.st_uid not in owners:
-            raise PermissionError(errno.EPERM, "it is not a directory of this user", directory)
+        make_place(directory)
         path = f"{directory}/{INDEX}"
         is_new = not os.path.lexists(path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -234,6 +229,16 @@ class AsideRecord:
                 durable.make_directory(self._directory)
                 durable.append(self._file, json.dumps({"version": _VERSION, "directory": directory}).encode("ascii"))
             yield index
+
+
+def make_place(directory: str) -> None:
+    """Make a directory for what is set aside, where there is none. Raises OSError, also for a directory of another user or a link."""
+    durable.make_directory(directory)
+    st = os.lstat(directory)
+    # NFS may give root's files to another user, and the directory above with them
+    owners = {os.geteuid(), os.stat(os.path.dirname(directory)).st_uid}  # noqa: PTH116, PTH120 -- as above
+    if not stat.S_ISDIR(st.st_mode) or st.st_uid not in owners:
+        raise PermissionError(errno.EPERM, "it is not a directory of this user", directory)
 
 
 def places(path: str) -> tuple[_Place, ...]:
@@ -272,7 +277,7 @@ def size_of(path: str) -> int:
         return 0
 
 
-def _in_turn(candidates: tuple[_Place, ...]) -> Iterator[tuple[_Place, bool]]:
+def in_turn(candidates: tuple[_Place, ...]) -> Iterator[tuple[_Place, bool]]:
     """Yield each place, and whether it is the last."""
     for number, place in enumerate(candidates, 1):
         yield place, number == len(candidates)

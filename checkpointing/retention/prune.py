@@ -1,35 +1,34 @@
 """Removes the user's own older checkpoints, only if a person asked for it (`checkpoints.keep`).
 
 A checkpoint goes only if all of these hold: the policy does not keep it; it is unchanged since it was verified; this job wrote each file
-of it in this run; no rank uses it, no upload needs it, no link leads to it; and the one verified just before stays. Each removal is
-written down and synced in `pruned.jsonl`, then made by a rename to a hidden name. A file that was rewritten meanwhile is renamed back. The
-next call completes a removal that a kill cut short. Nothing is raised: each one that stays has its reason.
+of it in this run; no rank uses it, no upload needs it, no link leads to it; and the one verified just before stays.
+
+A removal begins with a rename into `.supervise-aside` (checkpointing/retention/aside.py), under a name that holds the identity that was
+verified. That name is the record: a file of another identity was rewritten meanwhile and is renamed back; one of that identity is removed,
+by the next call if a kill comes between. Nothing is raised: each one that stays has its reason.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
-import time
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from checkpointing.io import durable
+from checkpointing.io import durable, staging
 from checkpointing.manifest.documents import Manifest
 from checkpointing.model import Identity, Verdict
 from checkpointing.ordering import HERE, Order
-from checkpointing.retention import ownership, rules
+from checkpointing.retention import aside, ownership, rules
 from checkpointing.verification import identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-FILE_NAME: Final = "pruned.jsonl"
-_HIDDEN: Final = ".supervise-pruned-"
+_NAME: Final = re.compile(r"pruned-(\d+)-(\d+)-(\d+)")  # inode, size and modification time: what was verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Pruned:
 
 def plan(rows: Sequence[PruneRow], policy: rules.RetentionPolicy, proven: str, order: Order = Order()) -> tuple[tuple[PruneRow, str], ...]:  # noqa: B008 -- a frozen value
     """Return those that the policy does not keep, oldest first, each with the reason why it stays, "" if it may go. Changes nothing."""
-    held = [
+    items = [
         rules.RetainedItem(
             row.manifest.path,
             order.of_manifest(row.manifest, HERE, row.manifest.path),
@@ -67,8 +66,8 @@ def plan(rows: Sequence[PruneRow], policy: rules.RetentionPolicy, proven: str, o
         )
         for row in rows
     ]
-    gone = [one.name for one in rules.may_go(held, policy)]
-    verified = {one.name for one in held if one.verdict is Verdict.VERIFIED}
+    gone = [item.name for item in rules.may_go(items, policy)]
+    verified = {item.name for item in items if item.verdict is Verdict.VERIFIED}
     if proven in gone or proven not in verified:
         return ()  # none of those that stay was just verified
     by_path = {row.manifest.path: row for row in rows}
@@ -76,103 +75,73 @@ def plan(rows: Sequence[PruneRow], policy: rules.RetentionPolicy, proven: str, o
 
 
 def _why_not(row: PruneRow) -> str:
-    made = row.manifest
+    manifest = row.manifest
     if row.leads:
         return f"{row.leads} leads to it"
     try:
-        if not made.is_tree and os.lstat(made.path).st_nlink > 1:
+        if not manifest.is_tree and os.lstat(manifest.path).st_nlink > 1:
             return "it has a second name"
     except OSError as error:
         return f"it could not be read: {error.strerror}"
-    return ownership.not_written(made.path, made.identity, row.seen)
+    return ownership.not_written(manifest.path, manifest.identity, row.seen)
 
 
-class Pruner:
-    """Carries out a plan, and completes removals that were cut short."""
+def prune(
+    rows: Sequence[PruneRow],
+    policy: rules.RetentionPolicy,
+    proven: str,
+    order: Order = Order(),  # noqa: B008 -- a frozen value
+    goes_on: Callable[[], bool] = lambda: True,
+) -> tuple[Pruned, ...]:
+    """Remove what a policy does not keep, each only if it `goes_on`. `proven`: the path of the one that was just read in full."""
+    finish(row.manifest.path for row in rows)
+    planned = takewhile(lambda _: goes_on(), plan(rows, policy, proven, order))
+    return tuple(_outcome(row, why or _remove(row.manifest)) for row, why in planned)
 
-    def __init__(self, directory: str) -> None:
-        """Use the journal in `directory`, which need not exist yet."""
-        self._directory = directory
-        self._file = f"{directory}/{FILE_NAME}"
 
-    def prune(
-        self,
-        rows: Sequence[PruneRow],
-        policy: rules.RetentionPolicy,
-        proven: str,
-        order: Order = Order(),  # noqa: B008 -- a frozen value
-        goes_on: Callable[[], bool] = lambda: True,
-    ) -> tuple[Pruned, ...]:
-        """Remove what a policy does not keep, each only if it `goes_on`. `proven`: the path of the one that was just read in full."""
-        self.finish()
-        planned = takewhile(lambda _: goes_on(), plan(rows, policy, proven, order))
-        return tuple(_outcome(row, why or self._remove(row.manifest)) for row, why in planned)
-
-    def finish(self) -> None:
-        """Remove the files that were renamed before a kill, and not yet removed."""
-        open_rows: dict[str, dict[str, Any]] = {}
-        for row in self._rows():
-            if row["phase"] == "intent":
-                open_rows[row["hidden"]] = row
-            else:
-                open_rows.pop(row["hidden"], None)
-        for hidden, row in open_rows.items():
-            with contextlib.suppress(OSError, TypeError):
-                if identity_of(hidden) == Identity(*row["identity"]):
-                    _destroy(hidden)
-                if not os.path.lexists(hidden):
-                    self._note({**row, "phase": "done"})
-
-    def _remove(self, made: Manifest) -> str:
-        """Remove one; "" or why it is still there."""
-        directory, name = os.path.split(made.path.rstrip("/"))
-        hidden = f"{directory}/.{name[:150]}{_HIDDEN}{made.id}"
-        was = made.identity
-        row = {
-            "version": 1,
-            "path": made.path,
-            "hidden": hidden,
-            "step": made.step,
-            "bytes": made.n_bytes,
-            "id": made.id,
-            "identity": [was.dev, was.ino, was.size, was.mtime_ns],
-            "t": time.time(),
-        }
-        try:
-            self._note({**row, "phase": "intent"})
-            durable.rename_exclusive(made.path, hidden)
-            if identity_of(hidden) != was:  # written anew between the look and the rename: it is theirs
-                durable.rename_exclusive(hidden, made.path)
-                self._note({**row, "phase": "kept"})
-                return "it was written meanwhile"
-            _destroy(hidden)
-            durable.sync_directory(directory)
-            self._note({**row, "phase": "done"})
-        except OSError as error:
-            return f"it could not be removed: {error.strerror or error}"
-        return ""
-
-    def _note(self, row: dict[str, Any]) -> None:
-        durable.make_directory(self._directory)
-        durable.append(self._file, json.dumps(row).encode("ascii"))
-
-    def _rows(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+def finish(paths: Iterable[str]) -> None:
+    """Complete the removals that a kill cut short, for checkpoints that lie where these paths do."""
+    listed = {os.path.dirname(path): path for path in paths}  # noqa: PTH120 -- paths are plain strings throughout the package
+    for directory in {place.path for path in listed.values() for place in aside.places(path)}:
+        staging.sweep(directory)
         with contextlib.suppress(OSError):
-            for line in durable.read(self._file).splitlines():
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    row = json.loads(line)
-                    if {"hidden", "identity", "phase"} <= row.keys():
-                        found.append(row)
-        return found
+            for name in os.listdir(directory):  # noqa: PTH208 -- as above
+                hidden = f"{directory}/{name}"
+                if _NAME.fullmatch(name) and name == _name(identity_of(hidden)):
+                    with contextlib.suppress(OSError):
+                        _destroy(hidden)
+
+
+def _remove(manifest: Manifest) -> str:
+    """Remove a checkpoint; return "" or why it is still there."""
+    for place, is_last in aside.in_turn(aside.places(manifest.path)):
+        try:
+            aside.make_place(place.path)
+            return _remove_by(f"{place.path}/{_name(manifest.identity)}", manifest)
+        except OSError as error:
+            if is_last or error.errno not in aside.ELSEWHERE:
+                return f"it could not be removed: {error.strerror or error}"
+    return "there is no place from which it could be removed"
+
+
+def _remove_by(hidden: str, manifest: Manifest) -> str:
+    durable.rename_exclusive(manifest.path, hidden)
+    if identity_of(hidden) != manifest.identity:  # the script wrote it between the look and the rename
+        durable.rename_exclusive(hidden, manifest.path)
+        return "it was written meanwhile"
+    _destroy(hidden)
+    durable.sync_directory(os.path.dirname(manifest.path.rstrip("/")))  # noqa: PTH120 -- as above
+    return ""
+
+
+def _name(identity: Identity | None) -> str:
+    return "" if identity is None else f"pruned-{identity.ino}-{identity.size}-{identity.mtime_ns}"
+
+
+def _destroy(hidden: str) -> None:
+    with contextlib.suppress(FileNotFoundError):  # another supervisor, which completes what was cut short, was faster
+        staging.remove(hidden)
 
 
 def _outcome(row: PruneRow, reason: str) -> Pruned:
     return Pruned(row.manifest.path, row.manifest.step, row.manifest.n_bytes, reason)
-
-
-def _destroy(hidden: str) -> None:
-    if os.path.isdir(hidden) and not os.path.islink(hidden):  # noqa: PTH112, PTH114 -- as above
-        shutil.rmtree(hidden)
-    else:
-        os.unlink(hidden)  # noqa: PTH108 -- as above

@@ -15,7 +15,7 @@ from checkpointing.io.tree import ReadOptions
 from checkpointing.model import CheckpointingError
 from checkpointing.retention import free_space, rules
 from checkpointing.retention.copies import Needed
-from checkpointing.retention.prune import Pruner, PruneRow
+from checkpointing.retention.prune import PruneRow, prune
 from supervisor.checkpoints.recording import numerics
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble
 from supervisor.checkpoints.references import leads_to
@@ -43,7 +43,6 @@ class Retention:
     def __init__(self, records: CheckpointRecords, report: Callable[[CheckpointReport], None]) -> None:
         self._records, self._report = records, report
         self._settings = records.job.settings.checkpoints
-        self._pruner = Pruner(str(records.directory))
         self._in_use: frozenset[str] = frozenset()
         self._pruning = threading.Lock()
         self._is_paused = records.several_nodes  # until the first attempt
@@ -137,7 +136,7 @@ class Retention:
         if newest is None:  # the script saves there anew since the part was found whole
             return
         rows = self._rows(newest, pattern, discovery, feed, whole_saves)
-        for done in self._pruner.prune(rows, self._policy, newest.path, order, lambda: not self._is_paused):
+        for done in prune(rows, self._policy, newest.path, order, lambda: not self._is_paused):
             if not done.reason:
                 recorder.forget(done.path)
                 parts.manifests.forget(done.path)

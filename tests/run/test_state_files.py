@@ -15,7 +15,6 @@ from checkpointing.manifest.documents import Manifests
 from checkpointing.mirror.spool import TransferLog
 from checkpointing.rejections import Rejections
 from checkpointing.retention.aside import AsideRecord
-from checkpointing.retention.prune import Pruner
 from supervisor.checkpoints.discovery import record
 from supervisor.checkpoints.origin.baseline import Baseline
 from supervisor.checkpoints.recording.meeting import MeetingRecord
@@ -59,7 +58,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 ANEW: dict[str, tuple[str, Callable[[Path], object]]] = {
     "what was learned": ("learned.json", lambda path: record.read_locations(path.parent)),
     "the baseline": ("baseline.json", _baseline),
-    "what was pruned": ("pruned.jsonl", lambda path: Pruner(str(path.parent)).finish()),
 }
 
 

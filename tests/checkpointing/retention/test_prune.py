@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import pytest
 from checkpointing.manifest.documents import About, File, Manifest
 from checkpointing.model import Identity
 from checkpointing.retention import prune, rules
-from checkpointing.retention.prune import Pruner, PruneRow
+from checkpointing.retention.prune import PruneRow
 from checkpointing.verification import identity_of
 
 if TYPE_CHECKING:
@@ -56,16 +55,15 @@ def left(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_only_the_newest_stay_and_each_removal_is_written_down(tmp_path: Path, saved: dict[int, Path]) -> None:
-    done = Pruner(str(tmp_path / "state")).prune([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(2), str(saved[PROVEN]))
+def test_only_the_newest_stay_and_nothing_is_left_of_the_others(tmp_path: Path, saved: dict[int, Path]) -> None:
+    done = prune.prune([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(2), str(saved[PROVEN]))
     assert [(one.step, one.reason) for one in done] == [(1, ""), (2, "")]
     assert left(tmp_path / "ckpt") == ["step_3.pt", "step_4.pt"]
-    noted = [json.loads(line) for line in (tmp_path / "state" / prune.FILE_NAME).read_text().split("\n") if line]
-    assert [(one["step"], one["phase"]) for one in noted] == [(1, "intent"), (1, "done"), (2, "intent"), (2, "done")]
+    assert left(tmp_path / ".supervise-aside") == []
 
 
 def test_the_first_of_each_so_many_steps_stays(tmp_path: Path, saved: dict[int, Path]) -> None:
-    Pruner(str(tmp_path / "state")).prune([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(1, 2), str(saved[PROVEN]))
+    prune.prune([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(1, 2), str(saved[PROVEN]))
     assert left(tmp_path / "ckpt") == ["step_1.pt", "step_2.pt", "step_4.pt"]
 
 
@@ -90,16 +88,15 @@ def test_what_must_stay_stays(tmp_path: Path, saved: dict[int, Path], reason: st
             uploading=reason == "uploading",
             is_rejected=reason == "rejected",
         )
-    Pruner(str(tmp_path / "state")).prune(list(rows.values()), rules.RetentionPolicy(2), str(saved[PROVEN]))
+    prune.prune(list(rows.values()), rules.RetentionPolicy(2), str(saved[PROVEN]))
     assert left(tmp_path / "ckpt") == ["step_1.pt", "step_3.pt", "step_4.pt"]
 
 
 def test_nothing_goes_where_what_stays_was_not_proven_just_now(tmp_path: Path, saved: dict[int, Path]) -> None:
     rows = [row(saved[n], n) for n in STEPS]
-    pruner = Pruner(str(tmp_path / "state"))
-    assert pruner.prune(rows, rules.RetentionPolicy(2), str(saved[1])) == (), "what was proven is itself to go"
+    assert prune.prune(rows, rules.RetentionPolicy(2), str(saved[1])) == (), "what was proven is itself to go"
     saved[PROVEN].write_bytes(b"torn")
-    assert pruner.prune(rows, rules.RetentionPolicy(1), str(saved[PROVEN])) == (), "what was proven is not there any more"
+    assert prune.prune(rows, rules.RetentionPolicy(1), str(saved[PROVEN])) == (), "what was proven is not there any more"
     assert len(left(tmp_path / "ckpt")) == len(STEPS)
 
 
@@ -112,15 +109,13 @@ def test_a_directory_goes_only_if_each_file_in_it_is_the_jobs(tmp_path: Path) ->
     rows = {n: row(paths[n], n) for n in STEPS}
     own = {str(paths[2] / "model.bin"): rows[2].seen[str(paths[2] / "model.bin")]}
     rows[2] = PruneRow(rows[2].manifest, own)
-    done = Pruner(str(tmp_path / "state")).prune(list(rows.values()), rules.RetentionPolicy(1), str(paths[PROVEN]))
+    done = prune.prune(list(rows.values()), rules.RetentionPolicy(1), str(paths[PROVEN]))
     assert [one.step for one in done if not one.reason] == [1, 3]
     assert "notes.txt" in next(one.reason for one in done if one.step == 2)
     assert left(tmp_path / "ckpt") == ["checkpoint-2", "checkpoint-4"]
 
 
-def test_what_was_written_between_the_look_and_the_rename_is_given_back(
-    tmp_path: Path, saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_written_between_the_look_and_the_rename_is_given_back(saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     real = prune.durable.rename_exclusive
 
     def rename(old: str, new: str) -> None:
@@ -129,21 +124,31 @@ def test_what_was_written_between_the_look_and_the_rename_is_given_back(
         real(old, new)
 
     monkeypatch.setattr(prune.durable, "rename_exclusive", rename)
-    done = Pruner(str(tmp_path / "state")).prune([row(saved[n], n) for n in (1, PROVEN)], rules.RetentionPolicy(1), str(saved[PROVEN]))
+    done = prune.prune([row(saved[n], n) for n in (1, PROVEN)], rules.RetentionPolicy(1), str(saved[PROVEN]))
     assert [one.reason for one in done] == ["it was written meanwhile"]
     assert saved[1].read_bytes() == b"written at the last moment"
 
 
-def test_what_a_kill_cut_short_is_ended_by_the_next(tmp_path: Path, saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_what_a_kill_cut_short_is_ended_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_tree: bool) -> None:
+    paths = {step: tmp_path / "ckpt" / f"step_{step}" for step in STEPS}
+    (tmp_path / "ckpt").mkdir()
+    for step, path in paths.items():
+        if is_tree:
+            path.mkdir()
+        (path / "model.pt" if is_tree else path).write_bytes(b"%04d" % step)
+    rows = [row(paths[step], step) for step in STEPS]
+
     def killed(_hidden: str) -> None:
         raise KeyboardInterrupt
 
-    pruner = Pruner(str(tmp_path / "state"))
     monkeypatch.setattr(prune, "_destroy", killed)
     with pytest.raises(KeyboardInterrupt):
-        pruner.prune([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(3), str(saved[PROVEN]))
-    assert not saved[1].exists()
-    assert len(left(tmp_path / "ckpt")) == len(STEPS), "it lies there under a hidden name"
+        prune.prune(rows, rules.RetentionPolicy(3), str(paths[PROVEN]))
+    assert left(tmp_path / "ckpt") == ["step_2", "step_3", "step_4"]
+    (hidden,) = (tmp_path / ".supervise-aside").iterdir()
     monkeypatch.undo()
-    Pruner(str(tmp_path / "state")).finish()
-    assert left(tmp_path / "ckpt") == ["step_2.pt", "step_3.pt", "step_4.pt"]
+    rewritten = hidden.with_name("pruned-1-2-3")
+    rewritten.write_bytes(b"written at the last moment, before the kill")
+    assert prune.prune(rows[1:], rules.RetentionPolicy(3), str(paths[PROVEN])) == ()
+    assert left(tmp_path / ".supervise-aside") == [rewritten.name]

@@ -101,19 +101,16 @@ class Retention:
         """Report once when the next checkpoints will not fit. A file that is written in place needs no more room than it has."""
         if self._records.locations.is_saved_in_place(made.path):
             return
-        found = free_space.forecast(os.path.dirname(made.path), made.n_bytes)  # noqa: PTH120 (strings throughout)
-        if found.room is free_space.Room.SHORT and not self._is_short:
-            fit = (
-                f"{found.fit} of the next {free_space.SAVES_AHEAD} checkpoints fit"
-                if found.fit is not None
-                else "the next checkpoints do not fit"
-            )
-            text = f"{fit} into {found.directory}: {found.reason}{self._remove_copies(found.directory)}"
+        forecast = free_space.forecast(os.path.dirname(made.path), made.n_bytes)  # noqa: PTH120 (strings throughout)
+        directory = forecast.directory
+        if forecast.room is free_space.Room.SHORT and not self._is_short:
+            fit = f"{forecast.n_saves} of the next {free_space.SAVES_AHEAD} checkpoints fit into {directory}"
+            text = f"{fit}: {forecast.reason}{self._remove_copies(directory)}"
             self._report(CheckpointAlert(CheckpointTrouble.DISK_FILLING, text))
-        elif self._is_short and found.room is free_space.Room.ENOUGH:
-            self._report(CheckpointAlert(CheckpointTrouble.DISK_FILLING, f"there is room again in {found.directory}", is_over=True))
-        if found.room is not free_space.Room.UNKNOWN:
-            self._is_short = found.room is free_space.Room.SHORT
+        elif self._is_short and forecast.room is free_space.Room.ENOUGH:
+            self._report(CheckpointAlert(CheckpointTrouble.DISK_FILLING, f"there is room again in {directory}", is_over=True))
+        if forecast.room is not free_space.Room.UNKNOWN:
+            self._is_short = forecast.room is free_space.Room.SHORT
 
     def prune(self, verified: Manifest, recorder: CheckpointRecorder, feed: MirrorFeed | None, parts: PartRecorder) -> None:
         """Remove this job's older checkpoints of the same location, where `checkpoints.keep` asks for it.

@@ -122,7 +122,7 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is
     def short(directory: str, n_bytes: int) -> free_space.Forecast:
         asked.put(directory)
         room = free_space.Room.SHORT if asked.qsize() + len(seen) < 3 else free_space.Room.ENOUGH
-        return free_space.Forecast(directory, room, n_bytes, 1, 0, reason="the quota is used up")
+        return free_space.Forecast(directory, room, n_bytes, 1, 0, reason="0.1 GB are free")
 
     monkeypatch.setattr(free_space, "forecast", short)
     checkpoints = JobCheckpoints(
@@ -141,6 +141,6 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is
     while not told.empty():
         report = told.get()
         alerts += [report] if isinstance(report, CheckpointAlert) else []
-    text = f"1 of the next 2 checkpoints fit into {job.cwd}/ckpt: the quota is used up"
+    text = f"1 of the next 2 checkpoints fit into {job.cwd}/ckpt: 0.1 GB are free"
     over = CheckpointAlert(CheckpointTrouble.DISK_FILLING, f"there is room again in {job.cwd}/ckpt", is_over=True)
     assert alerts == [CheckpointAlert(CheckpointTrouble.DISK_FILLING, text), over]

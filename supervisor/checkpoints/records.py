@@ -20,7 +20,6 @@ from supervisor.checkpoints.discovery.from_logs import Discovery
 from supervisor.checkpoints.discovery.locations import CheckpointLocations
 from supervisor.checkpoints.origin.baseline import Baseline
 from supervisor.checkpoints.origin.order import CheckpointOrder
-from supervisor.checkpoints.origin.other_jobs import OtherJobs
 from supervisor.checkpoints.origin.provenance import Provenance
 from supervisor.checkpoints.recording.meeting import MeetingRecord
 from supervisor.core.model import ResumeKind
@@ -58,7 +57,6 @@ class CheckpointRecords:
         self.manifests = Manifests(str(self.directory))
         self.order = CheckpointOrder(self.directory, self.manifests, self.discovery, job.run_id)
         self.baseline = Baseline(self.directory, settings.checkpoints.paths)
-        self.other_jobs = OtherJobs(job.state, DIRECTORY)
         self.provenance = Provenance(
             job,
             self.locations,
@@ -66,7 +64,6 @@ class CheckpointRecords:
             self.order,
             manifests=self.manifests,
             baseline=self.baseline,
-            other_jobs=self.other_jobs,
             several_nodes=several_nodes,
         )
         self.moves = AsideRecord(str(self.directory), job.name)

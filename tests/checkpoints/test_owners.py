@@ -244,13 +244,13 @@ def test_the_directory_of_the_checkpoints_may_be_a_link_to_another_disk(job: Res
     assert job.loads("ckpt/step_40.pt", attempt=3) == [("step_40.pt", OWN, None, False)]
 
 
-def test_another_jobs_save_into_the_same_directory_is_named(job: Restarted, tmp_path: Path) -> None:
+def test_another_jobs_save_into_the_same_directory_is_foreign(job: Restarted, tmp_path: Path) -> None:
     other = Restarted(tmp_path / "other", saves=())
     other.here = job.here
     other.save(5000)
     other.checkpoints.records.absorb()
     assert job.loads("ckpt/step_5000.pt") == [("step_5000.pt", FOREIGN, 5000, False)]
-    assert [load.why for load in job.checkpoints.loaded(2)] == ["the job other saved it"]
+    assert [load.why for load in job.checkpoints.loaded(2)] == ["no rank of this job saved it, and each of their saves beside it was seen"]
 
 
 # the selection

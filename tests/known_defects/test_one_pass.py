@@ -212,7 +212,7 @@ def test_what_another_put_in_the_place_of_a_checkpoint_is_not_trusted(tmp_path: 
     known.absorb(rank.directory, 1)
     job: Any = SimpleNamespace(settings=SimpleNamespace(checkpoints=SimpleNamespace(trusted=False)))
     none: Any = SimpleNamespace(is_declared=lambda _: False, has=lambda *_: True, get=lambda _: None, has_saved=lambda *_: False)
-    origin = Provenance(job, none, known, none, manifests=none, baseline=none, other_jobs=none, several_nodes=False)
+    origin = Provenance(job, none, known, none, manifests=none, baseline=none, several_nodes=False)
     prepared(origin.trusts(str(path)), "the job's own is not trusted")
     other = tmp_path / "download"
     other.write_bytes(b"what somebody else wrote")

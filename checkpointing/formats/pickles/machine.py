@@ -161,10 +161,8 @@ class PickleMachine:
             judgement = judge(module, name)
             if judgement is Judgement.DANGEROUS:
                 self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
-            elif judgement is not Judgement.KNOWN and len(self.unknown) < _MOST_NAMES:
+            elif judgement is Judgement.UNKNOWN and len(self.unknown) < _MOST_NAMES:
                 self.unknown[f"{module}.{name}"[:_LONGEST_TEXT]] = None
-            if judgement is Judgement.UNLISTED and len(self.unlisted) < _MOST_NAMES:
-                self.unlisted[f"{module}.{name}"[:_LONGEST_TEXT]] = None
         return GlobalName(dotted)
 
     def called(self, function: object, arguments: object) -> Any:  # noqa: ANN401 -- a token, whatever it stands for

@@ -1,15 +1,14 @@
-"""Judges the names that a checkpoint's pickle refers to: known, dangerous, unlisted or unknown. Pure tables over text; it imports nothing.
+"""Judges the names that a checkpoint's pickle refers to: known, dangerous or unknown. Pure tables over text; it imports nothing.
 
 The rule, as docs/explanation/checkpoints.md states it for users:
 
 * KNOWN: what torch, numpy and the frameworks around them write, and the plain value types of the standard library.
 * DANGEROUS: names that run code, start a process, open a file or a connection, import or reach into a module: modules of the
   standard library that do so, known gadgets of torch and numpy, and any name that reaches one of these through another module.
-* UNLISTED: the rest of the standard library (`string.Template`, `os.stat_result`).
-  Whether it is accepted depends on who wrote the file (below).
-* UNKNOWN: everything else, such as a training script's own class. A checkpoint may hold it.
+* UNKNOWN: everything else: a training script's own class, the rest of the standard library (`string.Template`, `os.stat_result`).
 
-This is about names, which a checkpoint may hold (an activation function in a module). What a pickle may *call* is a closed list
+This is about names that a pickle only refers to (an activation function in a module): a dangerous one is refused, an unknown one is noted.
+What a pickle may *call* is a closed list
 (`may_be_called`): (a) the value types above, (b) classes of known packages, (c) functions listed one by one in `_REBUILD`. No package's
 functions are allowed as a whole, because some of them load libraries or evaluate text. Whether an unlisted call is accepted depends on the
 file's writer, which the caller of `verify` knows. Two calls are DANGEROUS whoever wrote them: of the result of another call, and of a
@@ -33,7 +32,6 @@ class Judgement(Enum):
 
     KNOWN = "known"
     UNKNOWN = "unknown"
-    UNLISTED = "unlisted"
     DANGEROUS = "dangerous"
 
 
@@ -340,8 +338,6 @@ def judge(module: str, name: str) -> Judgement:
         return Judgement.DANGEROUS
     if _within(module, parts[0]):
         return Judgement.DANGEROUS
-    if root in _STANDARD:
-        return Judgement.UNLISTED
     return Judgement.KNOWN if root in _KNOWN_PACKAGES else Judgement.UNKNOWN
 
 
@@ -356,8 +352,9 @@ def _runs_code(root: str, name: str) -> bool:
 
 
 def is_plain_unknown(module: str, name: str) -> bool:
-    """Return whether a global is a name that is not ours to know and reaches nothing through another: a training script's own class."""
-    return "." not in name and judge(module, name) is Judgement.UNKNOWN
+    """Return whether a global is a name of nobody's that we know, and reaches nothing through another: a training script's own class."""
+    is_standard = _today(module, name).partition(".")[0] in _STANDARD
+    return "." not in name and not is_standard and judge(module, name) is Judgement.UNKNOWN
 
 
 @functools.lru_cache(_CACHED)

@@ -14,6 +14,7 @@ from checkpointing import step_names
 from checkpointing.io.tree import Tree
 from checkpointing.select import is_same
 from checkpointing.verification import identity_of, verify
+from supervisor.checkpoints.recording.shared_manifests import SharedManifests
 from supervisor.core.model import CheckpointOwner, LoadedCheckpoint
 from supervisor.observe.ranks.path_patterns import checkpoint_path, has_wildcard, is_within, pattern_of
 from supervisor.observe.ranks.progress_sampler import loads_of_ranks
@@ -34,6 +35,7 @@ class CheckpointOwners:
 
     def __init__(self, records: CheckpointRecords) -> None:
         self._records, self._job = records, records.job
+        self._other_nodes = SharedManifests(records.job.state, records.directory.name)
 
     def of_loads(self, directory: Path) -> tuple[LoadedCheckpoint, ...]:
         """Return what the ranks of an attempt loaded before their first step where this job keeps its checkpoints."""
@@ -105,7 +107,7 @@ class CheckpointOwners:
         lineage = manifest.about.lineage if manifest is not None and is_same(identity, manifest) else None
         if lineage is not None and lineage.began and lineage.run != self._job.run_id:  # of this run a logged save alone shows it
             return True
-        return records.other_jobs.is_of_other_node(path, identity)
+        return self._other_nodes.wrote(path, identity)
 
     def _of_stranger(self, path: str, identity: Identity, file: str, content: Identity) -> tuple[CheckpointOwner, str]:
         records = self._records
@@ -113,8 +115,6 @@ class CheckpointOwners:
         run = records.order.lineage_of(path, identity, _newest_mtime_ns(path, identity) + int(FILE_CLOCKS_S * 1e9)).run
         if run not in {"", self._job.run_id}:
             return CheckpointOwner.UNKNOWN, ""  # by its time an earlier run of this job wrote it
-        if job := records.other_jobs.saved_by(file, content):
-            return CheckpointOwner.FOREIGN, f"the job {job} saved it"
         if records.baseline.lists(path, identity) or records.baseline.lists(file, content):
             return CheckpointOwner.FOREIGN, "it lay there before this job wrote anything"
         if not run:

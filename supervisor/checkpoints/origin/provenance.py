@@ -1,8 +1,7 @@
 """Finds out who wrote a checkpoint, for the order, trust, copies, the mirror and the agreement of nodes.
 
-Four sources answer that. The save log of this node's ranks is sure (discovery.py). A manifest holds it since the checkpoint was verified;
-without one, the times of the attempts show it (order.py). The baseline lists what lay there before the job wrote anything. Other jobs of
-this user recorded what they saved (other_jobs.py).
+Three sources answer that. The save log of this node's ranks is sure (discovery.py). A manifest holds it since the checkpoint was verified;
+without one, the times of the attempts show it (order.py). The baseline lists what lay there before the job wrote anything.
 
 The baseline is not the same fact as an unknown lineage. A lineage comes from a file's time, and an old file that somebody moves here while
 the job runs keeps its old time. The baseline compares identities, whatever the clock of a file server says.
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.discovery.locations import CheckpointLocations
     from supervisor.checkpoints.origin.baseline import Baseline
     from supervisor.checkpoints.origin.order import CheckpointOrder
-    from supervisor.checkpoints.origin.other_jobs import OtherJobs
     from supervisor.job.job import Job
 
 
@@ -69,14 +67,13 @@ class Provenance:
         *,
         manifests: Manifests,
         baseline: Baseline,
-        other_jobs: OtherJobs,
         several_nodes: bool,
     ) -> None:
         """`several_nodes`: ranks of other nodes write checkpoints too, and their save logs are not here."""
         self._is_all_trusted = discovery is None or several_nodes
         self._are_declared_trusted = job.settings.checkpoints.trusted
         self._locations, self._discovery, self._order = locations, discovery, order
-        self._manifests, self._baseline, self._other_jobs = manifests, baseline, other_jobs
+        self._manifests, self._baseline = manifests, baseline
 
     def of(self, path: str, identity: Identity, mtime_ns: int = 0) -> CheckpointOrigin:
         """Return who wrote a content. mtime_ns: when it was written, for a directory the time of its newest file; 0: not known."""
@@ -103,7 +100,7 @@ class Provenance:
         return CheckpointWriter.UNLOGGED if is_new else CheckpointWriter.UNKNOWN
 
     def trusts(self, path: str) -> bool:
-        """Return whether this user's jobs wrote the file at a path, so that classes of their own in it are no danger.
+        """Return whether this job wrote the file at a path, so that calls of its own classes in it are no danger.
 
         If no save is logged, or ranks of other nodes write too, every file is trusted. `checkpoints.trusted` trusts the declared ones.
         """
@@ -116,4 +113,4 @@ class Provenance:
             return False
         if recorded is not None and recorded.identity == identity:
             return True
-        return self._unlogged(path, identity) is CheckpointWriter.UNLOGGED or self._other_jobs.has_saved(path, identity)
+        return self._unlogged(path, identity) is CheckpointWriter.UNLOGGED

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.io.reader import BACKGROUND_BYTES_PER_S
 from checkpointing.manifest.documents import Manifests
+from checkpointing.retention import ownership
+from checkpointing.select import is_unchanged
 from supervisor.checkpoints.discovery.from_logs import read_last_run
 
 if TYPE_CHECKING:
@@ -63,6 +65,14 @@ class SharedManifests:
         others = [write for node in self._others() for write in read_last_run(self._nodes / node / self._directory).writes(path)]
         return any(_left(write, identity) for write in others) or (bool(others) and not own)
 
+    def wrote(self, path: str, identity: Identity) -> bool:
+        """Return whether another node recorded this content as verified, or its ranks logged the saves that left it as it is now."""
+        directories = [self._nodes / node / self._directory for node in self._others()]
+        manifests = (Manifests(str(directory)).get(path) for directory in directories)
+        if any(manifest is not None and is_unchanged(identity, manifest.identity) for manifest in manifests):
+            return True
+        return any(_has_left(read_last_run(directory), path, identity) for directory in directories)
+
     def is_first(self, path: str, own_discovery: Discovery) -> bool:
         """Return whether this node's name is the first of those whose ranks took part in the last save of a checkpoint."""
         at = max((write.t for write in own_discovery.writes(path)), default=None)
@@ -82,6 +92,12 @@ class SharedManifests:
             return sorted(name for name in os.listdir(self._nodes) if name != self._me)  # noqa: PTH208
         except OSError:
             return []
+
+
+def _has_left(discovery: Discovery, path: str, identity: Identity) -> bool:
+    """Return whether a run logged the save of each file of a checkpoint as it is now. Each node's mount has a device number of its own."""
+    files = {file: replace(written, dev=identity.dev) for file, written in discovery.written_files(path, 0, identity).items()}
+    return bool(files) and not ownership.not_written(path, identity, files)
 
 
 def _left(write: Write, identity: Identity) -> bool:

@@ -206,35 +206,6 @@ def test_the_last_checkpoint_of_a_run_is_none_that_another_job_saved_to_the_same
     assert last.path == str(here / "step_2.pt")
 
 
-@pytest.mark.parametrize("how", ["as it was", "written since", "others may write the record", "by a rank's save alone"])
-def test_what_another_job_of_this_user_saved_is_trusted_as_long_as_it_is_what_that_job_saw(tmp_path: Path, how: str) -> None:
-    place = tmp_path / "here"
-    place.mkdir()
-    path = place / "step_1.pt"
-    jobs = []
-    for name in ("slurm-1", "slurm-2"):
-        state = tmp_path / "root" / name / "nodes" / "n"
-        state.mkdir(parents=True, mode=0o700)
-        settings = replace(Settings(), checkpoints=Checkpoints(paths=("*.pt",)))
-        jobs.append(Job(name, "run-1", "n", ("true",), place, {}, settings, state, tmp_path / "scratch" / name, "cookie"))
-    first = JobCheckpoints(jobs[0], ignore)
-    first.note_before()
-    torch.save({"step": 1, "mode": Mode.WARM}, path)
-    if how == "by a rank's save alone":
-        log_save(jobs[0], path, device=path.stat().st_dev + 1)  # another node's mount has another number
-        first.began(1)
-        first.records.absorb()
-    else:
-        assert sent(first) == ["step_1.pt"], "it is verified, and recorded"
-    if how == "written since":
-        torch.save({"step": 1, "mode": [Mode.WARM]}, path)
-    if how == "others may write the record":
-        (tmp_path / "root" / "slurm-1").chmod(0o770)
-    event = JobCheckpoints(jobs[1], ignore).select(1.0, 0)
-    usable = how in ("as it was", "by a rank's save alone")
-    assert (event.chosen is not None, len(event.dangerous)) == (usable, not usable), event
-
-
 @pytest.mark.parametrize(("job", "usable"), [("train", True), ("another", False)])
 def test_what_a_mirror_has_of_this_job_is_its_own(tmp_path: Path, checkpoints: JobCheckpoints, job: str, *, usable: bool) -> None:
     path = tmp_path / "here" / "step_1.pt"

@@ -16,7 +16,7 @@ from typing import Final
 class MarkerKind(StrEnum):
     """Where a marker is."""
 
-    NAME = "name"  # in the save's own name; `form` is a pattern
+    NAME = "name"  # in the save's own name; `form` is a pattern, and without what it matches the name is that of the ended save
     BESIDE = "beside"  # a file beside the save; `form` has the save's name as {}
     TRACKER = "tracker"  # `form` is the file's name; `saves` are the names that it stands for, with their number in braces
 
@@ -33,7 +33,7 @@ class Marker:
 
 
 MARKERS: Final = (
-    Marker("scripts", MarkerKind.NAME, r"\.tmp$|\.tmp[-.]", "write to a temporary name, then os.replace"),
+    Marker("scripts", MarkerKind.NAME, r"\.tmp(?:[-.].*)?$", "write to a temporary name, then os.replace"),
     Marker("scripts", MarkerKind.NAME, r"\.partial$", "as wget and curl name what is not whole"),
     Marker("huggingface_hub", MarkerKind.NAME, r"\.incomplete$", "huggingface_hub/file_download.py: BLOB.incomplete"),
     Marker("transformers", MarkerKind.NAME, r"^\.?tmp-", "transformers 4.36 to 4.39, trainer.py: tmp-checkpoint-N"),
@@ -55,6 +55,12 @@ MARKERS: Final = (
     ),
     Marker("deepspeed", MarkerKind.TRACKER, "latest", "deepspeed/runtime/engine.py: save_checkpoint(save_latest=True)", "global_step{:d}"),
 )
+#: Parts of a path by which people call what is not finished, or where it is made. Too weak a mark to pass a checkpoint over.
+_WORDS: Final = re.compile(
+    r"(?:^|[._/-])(?:tmp|temp|stag(?:e|ed|ing)|part(?:ial)?|unfinished|incomplete|in_?progress|wip|saving|pending|torn|half)"
+    r"(?:[._/-]|\d|$)",
+    re.IGNORECASE,
+)
 #: NeMo's marker is named by the save without these, and stands beside the directories of ranks.
 _NEMO_SUFFIXES: Final = (".nemo", ".ckpt", "-EMA")
 _NEMO_RANKS: Final = re.compile(r"mp_rank_\d+|tp_rank_\d+_pp_rank_\d+")
@@ -65,6 +71,11 @@ _NUMBER: Final = re.compile(r"\{:0?\d*d\}")
 def of(kind: MarkerKind) -> tuple[Marker, ...]:
     """Return the rows of a kind."""
     return tuple(row for row in MARKERS if row.kind is kind)
+
+
+def may_be_unfinished(path: str) -> bool:
+    """Return whether a word in a path says that what lies there is not finished: `stage/20/model.pt`, `tmp_20.pt`."""
+    return _WORDS.search(path) is not None
 
 
 def unfinished(path: str) -> str:

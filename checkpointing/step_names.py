@@ -43,8 +43,6 @@ _CHOICE: Final = re.compile(r"(best|last|latest|final|newest)([-_]v?\d+)?", re.I
 _BARE: Final = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])", re.IGNORECASE)
 _DATE: Final = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
 _TEMPORARY: Final = re.compile("|".join(row.form for row in markers.of(markers.MarkerKind.NAME)))
-_TEMPORARY_BEFORE: Final = re.compile(r"^\.?tmp-")
-_TEMPORARY_AFTER: Final = re.compile(r"\.tmp$|\.tmp[-.][^.]*$|\.(partial|incomplete)$")
 ASIDE: Final = ".supervise-aside"  # the directory of what retention/aside.py sets aside
 _MOST_DIGITS: Final = 9  # ten are a time stamp
 
@@ -62,10 +60,7 @@ def is_set_aside(path: str) -> bool:
 def final_name(path: str) -> str | None:
     """Return the name under which a save that has a temporary name would end; None for any other name."""
     name = path.rpartition("/")[2]
-    if not is_temporary(name):
-        return None
-    start = _TEMPORARY_BEFORE.sub("", name)
-    return _TEMPORARY_AFTER.sub("", start)
+    return _TEMPORARY.sub("", name) if is_temporary(name) else None
 
 
 def names_save(path: str) -> bool:

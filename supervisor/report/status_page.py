@@ -13,6 +13,7 @@ from supervisor.job import identity
 from supervisor.report import wording
 from supervisor.report.card import outcome_text
 from supervisor.report.layout import Fact, FactPage, Tone
+from supervisor.strategies.situation import memory_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from supervisor.journal.history import RecordedIncident  # noqa: TC004  loads msgspec: not for --help
     from supervisor.journal.records import StartTimes  # noqa: TC004  likewise
 
-_KIB = 1024
 #: Ranks that are listed one by one; of more, those that differ.
 _MOST_LISTED = 8
 
@@ -242,7 +242,7 @@ def _ranks(status: Status) -> list[Fact]:
     memory = [one.memory_bytes for one in status.ranks if one.memory_bytes is not None]
     texts = [count, *(_rank(one) for one in behind)]
     if memory:
-        texts.append(f"memory {_gib(min(memory))} to {_gib(max(memory))} each, {_gib(sum(memory))} together")
+        texts.append(f"memory {memory_text(min(memory))} to {memory_text(max(memory))} each, {memory_text(sum(memory))} together")
     return [Fact("ranks", "; ".join(texts))]
 
 
@@ -250,13 +250,9 @@ def _rank(one: RankStatus) -> str:
     known = [
         f"pid {one.pid}",
         *([f"{one.lag} {'step' if one.lag == 1 else 'steps'} behind"] if one.lag else []),
-        *([_gib(one.memory_bytes)] if one.memory_bytes is not None else []),
+        *([memory_text(one.memory_bytes)] if one.memory_bytes is not None else []),
     ]
     return f"rank {one.rank} ({', '.join(known)})"
-
-
-def _gib(count: int) -> str:
-    return f"{count / _KIB**3:.1f} GiB" if count >= _KIB**3 else f"{count / _KIB**2:.0f} MiB"
 
 
 def _node(status: Status) -> list[Fact]:

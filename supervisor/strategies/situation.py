@@ -273,6 +273,6 @@ def exit_code_after(situation: Situation, failures: Iterable[Failure]) -> tuple[
 
 
 def memory_text(count: int) -> str:
-    """Return an amount of memory as a person would write it."""
-    gib = count / (1 << 30)
-    return f"{gib:.1f} GiB" if gib >= 1 else f"{count / (1 << 20):.0f} MiB"
+    """Return an amount of memory, or of a disk, as a person would write it."""
+    gib, mib = count / (1 << 30), count / (1 << 20)
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{mib:.0f} MiB" if mib >= 1 or not count else f"{count / 1024:.0f} KiB"

@@ -20,7 +20,7 @@ from checkpointing.verification import verify
 if TYPE_CHECKING:
     from checkpointing.markers import Marker
 
-NAMES = {r"\.tmp$|\.tmp[-.]": "step-40.pt.tmp", r"\.partial$": "step-40.pt.partial", r"\.incomplete$": "step-40.pt.incomplete"}
+NAMES = {r"\.tmp(?:[-.].*)?$": "step-40.pt.tmp", r"\.partial$": "step-40.pt.partial", r"\.incomplete$": "step-40.pt.incomplete"}
 NAMES |= {r"^\.?tmp-": "tmp-checkpoint-40", r"-unfinished$": "step=40-last-unfinished"}
 
 

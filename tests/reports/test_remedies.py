@@ -221,7 +221,7 @@ def test_veomni_1173_a_disk_that_the_jobs_own_leftovers_fill_is_not_waited_for(s
     assert "for space" not in said
     if not clears:
         assert "(disk_full, " in said
-        wanted = f"next delete what killed saves of this job left there: {tmp_path}/ckpt/stage/21 (2.0 MiB)"
+        wanted = f"next delete what killed saves of this job left there: {tmp_path}/ckpt/stage/21 (2 MiB)"
         assert wanted.replace(" ", "") in said.replace(" ", ""), "a card may break its lines within a long path"
         assert "old checkpoints and caches" not in said
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import re
 import tempfile
 import time
 from typing import TYPE_CHECKING
 
+from checkpointing import markers
 from supervisor.classify import caches
 from supervisor.classify.exceptions import UNCAUGHT
 from supervisor.core.model import Cause, Evidence
 from supervisor.core.values import dataclass
 from supervisor.observe.ranks import save_logs
 from supervisor.observe.ranks.path_patterns import pattern_of
+from supervisor.strategies.situation import memory_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,12 +35,6 @@ MOST_NAMED, LEAST_BYTES = 3, 64 << 10
 MOST_READ = 1 << 20
 #: By the clock of a file server a file may be older than the run that wrote it.
 CLOCKS_S = 1.0
-#: Names of what is not finished, or of where it is made.
-_UNFINISHED = re.compile(
-    r"(?:^|[._/-])(?:tmp|temp|stag(?:e|ed|ing)|part(?:ial)?|unfinished|incomplete|in_?progress|wip|saving|pending|torn|half)"
-    r"(?:[._/-]|\d|$)",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +123,7 @@ def _written(roots: Sequence[str], begun: Sequence[Begun], cwd: str, staging: fr
             above = os.path.dirname(path)  # noqa: PTH120 (a name)
             name = path if above == root else above
             inside = path.removeprefix(f"{cwd}/" if path.startswith(f"{cwd}/") else f"{root}/")
-            is_left = attempt < last and (bool(_UNFINISHED.search(inside)) or pattern_of(path) in staging)
+            is_left = attempt < last and (markers.may_be_unfinished(inside) or pattern_of(path) in staging)
             known = files.get(name)
             files[name] = SeenFile(
                 name,
@@ -174,13 +169,7 @@ def _attempt_of(mtime: float, begun: Sequence[Begun]) -> int | None:
 
 def _listed(files: Sequence[SeenFile]) -> str:
     more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
-    return ", ".join(f"{file.path} ({_size(file.size)})" for file in files[:MOST_NAMED]) + more
-
-
-def _size(count: int) -> str:
-    """Return a size with its unit."""
-    gib = count / (1 << 30)
-    return f"{gib:.1f} GiB" if gib >= 1 else f"{count / (1 << 20):.1f} MiB"
+    return ", ".join(f"{file.path} ({memory_text(file.size)})" for file in files[:MOST_NAMED]) + more
 
 
 def of_caches(facts: Sequence[Evidence], environ: Mapping[str, str], begun: Sequence[Begun]) -> tuple[Evidence, ...]:

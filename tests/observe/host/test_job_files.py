@@ -36,7 +36,7 @@ def test_the_largest_files_of_this_run_are_named_with_their_sizes(tmp_path: Path
     write(tmp_path / "old.pt", 5, FIRST - 100)
     small, large = write(tmp_path / "a.pt", 1, FIRST + 1), write(tmp_path / "b.pt", 2, SECOND + 1)
     found = fields(tmp_path)
-    assert found["job_files"] == f"{large} (2.0 MiB), {small} (1.0 MiB)"
+    assert found["job_files"] == f"{large} (2 MiB), {small} (1 MiB)"
     assert (found["path"], found["largest_bytes"]) == (str(tmp_path), str(2 * MIB))
     assert "leftovers" not in found
 
@@ -59,7 +59,7 @@ def test_what_is_being_written_and_what_is_finished_is_none(tmp_path: Path, name
 def test_names_that_saves_have_until_they_are_renamed_are_leftovers_whatever_they_are(tmp_path: Path) -> None:
     write(tmp_path / "writing-20.pt", 2, FIRST + 1)
     (fact,) = on_full_disk([FULL], [str(tmp_path)], BEGUN, str(tmp_path), frozenset({f"{tmp_path}/writing-[0-9]*.pt"}))
-    assert dict(fact.fields)["leftovers"] == f"{tmp_path}/writing-20.pt (2.0 MiB)"
+    assert dict(fact.fields)["leftovers"] == f"{tmp_path}/writing-20.pt (2 MiB)"
 
 
 def test_only_a_full_disk_is_looked_through(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from checkpointing.model import Lineage
+from checkpointing.ordering import Age, age
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -83,7 +86,7 @@ def order(found: Sequence[Candidates], saves: Sequence[Sequence[NodeSave]]) -> l
     for row in (row for node in saves for row in node):
         known = rows.get(row.save)
         rows[row.save] = row if known is None or known.attempt < row.attempt else known
-    waiting = sorted(rows.values(), key=lambda row: (-row.attempt, -(row.step or -1), row.save))
+    waiting = sorted(rows.values(), key=lambda row: _age(row.step, row.attempt, row.save))
     ordered: list[Candidates | str] = []
     for candidate in found:
         while waiting and _is_newer(waiting[0], candidate):
@@ -93,9 +96,13 @@ def order(found: Sequence[Candidates], saves: Sequence[Sequence[NodeSave]]) -> l
 
 
 def _is_newer(save: NodeSave, candidate: Candidates) -> bool:
-    written_in, step = max(row.written_in for row in candidate), candidate[0].step
-    own_step, its_step = -1 if save.step is None else save.step, -1 if step is None else step
-    return (save.attempt, own_step) > (written_in, its_step) if written_in else own_step > its_step
+    written_in = max(row.written_in for row in candidate)
+    return _age(save.step, save.attempt if written_in else 0) < _age(candidate[0].step, written_in)
+
+
+def _age(step: int | None, attempt: int, name: str = "") -> Age:
+    """Return the key of what an attempt of this run saved."""
+    return age(step, None, Lineage(0, "", attempt), name=name)
 
 
 def is_same_file(a: NodeCheckpoint, b: NodeCheckpoint) -> bool:

@@ -106,6 +106,11 @@ class Candidate:
     is_directory: bool = False
     is_declared: bool = False
 
+    @property
+    def written_ns(self) -> int:
+        """When it was written last, nanoseconds of wall time."""
+        return self.mtime_ns or self.identity.mtime_ns
+
 
 #: What a training keeps beside its weights, by any part of a tensor's name ("optimizer.state.0.exp_avg", "best_loss").
 _BESIDE_WEIGHTS: Final = re.compile(r"optim|sched|scaler|loss|metric|rng|grad|exp_avg|momentum|monitor", re.IGNORECASE)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from checkpointing import step_names
 from checkpointing.model import UNKNOWN_LINEAGE, Candidate, Lineage, Verification
 
 if TYPE_CHECKING:
@@ -93,15 +94,40 @@ class Order:
         within = found.within if found is not None else None
         lineage = self.lineage_of(candidate)
         is_rolled_back = any(one.covers(lineage, step, candidate.path) for one in self.roll_backs)
-        mtime_ns = candidate.mtime_ns or candidate.identity.mtime_ns
-        return age(step, within, lineage, mtime_ns=mtime_ns, distance=HERE, name=candidate.path, is_rolled_back=is_rolled_back)
+        return age(
+            step,
+            within,
+            lineage,
+            mtime_ns=candidate.written_ns,
+            name=candidate.path,
+            is_rolled_back=is_rolled_back,
+            epoch=step_names.epoch_in(candidate.path) if found is None else found.epoch,
+        )
 
     def of_manifest(self, manifest: Manifest, distance: int, name: str) -> Age:
         """Return the key of a manifest's checkpoint."""
         lineage = manifest.about.lineage or UNKNOWN_LINEAGE
         is_rolled_back = any(one.covers(lineage, manifest.step, manifest.path, manifest.id) for one in self.roll_backs)
-        within, saved_ns = manifest.within, manifest.saved_ns
-        return age(manifest.step, within, lineage, mtime_ns=saved_ns, distance=distance, name=name, is_rolled_back=is_rolled_back)
+        return age(
+            manifest.step,
+            manifest.within,
+            lineage,
+            mtime_ns=manifest.saved_ns,
+            distance=distance,
+            name=name,
+            is_rolled_back=is_rolled_back,
+            epoch=manifest.epoch,
+        )
+
+    def newest_candidates(
+        self, candidates: Iterable[Candidate], known: Callable[[Candidate], Verification | None] = lambda _candidate: None
+    ) -> list[Candidate]:
+        """Return candidates, the newest first. `known`: the verdict on one, None before it was read."""
+        return sorted(candidates, key=lambda candidate: self.of_candidate(candidate, known(candidate)))
+
+    def newest_manifests(self, manifests: Iterable[Manifest]) -> list[Manifest]:
+        """Return the manifests of checkpoints on this node, the newest first."""
+        return sorted(manifests, key=lambda manifest: self.of_manifest(manifest, HERE, manifest.path))
 
 
 def age(  # noqa: PLR0913 -- the parts of a key
@@ -113,15 +139,33 @@ def age(  # noqa: PLR0913 -- the parts of a key
     distance: int = HERE,
     name: str = "",
     is_rolled_back: bool = False,
+    epoch: int | None = None,
 ) -> Age:
-    """Return the key of a checkpoint. `distance`: HERE, COPY or MIRROR."""
+    """Return the key of a checkpoint. `distance`: HERE, COPY or MIRROR. `epoch`: tells two saves of one tick of the clock apart."""
     if step is not None:
         kind, major, minor = _STEP, -step, 0
     elif within is not None:
         kind, major, minor = _WITHIN, -within[0], -within[1]
     else:
-        kind, major, minor = _NEITHER, -mtime_ns, 0
+        kind, major, minor = _NEITHER, -mtime_ns, -(epoch or 0)
     return Age(is_rolled_back, kind, -lineage.began, lineage.run, -lineage.attempt, major, minor, distance, -mtime_ns, name)
+
+
+def saved_order(manifest: Manifest) -> tuple[int, int]:
+    """Return the key that sorts what was saved last to the end, newer or not: a script may step back within an attempt.
+
+    The time, then the step, because saves within one tick of a clock have one time.
+    """
+    return manifest.saved_ns, -1 if manifest.step is None else manifest.step
+
+
+def is_farther(manifest: Manifest, other: Manifest) -> bool | None:
+    """Return whether a checkpoint is farther in its training than another one, newer or not; None if their contents do not show it."""
+    if manifest.step is not None and other.step is not None:
+        return manifest.step > other.step
+    if manifest.within is not None and other.within is not None:
+        return manifest.within > other.within
+    return manifest.epoch > other.epoch if manifest.epoch is not None and other.epoch is not None else None
 
 
 class Generations:

@@ -113,7 +113,7 @@ class NodeOffer:
         with contextlib.suppress(CheckpointingError, OSError):  # `list_checkpoints` meets it as well, and reports it
             listed = self._records.locations.listing(candidates=True).candidates
             unread = [one for one in listed if one.is_directory and self._parts.get(one.path, one.identity) is None]
-            for candidate in sorted(unread, key=lambda one: -one.mtime_ns)[:MOST_READ]:
+            for candidate in self._records.order.order().newest_candidates(unread)[:MOST_READ]:
                 if self.feed is not None:
                     self.feed.send_part(self._parts, candidate, ReadOptions())
                 else:  # so that the card says which node has which part

@@ -238,9 +238,7 @@ class PathFaults:
         directory = os.path.dirname(pointer.path)  # noqa: PTH120 (as above)
         beside = [candidate for candidate in find(escaped(directory)).candidates if candidate.path not in {pointer.path, pointer.target}]
         like = [candidate for candidate in beside if pointer.target and pattern_of(candidate.path) == pattern_of(pointer.target)]
-        # two small saves may have one time: a file system's clock ticks each few milliseconds
-        order = sorted(like or beside, key=lambda candidate: (candidate.mtime_ns, len(candidate.path), candidate.path), reverse=True)
-        newest = order[:_MOST_READ]
+        newest = self._records.order.order().newest_candidates(like or beside)[:_MOST_READ]
         return next((candidate.path for candidate in newest if self._is_whole(candidate)), "")
 
     def _is_whole(self, candidate: Candidate) -> bool:

@@ -120,7 +120,7 @@ class CheckpointRecords:
         return replace(found, candidates=tuple(logged or own))
 
     def _is_of_run(self, one: Candidate) -> bool:
-        origin = self.provenance.of(one.path, one.identity, one.mtime_ns or one.identity.mtime_ns)
+        origin = self.provenance.of(one.path, one.identity, one.written_ns)
         return origin.logged_attempt is not None or origin.attempt_of(self.job.run_id) > 0
 
     @property

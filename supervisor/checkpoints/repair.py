@@ -283,7 +283,7 @@ class CheckpointRepair:
         """Return those of the patterns of which one of the newest candidates is whole."""
         beside = [one for one in candidates if pattern_of(one.path) in patterns]
         whole: set[str] = set()
-        for one in sorted(beside, key=lambda one: one.mtime_ns, reverse=True)[:MOST_BESIDE]:
+        for one in self._records.order.order().newest_candidates(beside)[:MOST_BESIDE]:
             known = self._records.cache.get(one.path, one.identity) or self._verified(one)
             if known is not None and known.verdict is Verdict.VERIFIED:
                 whole.add(pattern_of(one.path))

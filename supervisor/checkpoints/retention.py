@@ -10,9 +10,9 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from checkpointing import ordering
 from checkpointing.io.tree import ReadOptions
 from checkpointing.model import CheckpointingError
+from checkpointing.ordering import saved_order
 from checkpointing.retention import free_space, rules
 from checkpointing.retention.copies import Needed
 from checkpointing.retention.prune import PruneRow, prune
@@ -129,7 +129,7 @@ class Retention:
         whole_saves = [made for made in ([] if feed is None else feed.whole(parts)) if pattern_of(made.path) == pattern]
         # of those that are read in one look the newest comes first, and stands for those that it lets go
         read = [made for made in recorder.newest.values() if pattern_of(made.path) == pattern]
-        newest = min([*read, *whole_saves], key=lambda made: order.of_manifest(made, ordering.HERE, made.path), default=None)
+        newest = next(iter(order.newest_manifests([*read, *whole_saves])), None)
         if newest is None:  # the script saves there anew since the part was found whole
             return
         rows = self._rows(newest, pattern, discovery, feed, whole_saves)
@@ -150,8 +150,8 @@ class Retention:
         # the identity of these parts was compared just now, so the record of a whole checkpoint at the same path is of an earlier content
         here = list((by_path | {made.path: made for made in whole_saves}).values())
         # the nodes order saves by the step and the run of the whole, which a part may lack: so those that were saved last stay, too
-        last = {made.path for made in sorted(whole_saves, key=numerics.saved_order)[-self._policy.newest :]}
-        finite = numerics.newest_of_run([made for made in here if not made.has_lost_weights], records.job.run_id)
+        last = {made.path for made in sorted(whole_saves, key=saved_order)[-self._policy.newest :]}
+        finite = numerics.last_of_run([made for made in here if not made.has_lost_weights], records.job.run_id)
         return [
             PruneRow(
                 made,

@@ -204,7 +204,7 @@ class CheckpointSelector:
         except (CheckpointingError, OSError):
             return None  # the next start looks again, and reports it
         trusts = self._records.provenance.trusts
-        for candidate in sorted(new, key=lambda candidate: candidate.mtime_ns, reverse=True):
+        for candidate in self._records.order.order().newest_candidates(new):
             found = verify(candidate.path, interrupted=lambda: time.monotonic() > until, own=trusts(candidate.path))
             if found.verdict is Verdict.VERIFIED:
                 return to_ref(found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from checkpointing import ordering
 from checkpointing.discover import find
 from checkpointing.io.tree import ReadOptions
 from checkpointing.model import CheckpointingError, Verdict
@@ -43,7 +44,8 @@ def unused_checkpoints(records: CheckpointRecords) -> tuple[UnusedCheckpoints, .
         seen = records.cache.get(candidate.path, candidate.identity)
         if seen is not None and seen.verdict is Verdict.VERIFIED:
             found.setdefault(pattern_of(candidate.path), []).append((candidate, seen))
-    newest = {pattern: max(rows, key=lambda row: _written_ns(row[0]))[1] for pattern, rows in found.items()}
+    order = records.order.order()
+    newest = {pattern: min(rows, key=lambda row: order.of_candidate(*row))[1] for pattern, rows in found.items()}
     return tuple(UnusedCheckpoints(pattern, len(found[pattern]), one.path, one.step, one.epoch) for pattern, one in sorted(newest.items()))
 
 
@@ -72,12 +74,14 @@ class UnusedCopies:
 
     def _keep(self, pattern: str, whole: Manifest | None, copies: list[Copy]) -> None:
         """Hold a copy of `whole`, or the newest of `copies` if there is no whole checkpoint, unless a held one is farther."""
-        copy = None if whole is not None else max(copies, key=lambda copy: copy.made_ns, default=None)
+        order = self._records.order.order()
+        by_age = sorted(copies, key=lambda copy: order.of_manifest(copy.manifest, ordering.COPY, copy.place))
+        copy = None if whole is not None else next(iter(by_age), None)
         made = whole if copy is None else copy.manifest
         if made is None:
             return
         held = [one for one in copies if one.held_by]
-        farther = [one for one in held if _is_farther(one.manifest, made)]
+        farther = [one for one in held if ordering.is_farther(one.manifest, made)]
         if farther:
             for one in farther:
                 self._hold_for_this_run(one)
@@ -94,7 +98,7 @@ class UnusedCopies:
         for one in held:
             if one.directory == copy.directory:
                 continue
-            if _is_farther(one.manifest, made) is False:
+            if ordering.is_farther(one.manifest, made) is False:
                 self._records.copies.release(one)
             else:  # neither is known to be farther
                 self._hold_for_this_run(one)
@@ -109,7 +113,7 @@ class UnusedCopies:
     def _newest_whole(self, candidates: list[Candidate]) -> Manifest | None:
         """Return the record of the newest one that is whole and whose weights hold numbers."""
         records = self._records
-        for candidate in sorted(candidates, key=_written_ns, reverse=True)[:MOST_READ]:
+        for candidate in records.order.order().newest_candidates(candidates)[:MOST_READ]:
             found = records.cache.get(candidate.path, candidate.identity) or verify(
                 candidate.path, drop_cache=True, own=records.provenance.trusts(candidate.path)
             )
@@ -120,7 +124,7 @@ class UnusedCopies:
 
     def _is_of(self, candidate: Candidate, attempt: int) -> bool:
         """Return whether an attempt wrote a checkpoint. A logged save is sure; without one the time shows it, which is coarse."""
-        origin = self._records.provenance.of(candidate.path, candidate.identity, _written_ns(candidate))
+        origin = self._records.provenance.of(candidate.path, candidate.identity, candidate.written_ns)
         logged = origin.logged_attempt
         return (origin.attempt_of(self._records.job.run_id) if logged is None else logged) == attempt
 
@@ -147,16 +151,3 @@ def _saved(records: CheckpointRecords) -> list[Candidate]:
     patterns = [place.pattern for place in discovery.locations() if place.saved and not place.data]
     listed = find(patterns, str(records.job.cwd)).candidates if patterns else ()
     return [candidate for candidate in listed if discovery.is_saved(candidate.path)]
-
-
-def _is_farther(one: Manifest, other: Manifest) -> bool | None:
-    """Return whether a checkpoint is farther in the training than another one; None if their contents do not show it."""
-    if one.step is not None and other.step is not None:
-        return one.step > other.step
-    if one.within is not None and other.within is not None:
-        return one.within > other.within
-    return one.epoch > other.epoch if one.epoch is not None and other.epoch is not None else None
-
-
-def _written_ns(candidate: Candidate) -> int:
-    return candidate.mtime_ns or candidate.identity.mtime_ns

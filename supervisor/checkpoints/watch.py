@@ -212,5 +212,4 @@ class CheckpointWatch:
         records = self._records
         if not records.job.settings.checkpoints.keep:
             return False
-        mtime_ns = candidate.mtime_ns or candidate.identity.mtime_ns
-        return records.provenance.of(candidate.path, candidate.identity, mtime_ns).lineage.run == records.job.run_id
+        return records.provenance.of(candidate.path, candidate.identity, candidate.written_ns).lineage.run == records.job.run_id

@@ -76,7 +76,7 @@ class CheckpointOrder:
 
     def order(self) -> Order:
         """Return the order as it is known now."""
-        return Order(lambda one: self.lineage_of(one.path, one.identity, one.mtime_ns or one.identity.mtime_ns), self._lineages.roll_backs)
+        return Order(lambda one: self.lineage_of(one.path, one.identity, one.written_ns), self._lineages.roll_backs)
 
     def lineage_of(self, path: str, identity: Identity, mtime_ns: int) -> Lineage:
         """Return who wrote what has this identity."""
@@ -125,7 +125,7 @@ class CheckpointOrder:
         manifest = self._manifests.get(candidate.path)
         is_known = manifest is not None and is_same(candidate.identity, manifest)
         step = manifest.step if manifest is not None and is_known else candidate.named.step if candidate.named is not None else None
-        lineage = self.lineage_of(candidate.path, candidate.identity, candidate.mtime_ns or candidate.identity.mtime_ns)
+        lineage = self.lineage_of(candidate.path, candidate.identity, candidate.written_ns)
         return lineage, -1 if step is None else step
 
     @property

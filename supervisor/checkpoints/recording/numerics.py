@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from checkpointing.model import MOST_NON_FINITE, note_of
+from checkpointing.ordering import saved_order
 from supervisor.observe.ranks.path_patterns import pattern_of
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from checkpointing.model import NonFinite
 
 
-def newest_of_run(manifests: Iterable[Manifest], run: str, pattern: str | None = None) -> Manifest | None:
-    """Return the last verified checkpoint of a run; with `pattern` the last one there."""
+def last_of_run(manifests: Iterable[Manifest], run: str, pattern: str | None = None) -> Manifest | None:
+    """Return the verified checkpoint that a run saved last; with `pattern` the last one there."""
     of_run = (one for one in manifests if run and one.about.run == run and (pattern is None or pattern_of(one.path) == pattern))
     return max(of_run, key=saved_order, default=None)
 
@@ -30,12 +31,7 @@ def last_before(made: Manifest, recorded: Iterable[Manifest], run: str) -> Manif
     """Return the checkpoint of a run and of the same pattern that was saved last before this one, at another path."""
     when = saved_order(made)
     earlier = (one for one in recorded if one.path != made.path and saved_order(one) < when)
-    return newest_of_run(earlier, run, pattern_of(made.path))
-
-
-def saved_order(one: Manifest) -> tuple[int, int]:
-    """Return by what the saves of a run are ordered: the time, and the step, because saves within one tick of a clock have one time."""
-    return one.saved_ns, -1 if one.step is None else one.step
+    return last_of_run(earlier, run, pattern_of(made.path))
 
 
 def compared(found: tuple[NonFinite, ...], before: Manifest | None) -> tuple[NonFinite, ...]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from checkpointing import ordering
 from checkpointing.io.reader import Interrupted
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import About
 from checkpointing.model import Identity
+from checkpointing.ordering import saved_order
 from supervisor.checkpoints.recording import numerics
-from supervisor.checkpoints.recording.numerics import saved_order
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointTrouble
 from supervisor.observe.ranks.path_patterns import pattern_of
 
@@ -92,7 +91,7 @@ class CheckpointRecorder:
         order = self._records.order.order()
         own = [made for path, made in list(self.newest.items()) if made.about.run == self._records.job.run_id and path in self._checkpoints]
         logged = [] if self._records.several_nodes else [made for made in own if self._is_logged(made)]
-        return min(logged or own, key=lambda made: order.of_manifest(made, ordering.HERE, made.path), default=None)
+        return next(iter(order.newest_manifests(logged or own)), None)
 
     def _is_logged(self, made: Manifest) -> bool:
         return self._records.provenance.logged_attempt(made.path, made.identity) is not None
@@ -102,7 +101,7 @@ class CheckpointRecorder:
 
         Nothing is read.
         """
-        newest = numerics.newest_of_run(list(self.newest.values()), self._records.job.run_id)
+        newest = numerics.last_of_run(list(self.newest.values()), self._records.job.run_id)
         return "" if newest is None else numerics.report(newest)
 
     def _put(self, made: Manifest) -> bool:
@@ -121,7 +120,7 @@ class CheckpointRecorder:
         """
         run = self._records.job.run_id
         elsewhere = numerics.last_before(made, self._records.manifests.all(), run)
-        last = numerics.newest_of_run([one for one in (elsewhere, before) if one is not None], run, pattern_of(made.path))
+        last = numerics.last_of_run([one for one in (elsewhere, before) if one is not None], run, pattern_of(made.path))
         made = replace(made, non_finite=numerics.compared(made.non_finite, last))
         if numerics.turned(made) and not (last is not None and numerics.turned(last)):
             self._report(CheckpointAlert(CheckpointTrouble.NOT_FINITE, numerics.report(made)))

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from checkpointing.discover import Listing
     from checkpointing.model import Candidate, Identity, Verification
-    from checkpointing.ordering import Age
     from checkpointing.select import Selection
     from checkpointing.verification import Cache
 
@@ -219,12 +218,9 @@ class CheckpointWatcher:
         return (candidate.identity, since if identity == candidate.identity else now)
 
     def _newest_first(self, candidates: list[Candidate]) -> list[Candidate]:
-        keyed: list[tuple[Age, Candidate]] = []
-        order = self._order()
-        for candidate in candidates:
-            glanced = glance(candidate, self._cache, self._stopped.is_set, own=self._own)
-            keyed.append((order.of_candidate(candidate, glanced), candidate))
-        return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
+        return self._order().newest_candidates(
+            candidates, lambda candidate: glance(candidate, self._cache, self._stopped.is_set, own=self._own)
+        )
 
     def _settle(self, candidate: Candidate) -> None:
         """Judge a file, unless it is known or nobody needs it, and pass it on if it is whole."""

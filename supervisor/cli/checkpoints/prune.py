@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from checkpointing import ordering
 from checkpointing.discover import find
 from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import prune as pruning
@@ -106,8 +105,8 @@ def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> 
                 pruning.PruneRow(made, seen, is_rejected=is_rejected, leads=leads_to(made.path))
             )
     for pattern in sorted(rows):
-        newest = min(rows[pattern], key=lambda row: order.of_manifest(row.manifest, ordering.HERE, row.manifest.path))
-        for row, reason in pruning.plan(rows[pattern], policy, newest.manifest.path, order):
+        newest = order.newest_manifests(row.manifest for row in rows[pattern])[0]
+        for row, reason in pruning.plan(rows[pattern], policy, newest.path, order):
             yield pruning.Pruned(row.manifest.path, row.manifest.step, row.manifest.n_bytes, reason)
 
 

@@ -159,7 +159,7 @@ def _standbys(history: History) -> StandbyStatus | None:
 
 
 def _numbers(place: JobFiles, run: str) -> str:
-    newest = numerics.newest_of_run(Manifests(str(place.directory / "checkpoints")).all(), run)
+    newest = numerics.last_of_run(Manifests(str(place.directory / "checkpoints")).all(), run)
     return "" if newest is None else numerics.report(newest)
 
 

@@ -12,6 +12,7 @@ Python's glob follows links to directories in `**` and hides errors, so this wal
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import stat
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _MOST_ENTRIES: Final = 200_000  # a pattern like /**/*.pt would walk a data set
 _MAGIC: Final = frozenset("*?[")
+_SUFFIXES: Final = frozenset((*file_set.MEMBER_SUFFIXES, ".distcp"))
 _MOST_LEVELS_UP: Final = 3  # from a file in a checkpoint's directory to that directory
 
 
@@ -121,11 +123,10 @@ class _Walk:
 
     def _is_claimed(self, directory: str) -> bool:
         def read() -> tuple[Candidate, ...]:
-            try:
-                own = _tree(directory)
-            except OSError:
-                own = None
-            return () if own is None else (own,)
+            with contextlib.suppress(OSError):
+                if tree_format_of(Tree.names_of(directory)) is not None:
+                    return (_tree(directory),)
+            return ()
 
         if step_names.is_temporary(directory) or step_names.is_set_aside(directory):
             return False
@@ -183,7 +184,7 @@ def find(patterns: str | Iterable[str], cwd: str | None = None, cache: ListingCa
     that has a suffix of the patterns is a checkpoint.
     """
     walk, cwd = _Walk(cache), os.getcwd() if cwd is None else cwd  # noqa: PTH109 -- strings as the script gets them
-    best: dict[tuple[int, int], tuple[tuple[bool, bool, str], Candidate]] = {}
+    rows: list[tuple[str, Candidate]] = []
     nothing: list[tuple[str, str]] = []
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         expanded = os.path.expanduser(pattern)  # noqa: PTH111 -- strings as the script gets them
@@ -194,16 +195,30 @@ def find(patterns: str | Iterable[str], cwd: str | None = None, cache: ListingCa
         for path, inode in walk.of_sets(matched) if _MAGIC & set(expanded.rpartition("/")[2]) else matched:
             for known in walk.candidates(path, inode):
                 has_candidate = True
-                candidate = replace(known, is_declared=True) if is_declared and not known.is_directory else known
-                # of a file's several names the one that says a step is the most useful, and the same one wins each time
-                preference = (candidate.named is None, candidate.path != path, candidate.path)
-                key = (candidate.identity.dev, candidate.identity.ino)
-                if key not in best or preference < best[key][0]:
-                    best[key] = (preference, candidate)
+                rows.append((path, replace(known, is_declared=True) if is_declared and not known.is_directory else known))
         example = next((path for path, _ in matched if not has_candidate and _holds_something(path)), None)
         nothing += [] if example is None else [(pattern, example)]
-    candidates = sorted((candidate for _, candidate in best.values()), key=lambda candidate: candidate.path)
-    return Listing(tuple(_without_members(candidates)), tuple(dict.fromkeys(walk.problems)), tuple(nothing))
+    return Listing(_each_once(rows), tuple(dict.fromkeys(walk.problems)), tuple(nothing))
+
+
+def find_at(path: str, levels: int) -> Listing:
+    """List the checkpoints at one path, whatever its name is: itself, or those in it. `levels`: as in `below`."""
+    problems: list[tuple[str, str]] = []
+    is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings as the script gets them
+    candidates = list(_directory(path, problems, levels) if is_directory else _candidates(path, problems))
+    return Listing(_each_once([(candidate.path, candidate) for candidate in candidates]), tuple(problems))
+
+
+def _each_once(rows: list[tuple[str, Candidate]]) -> tuple[Candidate, ...]:
+    """Return each checkpoint once, sorted by path, without what lies in another one. `rows`: the path that was matched, and what it is."""
+    best: dict[tuple[int, int], tuple[tuple[bool, bool, str], Candidate]] = {}
+    for path, candidate in rows:
+        # of a file's several names the one that says a step is the most useful, and the same one wins each time
+        preference = (candidate.named is None, candidate.path != path, candidate.path)
+        key = (candidate.identity.dev, candidate.identity.ino)
+        if key not in best or preference < best[key][0]:
+            best[key] = (preference, candidate)
+    return tuple(_without_members(sorted((candidate for _, candidate in best.values()), key=lambda candidate: candidate.path)))
 
 
 def _segments(pattern: str) -> tuple[str, ...]:
@@ -241,35 +256,73 @@ def _candidates(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidat
     if stat.S_ISREG(st.st_mode):
         yield Candidate(real, Identity.of(st), step_names.step_in(real), st.st_mtime_ns)
     elif stat.S_ISDIR(st.st_mode):
-        yield from _directory(real, problems)
+        yield from _directory(real, problems, 1)
 
 
-def _directory(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate]:
-    """Yield a directory that some format claims as one candidate, else the checkpoints directly in it."""
+def _directory(path: str, problems: list[tuple[str, str]], levels: int) -> Iterator[Candidate]:
+    """Yield a directory that some format claims as one candidate, else the checkpoints in it."""
+    inside = path
     try:
-        own = _tree(path)
-        names = None if own is not None else Tree.names_of(path)
+        for inside in list(below(path, levels)):
+            if os.path.islink(inside) or not os.path.isdir(inside) or not _encodable(inside):  # noqa: PTH112, PTH114 -- strings as the script gets them
+                yield from _candidates(inside, problems)
+                continue
+            with contextlib.suppress(PermissionError, FileNotFoundError, NotADirectoryError):
+                yield _tree(inside)
     except (PermissionError, FileNotFoundError, NotADirectoryError):  # what a wildcard passes, see _Walk
         return
     except OSError as error:
-        problems.append((path, f"it could not be read: {error.strerror}"))
+        problems.append((inside, f"it could not be read: {error.strerror}"))
+
+
+def below(path: str, levels: int, *, leftovers: bool = False) -> Iterator[str]:
+    """Yield the checkpoints at a directory: itself if a format claims it, else its single files, and those in the directories in it.
+
+    `levels`: so many directories below each other are gone down into. `leftovers`: of saves that did not end too, and every file that is
+    named like a checkpoint. Raises OSError where the directory cannot be listed; what cannot be below it is passed over.
+    """
+    tree = Tree.names_of(path)
+    if tree_format_of(tree) is not None:
+        yield path
         return
-    if own is not None:
-        yield own
-    if names is None:
+    if levels == 0:
         return
-    for name in file_set.single_files(names):
-        yield from _candidates(f"{path.rstrip('/')}/{name}", problems)
-    for name in sorted(names.directories):
-        child = f"{path.rstrip('/')}/{name}"
-        if name.startswith(".") or step_names.is_temporary(name) or not _encodable(child):
-            continue
+    base = path.rstrip("/")
+    yield from (f"{base}/{name}" for name in (_named_like_one(base, tree) if leftovers else file_set.single_files(tree)))
+    for name in sorted(tree.directories):
+        child = f"{base}/{name}"
+        if step_names.is_temporary(name) or (leftovers and _is_empty_step(child)):
+            yield from (child,) if leftovers else ()
+        elif not name.startswith("."):
+            with contextlib.suppress(OSError):
+                yield from below(child, levels - 1, leftovers=leftovers)
+
+
+def named_like_one(name: str) -> bool:
+    """Return whether a file is named like a checkpoint, or like the rest of one."""
+    if step_names.is_temporary(name):
+        return any(suffix in name for suffix in _SUFFIXES)
+    return step_names.suffix_of(name) in _SUFFIXES
+
+
+def _named_like_one(base: str, tree: Tree) -> Iterator[str]:
+    """Yield the files named like a checkpoint. If a file has several names, one that is no link: that may have the step."""
+    seen: set[tuple[int, int]] = set()
+    names = [name for name in tree.entries if not name.startswith(".") and named_like_one(name)]
+    for name in sorted(names, key=lambda name: (os.path.islink(f"{base}/{name}"), name)):  # noqa: PTH114 -- strings as the script gets them
         try:
-            found = _tree(child)
-        except OSError:
+            st = os.stat(f"{base}/{name}")  # noqa: PTH116 -- as above
+        except OSError:  # a link that leads nowhere is a row of its own
+            yield name
             continue
-        if found is not None:
-            yield found
+        if (st.st_dev, st.st_ino) not in seen:
+            seen.add((st.st_dev, st.st_ino))
+            yield name
+
+
+def _is_empty_step(path: str) -> bool:
+    """Return whether a directory that is named as a step's holds nothing. Raises OSError."""
+    return step_names.step_in(f"{path}/x") is not None and not os.listdir(path)  # noqa: PTH208 -- as above
 
 
 def _holds_something(path: str) -> bool:
@@ -285,10 +338,8 @@ def _holds_something(path: str) -> bool:
         return False
 
 
-def _tree(path: str) -> Candidate | None:
-    """Return a directory as a candidate, if a format claims it. Raises OSError."""
-    if tree_format_of(Tree.names_of(path)) is None:
-        return None
+def _tree(path: str) -> Candidate:
+    """Return a directory that a format claims as a candidate. Raises OSError."""
     tree = Tree(path)
     return Candidate(path, tree.identity, step_names.step_in(path), tree.newest_mtime_ns, is_directory=True)
 

@@ -6,26 +6,26 @@ stale temporary file is a row of its own. A path that cannot be read gets a verd
 
 from __future__ import annotations
 
+import contextlib
 import os
-import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
-from checkpointing.discover import Listing
+from checkpointing.discover import below, find_at, named_like_one
 from checkpointing.formats import pointer_files, tree_format_of
 from checkpointing.io.reader import NotRegular
 from checkpointing.io.tree import ReadOptions, Tree
-from checkpointing.model import Candidate, Identity, Verdict, Verification
+from checkpointing.model import Identity, Verdict, Verification
 from checkpointing.select import newest
 from checkpointing.verification import identity_of, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from checkpointing.discover import Listing
     from checkpointing.select import Selection
 
-_SUFFIXES: Final = frozenset((".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp"))
 _LEVELS: Final = 3  # a run's directory, one for each of its parts, the checkpoints
 _NOWHERE: Final = Identity(0, 0, 0, 0)
 _PLAIN: Final = ReadOptions()
@@ -58,21 +58,17 @@ def look(path: str, *, reading: ReadOptions = _PLAIN, started: Callable[[str], N
         yield judged(one, reading)
 
 
-def checkpoints_in(path: str, levels: int = _LEVELS) -> list[str]:
+def checkpoints_in(path: str) -> list[str]:
     """Return the paths of the checkpoints at `path`: those in it, or itself."""
-    return list(_below(path, levels)) or [path]
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        found.extend(below(path, _LEVELS, leftovers=True))
+    return found or [path]
 
 
 def listing(directory: str) -> Listing:
     """List the candidates of a resume from a directory; what an unfinished save left is no candidate."""
-    found = []
-    for path in checkpoints_in(directory):
-        identity = identity_of(path)
-        if identity is not None and not step_names.is_temporary(path) and not step_names.is_set_aside(path):
-            is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings throughout the package
-            mtime_ns = Tree(path).newest_mtime_ns if is_directory else identity.mtime_ns
-            found.append(Candidate(path, identity, step_names.step_in(path), mtime_ns, is_directory))
-    return Listing(tuple(found))
+    return find_at(directory, _LEVELS)
 
 
 def latest(directory: str) -> Selection:
@@ -81,38 +77,6 @@ def latest(directory: str) -> Selection:
     The others, each with a reason, are in the other fields. Nothing is recorded.
     """
     return newest(listing(os.path.abspath(directory)), prefer_finite=True)  # noqa: PTH100 -- a link keeps its name
-
-
-def _below(path: str, levels: int) -> Iterator[str]:
-    try:
-        if not stat.S_ISDIR(os.stat(path).st_mode):  # noqa: PTH116 -- strings throughout the package
-            return
-        tree = Tree(path, levels=1)
-        if tree_format_of(tree) is not None:
-            yield path
-            return
-    except OSError:
-        return
-    if levels < _LEVELS and (step_names.is_temporary(path) or _is_empty_step(path, tree)):
-        yield path
-        return
-    base = path.rstrip("/") or "/"
-    yield from _files(base, tree)
-    for name in sorted(tree.directories) if levels > 1 else ():
-        if not name.startswith("."):
-            yield from _below(f"{base}/{name}", levels - 1)
-        elif step_names.is_temporary(name):
-            yield f"{base}/{name}"
-
-
-def _files(base: str, tree: Tree) -> Iterator[str]:
-    """Yield the files named like a checkpoint. If a file has several names, one that is no link: that may have the step."""
-    seen: set[tuple[int, int]] = set()
-    for name in sorted(tree.entries, key=lambda name: (os.path.islink(f"{base}/{name}"), name)):  # noqa: PTH114 -- strings throughout the package
-        st = tree.entries[name].st
-        if not name.startswith(".") and (st.st_dev, st.st_ino) not in seen and _named_like_one(name):
-            seen.add((st.st_dev, st.st_ino))
-            yield f"{base}/{name}"
 
 
 def judged(path: str, reading: ReadOptions = _PLAIN) -> Verification:
@@ -126,7 +90,7 @@ def concluded(found: Verification) -> Verification:
     if found.verdict not in (Verdict.FOREIGN, Verdict.UNVERIFIABLE) or (found.format and not step_names.is_temporary(path)):
         return found
     is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings throughout the package
-    if step_names.is_temporary(path) and (is_directory or _named_like_one(path)):
+    if step_names.is_temporary(path) and (is_directory or named_like_one(path)):
         reason = "its name is that of a save that did not end"
     elif is_directory and not found.files and _is_empty(path):
         reason = "the directory is empty"
@@ -140,17 +104,6 @@ def _is_empty(path: str) -> bool:
         return not os.listdir(path)  # noqa: PTH208 -- strings throughout the package
     except OSError:
         return False
-
-
-def _is_empty_step(path: str, tree: Tree) -> bool:
-    """Return whether a directory that is named as a step's holds nothing."""
-    return not tree.top() and step_names.step_in(f"{path}/x") is not None
-
-
-def _named_like_one(name: str) -> bool:
-    if step_names.is_temporary(name):
-        return any(suffix in name for suffix in _SUFFIXES)
-    return step_names.suffix_of(name) in _SUFFIXES
 
 
 def _format(path: str) -> str:

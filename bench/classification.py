@@ -1,11 +1,11 @@
-"""Write the tables of the documentation: scores on labelled logs, reliability, signatures, causes, kernel messages, Xids.
+"""Write the measurements of docs/explanation/classification.md: scores on labelled logs, reliability. Make tables of the rules.
 
     python bench/classification.py [CORPUS.jsonl]     # write them; scores of CORPUS.jsonl only where it is given
     python bench/classification.py --check            # exit status 1, naming the pages, where they are not up to date
 
-It writes the text between the markers in classification.md, signatures.md, causes.md and kernel-log.md below docs/. CORPUS.jsonl has one
-JSON object per line with `id`, `text`, `label`, `source` (owner/repository#issue), `alt` (labels that are right too) and `origin`. A log
-counts as right if the cause is its label or one of `alt`.
+It writes the text between the markers of classification.md. CORPUS.jsonl has one JSON object per line with `id`, `text`, `label`, `source`
+(owner/repository#issue), `alt` (labels that are right too) and `origin`. A log counts as right if the cause is its label or one of `alt`.
+bench/reference.py puts the tables of the causes, the signatures and the kernel's messages into their pages.
 """
 
 from __future__ import annotations
@@ -257,24 +257,17 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def pages(corpus: Path | None = None) -> dict[Path, str]:
-    """Return the pages as they should be. What comes from `corpus` stays as it is where none is given."""
-    tables = {
-        ("causes.md", "causes"): of_causes(),
-        ("signatures.md", "signatures"): of_signatures(),
-        ("classification.md", "produced"): of_scores(scored(own())),
-        ("classification.md", "reliability"): of_reliability(),
-        ("kernel-log.md", "kernel messages"): of_kernel_messages(),
-        ("kernel-log.md", "xids"): of_xids(),
-    }
+    """Return the page as it should be. What comes from `corpus` stays as it is where none is given."""
+    tables = {"produced": of_scores(scored(own())), "reliability": of_reliability()}
     if corpus is not None:
         samples = public(corpus)
-        tables["classification.md", "public"] = of_scores(scored(samples))
-        tables["classification.md", "repositories"] = of_sources(samples)
-    written: dict[Path, str] = {}
-    for (page, name), table in tables.items():
-        path = find_page(page)
-        written[path] = replace_table(path, written.get(path) or path.read_text(encoding="utf-8"), name, table)
-    return written
+        tables["public"] = of_scores(scored(samples))
+        tables["repositories"] = of_sources(samples)
+    path = find_page("classification.md")
+    text = path.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        text = replace_table(path, text, name, table)
+    return {path: text}
 
 
 def main() -> int:

@@ -1,21 +1,26 @@
-"""The man page supervise(1), from the commands themselves, their options and the exit codes. bench/reference.py writes it."""
+"""The man page supervise(1), from the table of the commands, the options of a run and the exit codes. Prints it.
+
+The build of the wheel runs this where click is the only dependency that is installed (hatch_build.py): so no command's file is imported.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from supervisor.cli.commands import COMMANDS, load_command
+from supervisor.cli.commands import COMMANDS
 from supervisor.cli.main import root
 from supervisor.config.loading import CONFIG_VARIABLE, LOCAL_NAME, SYSTEM_FILE
+from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 _VARIABLES: Final = (
-    ("SUPERVISE_*", "Settings, as docs/reference/settings.md lists them; `supervise config show` prints each with its origin."),
+    ("SUPERVISE_*", "Settings, which `supervise config show` prints, each with its value and its origin."),
     (CONFIG_VARIABLE, f"The file that is read instead of ./{LOCAL_NAME}."),
     ("STATE_DIRECTORY", "The state directory where --state-dir is not given, as systemd sets it."),
 )
@@ -27,8 +32,28 @@ _FILES: Final = (
 )
 
 
-def man_page(exit_codes: Iterable[Sequence[str]]) -> str:
-    """Return the page as roff. `exit_codes`: code, name, meaning and remedy, in Markdown."""
+def exit_codes() -> list[tuple[str, str, str, str]]:
+    """Return the exit codes of ours, and those of the job in their places: code, name, meaning, remedy."""
+    rows = {code.value: (str(code.value), code.name, code.meaning, code.remedy) for code in ExitCode}
+    rows[1] = (
+        "1\u201363",
+        "",
+        "the first failed rank's own code; its codes from 64 on come out as 1, and the card has the true one",
+        "see `supervise why`",
+    )
+    rows[128] = (
+        "128+n",
+        "",
+        ("ended by signal n: a rank that was given up, or the stop that we were asked for. 130 INT (also if a person interrupted "
+        "all ranks themselves, not one of several; never requeued), 143 TERM, 129 HUP; after TERM and HUP 75 "
+        "instead if the ranks saved ([preemption](preemption.md))"),
+        "see `supervise why`",
+    )  # fmt: skip
+    return [rows[code] for code in sorted(rows)]
+
+
+def man_page() -> str:
+    """Return the page as roff."""
     lines = [
         '.TH SUPERVISE 1 "" "torch-supervise" "User Commands"',
         ".SH NAME",
@@ -41,9 +66,13 @@ def man_page(exit_codes: Iterable[Sequence[str]]) -> str:
         ".fi",
     ]
     lines += [".SH DESCRIPTION", *_paragraphs(root.help or ""), ".PP", _text(root.epilog or "")]
-    lines += [".SH OPTIONS", *_options(root.params, frozenset()), ".SH COMMANDS", *_commands()]
+    lines += [".SH OPTIONS", *_options(root.params)]
+    lines += [".SH COMMANDS", _text("`supervise help COMMAND` shows what a command does, and its options.")]
+    for path, (module, line) in COMMANDS.items():
+        if module:
+            lines += _item(f"**supervise {path}**", line)
     lines.append(".SH EXIT STATUS")
-    for code, name, meaning, remedy in exit_codes:
+    for code, name, meaning, remedy in exit_codes():
         lines += _item(f"**{code}**" + (f" {name}" if name else ""), f"{meaning}. To do: {remedy}.")
     for title, rows in (("ENVIRONMENT", _VARIABLES), ("FILES", _FILES)):
         lines.append(f".SH {title}")
@@ -52,26 +81,9 @@ def man_page(exit_codes: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _commands() -> Iterator[str]:
-    common = frozenset(param.name for param in root.params)
-    for path in COMMANDS:
-        command = load_command(path)
-        if isinstance(command, click.Group):
-            continue
-        context = click.Context(command, info_name=f"supervise {path}")
-        usage = " ".join([f"**supervise {path}**", *command.collect_usage_pieces(context)])
-        yield from (".SS " + _text(usage), *_paragraphs(command.help or ""))
-        yield from _options(command.params, common)
-        shared = [param for param in command.params if isinstance(param, click.Option) and param.name in common]
-        if len(shared) == len([param for param in root.params if param.name != "version"]):
-            yield from (".PP", "It takes all options of the section OPTIONS, too.")
-        elif shared:
-            yield from (".PP", _text(f"It takes {', '.join(f'**{param.opts[-1]}**' for param in shared)}, too."))
-
-
-def _options(params: Iterable[click.Parameter], without: frozenset[str | None]) -> Iterator[str]:
+def _options(params: Iterable[click.Parameter]) -> Iterator[str]:
     for param in params:
-        if isinstance(param, click.Option) and param.name not in without:
+        if isinstance(param, click.Option):
             record = param.get_help_record(click.Context(root))
             if record is not None:
                 names, meaning = record
@@ -94,3 +106,7 @@ def _text(markdown: str) -> str:
     text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", markdown).replace("\\", r"\e").replace("-", r"\-").replace("–", r"\(en")  # noqa: RUF001  as the table has it
     text = re.sub(r"\*\*(.+?)\*\*|`([^`]+)`", lambda found: rf"\fB{found[1] or found[2]}\fR", text)
     return rf"\&{text}" if text.startswith((".", "'")) else text
+
+
+if __name__ == "__main__":
+    sys.stdout.write(man_page())

@@ -1,23 +1,16 @@
-"""Write the tables of the reference pages, and the man page, from the tables in the code.
-
-    python bench/reference.py             # write them
-    python bench/reference.py --check     # exit status 1, naming each page that is not up to date
-
-A table stands between the markers of its name. The pages on classification, causes, signatures and the kernel's log are written by
-bench/classification.py, that on programs by bench/programs.py and bench/faults.py.
-"""
+"""The tables of the documentation that are made from the tables in the code. `page_text` puts them into their pages for the site."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
+import classification
 import click
-from man_page import man_page
-from page_tables import find_page, replace_table
+import stages
+from man_page import exit_codes
+from page_tables import filled
 
 from health.checks.node_environments import MUST_AGREE
 from supervisor.classify.losses import rules
@@ -30,18 +23,17 @@ from supervisor.config.recover_settings import RECOVER_ROWS
 from supervisor.config.setting_columns import MOST, MOST_SECONDS
 from supervisor.config.settings import ROWS
 from supervisor.core.ending import KINDS
-from supervisor.errors import ExitCode
 from supervisor.report.log_events import LogEvent
 from supervisor.report.metrics.table import Metric
 from supervisor.strategies import GUARDS, LADDERS, RUNGS, network
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from supervisor.config.setting_columns import SettingRow
     from supervisor.core.model import Cause
 
-ROOT = Path(__file__).parents[1]
 #: The page, or its part, that says more of a command.
 MORE = {
     "plan": "knobs.md",
@@ -104,26 +96,6 @@ def _meaning(row: SettingRow) -> str:
     if bounds:
         parts.append(f"{' and '.join(bounds).capitalize()}.")
     return " ".join(filter(None, parts)).replace("|", r"\|")
-
-
-def exit_codes() -> list[tuple[str, str, str, str]]:
-    """Return the exit codes of ours, and those of the job in their places: code, name, meaning, remedy."""
-    rows = {code.value: (str(code.value), code.name, code.meaning, code.remedy) for code in ExitCode}
-    rows[1] = (
-        "1\u201363",
-        "",
-        "the first failed rank's own code; its codes from 64 on come out as 1, and the card has the true one",
-        "see `supervise why`",
-    )
-    rows[128] = (
-        "128+n",
-        "",
-        ("ended by signal n: a rank that was given up, or the stop that we were asked for. 130 INT (also if a person interrupted "
-        "all ranks themselves, not one of several; never requeued), 143 TERM, 129 HUP; after TERM and HUP 75 "
-        "instead if the ranks saved ([preemption](preemption.md))"),
-        "see `supervise why`",
-    )  # fmt: skip
-    return [rows[code] for code in sorted(rows)]
 
 
 def _with_name(row: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
@@ -218,48 +190,23 @@ def metrics() -> str:
     return _table(("metric", "kind", "labels", "what it says"), rows)
 
 
-def tables() -> dict[str, dict[str, str]]:
-    """Return each table by its page and its name."""
-    sections = dict.fromkeys(row.key.rpartition(".")[0] for row in LISTED)
-    return {
-        "settings.md": {section: settings(section) for section in sections},
-        "exit-codes.md": {"exit codes": _table(("code", "name", "meaning", "what to do"), [_with_name(row) for row in exit_codes()])},
-        "log-events.md": {"log events": log_events()},
-        "metrics.md": {"metrics": metrics()},
-        "loss-and-pace.md": {"loss rules": loss_rules()},
-        "commands.md": {"commands": commands()},
-        "health.md": {"agree": variables_that_agree()},
-        "recovery.md": {"endings": endings(), "ladders": ladders(), "rungs": rungs(), "networks": networks()},
-    }
+#: Each table by its page and its name.
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "settings.md": {section: partial(settings, section) for section in dict.fromkeys(row.key.rpartition(".")[0] for row in LISTED)},
+    "exit-codes.md": {"exit codes": lambda: _table(("code", "name", "meaning", "what to do"), map(_with_name, exit_codes()))},
+    "log-events.md": {"log events": log_events},
+    "metrics.md": {"metrics": metrics},
+    "loss-and-pace.md": {"loss rules": loss_rules},
+    "commands.md": {"commands": commands},
+    "health.md": {"agree": variables_that_agree},
+    "recovery.md": {"endings": endings, "ladders": ladders, "rungs": rungs, "networks": networks},
+    "causes.md": {"causes": classification.of_causes},
+    "signatures.md": {"signatures": classification.of_signatures},
+    "kernel-log.md": {"kernel messages": classification.of_kernel_messages, "xids": classification.of_xids},
+    "stages.md": {"drawing": stages.drawing, "events": stages.events},
+}
 
 
-def pages() -> Iterator[tuple[Path, str, str]]:
-    """Yield each page: its path, its text now, and as it is to be."""
-    for name, parts in tables().items():
-        path = find_page(name)
-        page = text = path.read_text(encoding="utf-8")
-        for part, table in parts.items():
-            text = replace_table(path, text, part, table)
-        yield path, page, text
-    path = find_page("commands.md").with_name("supervise.1")
-    yield path, path.read_text(encoding="utf-8") if path.exists() else "", man_page(exit_codes())
-
-
-def main() -> int:
-    """Write the tables, or compare them; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is stale")
-    args = parser.parse_args()
-    stale = False
-    for path, page, text in pages():
-        if text == page:
-            continue
-        stale = True
-        print(f"{'stale' if args.check else 'written'}: {path.relative_to(ROOT)}")
-        if not args.check:
-            path.write_text(text, encoding="utf-8")
-    return int(args.check and stale)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def page_text(path: Path) -> str:
+    """Return the text of a page with its tables. Exits where one has no place, or a place has no table."""
+    return filled(path, path.read_text(encoding="utf-8"), TABLES.get(path.name, {}))

@@ -1,6 +1,6 @@
 """What each cause means, and what proves it. What a person does about it is a table of its own: remedies.py.
 
-One row per cause. bench/classification.py writes the table of docs/reference/causes.md from both; `supervise classify` prints the meaning.
+One row per cause. The table of docs/reference/causes.md is made from both; `supervise classify` prints the meaning.
 """
 
 from __future__ import annotations

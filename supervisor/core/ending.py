@@ -42,7 +42,7 @@ class EndKind(StrEnum):
     FAILED = "failed"
 
 
-#: How the ranks left, and what is done: the table of docs/explanation/recovery.md (bench/reference.py writes it there).
+#: How the ranks left, and what is done: the table of docs/explanation/recovery.md is made from it.
 KINDS: dict[EndKind, tuple[str, str]] = {
     EndKind.WELL: (
         "all left with 0, at whatever step, and no rank's failure is known",

@@ -1,18 +1,19 @@
-"""The structured log of a supervisor: JSON lines in the state directory, from a closed list of events.
+"""The structured log of a supervisor: lines in the state directory, from a closed list of events.
 
 Each line has the bound fields (job, run_id, attempt, incident, node, rank). They go to `<state>/supervise.log`, two files of at most
-LIMIT_BYTES each, and with --verbose to stderr too; as `ecs` in the names of the Elastic Common Schema. A thread of its own writes, so
-that a full, slow or hung disk never reaches the caller; lost lines are counted, and the next line that can be written reports them as
-`log.lost`.
+LIMIT_BYTES each, and with --verbose to stderr too. Threads of their own render and write, so that a full, slow or hung disk never reaches
+the caller; lost lines are counted, and the next line that can be written reports them as `log.lost`.
 
-A line is made here and not by structlog, whose import alone was an eighth of a run's start (60 modules, asyncio and logging among them).
+structlog renders the lines (log_lines.py). It is imported by these threads, and not before the ranks are started: its 200 modules take
+a tenth of a second of CPU time, for which a start would wait. Until then events wait in the queue.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import threading
+import time
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
@@ -21,7 +22,7 @@ from supervisor.report.background_writer import BackgroundWriter
 from supervisor.report.log_events import LogEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from supervisor.report.log_events import LogLevel
@@ -30,68 +31,131 @@ if TYPE_CHECKING:
 LIMIT_BYTES = 8 << 20
 FILE_NAME = "supervise.log"
 LogFormat = Literal["auto", "console", "json", "ecs"]
-#: The version of the Elastic Common Schema that Elastic's own libraries write: it has every name below, and so have later ones.
-ECS_VERSION: Final = "1.6.0"
-#: What of an event is its message: the first that it has.
-_SENTENCES: Final = ("summary", "text", "error", "outcome", "reason", "what")
+#: What goes to the writing threads: the event's name, its level, all its fields.
+Record = tuple[str, "LogLevel", dict[str, object]]
+#: A start that takes longer than this (other nodes are awaited, a mirror restores) is not delayed by an import, and its user reads the log.
+HELD_S: Final = 30.0
 
 
 class EventLog:
-    """A log to write to. `bind` returns another view of the same log. show: prints each line too, those of level debug included."""
+    """A log to write to. `bind` returns another view of the same log."""
 
-    def __init__(
-        self,
-        writer: BackgroundWriter[bytes],
-        file: _BoundedFile,
-        line: Callable[[Mapping[str, object]], bytes],
-        show: Callable[[Mapping[str, object]], None] | None,
-        bound: Mapping[str, object] = MappingProxyType({}),
-    ) -> None:
-        """Keep what `open_log` made."""
-        self._writer = writer
-        self._file = file
-        self._line = line
-        self._show = show
+    def __init__(self, outputs: _Outputs, bound: Mapping[str, object] = MappingProxyType({})) -> None:
+        """Write to what `open_log` made."""
+        self._outputs = outputs
         self._bound = bound
 
     def bind(self, **fields: object) -> EventLog:
         """Return a log whose every line carries `fields` too."""
-        return EventLog(self._writer, self._file, self._line, self._show, {**self._bound, **fields})
+        return EventLog(self._outputs, {**self._bound, **fields})
 
     def write(self, event: LogEvent, level: LogLevel | None = None, /, **fields: object) -> None:
-        """Log one event, at its own level unless `level` is given. Values that JSON does not know are logged as their repr."""
-        level = level or event.level
-        if level == "debug" and self._show is None:
-            return
-        whole = {**self._bound, **fields, **_stamp(event, level)}
-        self._writer.put(self._line(whole))
-        if self._show is not None:
-            self._show(whole)
+        """Log one event, at its own level unless `level` is given. Values that JSON does not know are logged as their repr.
+
+        The values are rendered later, in another thread: the caller must not change them any more.
+        """
+        self._outputs.put((event.value, level or event.level, {**self._bound, **fields, "timestamp": _now()}))
 
     @property
     def lost(self) -> int:
         """How many lines could not be written so far."""
+        return self._outputs.lost
+
+    def close(self, deadline_s: float = 2.0) -> None:
+        """Wait until all is written, at most `deadline_s`. A second call does nothing."""
+        self._outputs.close(deadline_s)
+
+
+class _Outputs:
+    """The file, and the terminal with --verbose: each has a thread of its own, so that a hung disk does not silence the terminal."""
+
+    def __init__(self, file: _BoundedFile, writers: Sequence[_LineWriter], held_until: LogEvent | None) -> None:
+        """Write with `writers`, the first of which writes to `file`."""
+        self._file = file
+        self._writers = writers
+        self._held_until = held_until
+        self._is_verbose = len(writers) > 1
+        self._is_closed = False
+
+    def put(self, record: Record) -> None:
+        event, level, _ = record
+        if level == "debug" and not self._is_verbose:
+            return
+        for writer in self._writers:
+            writer.put(record)
+        if event == self._held_until:
+            self._release()
+
+    @property
+    def lost(self) -> int:
+        return self._writers[0].lost
+
+    def close(self, deadline_s: float) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._release()
+        until = time.monotonic() + deadline_s
+        are_written = [writer.close(max(0.0, until - time.monotonic())) for writer in self._writers]
+        if are_written[0]:  # else a thread still uses the file
+            self._file.close()
+
+    def _release(self) -> None:
+        for writer in self._writers:
+            writer.may_render.set()
+
+
+class _LineWriter:
+    """Renders records in a thread of its own, once `may_render` is set, and gives the text to `sink`, which returns whether it took it."""
+
+    def __init__(self, name: str, log_format: LogFormat, sink: Callable[[str], bool]) -> None:
+        self.may_render = threading.Event()
+        self._log_format = log_format
+        self._sink = sink
+        self._render: Callable[[Record], str] | None = None
+        self._writer: BackgroundWriter[Record] = BackgroundWriter(name, self._write)
+
+    def put(self, record: Record) -> None:
+        self._writer.put(record)
+
+    @property
+    def lost(self) -> int:
         return self._writer.dropped
 
-    def close(self, deadline_s: float = 1.0) -> None:
-        """Wait until all is written, at most `deadline_s`."""
-        if self._writer.close(deadline_s):
-            self._file.close()
+    def close(self, deadline_s: float) -> bool:
+        return self._writer.close(deadline_s)
+
+    def _write(self, record: Record, lost: int) -> bool:
+        if not self.may_render.wait(HELD_S):
+            self.may_render.set()
+        records = [record]
+        if lost:
+            records.insert(0, (LogEvent.LOG_LOST.value, LogEvent.LOG_LOST.level, {"lines": lost, "timestamp": _now()}))
+        try:
+            text = "".join(f"{self._rendered(each)}\n" for each in records)
+        except Exception:  # noqa: BLE001 (a disk without our packages, a repr that raises: the line is lost and counted, the thread goes on)
+            return False
+        return self._sink(text)
+
+    def _rendered(self, record: Record) -> str:
+        if self._render is None:
+            from supervisor.report.log_lines import renderer  # noqa: PLC0415 (see the module's docstring)
+
+            self._render = renderer(self._log_format)
+        return self._render(record)
 
 
 class _BoundedFile:
     """A file and the one before it. Opened again after a failure; each failed write loses its line and nothing else."""
 
-    def __init__(self, path: Path, limit_bytes: int, lost_line: Callable[[int], bytes]) -> None:
+    def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path = path
         self._limit = limit_bytes
-        self._lost_line = lost_line
         self._fd = -1
         self._size = 0
 
-    def write(self, data: bytes, lost: int) -> bool:
-        if lost:
-            data = self._lost_line(lost) + data
+    def write(self, text: str) -> bool:
+        data = text.encode("utf-8", "backslashreplace")
         try:
             if self._fd < 0:
                 self._open()
@@ -128,53 +192,23 @@ def open_log(
     *,
     log_format: LogFormat = "auto",
     limit_bytes: int = LIMIT_BYTES,
+    held_until: LogEvent | None = None,
 ) -> EventLog:
-    """Open the log of the state directory. With `terminal` (--verbose) each line is shown there too, in `log_format`."""
-    as_words = log_format == "console" or (log_format == "auto" and terminal is not None and terminal.is_a_tty())
-    as_json = _ecs if log_format == "ecs" else _json
+    """Open the log of the state directory. With `terminal` (--verbose) each line is shown there too, in `log_format`.
 
-    def line(fields: Mapping[str, object]) -> bytes:
-        return as_json(fields).encode("utf-8", "backslashreplace") + b"\n"
-
-    def show(fields: Mapping[str, object]) -> None:
-        if terminal is not None:
-            terminal.raw(_words(fields) if as_words else as_json(fields))
-
-    def lost_line(count: int) -> bytes:
-        return line({**_stamp(LogEvent.LOG_LOST, LogEvent.LOG_LOST.level), "lines": count})
-
-    file = _BoundedFile(state / FILE_NAME, limit_bytes, lost_line)
-    return EventLog(BackgroundWriter("eventlog", file.write), file, line, show if terminal is not None else None)
+    held_until: nothing is rendered before this event, for at most HELD_S, or before the log is closed.
+    """
+    file = _BoundedFile(state / FILE_NAME, limit_bytes)
+    writers = [_LineWriter("eventlog", "ecs" if log_format == "ecs" else "json", file.write)]
+    if terminal is not None:
+        shown_as = ("console" if terminal.is_a_tty() else "json") if log_format == "auto" else log_format
+        writers.append(_LineWriter("eventlog-shown", shown_as, terminal.lines))
+    if held_until is None:
+        for writer in writers:
+            writer.may_render.set()
+    return EventLog(_Outputs(file, writers, held_until))
 
 
-def _stamp(event: LogEvent, level: LogLevel) -> dict[str, object]:
-    return {"event": event.value, "level": level, "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
-
-
-def _json(fields: Mapping[str, object]) -> str:
-    return json.dumps(fields, default=repr)
-
-
-def _ecs(fields: Mapping[str, object]) -> str:
-    """Return an event in ECS's names; its own fields, which ECS has no names for, are together in `supervise`."""
-    own = {name: value for name, value in fields.items() if name not in {"timestamp", "level", "event", "node"}}
-    sentence = next((str(own[name]) for name in _SENTENCES if own.get(name)), "")
-    common = {
-        "@timestamp": fields["timestamp"],
-        "log.level": fields["level"],
-        "message": f"{fields['event']}: {sentence}" if sentence else fields["event"],
-        "ecs.version": ECS_VERSION,
-        "event.kind": "event",
-        "event.dataset": "supervise",
-        "event.action": fields["event"],
-        "service.name": "supervise",
-        "process.pid": os.getpid(),
-    }
-    host = {"host.name": fields["node"]} if "node" in fields else {}
-    return _json({**common, **host, "supervise": own})
-
-
-def _words(fields: Mapping[str, object]) -> str:
-    """Return name=value for each field, time, level and event first."""
-    first = ("timestamp", "level", "event")
-    return " ".join(f"{name}={fields[name]!r}" for name in (*first, *(name for name in fields if name not in first)))
+def _now() -> str:
+    """Return the time of an event, which is rendered later."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""The closed list of log events, with their texts in docs/reference/log-events.md (written by bench/reference.py)."""
+"""The closed list of log events, with the texts of the table in docs/reference/log-events.md."""
 
 from __future__ import annotations
 

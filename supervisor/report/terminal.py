@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import select
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ class TerminalWriter:
         self._deadline_s = deadline_s
         self._to_journal = journald.is_journal(fd, os.environ)
         self._stuck = False
+        self._lock = threading.Lock()  # the log's thread prints too
         self._line_end = b""  # what ends the ranks' unfinished line, before the next of ours
         self._writer = BackgroundWriter("terminal", self._write)
 
@@ -67,13 +69,15 @@ class TerminalWriter:
         lines = render(page, surface_of(self._fd)).splitlines()  # without control characters but those of its colours
         self._queue(b"".join(f"{head}{line}\n".encode("utf-8", "backslashreplace") for line in lines))
 
-    def raw(self, line: str) -> None:
-        """Print a line without prefix, such as a log event as JSON."""
-        self._queue(_encoded(line) + b"\n")
+    def lines(self, text: str) -> bool:
+        """Print whole lines without prefix, such as log events as JSON. From any thread; always True."""
+        self._queue(_encoded(text))
+        return True
 
     def begin_line(self) -> None:
         """Begin a new line before the next text: a rank's last words, such as a progress bar, have no line end."""
-        self._line_end = b"\n"
+        with self._lock:
+            self._line_end = b"\n"
 
     def close(self, deadline_s: float = _WRITE_DEADLINE_S) -> None:
         """Wait until all is written, at most `deadline_s`. Later lines are not printed."""
@@ -84,8 +88,9 @@ class TerminalWriter:
         self._queue(b"".join(head + _encoded(line) + b"\n" for line in lines))
 
     def _queue(self, lines: bytes) -> None:
-        line_end, self._line_end = self._line_end, b""
-        self._writer.put(line_end + lines)
+        with self._lock:
+            line_end, self._line_end = self._line_end, b""
+            self._writer.put(line_end + lines)
 
     def _write(self, data: bytes, dropped: int) -> bool:
         if dropped:

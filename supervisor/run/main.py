@@ -108,7 +108,7 @@ class JobRun:
             job = replace(job, run_id=self.past.last_run.run_id)
         self.job = job
         shown = terminal if settings.terminal.verbosity == "verbose" else None
-        log = event_log.open_log(job.state, shown, log_format=settings.terminal.log_format)
+        log = event_log.open_log(job.state, shown, log_format=settings.terminal.log_format, held_until=LogEvent.ATTEMPT_STARTED)
         self.log = log.bind(job=job.name, run_id=job.run_id, node=job.node)
         self.notifier = Notifier(job.environ)
         self.loop_beat = LoopBeat(job.scratch, job.name, str(identity.state_root(job.state)))
@@ -150,21 +150,22 @@ class JobRun:
     def go(self) -> int:
         """Run the loop between a tidy beginning and a tidy end."""
         threading.excepthook = self._thread_failed
-        self.signals.catch()  # before the journal names this run: from then on every end is recorded
-        self._start_alerts()
-        self._begin_journal()
-        if self.metrics is not None:
-            self.metrics.start()
-        try:
-            return self._go()
-        except SuperviseError as error:
-            if not self.continues or error.exit_code == ExitCode.REQUEUE:  # else the next start is to go on with what the state holds
-                self.journal.append(Ended(exit_code=error.exit_code, reason=error.message), t=self.clock.now(), durable=True)
-                self.journal.close(CLOSE_DEADLINE_S)
-            raise
-        finally:
+        with contextlib.closing(self.log):  # what waits is written also if the run ends by an error, before its ranks are started or later
+            self.signals.catch()  # before the journal names this run: from then on every end is recorded
+            self._start_alerts()
+            self._begin_journal()
             if self.metrics is not None:
-                self.metrics.close(CLOSE_DEADLINE_S)
+                self.metrics.start()
+            try:
+                return self._go()
+            except SuperviseError as error:
+                if not self.continues or error.exit_code == ExitCode.REQUEUE:  # else the next start is to go on with what the state holds
+                    self.journal.append(Ended(exit_code=error.exit_code, reason=error.message), t=self.clock.now(), durable=True)
+                    self.journal.close(CLOSE_DEADLINE_S)
+                raise
+            finally:
+                if self.metrics is not None:
+                    self.metrics.close(CLOSE_DEADLINE_S)
 
     def _go(self) -> int:
         self._tidy_up()

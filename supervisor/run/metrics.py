@@ -71,18 +71,18 @@ class JobMetrics:
         self._thread.join(deadline_s)
 
     def _run(self) -> None:
-        from supervisor.report.metrics.exposition import exposition  # noqa: PLC0415 (no start waits for it)
+        from supervisor.report.metrics.exposition import Samples  # noqa: PLC0415 (no start waits for it)
         from supervisor.report.metrics.facts import RunRecords  # noqa: PLC0415
         from supervisor.report.metrics.publisher import MetricsPublisher  # noqa: PLC0415
         from supervisor.report.metrics.samples import samples_of  # noqa: PLC0415
 
         records = RunRecords(self._job.state / "journal.jsonl")
 
-        def make() -> bytes:
+        def collect() -> Samples:
             live = self._live()
-            return exposition(samples_of(live, records.facts(live.run_id, live.now)), live.job)
+            return Samples(tuple(samples_of(live, records.facts(live.run_id, live.now))), live.job)
 
-        publisher = self._publisher = MetricsPublisher(make, self._textfile(), lambda text: self._message(text, "warning"))
+        publisher = self._publisher = MetricsPublisher(collect, self._textfile(), lambda text: self._message(text, "warning"))
         if self._job.settings.metrics.listen:
             threading.Thread(target=self._serve, args=(publisher,), name="metrics-server", daemon=True).start()
         if self._closed.is_set():
@@ -126,8 +126,8 @@ class JobMetrics:
             link, report = self._mirror
             backlog, size = link.backlog()
             mirror = MirrorFacts(backlog, size, link.behind_s(), report.is_failing)
-        made = partial(LiveFacts, self._loop.clock.now(), job.name, job.run_id, job.node, __version__, self._loop.state)
-        return made(
+        facts = partial(LiveFacts, self._loop.clock.now(), job.name, job.run_id, job.node, __version__, self._loop.state)
+        return facts(
             last_progress_t=self._vitals.step_t,
             mirror=mirror,
             checks=self._health.last_results(),

@@ -45,9 +45,9 @@ def test_the_tables_are_up_to_date() -> None:
 
 
 def test_a_stale_page_differs_from_the_one_that_would_be_written(tables: ModuleType) -> None:
-    page = page_text("signatures.md")
-    assert tables.replace_table(page_path("signatures.md"), page, "signatures", tables.of_signatures()) == page
-    assert tables.replace_table(page_path("signatures.md"), page, "signatures", "| another |") != page
+    page = page_text("classification.md")
+    assert tables.replace_table(page_path("classification.md"), page, "reliability", tables.of_reliability()) == page
+    assert tables.replace_table(page_path("classification.md"), page, "reliability", "| another |") != page
 
 
 def test_a_confidence_keeps_its_promise(tables: ModuleType) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from health.kernellog.messages import Role, forms
+from tests.support.pages import page_text
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "kernel-log.md").read_text(encoding="utf-8")
+PAGE = page_text("kernel-log.md")
 CELLS = [line.split("|")[1:3] for line in PAGE.partition("## Other kinds")[2].splitlines() if line.startswith("| `")]
 ROWS = [(kind.strip(" `"), code) for kind, codes in CELLS for code in re.findall(r"`(\w+)`", codes)]
 #: What the judge makes of a line's own words, and of several lines.

@@ -20,7 +20,6 @@ each marker names that change.
 | test_coordinator.py | a connection that is closed for three seconds is a lost node, whatever the lease | one coordinator |
 | test_coordinator.py | a word of another version's report ends the supervisor that reads it | one coordinator |
 | test_coordinator.py | the deciding thread asks processes that KILL did not end, one after the other | one coordinator |
-| test_people.py | metrics that could not be made are the old ones; a short write is put in place | what people see |
 | test_people.py | alerts and programs of alerts do not get the proxy; a heartbeat's refusal is not reported | what people see |
 | test_people.py | a plug-in's plan that stops by the text "stop" restarts | plug-ins |
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shlex
 import socket
 import sys
@@ -23,68 +22,13 @@ from supervisor.core import events as core_events
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, Evidence, Phase, Plan, Policy, RankExit, RankInfo
 from supervisor.report.alert_watch import AlertWatch
-from supervisor.report.metrics import publisher as module
-from supervisor.report.metrics.publisher import MetricsPublisher
 from supervisor.run.alerting import start_program
 from tests.alerts.conftest import served
 from tests.known_defects import FOR_PEOPLE, PLUG_INS, later, prepared
-from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture
-def publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., MetricsPublisher]]:
-    """Start publishers of which each scrape wants a new page."""
-    monkeypatch.setattr(module, "FRESH_S", 0.0)
-    monkeypatch.setattr(module, "WRITE_S", 0.0)
-    running: list[tuple[MetricsPublisher, threading.Thread]] = []
-
-    def start(make: Callable[[], bytes], textfile: Path | None = None) -> MetricsPublisher:
-        publisher = MetricsPublisher(make, textfile, lambda _text: None)
-        thread = threading.Thread(target=publisher.run, daemon=True)
-        thread.start()
-        running.append((publisher, thread))
-        return publisher
-
-    yield start
-    for publisher, thread in running:
-        publisher.close()
-        thread.join(10)
-
-
-@later(FOR_PEOPLE)
-def test_metrics_that_cannot_be_made_are_not_answered_with_the_old_ones(publish: Callable[..., MetricsPublisher]) -> None:
-    """The scrape fails, or the page shows its age; else Prometheus takes the old values for present ones."""
-    first = b"supervise_step 120\n"
-    pages = iter((first,))
-    publisher = publish(lambda: next(pages))
-    prepared(publisher.page() == first, "the first page could not be made")
-    assert publisher.page() != first
-
-
-@later(FOR_PEOPLE)
-def test_a_textfile_is_replaced_by_whole_pages_only(publish: Callable[..., MetricsPublisher], tmp_path: Path) -> None:
-    """A disk that is nearly full takes a part of a write, and refuses the rest; a limit of the file's size does the same."""
-    file, made = tmp_path / "supervise.prom", list[int]()
-
-    def make() -> bytes:
-        made.append(len(made))
-        return b"supervise_step %d\n" % len(made) * 5000 + b"# EOF\n"
-
-    publisher = publish(make, file)
-    wait_for(lambda: publisher.page() and file.exists(), "the first page", 20)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
-    try:
-        so_many = len(made) + 2  # when this one is made, the one before it is written
-        wait_for(lambda: publisher.page() and len(made) >= so_many, "two more pages", 20)
-        content = file.read_bytes()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert content.endswith(b"# EOF\n")
 
 
 @pytest.fixture

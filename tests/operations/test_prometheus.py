@@ -20,7 +20,7 @@ import yaml
 from supervisor.core.model import Cause, PlanKind
 from supervisor.core.state import Stage
 from supervisor.report.ledger.spans import TimeState
-from supervisor.report.metrics.exposition import exposition
+from supervisor.report.metrics.exposition import Samples, exposition
 from supervisor.report.metrics.samples import samples_of
 from supervisor.report.metrics.table import JOB, Metric
 from tests.report.metrics.facts import live, recorded
@@ -147,7 +147,7 @@ def test_promtool_finds_nothing_wrong_with_the_rules_and_each_fires_where_it_sho
 @with_promtool
 def test_promtool_finds_nothing_wrong_with_the_page(tmp_path: Path) -> None:
     del tmp_path
-    promtool("check", "metrics", given=exposition(samples_of(live(), recorded()), "bert"))
+    promtool("check", "metrics", given=exposition(Samples(samples_of(live(), recorded()), "bert")))
 
 
 @pytest.fixture

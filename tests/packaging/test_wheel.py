@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.cli.commands import COMMANDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -72,6 +74,30 @@ def test_the_wheel_holds_every_file_of_theirs(names: set[str]) -> None:
     assert [name.partition(".data/")[2] for name in names if ".data/" in name] == ["data/share/man/man1/supervise.1"]
     needed = {"supervisor/guardian/__main__.py", "supervisor/instrument/sitecustomize.py", "supervisor/agent/__main__.py"}
     assert needed <= there
+
+
+@pytest.mark.process
+def test_the_man_page_names_every_command_and_needs_what_a_build_needs_and_no_more(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/supervise.1")]
+        page = archive.read(name).decode()
+    assert [path for path, (module, _) in COMMANDS.items() if module and f"\\fBsupervise {path}\\fR".replace("-", r"\-") not in page] == []
+    assert all(f".SH {title}\n" in page for title in ("SYNOPSIS", "OPTIONS", "COMMANDS", "EXIT STATUS", "ENVIRONMENT", "FILES"))
+    needed = [re.split(r"\W", requirement)[0] for requirement in PROJECT["build-system"]["requires"]]
+    code = (
+        "import sys, sysconfig; sys.path[:0] = ['.', 'bench']; import man_page; man_page.man_page(); site = sysconfig.get_path('purelib')\n"
+        "print(*{n.partition('.')[0] for n, m in sys.modules.items() if (getattr(m, '__file__', '') or '').startswith(site)})"
+    )
+    imported = run(sys.executable, "-c", code, cwd=ROOT).split()
+    assert {name for name in imported if not name.startswith("_")} <= set(needed)
+
+
+@pytest.mark.process
+def test_an_editable_install_needs_the_build_backend_alone(tmp_path: Path) -> None:
+    """`pip install -e .` without network: not even click is there yet."""
+    code = "import sys; sys.modules['click'] = None; from hatchling.build import build_editable; print(build_editable(sys.argv[1]))"
+    built = run(sys.executable, "-c", code, tmp_path, cwd=ROOT).split()[-1]
+    assert [name for name in zipfile.ZipFile(tmp_path / built).namelist() if name.endswith(".1")] == []
 
 
 @pytest.mark.process

@@ -47,7 +47,7 @@ def test_a_line_holds_the_event_its_fields_and_what_was_bound(tmp_path: Path) ->
     log.bind(attempt=3).write(LogEvent.RANK_EXITED, "warning", rank=5, path=tmp_path, text="\udcff")
     log.write(LogEvent.RUN_FINISHED)
     log.write(LogEvent.RESUME_CONFIRMED, "debug", step=1)
-    log.close()
+    log.close(30)
     first, second = lines(tmp_path / FILE_NAME)
     assert first.pop("timestamp").endswith("Z")
     fields = {"run_id": "r1", "node": "n", "attempt": 3, "rank": 5, "path": repr(tmp_path), "text": "\udcff"}
@@ -60,7 +60,7 @@ def test_the_log_is_appended_to_and_bounded(tmp_path: Path) -> None:
     for turn in range(2):
         log = open_log(tmp_path, limit_bytes=10_000)
         log.write(LogEvent.RUN_STARTED, turn=turn)
-        log.close()
+        log.close(30)
     assert [line["turn"] for line in lines(tmp_path / FILE_NAME)] == [0, 1]
     log = open_log(tmp_path, limit_bytes=10_000)
     for number in range(500):
@@ -77,7 +77,7 @@ def test_a_log_that_cannot_be_written_is_silent_and_records_what_was_lost_when_i
     log = open_log(directory)
     for _ in range(3):
         log.write(LogEvent.ATTEMPT_ENDED)
-    log.close()
+    log.close(30)
     log = open_log(directory)
     log.write(LogEvent.ATTEMPT_ENDED)
     while not log.lost:  # the thread has tried
@@ -112,34 +112,68 @@ def test_a_full_disk_keeps_whole_lines_only_and_the_log_goes_on_when_there_is_ro
     assert [(line["event"], line.get("lines")) for line in found[len(kept) :]] == [("log.lost", 20 - len(kept)), ("run.finished", None)]
 
 
-def test_a_log_is_opened_without_what_costs_much(tmp_path: Path) -> None:
+def test_what_costs_much_is_imported_when_the_event_comes_for_which_the_log_is_held(tmp_path: Path) -> None:
     code = f"""
         import pathlib, sys
         from supervisor.report.event_log import open_log
         from supervisor.report.log_events import LogEvent
-        log = open_log(pathlib.Path({str(tmp_path)!r}))
+        log = open_log(pathlib.Path({str(tmp_path)!r}), held_until=LogEvent.ATTEMPT_STARTED)
+        log.write(LogEvent.RUN_STARTED, turn=1)
         assert not sys.modules.keys() & {{"structlog", "logging", "asyncio", "rich", "pygments"}}
-        log.close(5.0)
+        log.write(LogEvent.ATTEMPT_STARTED, turn=2)
+        log.close(30.0)
+        assert "structlog" in sys.modules
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)  # noqa: S603  our own
     assert (done.returncode, done.stderr) == (0, "")
+    assert [line["turn"] for line in lines(tmp_path / FILE_NAME)] == [1, 2]
+
+
+def test_what_is_held_is_written_in_its_order_and_with_its_own_time_when_the_log_is_closed(tmp_path: Path) -> None:
+    log = open_log(tmp_path, held_until=LogEvent.ATTEMPT_STARTED)
+    for turn in range(900):
+        log.write(LogEvent.RUN_STARTED, turn=turn)
+    ended = datetime.now(UTC)
+    assert not (tmp_path / FILE_NAME).exists()
+    log.close(30)
+    log.close(30)
+    written = lines(tmp_path / FILE_NAME)
+    assert [line["turn"] for line in written] == list(range(900))
+    assert datetime.fromisoformat(written[-1]["timestamp"]) <= ended
+
+
+class Unrenderable:
+    """A value whose repr raises."""
+
+    def __repr__(self) -> str:
+        """Raise."""
+        raise ValueError("no text")
+
+
+def test_a_line_that_cannot_be_rendered_is_counted_and_the_next_is_written(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.write(LogEvent.RUN_STARTED, value=Unrenderable())
+    log.write(LogEvent.RUN_FINISHED)
+    log.close(30)
+    assert [(line["event"], line.get("lines")) for line in lines(tmp_path / FILE_NAME)] == [("log.lost", 1), ("run.finished", None)]
 
 
 @pytest.mark.parametrize(
-    ("log_format", "start"), [("json", b'{"rank": 1'), ("auto", b'{"rank": 1'), ("console", b"timestamp='"), ("ecs", b'{"@timestamp": "')]
+    ("log_format", "start"), [("json", b'{"rank": 1'), ("auto", b'{"rank": 1'), ("console", b"20"), ("ecs", b'{"@timestamp": "')]
 )
 def test_verbose_shows_each_event_on_stderr_too(tmp_path: Path, log_format: Any, start: bytes) -> None:  # noqa: ANN401  a Literal
     reader, writer = os.pipe()
     terminal = TerminalWriter(writer)
     log = open_log(tmp_path, terminal, log_format=log_format)
     log.write(LogEvent.RESUME_CONFIRMED, "debug", rank=1)
-    log.close()
+    log.close(30)
     terminal.close()
     os.close(writer)
     with os.fdopen(reader, "rb") as file:
         shown = file.read()
     assert shown.startswith(start)
     assert b"resume.confirmed" in shown
+    assert (log_format == "console") == (b"[debug    ] resume.confirmed               rank=1" in shown)
     (line,) = lines(tmp_path / FILE_NAME)
     assert line.get("supervise", line)["rank"] == 1
 
@@ -163,7 +197,7 @@ def test_ecs_lines_have_names_and_types_of_the_schema_and_all_of_our_own_in_one_
     log = open_log(tmp_path, log_format="ecs").bind(job="bert", run_id="r1", node="gpu-1")
     log.bind(attempt=3).write(LogEvent.INCIDENT_OPENED, rank=5, summary="rank 5 was killed", message="ours")
     log.write(LogEvent.RUN_FINISHED, exit_code=0)
-    log.close()
+    log.close(30)
     opened, finished = lines(tmp_path / FILE_NAME)
     for line in (opened, finished):
         own = line.pop("supervise")
@@ -184,7 +218,7 @@ def test_ecs_lines_have_names_and_types_of_the_schema_and_all_of_our_own_in_one_
 def test_an_ecs_message_is_what_happened_before_why_it_began(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     log = open_log(tmp_path, log_format="ecs")
     log.write(LogEvent.ATTEMPT_ENDED, **fields)
-    log.close()
+    log.close(30)
     assert lines(tmp_path / FILE_NAME)[0]["message"] == message
 
 
@@ -194,7 +228,7 @@ def test_lost_lines_are_counted_in_ecs_too(tmp_path: Path) -> None:
     wait_for(lambda: log.lost, "the line to be lost", 10)
     (tmp_path / "later").mkdir()
     log.write(LogEvent.RUN_FINISHED)
-    log.close()
+    log.close(30)
     lost, _ = lines(tmp_path / "later" / FILE_NAME)
     assert (lost["event.action"], lost["supervise"], "host.name" in lost) == ("log.lost", {"lines": 1}, False)
 

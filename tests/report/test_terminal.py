@@ -50,7 +50,7 @@ def test_each_line_says_whose_it_is_and_cannot_move_the_cursor(pipe: tuple[int, 
     terminal.message("\x1b]0;title\x07 \udcff \N{SNOWMAN}", "error")
     page = FactPage("rank 1", (Fact("cause", "\x1b]0;title\x07failed"),))
     terminal.card(page)
-    terminal.raw('{"event": "x"}')
+    terminal.lines('{"event": "x"}\n')
     terminal.close()
     card = render(page)
     assert "failed" in card

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-DOCS: Final = Path(__file__).parents[2] / "docs"
+_ROOT: Final = Path(__file__).parents[2]
+DOCS: Final = _ROOT / "docs"
 
 
 def page_path(name: str) -> Path:
     """Return the path of the page."""
-    (found,) = DOCS.rglob(name)
-    return found
+    (path,) = DOCS.rglob(name)
+    return path
 
 
+@cache
 def page_text(name: str) -> str:
-    """Return what stands in the page."""
-    return page_path(name).read_text(encoding="utf-8")
+    """Return the text of the page as the site has it: with the tables that are made from the code."""
+    sys.path.append(str(_ROOT / "bench"))
+    try:
+        reference = import_module("reference")
+    finally:
+        sys.path.remove(str(_ROOT / "bench"))
+    return str(reference.page_text(page_path(name)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest, write_to_textfile
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
@@ -13,16 +13,19 @@ from supervisor.report.metrics.table import JOB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from prometheus_client.metrics_core import Metric as MetricFamily
 
     from supervisor.report.metrics.samples import MetricSample
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+#: node_exporter runs as another user.
+_MODE: Final = 0o644
 
 
-class _Samples(Collector):
-    """A collector of samples that are there already."""
+class Samples(Collector):
+    """Samples of one job at one moment, as a collector. Those of one metric follow each other."""
 
     def __init__(self, samples: Iterable[MetricSample], job: str) -> None:
         self._samples, self._job = samples, job
@@ -33,8 +36,8 @@ class _Samples(Collector):
             names = (JOB, *metric.labels)
             if metric.kind == "summary":
                 summary = SummaryMetricFamily(metric.value, metric.help, labels=names)
-                for one in samples:
-                    summary.add_metric((self._job, *one.labels), one.events, one.value)
+                for sample in samples:
+                    summary.add_metric((self._job, *sample.labels), sample.events, sample.value)
                 yield summary
                 continue
             family: CounterMetricFamily | GaugeMetricFamily = (
@@ -42,11 +45,19 @@ class _Samples(Collector):
                 if metric.kind == "counter"
                 else GaugeMetricFamily(metric.value, metric.help, labels=names)
             )
-            for one in samples:
-                family.add_metric((self._job, *one.labels), float(one.value))
+            for sample in samples:
+                family.add_metric((self._job, *sample.labels), float(sample.value))
             yield family
 
 
-def exposition(samples: Iterable[MetricSample], job: str) -> bytes:
-    """Return the page that a scraper gets. Samples of one metric follow each other."""
-    return generate_latest(_Samples(samples, job))
+def exposition(samples: Samples) -> bytes:
+    """Return the page that a scraper gets."""
+    return generate_latest(samples)
+
+
+def write_textfile(path: Path, samples: Samples) -> None:
+    """Replace node_exporter's file by a whole one. Its name ends in `.prom` last, when everybody may read it. Raises OSError."""
+    new = path.with_name(f"{path.name}.new")
+    write_to_textfile(str(new), samples)
+    new.chmod(_MODE)  # whatever the umask is
+    new.replace(path)

@@ -28,7 +28,7 @@ PATH: Final = "/metrics"
 
 
 class MetricsServer(ThreadingMixIn, HTTPServer):
-    """A server on a socket that listens already. page: returns the page, None where there is none yet; it may be called by many threads."""
+    """A server on a socket that listens already. page: returns the page, None where there is none; it may be called by many threads."""
 
     daemon_threads = True
     block_on_close = False
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         page = self.server.page()
         if page is None:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready yet\n", "text/plain; charset=utf-8")
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, b"not made yet, or it could not be made\n", "text/plain; charset=utf-8")
         else:
             self._answer(HTTPStatus.OK, page, self.server.content_type)
 

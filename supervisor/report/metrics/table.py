@@ -1,4 +1,4 @@
-"""The closed list of metrics, with their texts in docs/reference/metrics.md (written by bench/reference.py). Pure.
+"""The closed list of metrics, with the texts of the table in docs/reference/metrics.md. Pure.
 
 Names follow Prometheus: a prefix, base units, `_total` for counters only, ratios from 0 to 1. A label has a closed list of values, or as
 many as this node has GPUs: no text of a person, a path or a process is one. Every metric has the label `job_name` too, because several

@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.journal import records
 from supervisor.journal.records import EventTaken, Header, RunBegan
-from supervisor.report.metrics.exposition import exposition
+from supervisor.report.metrics.exposition import Samples, exposition
 from supervisor.report.metrics.facts import RunRecords
 from supervisor.report.metrics.samples import samples_of
 from tests.report.metrics.facts import T0, live
@@ -58,7 +58,7 @@ def test_a_page_of_a_run_of_a_week_reads_what_is_new_and_no_more(tmp_path: Path)
     run = RunRecords(journal)
 
     def page(now: float) -> bytes:
-        return exposition(samples_of(facts, run.facts("run-1", now)), "bert")
+        return exposition(Samples(samples_of(facts, run.facts("run-1", now)), "bert"))
 
     with costs_at_most(6.0, "the first page of a run of a week"):
         page(T0 + 10 * REPORTS)

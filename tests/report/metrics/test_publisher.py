@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -10,7 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.report.metrics import publisher as module
+from supervisor.report.metrics.exposition import Samples, exposition
 from supervisor.report.metrics.publisher import MetricsPublisher
+from supervisor.report.metrics.samples import MetricSample
+from supervisor.report.metrics.table import Metric
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -18,20 +22,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def samples(step: int = 1, times: int = 1) -> Samples:
+    """What a publisher collects, here a step."""
+    return Samples((MetricSample(Metric.STEP, step),) * times, "a")
+
+
+def page(step: int = 1, times: int = 1) -> bytes:
+    return exposition(samples(step, times))
+
+
 @pytest.fixture
 def publish() -> Iterator[Callable[..., MetricsPublisher]]:
     running: list[tuple[MetricsPublisher, threading.Thread]] = []
 
-    def start(make: Callable[[], bytes], textfile: Path | None = None, failed: Callable[[str], None] = lambda _: None) -> MetricsPublisher:
-        made = MetricsPublisher(make, textfile, failed)
-        thread = threading.Thread(target=made.run, daemon=True)
+    def start(
+        collect: Callable[[], Samples], textfile: Path | None = None, failed: Callable[[str], None] = lambda _: None
+    ) -> MetricsPublisher:
+        publisher = MetricsPublisher(collect, textfile, failed)
+        thread = threading.Thread(target=publisher.run, daemon=True)
         thread.start()
-        running.append((made, thread))
-        return made
+        running.append((publisher, thread))
+        return publisher
 
     yield start
-    for made, thread in running:
-        made.close()
+    for publisher, thread in running:
+        publisher.close()
         thread.join(10)
         assert not thread.is_alive()
 
@@ -40,26 +55,26 @@ def test_a_storm_of_scrapers_costs_one_page(publish: Callable[..., MetricsPublis
     monkeypatch.setattr(module, "FRESH_S", 60.0)
     made: list[int] = []
 
-    def make() -> bytes:
+    def collect() -> Samples:
         made.append(1)
-        return b"page"
+        return samples()
 
-    publisher = publish(make)
-    assert [publisher.page() for _ in range(50)] == [b"page"] * 50
+    publisher = publish(collect)
+    assert [publisher.page() for _ in range(50)] == [page()] * 50
     assert len(made) == 1
 
 
 def test_nothing_is_made_unless_somebody_asks(publish: Callable[..., MetricsPublisher]) -> None:
     made: list[int] = []
 
-    def make() -> bytes:
+    def collect() -> Samples:
         made.append(1)
-        return b"page"
+        return samples()
 
-    publisher = publish(make)
+    publisher = publish(collect)
     time.sleep(0.2)
     assert made == []
-    assert publisher.page() == b"page"
+    assert publisher.page() == page()
 
 
 def test_a_disk_that_hangs_costs_the_scraper_a_moment_and_gives_the_page_before(
@@ -67,19 +82,19 @@ def test_a_disk_that_hangs_costs_the_scraper_a_moment_and_gives_the_page_before(
 ) -> None:
     monkeypatch.setattr(module, "FRESH_S", 0.0)
     monkeypatch.setattr(module, "MOST_WAIT_S", 0.3)
-    answers, gate = iter((b"first", b"second")), threading.Event()
+    answers, gate = iter((1, 2, *[2] * 100)), threading.Event()
     gate.set()
 
-    def make() -> bytes:
+    def collect() -> Samples:
         gate.wait(30)
-        return next(answers)
+        return samples(next(answers))
 
-    publisher = publish(make)
-    assert publisher.page() == b"first"
+    publisher = publish(collect)
+    assert publisher.page() == page(1)
     gate.clear()
-    assert publisher.page() == b"first"
+    assert publisher.page() == page(1)
     gate.set()
-    assert wait_for(lambda: publisher.page() == b"second" or None, "the page after it", 10)
+    assert wait_for(lambda: publisher.page() == page(2) or None, "the page after it", 10)
 
 
 def test_a_page_that_fails_is_reported_once_and_the_next_one_is_made(
@@ -87,17 +102,17 @@ def test_a_page_that_fails_is_reported_once_and_the_next_one_is_made(
 ) -> None:
     monkeypatch.setattr(module, "FRESH_S", 0.0)
     failures: list[str] = []
-    outcomes: list[bytes | Exception] = [OSError(5, "Input/output error"), OSError(5, "Input/output error"), b"page"]
+    outcomes: list[Samples | Exception] = [OSError(5, "Input/output error"), OSError(5, "Input/output error"), samples()]
 
-    def make() -> bytes:
+    def collect() -> Samples:
         outcome = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    publisher = publish(make, failed=failures.append)
+    publisher = publish(collect, failed=failures.append)
     monkeypatch.setattr(module, "MOST_WAIT_S", 0.2)
-    wait_for(lambda: publisher.page() == b"page", "a page", 10)
+    wait_for(lambda: publisher.page() == page(), "a page", 10)
     assert failures == ["the metrics could not be made: OSError: [Errno 5] Input/output error"]
 
 
@@ -108,12 +123,14 @@ def test_the_textfile_is_replaced_as_a_whole_readable_by_all_and_removed_at_the_
     file, number = tmp_path / "supervise-a.prom", iter(range(10_000))
     before = os.umask(0o077)
     try:
-        publisher = publish(lambda: b"number %d\n" % next(number) * 1000, file)
+        publisher = publish(lambda: samples(next(number), 1000), file)
         wait_for(file.exists, "the file", 10)
         seen: set[bytes] = set()
 
         def changed() -> bool:
-            (line,) = set(file.read_bytes().splitlines())  # never half of one and half of another
+            _, _, *values = file.read_bytes().splitlines()
+            assert len(values) == 1000
+            (line,) = set(values)  # never half of one and half of another
             seen.add(line)
             return len(seen) > 5
 
@@ -130,9 +147,46 @@ def test_a_directory_that_fails_is_one_warning(
 ) -> None:
     monkeypatch.setattr(module, "WRITE_S", 0.02)
     failures: list[str] = []
-    publisher = publish(lambda: b"page", tmp_path / "gone" / "supervise-a.prom", failures.append)
+    publisher = publish(samples, tmp_path / "gone" / "supervise-a.prom", failures.append)
     wait_for(lambda: failures, "the warning", 10)
     time.sleep(0.2)
     assert len(failures) == 1
     assert failures[0].endswith("supervise-a.prom: No such file or directory")
-    assert publisher.page() == b"page"
+    assert publisher.page() == page()
+
+
+def test_metrics_that_cannot_be_made_are_not_answered_with_the_old_ones(
+    publish: Callable[..., MetricsPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scrape fails; else Prometheus takes the old values for present ones."""
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    pages = iter((samples(120),))
+    publisher = publish(lambda: next(pages))
+    assert publisher.page() == page(120)
+    assert publisher.page() is None
+
+
+def test_a_textfile_is_replaced_by_whole_pages_only(
+    publish: Callable[..., MetricsPublisher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is nearly full takes a part of a write, and refuses the rest; a limit of the file's size does the same."""
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    monkeypatch.setattr(module, "WRITE_S", 0.0)
+    file, made = tmp_path / "supervise.prom", list[int]()
+
+    def collect() -> Samples:
+        made.append(len(made))
+        return samples(len(made), 5000)
+
+    publisher = publish(collect, file)
+    wait_for(lambda: publisher.page() and file.exists(), "the first page", 20)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        so_many = len(made) + 2  # when this one is made, the one before it is written
+        wait_for(lambda: publisher.page() and len(made) >= so_many, "two more pages", 20)
+        content = file.read_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(content.splitlines()) == 5002
+    assert list(tmp_path.iterdir()) == [file]

@@ -14,7 +14,7 @@ from supervisor.core.model import Cause
 from supervisor.core.state import JobState, Stage
 from supervisor.report.ledger.spans import PaceSample, TimeState
 from supervisor.report.metrics.counters import RunCounters
-from supervisor.report.metrics.exposition import exposition
+from supervisor.report.metrics.exposition import Samples, exposition
 from supervisor.report.metrics.facts import LiveFacts, RecordedFacts
 from supervisor.report.metrics.samples import samples_of, steps_per_second
 from supervisor.report.metrics.table import JOB, Metric
@@ -27,7 +27,7 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 def page(facts: LiveFacts, journal: RecordedFacts) -> Series:
     """Return what Prometheus's own parser reads, without the label of the job."""
-    text = exposition(samples_of(facts, journal), facts.job).decode()
+    text = exposition(Samples(samples_of(facts, journal), facts.job)).decode()
     found: Series = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -1,0 +1,79 @@
+"""The event log of a real run: what renders it is imported after the ranks are started, and nothing that was logged before is lost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.conftest import Surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.e2e.conftest import Supervised
+
+#: `supervise`, which writes when structlog is imported, and by which thread.
+WATCHED = """
+import sys, threading, time
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "structlog":
+            with open("imported", "a") as file:
+                print(time.clock_gettime(time.CLOCK_BOOTTIME), threading.current_thread().name, file=file)
+sys.meta_path.insert(0, Watch())
+from supervise_command import main
+sys.exit(main())
+"""
+RANK = """
+import os
+with open("/proc/self/stat") as file:
+    ticks = int(file.read().rpartition(")")[2].split()[19])
+print(ticks / os.sysconf("SC_CLK_TCK"), file=open("started", "w"))
+"""
+
+pytestmark = pytest.mark.process
+
+
+def logged(run: Supervised) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in run.state.glob("*/nodes/*/supervise.log") for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def start(supervise: Callable[..., Supervised], tmp_path: Path) -> Callable[..., Supervised]:
+    """Start `supervise` so that `imported` shows when it imported structlog."""
+    (tmp_path / "watched.py").write_text(WATCHED)
+    (tmp_path / "rank.py").write_text(RANK)
+
+    def start(*options: str) -> Supervised:
+        ours = [sys.executable, "watched.py", "--job", "e2e", "--state-dir", str(tmp_path / "state"), *options]
+        return supervise(*ours, "--", "python", "rank.py", around=Surroundings(without_us=True))
+
+    return start
+
+
+def test_what_renders_the_log_is_imported_after_the_ranks_are_started(start: Callable[..., Supervised], tmp_path: Path) -> None:
+    run = start()
+    assert run.exit_code() == 0
+    ((imported, thread),) = [line.split() for line in (tmp_path / "imported").read_text().splitlines()]
+    started = float((tmp_path / "started").read_text())
+    assert (thread, float(imported) >= started) == ("eventlog", True)
+    names = [line["event"] for line in logged(run)]
+    assert names[0] == "run.started"
+    assert names.index("attempt.begun") < names.index("attempt.started") < names.index("attempt.ended") < names.index("run.finished")
+    times = [line["timestamp"] for line in logged(run)]
+    assert times == sorted(times)
+
+
+def test_what_was_logged_is_written_when_the_run_ends_by_an_error_before_its_ranks(
+    start: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    (tmp_path / "no-directory").write_text("")
+    run = start("--checkpoints=saves/*.pt", f"--mirror=file://{tmp_path / 'no-directory'}")
+    assert run.exit_code() not in {0, None}
+    assert not (tmp_path / "started").exists()
+    assert [line["event"] for line in logged(run)][:1] == ["run.started"], run.stderr
+    assert (tmp_path / "imported").exists()

@@ -1,4 +1,4 @@
-"""From the loss of a machine to the next step of the others: `supervise` and plain torchrun, with torch's own store and with etcd.
+"""From the loss of a machine to the next step of the others: `supervise` and plain torchrun.
 
 In: --rounds N, --only KIND. Out: one JSON object on stdout: seconds of each run and medians; null where no rank stepped again in --watch-s
 seconds. Each job has three nodes in network namespaces of their own (root), one gloo rank each with steps of 20 ms, and --nnodes=2:3. A
@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -19,7 +18,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from runs import JOBS, environment
 
@@ -27,21 +25,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.support.network import Network  # noqa: E402 -- the checkout is not on the path of a script
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-NODES, PORT, ETCD_PORT, ETCD = 3, 29411, 2379, "10.7.0.254"
-#: What is lost: a node of no matter, or the host of the control store (with plain torchrun on etcd, any node).
-KINDS = ("torchrun", "supervise", "torchrun-etcd", "supervise-etcd", "supervise-etcd-host")
+NODES, PORT = 3, 29411
+KINDS = ("torchrun", "supervise")
 WARM_STEPS = 100
 
 
 def command(kind: str, network: Network, node: int, place: Path) -> list[str]:
     """Return what one node runs."""
-    has_etcd = "etcd" in kind
-    endpoint = f"{ETCD}:{ETCD_PORT}" if has_etcd else f"{network.address(0)}:{PORT}"
-    words = ["torchrun", f"--rdzv-backend={'etcd-v2' if has_etcd else 'c10d'}", f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench"]
-    words += [] if has_etcd else [f"--rdzv-conf=is_host={int(node == 0)}"]
+    words = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint={network.address(0)}:{PORT}", "--rdzv-id=bench"]
+    words += [f"--rdzv-conf=is_host={int(node == 0)}"]
     words += [f"--local-addr={network.address(node)}", f"--nnodes=2:{NODES}", "--nproc-per-node=1", "--max-restarts=5"]
     words += [str(JOBS / "ddp_small.py"), "--light", "--steps=100000", "--step-ms=20", "--save-every=100", "--ckpt-dir=ckpt"]
     words += ["--progress=progress"]
@@ -70,22 +62,6 @@ def steps(place: Path) -> list[tuple[int, int]]:
     return []
 
 
-@contextlib.contextmanager
-def served_etcd(network: Network, place: Path) -> Iterator[None]:
-    """Run an etcd at the switch, which no machine's loss concerns."""
-    inside = ["ip", "netns", "exec", network.switch]
-    subprocess.run([*inside, "ip", "addr", "add", f"{ETCD}/24", "dev", "br0"], check=True)  # noqa: S603  our own words
-    url = f"http://{ETCD}:{ETCD_PORT}"
-    words = ["etcd", "--enable-v2", f"--data-dir={place}/etcd", f"--listen-client-urls={url}", f"--advertise-client-urls={url}"]
-    with (place / "etcd.log").open("wb") as log:
-        process = subprocess.Popen([*inside, *words], stdout=log, stderr=log)  # noqa: S603  as above
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
 def pids_of(name: str) -> list[int]:
     """Return all processes of a namespace."""
     found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)  # noqa: S603, S607  as above
@@ -99,45 +75,33 @@ def kill_all(name: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def host_of_store(place: Path, network: Network) -> int:
-    """Return which node serves the control store, by the record in etcd."""
-    words = ["ip", "netns", "exec", network.switch, sys.executable, "-c"]
-    code = (
-        f"import urllib.request as u; print(u.urlopen('http://{ETCD}:{ETCD_PORT}/v2/keys/supervise/bench/control-store').read().decode())"
-    )
-    found = subprocess.run([*words, code], capture_output=True, text=True, check=True, cwd=place)  # noqa: S603  as above
-    host = json.loads(json.loads(found.stdout)["node"]["value"])["host"]
-    return [network.address(node) for node in range(NODES)].index(host)
-
-
 def one_run(kind: str, place: Path, watch_s: float) -> float | None:
     """Lose one machine of a job; return the seconds until both other ranks step again, None where they do not."""
     network = Network(NODES)
     processes = []
     try:
-        with served_etcd(network, place) if "etcd" in kind else contextlib.nullcontext():
-            for node in range(NODES):
-                with (place / f"out-{node}").open("wb") as out:
-                    words = command(kind, network, node, place)
-                    variables = environment() | {"GLOO_SOCKET_IFNAME": "eth0"}
-                    processes.append(subprocess.Popen(words, cwd=place, env=variables, stdout=out, stderr=out))  # noqa: S603  what is measured
-            deadline = time.monotonic() + 180
-            while len({rank for rank, _ in steps(place)}) < NODES or len(steps(place)) < WARM_STEPS * NODES:
-                if time.monotonic() > deadline:
-                    raise SystemExit(f"{kind}: no steps: {(place / 'out-0').read_text()[-2000:]}")
-                time.sleep(0.1)
-            time.sleep(8.0)  # standbys are ready, and the limits known
-            lost = host_of_store(place, network) if kind.endswith("host") else NODES - 1
-            since_ns = time.monotonic_ns()
-            network.cut(lost)
-            kill_all(network.names[lost])
-            deadline = time.monotonic() + watch_s
-            while time.monotonic() < deadline:
-                again = {rank: at for rank, at in reversed(steps(place)) if at > since_ns + 500_000_000}
-                if len(again) >= NODES - 1:
-                    return (max(again.values()) - since_ns) / 1e9
-                time.sleep(0.1)
-            return None
+        for node in range(NODES):
+            with (place / f"out-{node}").open("wb") as out:
+                words = command(kind, network, node, place)
+                variables = environment() | {"GLOO_SOCKET_IFNAME": "eth0"}
+                processes.append(subprocess.Popen(words, cwd=place, env=variables, stdout=out, stderr=out))  # noqa: S603  what is measured
+        deadline = time.monotonic() + 180
+        while len({rank for rank, _ in steps(place)}) < NODES or len(steps(place)) < WARM_STEPS * NODES:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{kind}: no steps: {(place / 'out-0').read_text()[-2000:]}")
+            time.sleep(0.1)
+        time.sleep(8.0)  # standbys are ready, and the limits known
+        lost = NODES - 1  # the first serves the stores
+        since_ns = time.monotonic_ns()
+        network.cut(lost)
+        kill_all(network.names[lost])
+        deadline = time.monotonic() + watch_s
+        while time.monotonic() < deadline:
+            again = {rank: at for rank, at in reversed(steps(place)) if at > since_ns + 500_000_000}
+            if len(again) >= NODES - 1:
+                return (max(again.values()) - since_ns) / 1e9
+            time.sleep(0.1)
+        return None
     finally:
         for name in network.names:
             kill_all(name)
@@ -153,7 +117,7 @@ def main() -> int:
     parser.add_argument("--watch-s", type=float, default=60.0)
     parser.add_argument("--only", choices=KINDS, action="append")
     args = parser.parse_args()
-    kinds = [kind for kind in args.only or KINDS if "etcd" not in kind or shutil.which("etcd")]
+    kinds = args.only or KINDS
     found: dict[str, list[float | None]] = {kind: [] for kind in kinds}
     for _ in range(args.rounds):
         for kind in kinds:

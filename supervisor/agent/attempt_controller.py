@@ -107,9 +107,9 @@ class AttemptController:
 
         Raises AttemptCancelled where the attempt is stopped meanwhile.
         """
-        found = None if node.finds_store else find_control_store(store, node, self.cancelled)
+        place = find_control_store(store, node, self.cancelled)
         met = NodesMet(self._taken, node.index, node.count, token, world_size=node.world_size)
-        self._link.send(met if found is None else replace(met, host=found.host, port=found.port, key=found.key))
+        self._link.send(met if place is None else replace(met, host=place.host, port=place.port, key=place.key))
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._orders), POLL_S)

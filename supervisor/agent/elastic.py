@@ -65,7 +65,7 @@ class GatedAgent(LocalElasticAgent):
                     address = getattr(worker_group.spec, "local_addr", None) or socket.getfqdn()
                     ranks = worker_group.workers[0].world_size
                     index, count = worker_group.group_rank, worker_group.group_world_size
-                    node = MetNode(index, count, address, world_size=ranks, finds_store=go.finds_store)
+                    node = MetNode(index, count, address, world_size=ranks)
                     self._prepare(worker_group, self._controller.agree(self._rounds.store, self._rounds.handover.token, node))
             except AttemptCancelled:  # stopped while the nodes gathered, or agreed
                 continue

@@ -207,8 +207,7 @@ class Go:
     `env` and `unset` edit the ranks' environment. First `script_args` replaces the script's arguments (None: they stay), then `replace`
     fills placeholders in them (placeholder → value), then `args` are appended. The agent outlives many attempts, so it fills the
     placeholders. `nproc`: ranks of this node, None: as in torchrun's arguments. `returning`: how many nodes of the last attempt come,
-    0: not known. `least_nodes`: so many are waited for, 0: as many as torchrun's arguments say. `finds_store`: the supervisors find the
-    control store by themselves.
+    0: not known. `least_nodes`: so many are waited for, 0: as many as torchrun's arguments say.
     """
 
     attempt: int
@@ -220,7 +219,6 @@ class Go:
     nproc: int | None = None
     returning: int = 0
     least_nodes: int = 0
-    finds_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,16 +68,12 @@ class ControlStore:
 
 @dataclass(frozen=True, slots=True)
 class MetNode:
-    """This node among those that met: `index` of `count`, at `address`, with `world_size` ranks in all.
-
-    finds_store: see Go (messages.py).
-    """
+    """This node among those that met: `index` of `count`, at `address`, with `world_size` ranks in all."""
 
     index: int
     count: int
     address: str
     world_size: int = 0
-    finds_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,16 +99,6 @@ class NodeClient:
         """Where the store was found last, None where it was not found yet."""
         return self._address
 
-    @property
-    def silent_s(self) -> float:
-        """How long the store has not answered."""
-        return self._clock() - self._state.answered_t
-
-    @property
-    def meeting(self) -> protocol.NodesTogether | None:
-        """The meeting that waits for its number."""
-        return self._state.meeting
-
     def give(self, message: NodeInput) -> None:
         """Take what happened."""
         self._inbox.append(message)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from supervisor.cluster.store import StoreState
-
 #: A disk that does not answer in this time is not waited for: a job that goes on is worth more than what this file is for.
 WRITE_S = 2.0
 
@@ -112,43 +110,28 @@ class KeptFile:
 
 
 class RowsOnDisk:
-    """What outlives a store on its host alone: KeptStore in a file. See StorePersistence (server.py); `now` is of no use here.
-
-    kept: what the next store begins with.
-    """
+    """What outlives a store, on its host alone: KeptStore in a file. kept: what the next store begins with."""
 
     def __init__(self, file: KeptFile, kept: KeptStore) -> None:
         self._file, self.kept = file, kept
 
-    def keep(self, rows: tuple[tuple[str, str], ...], _now: float) -> bool:
+    def keep(self, rows: tuple[tuple[str, str], ...]) -> None:
         """Write them; see KeptFile for a disk that fails: a job that goes on is worth more."""
         self.kept = replace(self.kept, rows=rows)
         self._file.write(self.kept)
-        return True
-
-    @staticmethod
-    def may_serve(_state: StoreState, _now: float) -> bool:
-        """Yes: nobody takes it over."""
-        return True
 
 
 def remembered(kept: KeptNode | None, owner: KeptFor, new_name: str) -> tuple[NodeMemory, StoreAddress | None]:
     """Return what this node remembers, and where it found the store.
 
     Nothing of another owner, nor of a life of the job that a decision ended: the node then has a new name. The store of that life may still
-    be served, or be in the register, and would end this node as it ended the others.
+    be served, and would end this node as it ended the others.
     """
     if kept is None or kept.owner != owner:
         return NodeMemory(new_name), None
     memory = kept.memory
     is_over = memory.over or (memory.acted is not None and memory.acted.is_final)
     return (NodeMemory(new_name), None) if is_over else (memory, kept.address)
-
-
-def followed_key(kept: KeptNode | None, owner: KeptFor) -> str:
-    """Return the key of the store whose job this node has not seen the end of, "" for none."""
-    memory, address = remembered(kept, owner, "")
-    return "" if address is None or memory.epoch is None else address.key
 
 
 def rows_of_the_last(kept: KeptStore) -> tuple[tuple[str, str], ...]:

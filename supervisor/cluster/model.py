@@ -39,8 +39,7 @@ class ClusterRules:
     beat_s: between two beats of a node. lease_s: a member without a beat for so long is lost. gone_s: and one whose connection has been
     closed for so long. return_s: in place of both where the store began after the epoch; and how long a store without memory waits for
     nodes that know more. report_s: the leader waits so long for reports. meeting_s: a meeting that gets no number in this time has failed.
-    pause_s: a gap in the store's ticks that is a pause of the store. renew_s, hold_s: how often the record of the store is renewed, and how
-    long it holds; away_s: and how long where its register is away, but all members send beats (takeover.py).
+    pause_s: a gap in the store's ticks that is a pause of the store.
     """
 
     nodes: int = 1
@@ -51,9 +50,6 @@ class ClusterRules:
     report_s: float = 60.0
     meeting_s: float = 60.0
     pause_s: float = 1.5
-    renew_s: float = 1.0
-    hold_s: float = 4.0
-    away_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

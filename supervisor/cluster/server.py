@@ -13,17 +13,19 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
 from supervisor.cluster import store as storage
 from supervisor.cluster import wire
 from supervisor.cluster.lines import LineListener, LineSocket
-from supervisor.cluster.messages import AskNodes, NodeBeat, WriteRow
+from supervisor.cluster.messages import AskNodes, NodeBeat
 from supervisor.cluster.model import nodes_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from supervisor.cluster.messages import ToNode, ToStore
     from supervisor.cluster.store import StoreInput, StoreOutput, StoreState
 
@@ -55,30 +57,20 @@ def listen(port: int = 0) -> socket.socket:
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 
-class StorePersistence(Protocol):
-    """What outlives a store: on this host's disk (kept.py), or in a register (takeover.py). Called in the store's thread."""
-
-    def keep(self, rows: tuple[tuple[str, str], ...], now: float) -> bool:
-        """Keep these rows for good; return whether they are."""
-        ...
-
-    def may_serve(self, state: StoreState, now: float) -> bool:
-        """Return whether the store may serve on. Asked several times in a second."""
-        ...
-
-
 class StoreServer:
-    """A store that is served from `start` until `close`, or until its persistence takes that right from it."""
+    """A store that is served from `start` until `close`.
 
-    def __init__(self, listener: socket.socket, key: str, state: StoreState, persistence: StorePersistence) -> None:
+    keep: writes to the disk the rows with which the next store begins (kept.py). Called in the store's thread.
+    """
+
+    def __init__(self, listener: socket.socket, key: str, state: StoreState, keep: Callable[[tuple[tuple[str, str], ...]], None]) -> None:
         self.port: int = listener.getsockname()[1]
         self.key = key
         self._state = state
-        self._persistence = persistence
+        self._keep = keep
         self._connections: dict[int, _NodeConnection] = {}
         self._of_node: dict[str, _NodeConnection] = {}
         self._inbox: deque[StoreInput] = deque()  # the first is being answered
-        self._unkept: dict[str, storage.FromNode] = {}  # by the key of the row: what could not be kept so far
         self._have: dict[str, int] = {}  # the revision that each node reported to have
         self._encoded: tuple[ToNode | None, bytes] = None, b""
         self._selector = selectors.DefaultSelector()
@@ -116,13 +108,8 @@ class StoreServer:
             next_tick = time.monotonic()
             while not self._is_closing():
                 now = time.monotonic()
-                if not self._persistence.may_serve(self._state, now):
-                    return
                 if now >= next_tick:
                     self._take(storage.StoreTick(now))
-                    unkept, self._unkept = self._unkept, {}
-                    for given in unkept.values():
-                        self._take(given)
                     self._drop_strangers(now)
                     self._listener.tick()
                     next_tick = now + TICK_S
@@ -206,24 +193,15 @@ class StoreServer:
         if len(self._inbox) > 1:
             return
         while self._inbox:
-            state, outputs = storage.step(self._state, self._inbox[0])
-            if all(self._persistence.keep(one.rows, time.monotonic()) for one in outputs if isinstance(one, storage.KeepRows)):
-                self._state = state
-                for output in outputs:
-                    self._do(output)
-            else:
-                self._put_off(self._inbox[0])
+            self._state, outputs = storage.step(self._state, self._inbox[0])
+            for output in outputs:
+                self._do(output)
             self._inbox.popleft()
-
-    def _put_off(self, given: StoreInput) -> None:
-        """Take a row again at the next tick: its node sends it once over a connection, and everything else with each beat."""
-        if isinstance(given, storage.FromNode) and isinstance(given.message, WriteRow):
-            self._unkept[given.message.key] = given
 
     def _do(self, output: StoreOutput) -> None:
         match output:
-            case storage.KeepRows():
-                pass  # done
+            case storage.KeepRows(rows):
+                self._keep(rows)
             case storage.SendToNode(node, message):
                 connection = self._of_node.get(node)
                 if connection is not None:

@@ -1,7 +1,7 @@
 """The control store: rows that are written once, the numbers of the epochs, and which members are lost.
 
 `step(state, message) -> (state, answers)`, without a clock and without IO. The caller carries the answers out in their order: `KeepRows`
-comes first, and where it fails, the caller goes on with the state before: the nodes repeat what they wrote. One store serves one job.
+comes first. One store serves one job.
 
 A member of the newest epoch is lost if its lease runs out: no message for `lease_s`, or its connection closed for `gone_s`. Only the store
 counts, by one clock. Where its own ticks stand still for `pause_s`, it was stopped itself, and that time counts for nobody.
@@ -34,8 +34,7 @@ from supervisor.core.values import dataclass
 _KEPT_MEETINGS = 16
 #: Epochs whose rows are kept, besides the newest.
 _KEPT_EPOCHS = 1
-#: Kinds of the newest epoch's rows that outlive the store. Not who is lost: a store whose register is away would commit that in vain, and
-#: what cannot be committed is not taken, so that the silence of its members would not count either.
+#: Kinds of the newest epoch's rows that outlive the store. Not who is lost: the next store gives all members time to come back.
 _KEPT_KINDS = ("epoch", "end", "decision")
 
 
@@ -72,7 +71,7 @@ class SendToNode:
 
 @dataclass(frozen=True, slots=True)
 class KeepRows:
-    """Keep these rows for good, in place of those kept so far, before what follows is sent. Where that fails, the message was not taken."""
+    """Keep these rows for good, in place of those kept so far, before what follows is sent."""
 
     rows: tuple[tuple[str, str], ...]
 
@@ -124,28 +123,15 @@ class StoreState:
 
 
 def new_store(  # noqa: PLR0913  who serves it, since when, with what
-    name: str,
-    host: str,
-    rules: ClusterRules,
-    t: float,
-    kept: tuple[tuple[str, str], ...] = (),
-    *,
-    since_t: float | None = None,
-    lost: str = "",
+    name: str, host: str, rules: ClusterRules, t: float, kept: tuple[tuple[str, str], ...] = (), *, since_t: float | None = None
 ) -> StoreState:
     """Return the store as it begins, with the rows that an earlier one kept.
 
-    since_t: no earlier store on this host, and so no rank that it let start, lives since then; by default since now. lost: the node that
-    served the earlier one, and from which this one took over.
+    since_t: no earlier store on this host, and so no rank that it let start, lives since then; by default since now.
     """
     state = StoreState(name, host, rules, t, {}, {}, {}, {}, {}, began_t=t if since_t is None else since_t)
     state = _with_epoch(changed(state, rows=dict(kept)), young=True)
-    epoch = state.epoch
-    if epoch is None:
-        return state
-    if lost in epoch.members and state.is_open:
-        state = _with_row(state, f"lost/{epoch.number}/{lost}", f"it served the control store, and is silent for {rules.hold_s:.3g} s")
-    return _with_row(state, f"kept/{epoch.number}", "")
+    return state if state.epoch is None else _with_row(state, f"kept/{state.epoch.number}", "")
 
 
 def step(state: StoreState, message: StoreInput) -> tuple[StoreState, tuple[StoreOutput, ...]]:
@@ -315,7 +301,7 @@ def _epoch_of(key: str) -> int:
 
 
 def _kept(state: StoreState) -> tuple[tuple[str, str], ...]:
-    """Return the rows with which the next store begins: on this host, or where another one takes over."""
+    """Return the rows with which the next store on this host begins."""
     if state.epoch is None:
         return ()
     keys = (f"{kind}/{state.epoch.number}" for kind in _KEPT_KINDS)

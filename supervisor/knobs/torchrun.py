@@ -175,27 +175,25 @@ def agent_argv(  # noqa: PLR0913  one for each of the agent's options
     grace_s: float,
     streams: str,
     window: tuple[int, int] = (24, 80),
-    options: Sequence[str] = (),
 ) -> list[str]:
     """Return the argument vector of our agent for the command, run by `interpreter` (command.interpreter).
 
     `link_fd` and `output_fd` may be the guardian's placeholders. The agent is run by path: another interpreter does not know our package,
-    and any interpreter may find another package of that name first. options: torchrun's own, behind the user's: argparse takes the last.
+    and any interpreter may find another package of that name first.
     """
-    at = _script_index(command.args)
     own = ["--link-fd", link_fd, "--output-fd", output_fd, "--grace-s", f"{grace_s:g}", "--streams", streams]
     own += ["--window", f"{window[0]}x{window[1]}", "--entry", command.entry]
-    return [interpreter, *command.flags, "-P", str(AGENT_FILE), *own, "--", *command.args[:at], *options, *command.args[at:]]
+    return [interpreter, *command.flags, "-P", str(AGENT_FILE), *own, "--", *command.args]
 
 
-def stock_argv(command: Torchrun, nproc: int | None = None, options: Sequence[str] = ()) -> list[str]:
+def stock_argv(command: Torchrun, nproc: int | None = None) -> list[str]:
     """Return the user's command with --max-restarts=0 as torchrun's last own option: restarts are ours, each with a new torchrun.
 
-    nproc: ranks of this node; None: as in the user's command. options: more of them. If one is given twice, argparse takes the last.
+    nproc: ranks of this node; None: as in the user's command. If it is given twice, argparse takes the last.
     """
     at = _script_index(command.args)
     added = [NO_RESTARTS] if nproc is None else [f"--nproc-per-node={nproc}", NO_RESTARTS]
-    return [*command.head, *command.args[:at], *options, *added, *command.args[at:]]
+    return [*command.head, *command.args[:at], *added, *command.args[at:]]
 
 
 def own_arguments(command: Torchrun) -> tuple[str, ...]:

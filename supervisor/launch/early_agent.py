@@ -12,13 +12,13 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from supervisor.knobs import host_list, torchrun
+from supervisor.knobs import torchrun
 from supervisor.launch import orphans
 from supervisor.launch.environment import job_environment
 from supervisor.launch.guardian_client import GuardianClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from supervisor.config.settings import Settings
     from supervisor.guardian.messages import GuardianEvent
@@ -74,11 +74,8 @@ class EarlyAgent:
 
 
 def start(job: Job, ignored: Collection[int]) -> EarlyAgent | None:
-    """Start the agent of a torchrun command; None for another command, and where it is not known yet which host serves the rendezvous."""
-    command = torchrun.recognise(job.command, path=job.environ.get("PATH"))
-    if host_list.of(command, job.environ) is not None:
-        return None
-    argv = agent_argv(job.settings, command)
+    """Start the agent of a torchrun command; None for another command."""
+    argv = agent_argv(job.settings, torchrun.recognise(job.command, path=job.environ.get("PATH")))
     return None if argv is None else EarlyAgent(job, argv, ignored)
 
 
@@ -88,11 +85,8 @@ def start_guardian(settings: Settings, ignored: Collection[int], on_event: OnEve
     return GuardianClient.start(on_event, on_died, ignored=ignored, orphan_grace_s=orphan_grace_s, log_bytes=log_bytes)
 
 
-def agent_argv(settings: Settings, command: Torchrun | None, options: Sequence[str] = ()) -> list[str] | None:
-    """Return what runs our agent in torchrun's place; None where that is not possible. The guardian fills {link_fd} and {output_fd} in.
-
-    options: of torchrun, which hold in place of the user's.
-    """
+def agent_argv(settings: Settings, command: Torchrun | None) -> list[str] | None:
+    """Return what runs our agent in torchrun's place; None where that is not possible. The guardian fills {link_fd} and {output_fd} in."""
     if command is None or command.interpreter is None:
         return None
     return torchrun.agent_argv(
@@ -103,7 +97,6 @@ def agent_argv(settings: Settings, command: Torchrun | None, options: Sequence[s
         grace_s=settings.stop.grace_s,
         streams=_streams(),
         window=_window(),
-        options=options,
     )
 
 

@@ -50,7 +50,6 @@ from supervisor.agent.messages import (
     name_of,
 )
 from supervisor.agent.selfcheck import UNFIT
-from supervisor.core import sharing
 from supervisor.core.events import (
     AttemptStarted,
     LauncherExited,
@@ -78,18 +77,12 @@ if TYPE_CHECKING:
 SEND_DEADLINE_S = 1
 #: How long the link may outlast the agent: the agent's last messages are on it, and its exit code comes by another way.
 LINK_END_S = 1.0
-#: Nodes that nobody serves a rendezvous for so long are missing.
-UNSERVED_S = 10.0
-#: How long they are waited for by default: as at a rendezvous, torch's own `join_timeout`.
-JOIN_S = 600.0
 #: How many names of torch's that do not fit are reported; the others are counted.
 _NAMED = 3
 
 
 class ElasticSession:
-    """Runs our agent by what `argv` returns (knobs/torchrun.py), in which {link_fd} and {output_fd} stand for its two descriptors.
-
-    It returns None where the nodes cannot meet yet, and another one where they have to meet elsewhere.
+    """Runs our agent by `argv` (knobs/torchrun.py), in which {link_fd} and {output_fd} stand for its two descriptors.
 
     `script_args`: what stands behind the script in the user's command, the only part of it that an attempt may change. `early`: an
     agent that runs already.
@@ -98,7 +91,7 @@ class ElasticSession:
     def __init__(
         self,
         context: SessionContext,
-        argv: Callable[[], list[str] | None],
+        argv: list[str],
         *,
         shim: str,
         script_args: Sequence[str] = (),
@@ -106,10 +99,7 @@ class ElasticSession:
     ) -> None:
         self._context = context
         self._early = early
-        self._make_argv = argv
-        self._argv: list[str] = []  # of the agent that was started last
-        self._is_replaced = False  # the agent is being ended, and another one started for the same attempt
-        self._make_go: Callable[[], Go | None] | None = None  # of the attempt
+        self._argv = argv
         self._script_args = tuple(script_args)
         self._shim = shim
         self._ending = AttemptEnding(context)
@@ -121,7 +111,6 @@ class ElasticSession:
         self._is_ready = False
         self._fits = False  # an agent has spoken, so that one that does not is no matter of the installation
         self._finished = False
-        self._is_unserved = False  # the other nodes are reported as missing: nobody serves a rendezvous
         self._waiting: Callable[[], Go | None] | None = None  # makes the command that starts the attempt
         self._nodes_met = False  # for the current attempt
         self._deaths: dict[int, RankExit] = {}  # of the current attempt, by rank; those in the state may still be in the loop's inbox
@@ -136,33 +125,7 @@ class ElasticSession:
     def gather(self, action: GatherNodes) -> None:
         """See Session. The agent meets the other nodes, and starts its ranks with the order that `begin` sends."""
         nodes, least = self._context.nodes, action.least_nodes
-        self._open(
-            action.attempt,
-            lambda: Go(action.attempt, nproc=action.nproc, returning=nodes.returning, least_nodes=least, finds_store=nodes.finds_store),
-        )
-
-    def meet_elsewhere(self) -> None:
-        """See Session."""
-        if self._make_go is None or self._nodes_met or not self._context.loop.state.awaits_ranks(self._ending.attempt):
-            return
-        if self._link is None and not self._argv:
-            self._start_agent(self._ending.attempt)  # the first one, once the nodes can meet
-        elif self._link is not None and self._make_argv() not in (self._argv, None):
-            self._replace_agent()
-
-    def _unserved(self, attempt: int) -> None:
-        """Wait for the other nodes as at a rendezvous, and not for ever, where nobody serves one."""
-        loop = self._context.loop
-        if self._link is None and not self._argv and loop.state.awaits_ranks(attempt):
-            self._is_unserved = True
-            others = max(sharing.needed_nodes(loop.state.run) - 1, 1)  # this node is there; at least one host of the list is not
-            loop.post(NodesMissing(loop.clock.now(), attempt, others, self._context.job.settings.nodes.gather_s or JOIN_S))
-
-    def _replace_agent(self) -> None:
-        """End the agent, which may hang in a store that is lost, and start one with other arguments in its place."""
-        if not self._is_replaced:
-            self._is_replaced, self._is_ready, self._waiting = True, False, self._make_go
-            self._context.guardian().end("command", grace_s=0.0, signum=signal.SIGKILL)
+        self._open(action.attempt, lambda: Go(action.attempt, nproc=action.nproc, returning=nodes.returning, least_nodes=least))
 
     def serve_store(self, attempt: int, port: int, key: str) -> None:
         """See Session."""
@@ -191,19 +154,13 @@ class ElasticSession:
     def _open(self, attempt: int, make_go: Callable[[], Go | None]) -> None:
         """Order a living agent to go on with another attempt; otherwise start one, which gets the order after its hello."""
         self._ending.start(attempt)
-        self._waiting = self._make_go = make_go
+        self._waiting = make_go
         self._nodes_met = False
         self._deaths = {}
         if self._exited is not None:
             self._agent_gone()
         if self._link is None:
             self._start_agent(attempt)
-            if self._link is None:
-                self._context.loop.call_later(UNSERVED_S, lambda: self._unserved(attempt))
-        elif self._make_argv() not in (self._argv, None):
-            self._replace_agent()
-        elif self._is_replaced:
-            pass  # the next one gets the order
         else:
             self._context.guardian().log_dir(attempt, self._context.job.log_dir(attempt))
             self._go()
@@ -250,11 +207,7 @@ class ElasticSession:
 
     def on_guardian(self, message: GuardianEvent) -> None:
         """See Session."""
-        if message["ev"] == "ended" and message["what"] == "command" and self._is_replaced:
-            self._is_replaced = False
-            self._agent_gone()
-            self._start_agent(self._ending.attempt)
-        elif message["ev"] == "ended":
+        if message["ev"] == "ended":
             self._ending.swept(message["what"], message["left"])
         elif message["ev"] == "spawned" and message["kind"] == "agent":
             self._pid = message["pid"]
@@ -280,7 +233,7 @@ class ElasticSession:
 
     def _agent_exited(self, message: CommandExited) -> None:
         """The agent has ended. All its messages were received, or something else held the link open for LINK_END_S."""
-        if message is not self._exited or self._is_replaced:
+        if message is not self._exited:
             return
         self._agent_gone()
         if self._context.loop.state.stops_ranks:
@@ -410,10 +363,6 @@ class ElasticSession:
     # the agent's process
 
     def _start_agent(self, attempt: int) -> None:
-        argv = self._make_argv()
-        if argv is None and not self._argv:
-            return  # `meet_elsewhere` does it later
-        self._argv = argv or self._argv
         job, guardian, log_dir = self._context.job, self._context.guardian(), self._context.job.log_dir(attempt)
         early, self._early = self._early, None
         if early is not None and early.guardian is guardian:
@@ -427,9 +376,6 @@ class ElasticSession:
         # not settimeout: that would make the reader's end non-blocking as well
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_DEADLINE_S, 0))
         self._link, self._at_end, self._is_ready, self._finished = ours, False, False, False
-        if self._is_unserved:  # from here on the agent counts
-            self._is_unserved = False
-            self._context.loop.post(NodesMissing(self._context.loop.clock.now(), attempt, 0, 0.0))
         threading.Thread(target=self._read, args=(ours,), name="agent-link", daemon=True).start()
 
     def _go(self) -> None:

@@ -62,9 +62,6 @@ class PlainSession:
     def serve_store(self, attempt: int, port: int, key: str) -> None:
         """A plain command meets nobody."""
 
-    def meet_elsewhere(self) -> None:
-        """As above."""
-
     def renumber(self, attempt: int, number: int) -> None:
         """As above."""
 

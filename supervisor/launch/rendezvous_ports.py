@@ -82,10 +82,9 @@ def endpoint(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, i
 
 
 def _endpoint_of_torchrun(command: torchrun.Torchrun, environ: Mapping[str, str]) -> tuple[str, int | None] | None:
-    """Return where the agents meet; None for `--standalone`, a list of hosts, a backend of others', or c10d without an endpoint."""
+    """Return where the agents meet; None for `--standalone`, a backend of others', or c10d without an endpoint."""
     text = torchrun.option_value(command, environ, "rdzv-endpoint")
-    # of a list, one serves, perhaps another than before
-    if torchrun.is_standalone(command, environ) or "," in text:
+    if torchrun.is_standalone(command, environ):
         return None
     backend = torchrun.option_value(command, environ, "rdzv-backend", "static")
     if backend == "static":

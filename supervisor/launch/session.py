@@ -79,15 +79,6 @@ class NodesListener(Protocol):
         """How many nodes of the last attempt come to the next meeting, 0: not known."""
         ...
 
-    @property
-    def finds_store(self) -> bool:
-        """Whether the supervisors find the control store by themselves, so that the agents need not look for it."""
-        ...
-
-    def rendezvous_options(self) -> tuple[str, ...] | None:
-        """Return what torchrun gets in place of its own options for the rendezvous; None where nobody serves one yet."""
-        ...
-
     def met(self, message: NodesMet) -> None:
         """The agents of the nodes have met."""
         ...
@@ -136,10 +127,6 @@ class Session(Protocol):
 
     def gather(self, action: GatherNodes) -> None:
         """Have this node meet the others, and start no rank; answered by a call of NodesListener, or LauncherExited."""
-        ...
-
-    def meet_elsewhere(self) -> None:
-        """Have the nodes meet where NodesListener has it now, if the place has changed while this node waits for the others."""
         ...
 
     def serve_store(self, attempt: int, port: int, key: str) -> None:

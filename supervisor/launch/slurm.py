@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Final
 from health.probes import slurm
 from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.knobs import host_list, torchrun
+from supervisor.knobs import torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-#: Ports of the rendezvous, two for each job: below those that the kernel gives out (from 32768), above most services.
-#: In a list of hosts, each serves its part of the register at the second one (knobs/host_list.py).
+#: Ports of the rendezvous, one for each job: below those that the kernel gives out (from 32768), above most services.
 _FIRST_PORT: Final = 20_000
-_PAIRS: Final = 5_000
+_PORTS: Final = 10_000
 #: Steps of one job are so far apart.
 _STEP: Final = 1009
 #: Options that only the static rendezvous reads: who gives one of them means that one, which is torchrun's default.
@@ -55,13 +54,13 @@ class SlurmStep:
 
     @property
     def meeting(self) -> str:
-        """The id of its rendezvous. A requeued job has another one: it may be on other nodes, whose register knows nothing of this one."""
+        """The id of its rendezvous. A requeued job has another one: it may be on other nodes, and waits for none of before."""
         return f"{self.job}.{self.requeued}" if self.requeued else self.job
 
     @property
     def port(self) -> int:
-        """The port of its rendezvous: on all nodes the same. The next one is its own, too."""
-        return _FIRST_PORT + 2 * ((int(self.job) + _STEP * int(self.step)) % _PAIRS)
+        """The port of its rendezvous: on all nodes the same."""
+        return _FIRST_PORT + (int(self.job) + _STEP * int(self.step)) % _PORTS
 
 
 def step_of(environ: Mapping[str, str]) -> SlurmStep | None:
@@ -174,18 +173,10 @@ def _completed(command: torchrun.Torchrun, environ: Mapping[str, str], step: Slu
         head = {"master-addr": step.nodes[0], "master-port": str(step.port)} if step.nodes and not is_given("rdzv-endpoint") else {}
         meeting = {"node-rank": str(step.node), **head}
     else:  # an etcd is where the user has it
-        head = {"rdzv-endpoint": f"{_hosts(command, environ, step)}:{step.port}"} if step.nodes and backend == "c10d" else {}
+        head = {"rdzv-endpoint": f"{step.nodes[0]}:{step.port}"} if step.nodes and backend == "c10d" else {}
         meeting = {"rdzv-backend": backend, **head, "rdzv-id": step.meeting}
     found = {"nnodes": str(step.size), **meeting}
     return {name: value for name, value in found.items() if not is_given(name)}
-
-
-def _hosts(command: torchrun.Torchrun, environ: Mapping[str, str], step: SlurmStep) -> str:
-    """Return who serves the rendezvous: the first node, or a list of hosts for a job that goes on without any one of its nodes."""
-    is_elastic = torchrun.size(command, environ)[1] == 0 and command.interpreter is not None  # stock torchrun knows no list
-    if is_elastic and len(step.nodes) >= host_list.LEAST_HOSTS:
-        return ",".join(step.nodes[: host_list.LEAST_HOSTS])
-    return step.nodes[0]
 
 
 def _runs_on_one_node(command: torchrun.Torchrun, environ: Mapping[str, str]) -> bool:

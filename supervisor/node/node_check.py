@@ -46,7 +46,7 @@ class NodeCheckPlace:
     """How the check runs on this node.
 
     interpreter: the ranks'. environ: theirs. gpus: UUIDs of those that they may use. store_host: where the control store is served, ""
-    here, None: not known. program: the check's, with its first options. store_moves: another node serves the store once its host leaves.
+    here, None: not known. program: the check's, with its first options.
     """
 
     interpreter: str
@@ -54,7 +54,6 @@ class NodeCheckPlace:
     gpus: tuple[str, ...]
     store_host: str | None
     program: tuple[str, ...] = ()
-    store_moves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class NodeCheck:
     def _excluded(self, unfit: Mapping[int, str], all_gather: Callable[[int, str], list[str]], node: int) -> NodeCheckResult:
         """Exclude this node if it is unfit; return which nodes are unfit, and which of them are not excluded."""
         is_excluded = node in unfit and self._exclude(f"node check: {unfit[node]}")
-        is_needed = self._place.store_host == "" and not self._place.store_moves
+        is_needed = self._place.store_host == ""
         rows = [json.loads(text) for text in all_gather(EXCLUDED, json.dumps({"excluded": is_excluded, "needed": is_needed}))]
         found = tuple(sorted(unfit.items()))
         not_excluded = tuple(number for number, _ in found if not rows[number]["excluded"])

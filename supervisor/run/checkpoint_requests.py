@@ -164,7 +164,7 @@ class CheckpointRequests:
         """Return this node's part in a check of the nodes."""
         host, command = self._nodes.store_host, self._factory.torchrun
         interpreter = command.interpreter if command is not None and command.interpreter is not None else ""
-        place = NodeCheckPlace(interpreter, self._job.environ, action.gpus, host, store_moves=self._nodes.finds_store)
+        place = NodeCheckPlace(interpreter, self._job.environ, action.gpus, host)
 
         def show(level: str, text: str) -> None:
             self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage(level, text)))

@@ -158,8 +158,6 @@ class Executor:
         self.watch.tick(state.attempt.live_ranks)
         self.standbys.tick(state)
         self.nodes.tick()
-        if self._session is not None:
-            self._session.meet_elsewhere()
         self._post_found_ranks(state)
 
     def _post_found_ranks(self, state: JobState) -> None:

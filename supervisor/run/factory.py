@@ -24,7 +24,6 @@ from supervisor.launch.plain_session import PlainSession
 from supervisor.node import gpu_quarantine, visible_gpus
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 from supervisor.observe import anchor_scanner
-from supervisor.run import store_places
 from supervisor.run.job_nodes import JobNodes
 
 if TYPE_CHECKING:
@@ -150,13 +149,9 @@ class JobFactory:
         command = self.torchrun
         if command is None:
             return PlainSession(context, lambda argv, _nproc: argv, self._shim(python_command.shim_mode(self._job.command)))
-        if agent_argv(self._job.settings, command) is None:
+        argv = agent_argv(self._job.settings, command)
+        if argv is None:
             return self.stock_session(context)
-
-        def argv() -> list[str] | None:
-            options = context.nodes.rendezvous_options()
-            return None if options is None else agent_argv(self._job.settings, command, options)
-
         from supervisor.launch.elastic_session import ElasticSession  # noqa: PLC0415 (its messages cost a plain command's start a tenth)
 
         script_args = torchrun.script_arguments(command)
@@ -170,7 +165,7 @@ class JobFactory:
             if command is None:
                 return argv
             changed = replace(command, args=tuple(argv[len(command.head) :]))  # an attempt changes only what stands behind the script
-            return torchrun.stock_argv(changed, nproc, context.nodes.rendezvous_options() or ())
+            return torchrun.stock_argv(changed, nproc)
 
         return PlainSession(context, shape, self._shim("launcher"))
 
@@ -251,10 +246,8 @@ class JobFactory:
         return self.torchrun is not None and self.most_nodes() != 1
 
     def nodes(self, loop: Loop, orders: AttemptOrders, warn: Callable[[str], None]) -> JobNodes:
-        """Make this node's part among those of the job. Raises SuperviseError where a list of hosts cannot be used."""
-        job = self._job
-        place = store_places.of(self.torchrun, job.environ, job.state / "cluster", warn)
-        return JobNodes(job, torchrun.rendezvous_id(self.torchrun, job.environ), loop, orders, warn, place)
+        """Make this node's part among those of the job."""
+        return JobNodes(self._job, torchrun.rendezvous_id(self.torchrun, self._job.environ), loop, orders, warn)
 
     def quarantine(self, action: Quarantine, errors: int = -1) -> tuple[Gpu, ...]:
         """Write a GPU down as out of use; return all that were seen at the start, empty where they could not be listed. Raises OSError.

@@ -1,8 +1,7 @@
 """This node among those of the job: carries what the core and the agent report to the protocol (supervisor/cluster), and its answers back.
 
 A job of one node makes none of this: no thread, no socket, no file. The rest begins when the agent reports that nodes have met, or when a
-supervisor takes over from one that had met others. The node whose agent serves torch's rendezvous store serves the control store too, or
-the one that a record in a register names (StorePlace).
+supervisor takes over from one that had met others. The node whose agent serves torch's rendezvous store serves the control store too.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ import msgspec
 
 from supervisor.cluster import messages as protocol
 from supervisor.cluster.client import NodeClient, StoreAddress
-from supervisor.cluster.follower import StoreFollower, StorePlace
-from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, KeptStore, RowsOnDisk, followed_key, remembered, rows_of_the_last
+from supervisor.cluster.kept import KeptFile, KeptFor, KeptNode, KeptStore, RowsOnDisk, remembered, rows_of_the_last
 from supervisor.cluster.model import DONE, VOID, ClusterDecision, ClusterRules, Epoch, EpochEnd
 from supervisor.cluster.reader import NodeStanding
 from supervisor.cluster.server import StoreServer, listen
@@ -68,28 +66,17 @@ class AttemptOrders:
 class JobNodes:
     """The nodes of one job, as this one sees them. Public methods are called on the loop's thread.
 
-    rdzv_id: under which they meet. warn: prints a line at the terminal, from any thread. store_place: of the control store, None: beside
-    torch's rendezvous store.
+    rdzv_id: under which they meet. warn: prints a line at the terminal, from any thread.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917  whose they are, whom they serve
-        self,
-        job: Job,
-        rdzv_id: str,
-        loop: Loop,
-        orders: AttemptOrders,
-        warn: Callable[[str], None],
-        store_place: StorePlace | None = None,
-    ) -> None:
-        self._hosts = None if store_place is None else store_place.hosts
-        self._job, self._loop, self._orders, self._store_place, self._warn = job, loop, orders, store_place, warn
+    def __init__(self, job: Job, rdzv_id: str, loop: Loop, orders: AttemptOrders, warn: Callable[[str], None]) -> None:
+        self._job, self._loop, self._orders = job, loop, orders
         self._owner = KeptFor(job.run_id, rdzv_id)
-        self._follower: StoreFollower | None = None
         self._directory: Path = job.state / "cluster"
         self._node_file = KeptFile(self._directory / "node.json", warn)
         self._store_file = KeptFile(self._directory / "store.json", warn)
         self._client: NodeClient | None = None
-        self._server: StoreServer | None = None  # of the control store beside torch's; with a register the follower has it
+        self._server: StoreServer | None = None  # of the control store, where this node serves it
         self._rows: RowsOnDisk | None = None  # of that store
         self._serves_again_t = 0.0  # when a store whose thread dies may be served again
         self._store_bugs = 0  # in a row that ended the store's thread here since the last decision
@@ -104,11 +91,6 @@ class JobNodes:
         self._is_closing = False
         self._taken_over: NodeOutput | None = None  # what the report of the attempt that was taken over is answered with, at once
 
-    @property
-    def finds_store(self) -> bool:
-        """Whether the supervisors find the control store by themselves, and not by torch's rendezvous store."""
-        return self._store_place is not None
-
     # the beginning
 
     def take_over(self) -> None:
@@ -116,15 +98,12 @@ class JobNodes:
         kept = self._node_file.read(KeptNode) if self._directory.exists() else None
         if kept is not None and kept.owner != self._owner:
             kept = None
-        if self._hosts is not None:
-            self._hosts.start(self._rules(), followed_key(kept, self._owner))
         self._taken_over = self._known_about(None if kept is None else kept.memory)
         if kept is None:
             return
         self.returning = kept.memory.returning
         client = self._connected(kept)
-        if not self.finds_store:
-            self._serve_or_find(client)
+        self._serve_or_find(client)
         epoch, state = kept.memory.epoch, self._loop.state
         is_known = epoch is not None and state.attempt.is_shared and state.attempt.number == epoch.number and state.stage is not Stage.ENDED
         if epoch is not None and not is_known:  # it has ended for this node, before this was recorded
@@ -158,11 +137,6 @@ class JobNodes:
             memory, known = remembered(kept, self._owner, f"{self._job.node}/{secrets.token_hex(4)}")
             client = self._client = NodeClient(memory, self._rules(), self._now, self._keep, self._emitted, known)
             client.start()
-            place = self._store_place
-            if place is not None:
-                followed = followed_key(kept, self._owner)
-                self._follower = StoreFollower(place.register, client, self._rules(), place.host, followed, self._warn)
-                self._follower.start()
         return self._client
 
     def _serve(self, kept: KeptStore | None, client: NodeClient) -> StoreServer:
@@ -176,7 +150,7 @@ class JobNodes:
         state = new_store(secrets.token_hex(8), client.name, self._rules(), time.monotonic(), rows, since_t=self._began_t)
         port: int = listener.getsockname()[1]
         self._rows = RowsOnDisk(self._store_file, KeptStore(self._owner, port, key, rows))
-        server = self._server = StoreServer(listener, key, state, self._rows)
+        server = self._server = StoreServer(listener, key, state, self._rows.keep)
         with contextlib.suppress(RuntimeError):  # no thread to be had, where loaders use up the processes for a moment: see _serve_again
             server.start()
         client.find_at(StoreAddress("127.0.0.1", port, key))
@@ -201,9 +175,6 @@ class JobNodes:
             gone_s=min(rules.gone_s, lease_s / 3),
             return_s=max(rules.return_s, 2 * lease_s),
             meeting_s=max(rules.meeting_s, 4 * lease_s),
-            renew_s=lease_s / 6,
-            hold_s=(hold_s := max(2.0, lease_s * 2 / 3)),  # a register may take a second to answer
-            away_s=max(hold_s, self._job.settings.nodes.wait_s / 2),
         )
 
     def _keep(self, memory: NodeMemory, address: StoreAddress | None) -> None:
@@ -219,8 +190,7 @@ class JobNodes:
         if not self._loop.state.awaits_ranks(message.attempt):
             return  # a stop came meanwhile
         client = self._connected(None)
-        if not self.finds_store:
-            self._find_store(message, client)
+        self._find_store(message, client)
         self._met_for, self._met_ranks, self._awaited = message.attempt, message.world_size, {}
         client.give(protocol.NodesTogether(self._now(), message.token, message.node, message.nodes, message.attempt))
 
@@ -252,14 +222,10 @@ class JobNodes:
             is_for_others = admission is not None and admission.save_requested
             self._give(protocol.RanksSaved(self._now()) if is_for_others else protocol.RanksDone(self._now()))
 
-    def rendezvous_options(self) -> tuple[str, ...] | None:
-        """Return what torchrun gets in place of its own options for the rendezvous; None where nobody serves one yet."""
-        return () if self._hosts is None else self._hosts.options()
-
     @property
     def store_host(self) -> str | None:
         """Where the control store is served, as this node reaches it; "" on the node that serves it, None where that is not known."""
-        if self._server is not None or (self._follower is not None and self._follower.server is not None):
+        if self._server is not None:
             return ""
         address = None if self._client is None else self._client.address
         return None if address is None else address.host
@@ -327,8 +293,8 @@ class JobNodes:
 
     def close(self, reason: str, then: Callable[[], None]) -> None:
         """Leave the other nodes; `then` is called on the loop's thread once those that wait for this one know how the job ended."""
-        client, server, hosts = self._client, self._follower or self._server, self._hosts
-        if client is None and hosts is None:
+        client, server = self._client, self._server
+        if client is None:
             then()
             return
         if self._is_closing:
@@ -338,12 +304,9 @@ class JobNodes:
         linger_s = self._linger_s()
 
         def work() -> None:
-            if client is not None:
-                client.close(GOODBYE_S)
+            client.close(GOODBYE_S)
             if server is not None:
                 server.close(linger_s)
-            if hosts is not None:
-                hosts.close()
             self._loop.call_soon(then)
 
         threading.Thread(target=work, name="leave-nodes", daemon=True).start()

@@ -117,24 +117,6 @@ class Member:
         return [one for one in self.done if isinstance(one, kind)]
 
 
-class Keeper:
-    """Keeps rows in a list; `answers` as long as the test lets it, and lets the store serve."""
-
-    def __init__(self, kept: list[tuple[tuple[str, str], ...]]) -> None:
-        self.kept = kept
-        self.answers = self.lets_serve = True
-
-    def keep(self, rows: tuple[tuple[str, str], ...], _now: float) -> bool:
-        """Keep them."""
-        if self.answers:
-            self.kept.append(rows)
-        return self.answers
-
-    def may_serve(self, _state: object, _now: float) -> bool:
-        """Return whether it may."""
-        return self.lets_serve
-
-
 class Cluster:
     """A store and its nodes, each on a way of its own."""
 
@@ -148,7 +130,7 @@ class Cluster:
     def serve(self, name: str, port: int = 0, kept: tuple[tuple[str, str], ...] = ()) -> StoreServer:
         """Start a store."""
         state = new_store(name, "n0/1", self.rules, time.monotonic(), kept)
-        server = StoreServer(listen(port), KEY, state, Keeper(self.kept))
+        server = StoreServer(listen(port), KEY, state, self.kept.append)
         server.start()
         return server
 
@@ -349,6 +331,22 @@ def test_the_host_of_the_store_that_is_stopped_stays_until_the_others_have_decid
     closing.join(20)
     assert not closing.is_alive(), "it stays no longer"
     assert [[one.decision.text for one in member.all_of(protocol.ActOn)] for member in others] == [["by 1"], ["by 1"]]
+
+
+def test_a_thread_that_cannot_be_had_for_a_moment_costs_a_node_nothing_but_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused, real = {"find-store"}, threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            refused.discard(thread.name)
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    cluster = Cluster(1)
+    cluster.meet()
+    cluster.close()
+    assert not refused
 
 
 def test_the_clocks_are_compared_over_the_stores_answers(cluster: Cluster) -> None:

@@ -6,8 +6,10 @@ run in which nothing failed.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shutil
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import processes_with
-from tests.e2e.machines import EVERY, NODES, STEPS, Machines, cards_of, saw
+from tests.e2e.machines import EVERY, NODES, STEPS, Machines, cards_of, checkpoints_of, saw
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -66,6 +68,26 @@ def test_a_machine_that_loses_its_power_and_comes_back(
     assert len(nodes.cards()) == 1, nodes.cards()
     (card,) = nodes.cards()
     assert f"node {os.uname().nodename}:{node} is lost" in card
+
+
+def test_all_nodes_stop_with_75_where_the_host_of_the_store_is_gone_for_good_and_the_job_goes_on_when_it_is_requeued(
+    supervise: Callable[..., Supervised], tmp_path: Path, network: Network
+) -> None:
+    supervise = functools.partial(supervise, SUPERVISE_NODES_WAIT_S="20")
+    nodes = Machines(supervise, tmp_path, network, nnodes="2:3")
+    nodes.reached(2 * EVERY + 5)
+    nodes.lose(0)
+    others, lost_t = nodes.runs[1:], time.time()
+    assert [run.exit_code(120) for run in others] == [75, 75]
+    print(f"all stopped {time.time() - lost_t:.1f} s after the loss")  # noqa: T201  the figure is for people
+    for run in others:
+        run.wait_for_nothing_left()
+    shutil.rmtree(nodes.runs[0].state)  # another machine comes in its place
+    nodes.runs = [nodes.start(node) for node in range(NODES)]
+    nodes.end_well()
+    chosen = [row for rows in checkpoints_of(nodes.runs[0]).values() for row in rows]
+    assert chosen
+    assert all(step >= 2 * EVERY for _, step in chosen), "the requeue resumed at the newest checkpoint"
 
 
 @pytest.mark.parametrize("what", ["a rank", "an agent", "a supervisor"])

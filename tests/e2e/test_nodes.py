@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 class Cluster:
-    """The nodes of one job. `place` is what they share; node 0 serves the rendezvous, or the etcd at a port of loopback does.
+    """The nodes of one job. `place` is what they share; node 0 serves the rendezvous.
 
     `checkpoints` may hold {node}; `resume`: how each node's script is told what to resume from. `words` and `environments`: further ones of
     some nodes. last_call_s: how long a round of torch waits for more nodes than it needs.
@@ -54,9 +54,7 @@ class Cluster:
         checkpoints: str = "{place}/ckpt",
         resume: Sequence[str] = ("--resume {resume}",) * NODES,
         script: Sequence[str] = DDP,
-        etcd: int = 0,
         last_call_s: int = 2,
-        job_id: str = "e2e",
         words: Mapping[int, Sequence[str]] = MappingProxyType({}),
         environments: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
         **environment: str,
@@ -64,9 +62,8 @@ class Cluster:
         self._words, self._environments, self._last_call_s = words, environments, last_call_s
         self._start, self._job, self._options, self.place = start, job, options, place
         self._checkpoints, self._resume, self._script, self._environment = checkpoints, resume, script, environment
-        port = etcd or free_port()
-        self._torchrun = ["torchrun", f"--rdzv-backend={'etcd-v2' if etcd else 'c10d'}", f"--rdzv-endpoint=127.0.0.1:{port}"]
-        self._torchrun += [f"--rdzv-id={job_id}", f"--nnodes={nnodes}"]
+        port = free_port()
+        self._torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=e2e", f"--nnodes={nnodes}"]
         self.runs = [self.start(0)]
         wait_for(lambda: answers(port), "node 0 to serve the rendezvous", 60, alive=self.runs[0].alive)
         self.runs += [self.start(node) for node in range(1, NODES)]

@@ -34,12 +34,12 @@ from supervisor.agent.messages import (
 from supervisor.config.settings import Settings
 from supervisor.core.actions import BeginAttempt, GatherNodes, StopRanks
 from supervisor.core.events import AttemptEnded, AttemptStarted, LauncherExited, LauncherFellBack, LauncherStarted, NodesMissing, RankExited
-from supervisor.core.model import CheckpointRef, Policy
+from supervisor.core.model import CheckpointRef
 from supervisor.core.state import Attempt, JobState, Run, StopRequest
 from supervisor.core.state import Stage as JobStage
 from supervisor.guardian.messages import EVENTS
 from supervisor.knobs.knob_set import AttemptCommand
-from supervisor.launch.elastic_session import JOIN_S, UNSERVED_S, ElasticSession, decode, exception_line
+from supervisor.launch.elastic_session import ElasticSession, decode, exception_line
 from supervisor.launch.session import SessionContext
 from tests.launch.conftest import make_job
 
@@ -67,14 +67,14 @@ AGENT = ["agent"]
 class Stage:
     """A session between a guardian and an agent that the test plays; `events` are what it posted, in order."""
 
-    def __init__(self, directory: Path, *, early: bool = False, argv: list[str] | None = AGENT) -> None:
+    def __init__(self, directory: Path, *, early: bool = False) -> None:
         self.events: list[Any] = []
         self.of_nodes: list[Any] = []
         self.ended: list[str] = []
         self.graces: list[float] = []
         self.agent: socket.socket | None = None
         self.spawned = 0
-        self.returning, self.finds_store = 2, True  # of the other nodes
+        self.returning = 2  # of the other nodes
         self.log_dirs: list[object] = []
         self.t = 0.0
         self.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=1))
@@ -97,8 +97,7 @@ class Stage:
         if early:
             link, self.agent = socket.socketpair()
         started = cast("Any", SimpleNamespace(guardian=self, link=link)) if early else None
-        self.argv: list[str] | None = argv
-        self.session = ElasticSession(context, lambda: self.argv, shim="off", script_args=COMMAND[2:], early=started)
+        self.session = ElasticSession(context, AGENT, shim="off", script_args=COMMAND[2:], early=started)
         self.session.begin(BEGIN, AS_WRITTEN)
         self.from_guardian(**SPAWNED)
 
@@ -117,9 +116,6 @@ class Stage:
 
     def done(self, attempt: int) -> None:
         self.of_nodes.append(attempt)
-
-    def rendezvous_options(self) -> tuple[str, ...]:
-        return ()
 
     # the loop
 
@@ -369,7 +365,7 @@ def test_nodes_meet_and_start_under_the_number_that_they_agreed_on(stage: Stage)
     stage.hears()
     stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=2))
     stage.session.gather(GatherNodes(2, nproc=2))
-    assert stage.hears() == Go(2, nproc=2, returning=2, finds_store=True)
+    assert stage.hears() == Go(2, nproc=2, returning=2)
     stage.says({"ev": "gathered", "attempt": 2, "node": 1, "nodes": 2, "token": "t", "host": "a", "port": 4711, "key": "k"})
     stage.take(1)
     assert stage.of_nodes == [NodesMet(2, 1, 2, "t", "a", 4711, "k")]
@@ -432,47 +428,3 @@ def test_a_message_is_read_as_the_agent_wrote_it() -> None:
     spawned = (SpawnedRank(0, 0, 11, 12), SpawnedRank(1, 1, 13, 14))
     for message in (RanksStarted(2, spawned, 4), RanksStopped(2, "failed", (TorchError(1, "cannot decode \udcff.pt", "Traceback"),))):
         assert decode(encode(message)) == message
-
-
-def test_the_nodes_are_missing_where_nobody_serves_a_rendezvous_and_are_not_where_somebody_does(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, argv=None)
-    stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=1), run=Run(policy=Policy(nodes=4, least_nodes=2)))
-    stage.pass_time(UNSERVED_S)
-    assert [(one.count, one.within_s) for one in stage.posted(NodesMissing)] == [(1, JOIN_S)]
-    stage.argv = ["agent", "at the first host"]
-    stage.session.meet_elsewhere()
-    stage.session.meet_elsewhere()
-    assert [one.count for one in stage.posted(NodesMissing)] == [1, 0]
-    served = Stage(tmp_path, argv=None)
-    served.argv = AGENT
-    served.session.meet_elsewhere()
-    served.pass_time(UNSERVED_S)
-    assert not served.posted(NodesMissing)
-
-
-def test_the_first_agent_is_started_once_the_nodes_can_meet_and_another_where_they_have_to_meet_elsewhere(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, argv=None)
-    stage.session.meet_elsewhere()
-    assert stage.spawned == 0, "nobody serves the rendezvous yet"
-    stage.argv = ["agent", "at the first host"]
-    stage.session.meet_elsewhere()
-    assert stage.spawned == 1
-    stage.session.meet_elsewhere()
-    stage.argv = None  # the register does not answer for a while
-    stage.session.meet_elsewhere()
-    assert (stage.spawned, stage.ended) == (1, [])
-    stage.argv = ["agent", "at the next host"]
-    stage.session.meet_elsewhere()
-    stage.session.meet_elsewhere()
-    assert stage.ended == ["command"]
-    stage.agent_exits(-9)
-    stage.pass_time(2.0)
-    assert stage.spawned == 1, "its end is no failure of the attempt, and is waited for"
-    stage.from_guardian(ev="ended", what="command", killed=1, left=[])
-    assert stage.spawned == 2
-    assert not stage.events
-    stage.from_guardian(**SPAWNED)
-    stage.says(HELLO)
-    while not stage.events:
-        stage.take(1)
-    assert stage.hears().attempt == 1, "the new one gets the order"

@@ -120,7 +120,6 @@ def test_what_may_be_right_is_not_refused(command: str, environ: dict[str, str])
         ("torchrun --nnodes=2 --node-rank=1 --master-addr=n7 --master-port=1234 train.py", {}, ("n7", 1234)),
         ("torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n7 train.py", {}, ("n7", 29400)),
         ("torchrun --standalone train.py", {}, None),
-        ("torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n1,n2,n3 train.py", {}, None),
         ("torchrun --nnodes=2 --rdzv-backend=own --rdzv-endpoint=n1:1 train.py", {}, None),
     ],
 )

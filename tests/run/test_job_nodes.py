@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from supervisor.cluster.follower import StorePlace
-
 #: Under which the nodes meet.
 ID = "job"
 SETTINGS = replace(Settings(), nodes=NodesSection(lease_s=12.0))
@@ -52,11 +50,11 @@ class Node:
         self.call_soon = self.soon.put
         self.nodes = self.fresh()
 
-    def fresh(self, store_place: StorePlace | None = None, rdzv_id: str = ID) -> JobNodes:
+    def fresh(self, rdzv_id: str = ID) -> JobNodes:
         """Return what a supervisor of this run begins with."""
         orders = AttemptOrders(*(lambda *what, kind=kind: self.orders.append((kind, *what)) for kind in ("serve", "renumber", "complete")))  # type: ignore[misc]
         job = replace(make_job(self.place, SETTINGS), run_id=f"run of {self.name}", node=self.name)
-        return JobNodes(job, rdzv_id, self, orders, self.told.append, store_place)  # type: ignore[arg-type]  # a loop, as far as it is used
+        return JobNodes(job, rdzv_id, self, orders, self.told.append)  # type: ignore[arg-type]  # a loop, as far as it is used
 
     def feed(self, event: events.Event) -> None:
         """Decide, as the loop does."""

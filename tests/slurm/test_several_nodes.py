@@ -152,13 +152,11 @@ def test_a_notice_before_the_time_limit_has_both_save_once_and_brings_the_job_ba
 
 
 @on_nodes([3])
-def test_an_elastic_job_goes_on_without_the_node_that_served_its_rendezvous_and_is_requeued_as_any_other(
-    slurm: SlurmCluster, tmp_path: Path
-) -> None:
+def test_an_elastic_job_goes_on_without_a_node_that_is_lost_and_is_requeued_as_any_other(slurm: SlurmCluster, tmp_path: Path) -> None:
     number = submit(slurm, tmp_path, "--steps", "100000", "--save-every=20", nnodes="2:3", sbatch=("no-kill",))
-    assert output(tmp_path, number).count("--rdzv-endpoint=10.7.0.1,10.7.0.2,10.7.0.3:") == 3
+    assert output(tmp_path, number).count("--rdzv-endpoint=10.7.0.1:") == 3
     wait_for(lambda: list((tmp_path / "ckpt").glob("*.pt")), "a checkpoint", 60)
-    os.kill(supervisor_of(number, 0), signal.SIGKILL)
+    os.kill(supervisor_of(number, 2), signal.SIGKILL)
     wait_for(lambda: len(words_of(tmp_path / "started")) == 5, "both others to start again", 240)
     (resumed,) = {int(step) for _, step in words_of(tmp_path / "started")[3:]}
     assert resumed > 0
@@ -175,14 +173,13 @@ def test_an_elastic_job_goes_on_without_the_node_that_served_its_rendezvous_and_
 def test_an_elastic_job_that_is_requeued_to_another_node_and_back_meets_each_time(slurm: SlurmCluster, tmp_path: Path) -> None:
     number = submit(slurm, tmp_path, "--steps", "100000", "--save-every=20", nnodes="2:3", nodes=3)
     step = 0
-    for restarts, (without, nodes) in enumerate([("10.7.0.3", "1,2,4"), ("10.7.0.4", "1,2,3")], start=1):
+    for restarts, without in enumerate(["10.7.0.3", "10.7.0.4"], start=1):
         (tmp_path / "told").unlink(missing_ok=True)
         slurm.run("scontrol", "requeue", number)
         step = saved(tmp_path, nodes=3)
         come_back(slurm, number, restarts, without)
         wait_for(lambda restarts=restarts: len(words_of(tmp_path / "started")) == 3 * (restarts + 1), "all three to start", 240)
         assert {int(found) for _, found in words_of(tmp_path / "started")[-3:]} == {step}
-        hosts = ",".join(f"10.7.0.{node}" for node in nodes.split(","))
-        assert re.search(rf"--rdzv-endpoint={hosts}:\d+ --rdzv-id={number}\.{restarts}\b", output(tmp_path, number))
+        assert re.search(rf"--rdzv-endpoint=10.7.0.1:\d+ --rdzv-id={number}\.{restarts}\b", output(tmp_path, number))
         wait_for(lambda step=step: int(words_of(tmp_path / "steps")[-1][1]) > step + 5, "steps", 120)
     slurm.run("scancel", number)

@@ -60,7 +60,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], St
         for key, value in (epoch.row(), (f"lost/1/{job.hosts[1]}/id", "silent for 6 s")):
             state, _ = step(state, FromNode(time.monotonic(), WriteRow(f"{HERE}/id", key, value)))
         kept = RowsOnDisk(KeptFile(job.nodes[HERE].directory / "cluster" / "store.json", pytest.fail), KeptStore(KeptFor("", ""), 0, ""))
-        servers.append(StoreServer(listen(), "key", state, kept))
+        servers.append(StoreServer(listen(), "key", state, kept.keep))
         servers[-1].start()
         address = StoreAddress("127.0.0.1", servers[-1].port, "key")
         place = job.nodes[HERE].directory / "cluster" / "node.json"

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 STEPS = ("reports", "judges", "decided", "acts", "done")
 
 
-def world_of(seed: int, *, with_register: bool | None = None) -> World:
-    """Return the job of a seed, with its faults ahead of it. with_register: whether its store can go to another host, None: drawn."""
-    world = World(seed, with_register=with_register)
+def world_of(seed: int) -> World:
+    """Return the job of a seed, with its faults ahead of it."""
+    world = World(seed)
     rng = world.rng
     for _ in range(rng.randrange(0, 9)):
-        fault, at = rng.choice(FAULTS if world.register is None else FAULTS_WITH_REGISTER), rng.uniform(3.0, world.calm_t - 1.0)
+        fault, at = rng.choice(FAULTS), rng.uniform(3.0, world.calm_t - 1.0)
         machine = rng.choice(world.machines)
         world.later(at, fault, world, machine)
     if rng.random() < 0.15:
@@ -66,30 +66,12 @@ def cuts_it_off_and_kills_host(world: World) -> Callable[[Machine], None]:
     return strike
 
 
-def cuts_host_off(world: World) -> Callable[[Machine], None]:
-    """Return what cuts the host of the store off from its register and from some machines, in the middle of an attempt."""
-
-    def strike(_machine: Machine) -> None:
-        world.later(world.rng.uniform(15.0, 30.0), cut)
-
-    def cut() -> None:
-        host = world.host.index
-        world.cut_from_register.add(host)
-        links = {way for one in world.machines[1::2] if one.index != host for way in ((one.index, host), (host, one.index))}
-        world.cut |= links
-        world.later(60.0, _heals, world, links)
-        world.later(60.0, world.cut_from_register.discard, host)
-
-    return strike
-
-
 AT_A_STEP = (kills_it, kills_it, kills_host, stops_it, stops_it, replaces_host)
 
 
 def _calm(world: World) -> None:
     """No more faults: all links are whole, and every supervisor runs that has not ended."""
     world.cut.clear()
-    world.cut_from_register.clear()
     for machine in world.machines:
         machine.paused_until = min(machine.paused_until, world.t)
         if machine.core is None:
@@ -133,21 +115,6 @@ def _is_cut(world: World, machine: Machine) -> None:
     world.later(rng.choice((1.0, 3.0, 5.0, 8.0, 20.0, 60.0)), _heals, world, cut)
 
 
-def _is_cut_from_register(world: World, machine: Machine) -> None:
-    """The register does not answer, for one machine or for all; or the host of the store is cut off from it and from some machines."""
-    rng = world.rng
-    cut = rng.choice(({machine.index}, {world.host.index}, set(range(len(world.machines)))))
-    world.cut_from_register |= cut
-    world.faults += 1
-    world.later(rng.choice((1.0, 3.0, 8.0, 20.0, 60.0)), world.cut_from_register.difference_update, cut)
-    if rng.random() < 0.3:
-        _is_cut(world, world.host)
-
-
-def _host_dies(world: World, _machine: Machine) -> None:
-    _dies(world, world.host)
-
-
 def _heals(world: World, cut: set[tuple[int, int]]) -> None:
     world.cut -= cut
 
@@ -163,4 +130,3 @@ def _leaves(_world: World, machine: Machine) -> None:
 
 
 FAULTS = (_rank_fails, _rank_fails, _dies, _is_cut, _is_cut, _is_paused, _leaves)
-FAULTS_WITH_REGISTER = (*FAULTS, _host_dies, _host_dies, _is_cut_from_register, _is_cut_from_register)

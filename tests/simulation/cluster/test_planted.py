@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.cluster import node, store, takeover
+from supervisor.cluster import node, store
 from supervisor.cluster.messages import DecisionProposed, WriteRow
 from supervisor.cluster.model import DONE, MEMBERSHIP, ClusterDecision, EpochEnd, nodes_of
-from tests.simulation.cluster.faults import cuts_host_off, cuts_it_off_and_kills_host, kills_host, stops_it, world_of
+from tests.simulation.cluster.faults import cuts_it_off_and_kills_host, stops_it, world_of
 from tests.simulation.cluster.laws import LawBroken
 
 if TYPE_CHECKING:
@@ -157,28 +157,6 @@ def decision_not_reposted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(node, "_RULES", tuple(_returning if rule is real else rule for rule in node._RULES))  # noqa: SLF001
 
 
-def store_serves_on_without_its_record(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(takeover.StoreHold, "may_serve", lambda _hold, _state, _now: True)
-
-
-def what_is_not_committed_is_sent(patch: pytest.MonkeyPatch) -> None:
-    real = takeover.StoreHold.keep
-    patch.setattr(takeover.StoreHold, "keep", lambda hold, rows, now: real(hold, rows, now) or True)
-
-
-def store_hears_whom_it_did_not(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(takeover, "hears_all", lambda _state, _now: True)
-
-
-def taken_over_without_its_rows(patch: pytest.MonkeyPatch) -> None:
-    real = store.new_store
-
-    def bug(name: str, host: str, rules: Any, t: float, kept: Any = (), *, lost: str = "") -> Any:  # noqa: ANN401, PLR0913
-        return real(name, host, rules, t, () if lost else kept, lost=lost)
-
-    patch.setattr(store, "new_store", bug)
-
-
 PLANTED: tuple[Plant, ...] = (
     rows_are_overwritten,
     leader_acts_on_what_it_proposed,
@@ -196,10 +174,6 @@ PLANTED: tuple[Plant, ...] = (
     given_up_meeting_not_voided,
     who_stands_aside_acts,
     decision_not_reposted,
-    store_serves_on_without_its_record,
-    what_is_not_committed_is_sent,
-    store_hears_whom_it_did_not,
-    taken_over_without_its_rows,
 )
 
 
@@ -207,10 +181,6 @@ PLANTED: tuple[Plant, ...] = (
 NEEDS = {
     rows_are_overwritten: ("judges", stops_it),
     nothing_kept_by_the_store: ("acts", cuts_it_off_and_kills_host),
-    store_serves_on_without_its_record: ("serves", cuts_host_off),
-    what_is_not_committed_is_sent: ("decided", cuts_host_off),
-    store_hears_whom_it_did_not: ("serves", cuts_host_off),
-    taken_over_without_its_rows: ("acts", kills_host),
 }
 #: The seed that found a bug last is tried first.
 TRIED_FIRST = {
@@ -220,20 +190,12 @@ TRIED_FIRST = {
     admitted_when_one_node_has_saved: 81,
     writes_not_repeated: 55,
     given_up_meeting_not_voided: 52,
-    taken_over_without_its_rows: 158,
 }
-#: Those of a store that can go to another host.
-OF_A_REGISTER = (
-    store_serves_on_without_its_record,
-    what_is_not_committed_is_sent,
-    store_hears_whom_it_did_not,
-    taken_over_without_its_rows,
-)
 
 
 def world(seed: int, plant: Plant) -> World:
     """Return the job of a seed, in which happens what the bug needs."""
-    made = world_of(seed, with_register=True if plant in OF_A_REGISTER else None)
+    made = world_of(seed)
     if plant in NEEDS:
         step, strike = NEEDS[plant]
         strikes, struck = strike(made), made.rng.randrange(1, 4)

@@ -12,8 +12,6 @@ from supervisor.cluster import messages as protocol
 from supervisor.cluster import node as nodes
 from supervisor.cluster import store as storage
 from supervisor.cluster.model import ClusterRules
-from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnreachable, StoreRecord
-from supervisor.cluster.takeover import FollowStore, StoreFinder, StoreHold
 from tests.simulation.cluster.core import SimulatedCore
 from tests.simulation.cluster.laws import Books, demand
 
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from supervisor.cluster.messages import ToNode, ToStore
 
 TICK_S = 0.5
-#: Of the histories, those whose store can go to another host.
-WITH_REGISTER = 0.5
 LAST_CALL_S = 3.0
 #: How long the job is watched once nothing is broken any more.
 CALM_S = 420.0
@@ -41,16 +37,11 @@ class Machine:
         self.generation = 0
         self.memory = nodes.NodeMemory(f"n{index}/0")
         self.kept: tuple[tuple[str, str], ...] = ()
-        self.followed = ""  # key of the store that its file names
         self.core: SimulatedCore | None = None
         self.state: nodes.MemberState | None = None
         self.store: storage.StoreState | None = None
-        self.hold: StoreHold | None = None
-        self.finder: StoreFinder | None = None
         self.stores = 0
-        self.target: int | None = 0  # the machine whose store it is to connect to
         self.connection = 0  # its number; 0: none
-        self.connected_to = 0
         self.opened_t = 0.0
         self.paused_until = 0.0
         self.gathering = False
@@ -74,48 +65,11 @@ class Machine:
         world = self.world
         self.state = nodes.new_node(self.memory, world.rules, world.t)
         self.connection, self.gathering = 0, False
-        if world.register is not None:
-            self.target = None
-            self.finder = StoreFinder(Reached(world, self.index), world.rules, self.name, self.followed)
-        elif self.index == 0:
-            self.store = storage.new_store(self._next_store(), self.name, world.rules, world.t, self.kept)
+        if self is world.host:
+            self.stores += 1
+            self.store = storage.new_store(f"store {self.generation}.{self.stores}", self.name, world.rules, world.t, self.kept)
         self.core = SimulatedCore.__new__(SimulatedCore)
         self.core.__init__(self)  # type: ignore[misc]  # it may speak to the protocol at once
-
-    def _next_store(self) -> str:
-        self.stores += 1
-        return f"store {self.index}.{self.generation}.{self.stores}"
-
-    def _find(self) -> None:
-        """Follow the record of the store; serve the store here where it asks for that."""
-        world, state = self.world, self.state
-        if self.finder is None or state is None or self.store is not None:
-            return
-        asked = self.finder.look(world.t, world.t - state.answered_t, state.meeting)
-        if isinstance(asked, FollowStore):
-            self.target, self.followed = int(asked.record.host), asked.record.key
-        elif asked is not None:
-            record = StoreRecord(self._next_store(), self.name, str(self.index), 1, asked.key or f"key {world.count()}", asked.rows)
-            register = Reached(world, self.index)
-            try:
-                version = register.write(record.value(), asked.version)
-            except (RegisterUnreachable, RegisterChanged):
-                return
-            self.store = storage.new_store(record.store, self.name, world.rules, world.t, asked.rows, lost=asked.lost)
-            self.hold = StoreHold(register, record, version, world.rules, world.t, lambda: world.t)
-            self.target, self.followed = self.index, record.key
-            self.finder.serves(record.key)
-            world.happened("takes over" if asked.lost else "serves", self)
-            if not asked.key:
-                world.books.forgotten += 1
-
-    def _serves_on(self) -> bool:
-        """Return whether the store that is served here may be; close it where not."""
-        if self.store is None or self.hold is None or self.hold.may_serve(self.store, self.world.t):
-            return True
-        self.store = self.hold = None
-        self.world.host_gone(self)
-        return False
 
     def die(self, *, disk: bool = True) -> None:
         """The supervisor ends at once, and with it its ranks and the store."""
@@ -124,7 +78,7 @@ class Machine:
                 self.world.watch_loss(self, self.core.ranks_of)
             self.world.books.gone(self.world.t, self.name, self.core.ranks_of, self.paused_until)
         is_host = self.store is not None
-        self.core = self.state = self.store = self.hold = self.finder = None
+        self.core = self.state = self.store = None
         self.gathering = False
         if is_host:
             self.world.host_gone(self)
@@ -132,9 +86,9 @@ class Machine:
             self.world.node_gone(self)
             self.connection = 0
         if not disk:
-            self.world.books.forgets(self.name, host=self.index == 0 and self.world.register is None)
+            self.world.books.forgets(self.name, host=self is self.world.host)
             self.generation += 1
-            self.memory, self.kept, self.followed = nodes.NodeMemory(f"n{self.index}/{self.generation}"), (), ""
+            self.memory, self.kept = nodes.NodeMemory(f"n{self.index}/{self.generation}"), ()
 
     def stops_with_75(self, since_t: float = 0.0) -> None:
         """Leave, where nothing gets on since then; the scheduler starts it again."""
@@ -163,18 +117,14 @@ class Machine:
 
     def give_store(self, message: storage.StoreInput) -> None:
         """Give the store that is served here a message."""
-        if self.store is None or not self._serves_on():
+        if self.store is None:
             return
-        state, outputs = storage.step(self.store, message)
-        for output in outputs:
-            if isinstance(output, storage.KeepRows) and self.hold is not None and not self.hold.keep(output.rows, self.world.t):
-                return
-        self.store = state
+        self.store, outputs = storage.step(self.store, message)
         for output in outputs:
             if isinstance(output, storage.KeepRows):
                 self.kept = output.rows
             else:
-                self.world.send_to_node(self, output.node, output.message)
+                self.world.send_to_node(output.node, output.message)
         epoch = self.store.epoch
         if epoch is not None:
             for key in self.store.rows:
@@ -186,7 +136,6 @@ class Machine:
         """Some time has passed."""
         if self.core is None or self.world.t < self.paused_until:
             return
-        self._find()
         self._connect()
         self.give(protocol.NodeTick(self.world.t))
         if self.core is not None:
@@ -203,13 +152,13 @@ class Machine:
             return
         if self.connection:
             is_deaf = world.t - max(state.answered_t, self.opened_t) > world.rules.lease_s  # as a socket's keep-alive
-            if is_deaf or self.target != self.connected_to:
+            if is_deaf:
                 world.node_gone(self)
                 self.closed()
             return
-        at = self.target
-        if at is not None and world.machines[at].serves and world.passes(self.index, at) and world.passes(at, self.index):
-            self.connection, self.opened_t, self.connected_to = world.count(), world.t, at
+        host = world.host
+        if host.serves and world.passes(self.index, host.index) and world.passes(host.index, self.index):
+            self.connection, self.opened_t = world.count(), world.t
             self.give(protocol.StoreOpened(world.t))
 
     def closed(self) -> None:
@@ -225,57 +174,10 @@ class Machine:
             self.give(protocol.MeetingGivenUp(self.world.t))
 
 
-class SimulatedRegister:
-    """The value that outlives all machines."""
-
-    def __init__(self) -> None:
-        self.value, self.version = "", 0
-
-    def write(self, value: str, version: int) -> bool:
-        """Replace the value, if it has this version."""
-        if version != self.version:
-            return False
-        self.value, self.version = value, version + 1
-        return True
-
-
-class Reached:
-    """The register as one machine reaches it: a request may be lost, or its answer, or it may come late."""
-
-    def __init__(self, world: World, index: int) -> None:
-        self._world, self._index = world, index
-        assert world.register is not None
-        self._register = world.register
-
-    def read(self) -> Registered:
-        """See Register."""
-        if self._is_lost() or self._is_lost():
-            raise RegisterUnreachable
-        return Registered(self._register.version, self._register.value)
-
-    def write(self, value: str, version: int) -> int:
-        """See Register."""
-        world = self._world
-        if self._is_lost():
-            if world.t < world.calm_t and world.rng.random() < 0.3:
-                world.later(world.rng.uniform(0.0, 8.0), self._register.write, value, version)
-            raise RegisterUnreachable
-        is_written = self._register.write(value, version)
-        if self._is_lost():
-            raise RegisterUnreachable
-        if not is_written:
-            raise RegisterChanged
-        return self._register.version
-
-    def _is_lost(self) -> bool:
-        world = self._world
-        return self._index in world.cut_from_register or (world.t < world.calm_t and world.rng.random() < world.loss)
-
-
 class World:
     """A job of some nodes."""
 
-    def __init__(self, seed: int, *, with_register: bool | None = None) -> None:
+    def __init__(self, seed: int) -> None:
         self.rng = Random(seed)  # noqa: S311  no secret
         rng = self.rng
         nodes = rng.randrange(2, 6)
@@ -287,10 +189,6 @@ class World:
         self._count = itertools.count(1)
         self.machines = [Machine(self, index) for index in range(nodes)]
         self.cut: set[tuple[int, int]] = set()  # from, to
-        self.cut_from_register: set[int] = set()
-        of_its_own = Random(f"{seed}: register")  # noqa: S311  as above; the histories without a register stay as they were
-        has_register = of_its_own.random() < WITH_REGISTER if with_register is None else with_register
-        self.register = SimulatedRegister() if has_register else None
         self.meeting_since: float | None = None
         self.round: dict[int, SimulatedCore] = {}
         self.loss = rng.choice((0.0, 0.0, 0.05, 0.2))
@@ -304,8 +202,8 @@ class World:
 
     @property
     def host(self) -> Machine:
-        """The machine that serves the store, else the first."""
-        return next((machine for machine in self.machines if machine.store is not None), self.machines[0])
+        """The machine whose supervisor serves the store."""
+        return self.machines[0]
 
     def count(self) -> int:
         """Return a number that no other call returned."""
@@ -318,7 +216,7 @@ class World:
     def watch_loss(self, lost: Machine, number: int) -> None:
         """Demand that the others end the attempt of a machine that is gone, where this is all that happens."""
         self.faults += 1
-        if self.loss == 0.0 and (self.register is not None or lost.index != 0):
+        if self.loss == 0.0 and lost is not self.host:
             self.later(LOSS_S, self._lost, lost, number, self.faults)
 
     def _lost(self, lost: Machine, number: int, faults: int) -> None:
@@ -328,7 +226,6 @@ class World:
                 core is not None
                 and faults == self.faults
                 and not self.cut
-                and not self.cut_from_register
                 and machine is not lost
                 and self.t >= machine.paused_until + LOSS_S
             ):
@@ -363,8 +260,7 @@ class World:
 
     def send_to_store(self, machine: Machine, message: ToStore) -> None:
         """Send a message of a node over its connection."""
-        host = self.machines[machine.connected_to]
-        store = host.store
+        host, store = self.host, self.host.store
         for _ in range(self._copies() if machine.connection else 0):
             self.later(self._way_s(), self._at_store, machine.index, host, store and store.name, message)
 
@@ -376,16 +272,15 @@ class World:
         else:
             host.give_store(storage.FromNode(self.t, message))
 
-    def send_to_node(self, host: Machine, node: str, message: ToNode) -> None:
-        """Send a message of the store on a host."""
+    def send_to_node(self, node: str, message: ToNode) -> None:
+        """Send a message of the store."""
         machine = next((one for one in self.machines if one.name == node), None)
-        is_connected = machine is not None and machine.connection and machine.connected_to == host.index
-        for _ in range(self._copies() if is_connected else 0):
+        for _ in range(self._copies() if machine is not None and machine.connection else 0):
             assert machine is not None
             self.later(self._way_s(), self._at_node, machine, machine.core, machine.connection, message)
 
     def _at_node(self, machine: Machine, core: object, connection: int, message: ToNode) -> None:
-        if machine.core is not core or machine.connection != connection or not self.passes(machine.connected_to, machine.index):
+        if machine.core is not core or machine.connection != connection or not self.passes(self.host.index, machine.index):
             return
         if self.t < machine.paused_until:
             self.later(TICK_S, self._at_node, machine, core, connection, message)
@@ -395,7 +290,7 @@ class World:
     def host_gone(self, host: Machine) -> None:
         """The store is gone: who is connected and can be reached notices it."""
         for machine in self.machines:
-            if machine is not host and machine.connection and machine.connected_to == host.index and self.passes(host.index, machine.index):
+            if machine is not host and machine.connection and self.passes(host.index, machine.index):
                 self.later(self._way_s(), self._reset, machine, machine.connection)
 
     def _reset(self, machine: Machine, connection: int) -> None:
@@ -404,30 +299,24 @@ class World:
 
     def node_gone(self, machine: Machine) -> None:
         """A node's end of its connection is closed."""
-        host = self.machines[machine.connected_to]
+        host = self.host
         if self.passes(machine.index, host.index):
             self.later(self._way_s(), self._closed_at_store, host, host.store and host.store.name, machine.name)
 
     def _closed_at_store(self, host: Machine, store: str | None, node: str) -> None:
         machine = next((one for one in self.machines if one.name == node), None)
-        is_gone = machine is None or not machine.connection or machine.connected_to != host.index
+        is_gone = machine is None or not machine.connection
         if host.store is not None and host.store.name == store and is_gone:
             host.give_store(storage.NodeClosed(self.t, node))
 
-    # the place where the agents meet: torch's rendezvous, beside the store or in the register
-
-    def _reaches_place(self, machine: Machine) -> bool:
-        if self.register is not None:
-            return machine.index not in self.cut_from_register
-        return self.passes(machine.index, 0)
+    # the place where the agents meet: torch's rendezvous, beside the store
 
     def _meet(self) -> None:
-        here = [machine for machine in self.machines if machine.gathering and machine.core is not None]
-        here = [machine for machine in here if (self._reaches_place(machine) if self.register is not None else machine.connection)]
+        here = [machine for machine in self.machines if machine.gathering and machine.core is not None and machine.connection]
         ready = [m for m in here if m.state is not None and m.state.meeting is None and m.core is not None and m.core.stage == "meeting"]
         for index, core in list(self.round.items()):
             machine = self.machines[index]
-            reached = self._reaches_place(machine) and machine.core is core
+            reached = self.passes(machine.index, self.host.index) and machine.core is core
             if machine in ready or not reached or core.stage in {"meeting", "stopped", "done"}:
                 del self.round[index]
         if len(ready) < self.least or self.round:
@@ -485,9 +374,7 @@ class World:
         self.later(TICK_S, self._tick)
 
     def _is_settled(self) -> bool:
-        """Whether all nodes train in one epoch, or all have stopped, or all are done. Who knows nothing of a job that is over waits."""
+        """Whether all nodes train in one epoch, or all have stopped, or all are done."""
         cores = [machine.core for machine in self.machines]
         ways = {(core.stage, core.ranks_of if core.stage == "training" else 0) if core else None for core in cores}
-        if self.register is not None and ways - {("meeting", 0)} in ({("stopped", 0)}, {("done", 0)}):
-            return all(m.core is None or m.core.stage != "meeting" or (m.generation > 0 and m.memory.epoch is None) for m in self.machines)
         return len(ways) == 1 and ways.pop() is not None and cores[0] is not None and cores[0].stage in {"training", "stopped", "done"}

@@ -1,1 +1,0 @@
-"""A register by majority on a virtual clock, whatever is lost."""

@@ -26,11 +26,11 @@ from page_tables import find_page, replace_table
 from health.kernellog.messages import Role, forms
 from health.nvidia import xids
 from supervisor.classify import remedies
-from supervisor.classify.causes import EXPLANATIONS
 from supervisor.classify.engine import classify
 from supervisor.classify.gpu.xid import CAUSES
 from supervisor.classify.logs.match import read_text
 from supervisor.config.signatures import read
+from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause
 from supervisor.observe.anchor_scanner import scanner
 
@@ -196,7 +196,7 @@ def of_sources(samples: Iterable[Sample]) -> str:
 
 def of_causes() -> str:
     """Return the table of causes."""
-    rows = [(f"`{cause}`", row.meaning, row.proof, remedies.documented(cause)) for cause, row in EXPLANATIONS.items()]
+    rows = [(f"`{cause}`", row.meaning, row.proof, remedies.documented(cause)) for cause, row in CAUSE_TABLE.items()]
     return "\n".join(_table(("cause", "meaning", "evidence", "what to do"), rows))
 
 

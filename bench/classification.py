@@ -26,11 +26,11 @@ from page_tables import find_page, replace_table
 from health.kernellog.messages import Role, forms
 from health.nvidia import xids
 from supervisor.classify import remedies
-from supervisor.classify.causes import EXPLANATIONS
 from supervisor.classify.engine import classify
 from supervisor.classify.gpu.xid import CAUSES
 from supervisor.classify.logs.match import read_text
 from supervisor.config.signatures import read
+from supervisor.core.causes import CAUSE_TABLE, GUARDS, CauseRow
 from supervisor.core.model import Cause
 from supervisor.observe.anchor_scanner import scanner
 
@@ -196,8 +196,13 @@ def of_sources(samples: Iterable[Sample]) -> str:
 
 def of_causes() -> str:
     """Return the table of causes."""
-    rows = [(f"`{cause}`", row.meaning, row.proof, remedies.documented(cause)) for cause, row in EXPLANATIONS.items()]
-    return "\n".join(_table(("cause", "meaning", "evidence", "what to do"), rows))
+    rows = [(f"`{cause}`", row.meaning, row.proof, _steps(row), remedies.documented(cause)) for cause, row in CAUSE_TABLE.items()]
+    return "\n".join(_table(("cause", "meaning", "evidence", "ladder", "what to do"), rows))
+
+
+def _steps(row: CauseRow) -> str:
+    """Return the steps of a cause's ladder, without the guards, with which all but two begin."""
+    return " · ".join(f"`{name}`" for name in row.ladder if name not in GUARDS)
 
 
 def of_kernel_messages() -> str:

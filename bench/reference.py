@@ -25,14 +25,13 @@ from supervisor.config.settings import ROWS
 from supervisor.core.ending import KINDS
 from supervisor.report.log_events import LogEvent
 from supervisor.report.metrics.table import Metric
-from supervisor.strategies import GUARDS, LADDERS, RUNGS, network
+from supervisor.strategies import RUNGS, network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from supervisor.config.setting_columns import SettingRow
-    from supervisor.core.model import Cause
 
 #: The page, or its part, that says more of a command.
 MORE = {
@@ -152,18 +151,6 @@ def networks() -> str:
     return _table(("rung", "when it acts", "what it sets", "permitted by"), rows)
 
 
-def ladders() -> str:
-    """Return the ladder of each cause; those that share one share a row. The guards, which all but one begin with, are left out."""
-    causes: dict[tuple[str, ...], list[Cause]] = {}
-    for cause, ladder in LADDERS.items():
-        causes.setdefault(ladder, []).append(cause)
-    rows = [
-        (" ".join(f"`{cause}`" for cause in group), " · ".join(f"`{name}`" for name in ladder if name not in GUARDS))
-        for ladder, group in causes.items()
-    ]
-    return _table(("cause", "ladder"), rows)
-
-
 def endings() -> str:
     """Return what is done about each way in which the ranks of an attempt may leave."""
     return _table(("how the ranks left", "what is done"), KINDS.values())
@@ -199,7 +186,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "loss-and-pace.md": {"loss rules": loss_rules},
     "commands.md": {"commands": commands},
     "health.md": {"agree": variables_that_agree},
-    "recovery.md": {"endings": endings, "ladders": ladders, "rungs": rungs, "networks": networks},
+    "recovery.md": {"endings": endings, "rungs": rungs, "networks": networks},
     "causes.md": {"causes": classification.of_causes},
     "signatures.md": {"signatures": classification.of_signatures},
     "kernel-log.md": {"kernel messages": classification.of_kernel_messages, "xids": classification.of_xids},

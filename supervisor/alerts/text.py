@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.alerts.model import INCIDENT, AlertAction, AlertEvent, ThreadEffect, plain_name
 from supervisor.alerts.threads import NotificationState
-from supervisor.classify.causes import EXPLANATIONS
 from supervisor.classify.remedies import general_hints
+from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause, Verdict
 from supervisor.core.time_text import span_text, timestamp
 from supervisor.errors import ExitCode
@@ -175,7 +175,7 @@ def _happened(sent: Notification) -> str:
     sure = f"{100 * alert.confidence:.0f} % sure" if alert.confidence is not None else ""
     known = ", ".join(filter(None, (*where, sure)))
     times = f"{sent.failures} failures in {span_text(alert.ts - sent.since_t)}, the last: " if sent.failures > 1 else ""
-    meaning = EXPLANATIONS[alert.cause].meaning if alert.cause is not Cause.NONE else "The job failed"
+    meaning = CAUSE_TABLE[alert.cause].meaning if alert.cause is not Cause.NONE else "The job failed"
     return f"{times}{meaning}{f' ({known})' if known else ''}."
 
 

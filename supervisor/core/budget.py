@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from supervisor.core.causes import CAUSE_TABLE, Family
 from supervisor.core.model import Cause
 from supervisor.core.values import dataclass
 
@@ -26,46 +27,17 @@ if TYPE_CHECKING:
 
 INFRASTRUCTURE_PERIOD_S = 86_400.0
 
-_INFRASTRUCTURE = frozenset(
-    {
-        Cause.NCCL_NETWORK,
-        Cause.NCCL_TIMEOUT,
-        Cause.GLOO_ERROR,
-        Cause.RENDEZVOUS,
-        Cause.NODE_LOST,
-        Cause.GPU_ECC,
-        Cause.GPU_LOST,
-        Cause.GPU_XID_OTHER,
-        Cause.NVLINK,
-        Cause.STORAGE_REMOTE,
-        Cause.DISK_FULL,
-        Cause.IO_ERROR,
-        Cause.PREEMPTED,
-    }
-)
-_MEMORY = frozenset({Cause.CUDA_OOM, Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER})
-_NATIVE = frozenset({Cause.SEGFAULT, Cause.UNKNOWN_NATIVE_ABORT, Cause.CUDA_ILLEGAL_ACCESS})
-_KILLED = frozenset({Cause.KILLED_UNKNOWN, Cause.INTERRUPTED, Cause.HANG_NO_ERROR, Cause.NONE})
 
-
-def family(cause: Cause) -> str:
+def family(cause: Cause) -> Family:
     """Return the family whose budget this cause is charged to."""
-    if cause in _INFRASTRUCTURE:
-        return "infrastructure"
-    if cause in _MEMORY:
-        return "memory"
-    if cause in _NATIVE:
-        return "native"
-    if cause in _KILLED:
-        return "killed"
-    return "program"
+    return CAUSE_TABLE[cause].family
 
 
 def recent(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Policy) -> tuple[Failure, ...]:
     """Return the failures of the cause's family within its period and since the last progress, charged or not."""
     own_family = family(cause)
-    period_s = INFRASTRUCTURE_PERIOD_S if own_family == "infrastructure" else policy.period_s
-    return tuple(f for f in failures if not f.progressed_since and family(f.cause) == own_family and t - f.t <= period_s)
+    period_s = INFRASTRUCTURE_PERIOD_S if own_family is Family.INFRASTRUCTURE else policy.period_s
+    return tuple(f for f in failures if not f.progressed_since and family(f.cause) is own_family and t - f.t <= period_s)
 
 
 def equal(failures: tuple[Failure, ...], fingerprint: str, t: float) -> tuple[Failure, ...]:

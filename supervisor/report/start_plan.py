@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from checkpointing import step_names
 from checkpointing.formats import TORCH_SUFFIXES
 from supervisor import strategies
-from supervisor.classify.causes import EXPLANATIONS
 from supervisor.config import loading, signatures
 from supervisor.config.policy import to_policy
+from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import RESUME, Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, ResumeKind, Verdict
 from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError, nearest
@@ -311,7 +311,7 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         ranks, nodes = torchrun.size(_torchrun(command, os.environ), os.environ)
         steps = sequence(cause, policy, ranks, nodes)
         names = ("strategy", "kind", "reason", "exit_code", "notes")
-        data["cause"] = {"name": cause.value, "meaning": EXPLANATIONS[cause].meaning}
+        data["cause"] = {"name": cause.value, "meaning": CAUSE_TABLE[cause].meaning}
         data["supposed"] = _supposed(policy, ranks, nodes)
         data["sequence"] = [{name: getattr(step, name) for name in names} for step in steps]
     return data

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
 from supervisor.classify.caches import CACHE
-from supervisor.classify.causes import EXPLANATIONS
+from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.core.numeric import rank_list
 from supervisor.report.layout import Fact, Tone
@@ -77,13 +77,13 @@ def cause_text(verdict: Verdict) -> str:
         kind = "was replaced while a rank read it" if verdict.transient else "is damaged: half-written, or of another version"
         meaning = f"A file in the cache of {facts[CACHE]} {kind}"
     else:
-        meaning = EXPLANATIONS[verdict.cause].meaning
+        meaning = CAUSE_TABLE[verdict.cause].meaning
     return _with_cause(meaning, verdict.cause, verdict.confidence, is_transient=verdict.transient)
 
 
 def cause_text_of(cause: Cause, confidence: float, *, is_transient: bool = False) -> str:
     """Return a cause in words, with its name in docs/reference/causes.md and how sure it is."""
-    return _with_cause(EXPLANATIONS[cause].meaning, cause, confidence, is_transient=is_transient)
+    return _with_cause(CAUSE_TABLE[cause].meaning, cause, confidence, is_transient=is_transient)
 
 
 def _with_cause(meaning: str, cause: Cause, confidence: float, *, is_transient: bool) -> str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from supervisor.core.causes import CAUSE_TABLE, GUARDS, LAST, SUSPECTS
 from supervisor.core.model import FROM_OUTSIDE, Cause, Plan, PlanKind
 from supervisor.strategies import (
     after_training,
@@ -26,7 +27,6 @@ from supervisor.strategies import (
     storage,
     users_row,
 )
-from supervisor.strategies.ladders import GUARDS, LADDERS, LAST, SUSPECTS
 from supervisor.strategies.rung import PlugInError, Rung, is_plug_in, plug_in
 from supervisor.strategies.situation import changes, unworkable
 
@@ -39,6 +39,9 @@ __all__ = ["GUARDS", "LADDERS", "RUNGS", "SUSPECTS", "ladder", "names", "propose
 _FAMILIES = (guards, own_change, users_row, memory, checkpoint, gpu, collectives, network, storage, repetition)
 #: Every built-in rung, by its name.
 RUNGS: dict[str, Rung] = {rung.name: rung for family in _FAMILIES for rung in family.RUNGS}
+
+#: The steps for each cause, of its row.
+LADDERS: dict[Cause, tuple[str, ...]] = {cause: row.ladder for cause, row in CAUSE_TABLE.items()}
 
 
 def names() -> tuple[str, ...]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.classify.remedies import REMEDIES, Hint, before_the_next_start, documented, general_hints, hints
+from supervisor.classify.remedies import before_the_next_start, documented, general_hints, hints
+from supervisor.core.causes import CAUSE_TABLE, Hint
 from supervisor.core.model import Cause, Claim, Evidence, Verdict
 
 GIB = str(1 << 30)
@@ -164,7 +165,7 @@ def test_each_hint_with_a_condition_has_its_row_above() -> None:
     given: set[tuple[Cause, str]] = set()
     for _, seen, _ in ROWS:
         given |= {(seen.cause, text) for text in hints(seen)}
-    for cause, lines in REMEDIES.items():
+    for cause, lines in ((cause, row.hints) for cause, row in CAUSE_TABLE.items()):
         for hint in (hint for line in lines for hint in line if hint.when or hint.names):
             start = hint.text.partition("{")[0]
             assert any(of_cause is cause and text.startswith(start) for of_cause, text in given), (cause, hint.text)
@@ -179,7 +180,7 @@ def test_every_cause_has_something_to_do_where_nothing_more_was_seen(cause: Caus
 
 
 def test_no_hint_stands_behind_one_that_is_always_given() -> None:
-    for cause, lines in REMEDIES.items():
+    for cause, lines in ((cause, row.hints) for cause, row in CAUSE_TABLE.items()):
         for line in lines:
             assert all(hint.when or hint.names for hint in line[:-1]), (cause, line)
 

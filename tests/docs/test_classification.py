@@ -13,12 +13,12 @@ import pytest
 
 from health.nvidia import xids
 from supervisor.classify import exits
-from supervisor.classify.causes import EXPLANATIONS
 from supervisor.classify.gpu.xid import CAUSES
 from supervisor.classify.logs.rows import parse
 from supervisor.classify.remedies import documented
 from supervisor.cli.classify import rendering
 from supervisor.config import signatures
+from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause, Verdict
 from tests.support.pages import page_path, page_text
 
@@ -68,14 +68,14 @@ def test_a_tenth_with_few_answers_is_joined_with_its_neighbour(tables: ModuleTyp
 
 
 def test_every_cause_is_explained() -> None:
-    assert list(EXPLANATIONS) == list(Cause)
-    for cause, row in EXPLANATIONS.items():
+    assert list(CAUSE_TABLE) == list(Cause)
+    for cause, row in CAUSE_TABLE.items():
         assert all(text and not text.endswith(".") for text in (row.meaning, row.proof, documented(cause))), cause
 
 
 def test_a_cause_is_recognised_by_the_signals_that_are_judged_so() -> None:
     signals = {exits.SIGNAL_NAMES[number]: row.cause for number, row in exits.BY_SIGNAL.items()}
-    for cause, row in EXPLANATIONS.items():
+    for cause, row in CAUSE_TABLE.items():
         named = set(re.findall(r"\bSIG[A-Z]+", row.proof))
         assert {signals.get(name, exits.ANY_SIGNAL.cause) for name in named} <= {cause}
         if cause in {Cause.SEGFAULT, Cause.UNKNOWN_NATIVE_ABORT}:
@@ -84,7 +84,7 @@ def test_a_cause_is_recognised_by_the_signals_that_are_judged_so() -> None:
 
 @pytest.mark.parametrize("cause", [Cause.GPU_ECC, Cause.GPU_LOST, Cause.NVLINK])
 def test_a_cause_is_recognised_by_the_xids_that_are_judged_so(cause: Cause) -> None:
-    numbers = [int(number) for number in re.findall(r"\b\d{2,3}\b", EXPLANATIONS[cause].proof)]
+    numbers = [int(number) for number in re.findall(r"\b\d{2,3}\b", CAUSE_TABLE[cause].proof)]
     assert numbers
     assert {number for number in numbers if (known := xids.lookup(number)) is None or CAUSES[known.part] is not cause} == set()
     if cause is Cause.GPU_ECC:

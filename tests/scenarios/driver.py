@@ -2,7 +2,8 @@
 
 A story (tests/scenarios/stories/*.toml) says what the world is: policy, ranks, GPUs, checkpoints that are there. Each row of `attempt` says
 how far that attempt came, how it failed, and what is expected of the decision. The driver is the shell around the core: it answers
-SelectCheckpoint with the newest checkpoint that is not to be avoided, and lets timers pass. `causes` plays the story for each of them.
+SelectCheckpoint with the newest checkpoint that is not to be avoided, and lets timers pass. `causes` plays the story for each of them:
+"@recurring" are all whose ladder has that step, "@infrastructure" all of that family. Those of `but` are left out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from supervisor.classify.logs.match import claims
 from supervisor.config import signatures
 from supervisor.core import actions as act
 from supervisor.core import events
+from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, Launcher, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import JobState, Stage
@@ -26,8 +28,25 @@ STORIES: dict[str, dict[str, Any]] = {
     for story in tomllib.loads(path.read_text(encoding="utf-8"))["story"]
 }
 CATALOGUE, _ = signatures.read()
+
+
+def causes_of(story: dict[str, Any]) -> set[Cause]:
+    """The causes for which a story is played."""
+
+    def named(words: list[str]) -> set[Cause]:
+        groups = [
+            {cause for cause, row in CAUSE_TABLE.items() if word[1:] in {*row.ladder, row.family}}
+            if word.startswith("@")
+            else {Cause(word)}
+            for word in words
+        ]
+        return set().union(*groups)
+
+    return named(story["causes"]) - named(story.get("but", []))
+
+
 #: (story, cause) for each time that a story is played.
-PLAYED = [(name, Cause(cause)) for name, story in STORIES.items() for cause in story["causes"]]
+PLAYED = [(name, cause) for name, story in STORIES.items() for cause in Cause if cause in causes_of(story)]
 
 
 def policy_of(row: dict[str, Any]) -> Policy:

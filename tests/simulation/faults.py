@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause, Claim, Evidence, Phase, RankExit
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Kind:
 
 
 #: At least three kinds of each cause that may come before the first step, so that failures of one cause can differ.
-KINDS: Mapping[Cause, tuple[Kind, ...]] = {
+_WRITTEN: Mapping[Cause, tuple[Kind, ...]] = {
     Cause.CUDA_OOM: (
         Kind("cuda_oom.torch", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", 0.97, transient=True),
         Kind("cuda_oom.cublas", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", 0.93),
@@ -212,6 +213,10 @@ KINDS: Mapping[Cause, tuple[Kind, ...]] = {
     ),
     Cause.UNKNOWN: (Kind("exit_code", "", 0.0, "exit"),),
     Cause.NONE: (Kind("read", "3 lines", 0.0, "log", signal=None),),
+}
+#: A cause that is not written above shows as an error file of its own.
+KINDS: Mapping[Cause, tuple[Kind, ...]] = {
+    cause: _WRITTEN.get(cause, (Kind(f"{cause}.shown", row.meaning, 0.95),)) for cause, row in CAUSE_TABLE.items()
 }
 #: Facts without a claim that are as sure as a claim.
 SURE_WITHOUT_CLAIM = frozenset({("cgroup", "oom_kill"), ("launcher", "exception")})

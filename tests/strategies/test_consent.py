@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from supervisor.core.causes import LAST, SUSPECTS
 from supervisor.core.model import Cause, Change, Claim, Evidence, Plan, PlanKind, Policy, Verdict
-from supervisor.strategies import RUNGS, consent, ladder, names, propose, resolve, users_row
-from supervisor.strategies.ladders import LADDERS, LAST, SUSPECTS
+from supervisor.strategies import LADDERS, RUNGS, consent, ladder, names, propose, resolve, users_row
 from supervisor.strategies.rung import is_plug_in, nothing_missing
 from supervisor.strategies.situation import Situation
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.core.causes import LAST, SUSPECTS
 from supervisor.core.model import Cause, Claim, Evidence, Knob, PlanKind, Policy, Verdict
 from supervisor.strategies import LADDERS, ladder, propose
-from supervisor.strategies.ladders import LAST, SUSPECTS
 from supervisor.strategies.network import still_permitted
 from tests.strategies.test_ladders import failure, situation
 

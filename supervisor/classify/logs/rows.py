@@ -37,6 +37,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.logs.patterns import MessagePattern, OwnPattern, Pattern, groups_of
+from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause
 from supervisor.core.values import dataclass
 
@@ -54,6 +55,8 @@ PLACES = ("exception", "line", "kernel", "logged")
 #: Shorter anchors are too common: each occurrence costs a search.
 SHORTEST_ANCHOR = 4
 ANY_CAUSE = "*"
+#: In `consequence_of`: every other cause that breaks the collectives of the peers (core/causes.py).
+BREAKS_COLLECTIVES = "@breaks_collectives"
 #: The field for the failed rank. A larger number is no rank.
 RANK = "rank"
 MOST_RANKS = 1_000_000
@@ -240,6 +243,9 @@ def _row(table: Any, patterns: _Patterns, messages: Messages) -> Signature:  # n
     weight = table.get("weight", 0.0 if benign else None)
     _need(isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 <= weight <= 1, "weight is a number from 0 to 1")
     after = _strings(table, "consequence_of")
+    if BREAKS_COLLECTIVES in after:
+        peers = (other.value for other, row in CAUSE_TABLE.items() if row.breaks_collectives and other != cause)
+        after = tuple(dict.fromkeys((*(other for other in after if other != BREAKS_COLLECTIVES), *peers)))
     wrong = [other for other in after if other != ANY_CAUSE and other not in _CAUSES]
     _need(not wrong, f"consequence_of: no such cause: {wrong}")
     frames = None

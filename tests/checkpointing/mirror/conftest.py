@@ -1,7 +1,8 @@
-"""What the tests of the mirror share: a server per worker, a bucket per test, a proxy before the server, checkpoints, and the process."""
+"""What tests of the mirror share: one server for all workers, a bucket per test, a proxy before the server, checkpoints, and the process."""
 
 from __future__ import annotations
 
+import os
 import uuid
 from typing import TYPE_CHECKING
 
@@ -17,21 +18,28 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    with servers.swift(tmp_path_factory.mktemp("swift")) as server:
+def for_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a directory that all workers of this run know; it stands beside their own."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def swift(for_all_workers: Path) -> Iterator[servers.Server]:
+    with servers.shared("swift", for_all_workers / "swift") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def older_swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+def older_swift(for_all_workers: Path) -> Iterator[servers.Server]:
     """A server that knows no checksums."""
-    with servers.swift(tmp_path_factory.mktemp("older-swift"), older=True) as server:
+    with servers.shared("older_swift", for_all_workers / "older-swift") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    with servers.moto(tmp_path_factory.mktemp("moto")) as server:
+def moto(for_all_workers: Path) -> Iterator[servers.Server]:
+    with servers.shared("moto", for_all_workers / "moto") as server:
         yield server
 
 

@@ -1,9 +1,10 @@
-"""The real servers: installed once into an environment of their own below the repository, started on loopback, one per worker."""
+"""The real servers: installed once into an environment of their own below the repository, on loopback, shared by all workers."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import socket
@@ -84,7 +85,7 @@ def swift(base: Path, *, older: bool = False) -> Iterator[Server]:
     """Run Swift below `base`; with `older` one whose S3 API knows no checksums."""
     python, port = installed(), free_ports(4)
     environ = {**os.environ, **({"PYTHONPATH": str(older_swift())} if older else {})}
-    log = base / "swift.log"
+    log = base / ("older_swift.log" if older else "swift.log")
     with log.open("wb") as err:
         process = subprocess.Popen(  # noqa: S603 -- the test's own
             [str(python), str(HERE / "swiftly.py"), str(base), str(port)],
@@ -130,6 +131,46 @@ def moto(base: Path) -> Iterator[Server]:
         process.wait(30)
 
 
+KINDS = {"swift": swift, "older_swift": functools.partial(swift, older=True), "moto": moto}
+
+
+@contextlib.contextmanager
+def shared(kind: str, base: Path) -> Iterator[Server]:
+    """Use the server of `kind` below `base` that all workers of a run share: the first starts it, and it ends once nobody uses it."""
+    base.mkdir(exist_ok=True)
+    with (base / "users").open("w") as users:
+        with (base / "start").open("w") as start:
+            fcntl.flock(start, fcntl.LOCK_EX)
+            fcntl.flock(users, fcntl.LOCK_SH)  # `hold` waits until this is given back, by the end of the worker at the latest
+            if not (base / "port").exists():
+                _start_holder(kind, base)
+        yield Server(int((base / "port").read_text()), base / f"{kind}.log")
+
+
+def _start_holder(kind: str, base: Path) -> None:
+    """Start a process that has the server of `kind` and is nobody's child; wait until the server answers."""
+    command = [sys.executable, str(Path(__file__)), kind, str(base)]
+    with (
+        (base / "holder.log").open("wb") as log,
+        subprocess.Popen(  # noqa: S603 -- the test's own
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+        ) as starter,
+    ):
+        assert starter.stdout is not None
+        if starter.stdout.readline() != b"ready\n":
+            raise RuntimeError(f"{kind} did not start: {(base / 'holder.log').read_text()[-2000:]}")
+
+
+def hold(kind: str, base: Path) -> None:
+    """Run the server of `kind` below `base` until nobody uses it."""
+    with KINDS[kind](base) as server, (base / "users").open("w") as users:
+        (base / "port").write_text(str(server.port))
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        fcntl.flock(users, fcntl.LOCK_EX)
+        (base / "port").unlink()
+
+
 def free_ports(n_ports: int) -> int:
     """Return the first of so many free ports in a row."""
     while True:
@@ -145,4 +186,9 @@ def free_ports(n_ports: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{installed()}\n")
+    if sys.argv[1:]:
+        if os.fork():
+            os._exit(0)
+        hold(sys.argv[1], Path(sys.argv[2]))
+    else:
+        sys.stdout.write(f"{installed()}\n")

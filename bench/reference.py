@@ -19,6 +19,7 @@ import click
 from man_page import man_page
 from page_tables import find_page, replace_table
 
+from health import registry
 from health.checks.node_environments import MUST_AGREE
 from supervisor.classify.losses import rules
 from supervisor.cli.commands import COMMANDS, load_command
@@ -206,6 +207,12 @@ def variables_that_agree() -> str:
     return _table(("variable", "what a difference does", "how that is known"), cells)
 
 
+def checks() -> str:
+    """Return the table of the checks of a node."""
+    rows = [(f"`{check.name}`", check.reads, check.degraded, check.failed, f"`{check.subject}`") for check in registry.checks().values()]
+    return _table(("check", "reads", "degraded where", "failed where", "subject"), rows)
+
+
 def loss_rules() -> str:
     """Return the loss rules that are always there."""
     rows = [(f"`{rule.id}`", f"`{rule.kind}`", rules.condition(rule), rule.note) for rule in own_loss_rules.packaged()]
@@ -228,7 +235,7 @@ def tables() -> dict[str, dict[str, str]]:
         "metrics.md": {"metrics": metrics()},
         "loss-and-pace.md": {"loss rules": loss_rules()},
         "commands.md": {"commands": commands()},
-        "health.md": {"agree": variables_that_agree()},
+        "health.md": {"agree": variables_that_agree(), "checks": checks()},
         "recovery.md": {"endings": endings(), "ladders": ladders(), "rungs": rungs(), "networks": networks()},
     }
 

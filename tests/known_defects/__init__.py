@@ -22,7 +22,6 @@ each marker names that change.
 | test_coordinator.py | the deciding thread asks processes that KILL did not end, one after the other | one coordinator |
 | test_people.py | metrics that could not be made are the old ones; a short write is put in place | what people see |
 | test_people.py | alerts and programs of alerts do not get the proxy; a heartbeat's refusal is not reported | what people see |
-| test_people.py | a plug-in's plan that stops by the text "stop" restarts | plug-ins |
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ import pytest
 ONE_PASS = "later: checkpoints in one pass"  # noqa: S105  no password
 ONE_COORDINATOR = "later: one coordinator"
 FOR_PEOPLE = "later: what people see"
-PLUG_INS = "later: plug-ins"
 
 
 def later(reason: str) -> pytest.MarkDecorator:

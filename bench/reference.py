@@ -12,6 +12,7 @@ import stages
 from man_page import exit_codes
 from page_tables import filled
 
+from health import registry
 from health.checks.node_environments import MUST_AGREE
 from supervisor.classify.losses import rules
 from supervisor.cli.commands import COMMANDS, load_command
@@ -165,6 +166,12 @@ def variables_that_agree() -> str:
     return _table(("variable", "what a difference does", "how that is known"), cells)
 
 
+def checks() -> str:
+    """Return the table of the checks of a node."""
+    rows = [(f"`{check.name}`", check.reads, check.degraded, check.failed, f"`{check.subject}`") for check in registry.checks().values()]
+    return _table(("check", "reads", "degraded where", "failed where", "subject"), rows)
+
+
 def loss_rules() -> str:
     """Return the loss rules that are always there."""
     rows = [(f"`{rule.id}`", f"`{rule.kind}`", rules.condition(rule), rule.note) for rule in own_loss_rules.packaged()]
@@ -185,7 +192,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "metrics.md": {"metrics": metrics},
     "loss-and-pace.md": {"loss rules": loss_rules},
     "commands.md": {"commands": commands},
-    "health.md": {"agree": variables_that_agree},
+    "health.md": {"agree": variables_that_agree, "checks": checks},
     "recovery.md": {"endings": endings, "rungs": rungs, "networks": networks},
     "causes.md": {"causes": classification.of_causes},
     "signatures.md": {"signatures": classification.of_signatures},

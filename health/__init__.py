@@ -16,17 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from health.doctor import Diagnosis, Doctor, examine
-    from health.model import Ask, Check, CheckResult, Reading, Readings, Repair, Result
-    from health.registry import Plugged
+    from health.model import Ask, CheckResult, Reading, Readings, Repair, Result
     from health.thresholds import Thresholds
 
 __all__ = [
     "Ask",
-    "Check",
     "CheckResult",
     "Diagnosis",
     "Doctor",
-    "Plugged",
     "Reading",
     "Readings",
     "Repair",
@@ -39,7 +36,6 @@ _MODULES: Final = {
     "Diagnosis": "health.doctor",
     "Doctor": "health.doctor",
     "examine": "health.doctor",
-    "Plugged": "health.registry",
     "Thresholds": "health.thresholds",
 }
 

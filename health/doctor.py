@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from health.model import Json
-    from health.registry import Plugged
 
 VERSION: Final = 1
 UNFIT: Final = 69
@@ -72,21 +71,18 @@ class Doctor:
     awaited: as of Runner.
     """
 
-    def __init__(  # noqa: PLR0913 -- each is a choice of its own
+    def __init__(
         self,
         ask: Ask = _ASK,
         *,
         limits: Thresholds = _DEFAULT,
-        plugged: Plugged = registry.NOTHING_PLUGGED,
         environ: Mapping[str, str] | None = None,
         lasting: bool = False,
         awaited: Callable[[Sequence[str]], None] = lambda _names: None,
     ) -> None:
         self._ask = ask
         self._limits = limits
-        self._probes = (*registry.PROBES, *plugged.probes)
-        self._checks = registry.checks(plugged.checks)
-        self._runner = Runner(plugged.probes, environ, awaited=awaited)
+        self._runner = Runner(environ, awaited=awaited)
         self._lasting = lasting
         self._first: Readings | None = None
         self._events: dict[str, dict[tuple[str, str], dict[str, Json]]] = {}
@@ -94,9 +90,9 @@ class Doctor:
     def examine(self) -> Diagnosis:
         """Ask every probe, and judge; from the second time on with the first readings as baseline."""
         started = time.monotonic()
-        now = (self._runner.sample if self._lasting else self._runner.sweep)(self._probes, self._ask)
+        now = (self._runner.sample if self._lasting else self._runner.sweep)(registry.PROBES, self._ask)
         now = self._with_events(now)
-        results = judge(now, self._first, self._limits, self._checks)
+        results = judge(now, self._first, self._limits)
         if self._first is None:
             self._first = now
         return Diagnosis(results, _unseen(now, results), time.monotonic() - started, time.time(), now)
@@ -121,12 +117,12 @@ class Doctor:
         self._runner.close()
 
 
-def examine(ask: Ask = _ASK, *, limits: Thresholds = _DEFAULT, plugged: Plugged = registry.NOTHING_PLUGGED) -> Diagnosis:
+def examine(ask: Ask = _ASK, *, limits: Thresholds = _DEFAULT) -> Diagnosis:
     """Return what is wrong with this node now. Probes run in processes of their own, each under a deadline; none outlives the call.
 
-    ask: paths, hosts and ports of a job; without it the node alone is examined. limits: other thresholds. plugged: what packages add.
+    ask: paths, hosts and ports of a job; without it the node alone is examined. limits: other thresholds.
     """
-    with closing(Doctor(ask, limits=limits, plugged=plugged)) as doctor:
+    with closing(Doctor(ask, limits=limits)) as doctor:
         return doctor.examine()
 
 

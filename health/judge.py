@@ -36,7 +36,7 @@ def judge(
         if not there.issuperset(row.needs):
             continue
         try:
-            results += row.check(now, before, limits)
+            results += row(now, before, limits)
         except Exception as error:  # noqa: BLE001  a check that trips over a reading costs its own row only
             why = f"{FAILED_ITSELF}: {type(error).__name__}: {error}"
             results.append(CheckResult(name, HOST, Result.UNKNOWN, why[:300]))

@@ -16,13 +16,14 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from health.thresholds import Thresholds
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from health.thresholds import Thresholds
+
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+Judge: TypeAlias = "Callable[[Readings, Readings | None, Thresholds], Iterable[CheckResult]]"
 
 HOST: Final = "host"
 KERNEL: Final = "kernel"
@@ -189,14 +190,39 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: a pure function of the readings now, of those at the job's start, and of the thresholds.
+    """One check: a pure function of the readings now, of those at the job's start, and of the thresholds. `check` makes it.
 
-    needs: the probes whose readings it judges. It gives a result for every subject, also for a healthy one: UNKNOWN if it cannot judge,
-    SKIPPED if there is nothing of the kind here.
+    It gives a result for every subject, also for a healthy one: UNKNOWN if it cannot judge, SKIPPED if there is nothing of the kind here.
     """
 
+    name: str
+    #: The kind of its subjects: what stands before the colon of their names.
+    subject: str
+    #: The probes whose readings it judges.
     needs: tuple[str, ...]
-    check: Callable[[Readings, Readings | None, Thresholds], Iterable[CheckResult]]
+    function: Judge
+    #: For docs/guides/health.md: what it reads, and where it answers DEGRADED and FAILED.
+    reads: str
+    degraded: str = ""
+    failed: str = ""
+
+    def __call__(self, now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+        """Judge the readings. before: those at the job's start."""
+        return self.function(now, before, limits)
+
+
+def check(  # noqa: PLR0913  its row in the docs, each by name
+    name: str, *, subject: str, needs: tuple[str, ...], reads: str, degraded: str = "", failed: str = ""
+) -> Callable[[Judge], Check]:
+    """Make a function the check of this name. `python bench/reference.py` writes its row in docs/guides/health.md.
+
+    The function is called with the readings now, those at the job's start (None: there are none), and the thresholds.
+    """
+
+    def decorate(function: Judge) -> Check:
+        return Check(name, subject, needs, function, reads, degraded, failed)
+
+    return decorate
 
 
 class Readings:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shlex import quote
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from health.checks import common
-from health.model import HOST, Check, CheckResult, Repair, Result
+from health.model import HOST, CheckResult, Repair, Result, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +19,14 @@ _MAIN_VERSIONS = ("python", "torch", "cuda", "nccl", "driver", "kernel")
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
+@check(
+    "env_versions",
+    subject="host",
+    needs=("environment",),
+    reads="versions of Python, torch, CUDA, NCCL, the driver; torch is not imported",
+    degraded="a driver is loaded, and torch is built without CUDA",
+    failed="the driver is too old for torch's CUDA; unknown where a cuda-compat library is there for it",
+)
 def env_versions(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Which Python, torch, CUDA, NCCL and driver will the job run with? Also whether the driver is new enough for torch's CUDA."""
     unread = common.unread("env_versions", now, "env.versions", "versions")
@@ -64,6 +72,13 @@ UNREAD_VARIABLES = {
 RENAMED_VARIABLES = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DESYNC_DEBUG", "NCCL_ENABLE_TIMING")
 
 
+@check(
+    "env_variables",
+    subject="host",
+    needs=("environment",),
+    reads="variables of NCCL, torch and their like",
+    degraded="one that nothing reads (`NCCL_TIMEOUT`, `TORCH_DISTRIBUTED_TIMEOUT`), or with an old name",
+)
 def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Do the job's variables do what they seem to? Those that nothing reads are named, and those that were renamed."""
     unread = common.unread("env_variables", now, "env.variables", "variables")
@@ -96,6 +111,16 @@ def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) 
     ]
 
 
+@check(
+    "env_slurm",
+    subject="host",
+    needs=("environment",),
+    reads="in a job of Slurm, the step that `srun` started",
+    degraded=(
+        "outside of `srun`: [a preemption would be heard too late](slurm.md#the-nodes-of-a-step); or fewer tasks than "
+        "`SLURM_NTASKS_PER_NODE` promises a script"
+    ),
+)
 def env_slurm(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Check that srun started this, in a job of Slurm, once for each task that a script may count on.
 
@@ -117,6 +142,13 @@ def env_slurm(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
         yield CheckResult("env_slurm", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, "start the job with `srun supervise -- …`")
 
 
+@check(
+    "env_code",
+    subject="host",
+    needs=("environment",),
+    reads="git's revision and changes",
+    degraded="another than at the job's start",
+)
 def env_code(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Which revision of the code will run, and is it the same as at the job's start? A restart on other code is another experiment."""
     unread = common.unread("env_code", now, "env.code", "the code's revision")
@@ -139,11 +171,3 @@ def env_code(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
         )
     else:
         yield CheckResult("env_code", HOST, Result.OK, f"the code is {state}", evidence)
-
-
-CHECKS: Final = {
-    "env_versions": Check(("environment",), env_versions),
-    "env_variables": Check(("environment",), env_variables),
-    "env_slurm": Check(("environment",), env_slurm),
-    "env_code": Check(("environment",), env_code),
-}

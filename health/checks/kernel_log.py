@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from health.local_time import stamped
-from health.model import KERNEL, PERMISSION, CheckResult, Repair, Result
+from health.model import KERNEL, PERMISSION, CheckResult, Repair, Result, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from health.model import Json, Readings
     from health.thresholds import Thresholds
 
-NAME: Final = "kernel_log"
-NEEDS: Final = ("kernel_log",)
 #: Seconds after which an event is history.
 RECENT_S: Final = 86400.0
 #: The most events that are reported one by one.
@@ -31,7 +29,15 @@ _UPTIME: Final = re.compile(r"\[ *\d+\.\d+\] ")
 _ALLOW: Final = "sudo sysctl kernel.dmesg_restrict=0"
 
 
-def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+@check(
+    "kernel_log",
+    subject="kernel",
+    needs=("kernel_log",),
+    reads="the kernel's log, here and now",
+    degraded="[by what it says](#the-kernel-log)",
+    failed="[by what it says](#the-kernel-log)",
+)
+def kernel_log(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Judge each finding of the log."""
     reading = now.one("kernel.findings", KERNEL)
     if reading is None:
@@ -39,20 +45,22 @@ def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterab
     if reading.problem:
         why = "it may not be read" if reading.problem == PERMISSION else reading.problem
         evidence = (now.problem("kernel.source", KERNEL),)
-        yield CheckResult(NAME, KERNEL, Result.UNKNOWN, f"the kernel's log was not observed: {why}", evidence, Repair.CONFIGURE, _ALLOW)
+        yield CheckResult(
+            "kernel_log", KERNEL, Result.UNKNOWN, f"the kernel's log was not observed: {why}", evidence, Repair.CONFIGURE, _ALLOW
+        )
         return
     known = {_key(row) for row in before.rows("kernel.findings", KERNEL)} if before is not None else set()
     shown = [one for row in now.rows("kernel.findings", KERNEL) if _key(row) not in known and (one := _judged(row, reading.t)) is not None]
     shown.sort(key=lambda one: one.result is not Result.FAILED)
     yield from shown[:MOST_SHOWN]
     if len(shown) > MOST_SHOWN:
-        yield CheckResult(NAME, KERNEL, Result.DEGRADED, f"{len(shown) - MOST_SHOWN} more findings in the kernel's log", look=_LOOK)
+        yield CheckResult("kernel_log", KERNEL, Result.DEGRADED, f"{len(shown) - MOST_SHOWN} more findings in the kernel's log", look=_LOOK)
     lost = now.count("kernel.overruns", KERNEL) or 0
     if lost:
         why = f"the kernel's log was overwritten {lost} times before it was read"
-        yield CheckResult(NAME, KERNEL, Result.UNKNOWN, why, (), Repair.CONFIGURE, "boot with log_buf_len=16M")
+        yield CheckResult("kernel_log", KERNEL, Result.UNKNOWN, why, (), Repair.CONFIGURE, "boot with log_buf_len=16M")
     if not shown and not lost:
-        yield CheckResult(NAME, KERNEL, Result.OK, f"{now.text('kernel.source', KERNEL)}: nothing that needs attention")
+        yield CheckResult("kernel_log", KERNEL, Result.OK, f"{now.text('kernel.source', KERNEL)}: nothing that needs attention")
 
 
 def _key(row: dict[str, Json]) -> tuple[Json, ...]:
@@ -83,7 +91,7 @@ def _judged(row: dict[str, Json], read_t: float) -> CheckResult | None:
     t = read_t - age if isinstance(age, int | float) else None
     line = str(row.get("line", ""))
     return CheckResult(
-        NAME,
+        "kernel_log",
         f"pci:{pci}" if pci else KERNEL,
         Result.FAILED if failed else Result.DEGRADED,
         ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:]),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from health.model import HOST, Check, CheckResult, Reading, Readings, Repair, Result
+from health.model import HOST, CheckResult, Reading, Readings, Repair, Result, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -131,6 +131,14 @@ def merge_nodes(nodes: Mapping[str, Readings]) -> Readings:
     return Readings(made)
 
 
+@check(
+    "env_nodes",
+    subject="host",
+    needs=("environment",),
+    reads="the same of several nodes: [`--nodes`](node-check.md) brings them together",
+    degraded="versions, variables, code, MTU differ: who differs is named",
+    failed="torch, CUDA or NCCL differ",
+)
 def env_nodes(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Is the environment the same on all nodes? It shows which versions, variables, code or MTU differ, and on which nodes.
 
@@ -228,6 +236,3 @@ def _result(one: NodeDifference) -> CheckResult:
     evidence = tuple(f"{node}: {value}" for node, value in one.values.items())
     result = Result.FAILED if one.strict or one.weight is Weight.CANNOT_WORK else Result.DEGRADED
     return CheckResult("env_nodes", HOST, result, why, evidence, Repair.CONFIGURE, look=("supervise doctor --json",))
-
-
-CHECKS: Final = {"env_nodes": Check(("environment",), env_nodes)}

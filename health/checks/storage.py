@@ -6,7 +6,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from health.checks import common
-from health.model import HOST, Check, CheckResult, Repair, Result
+from health.model import HOST, CheckResult, Repair, Result, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +22,13 @@ _OF_THE_SYSTEM: Final = frozenset(
 _CHECK_FIRST: Final = "unmount it and check it with fsck before it is mounted for writing again"
 
 
+@check(
+    "disk_paths",
+    subject="path",
+    needs=("disk",),
+    reads="where declared checkpoints are written, and in `doctor` the working and the state directory, each in a process of its own",
+    failed="one that does not answer (a dead server), a stale handle, one that cannot be looked at",
+)
 def disk_paths(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Does every path that the job writes answer? It finds a dead server or a stale handle before a rank hangs on it."""
     for reading in now.of("path.state"):
@@ -59,6 +66,14 @@ def _mount_again(mount: dict[str, Json]) -> str:
 _MIB = 1 << 20
 
 
+@check(
+    "disk_space",
+    subject="path",
+    needs=("disk",),
+    reads="room and inodes of these paths",
+    degraded="90 % full",
+    failed="99 % full, or 500 MiB left; no room for one checkpoint (blocks)",
+)
 def disk_space(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Is there free space, and are there free inodes, on every path that the job writes? No space for one checkpoint blocks a start."""
     for reading in now.of("path.space"):
@@ -107,6 +122,14 @@ def _space(now: Readings, subject: str, limits: Thresholds) -> CheckResult:
 _NO_ROOM = ("ENOSPC", "EDQUOT")
 
 
+@check(
+    "disk_writes",
+    subject="path",
+    needs=("disk",),
+    reads="1 MiB written to each and synced, to a file without a name",
+    degraded="longer than 1 s",
+    failed="read-only, no room, no permission, input/output error",
+)
 def disk_writes(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Can every path be written, and how long does it take until it is on the disk? Read-only remounts and slow disks are found here."""
     for reading in now.of("path.space"):
@@ -152,6 +175,14 @@ _TRANSIENT_STATES = ("new", "resetting", "connecting")
 _NVME_LOOK = ("nvme list", "dmesg -T | grep nvme")
 
 
+@check(
+    "disk_nvme",
+    subject="host",
+    needs=("nvme",),
+    reads="the kernel's NVMe disks",
+    degraded="one is being reset",
+    failed="one is dead, or gone since the job's start",
+)
 def disk_nvme(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Are all NVMe disks there and alive? One that is gone since the job's start, or that the kernel gave up, is a failure."""
     unread = common.unread("disk_nvme", now, "nvme.controllers", "NVMe disks")
@@ -178,11 +209,3 @@ def disk_nvme(now: Readings, before: Readings | None, _limits: Thresholds) -> It
 
 def _nvme_name(row: dict[str, Json]) -> str:
     return f"{row.get('name')} ({row.get('address')})" if row.get("address") else str(row.get("name"))
-
-
-CHECKS: Final = {
-    "disk_paths": Check(("disk",), disk_paths),
-    "disk_space": Check(("disk",), disk_space),
-    "disk_writes": Check(("disk",), disk_writes),
-    "disk_nvme": Check(("nvme",), disk_nvme),
-}

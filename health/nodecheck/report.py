@@ -168,7 +168,7 @@ def _environments(known: TrialEvidence) -> Iterator[CheckResult]:
             why = f"{outcome.get('state', 'no answer')} {outcome.get('why', '')}".strip()
             yield CheckResult(_NODES, HOST, Result.UNKNOWN, f"{name}: its environment could not be read: {why}")
     asked = Readings(one for readings in nodes.values() for one in readings.of(OUTCOME))
-    rows = health_judge.judge(asked + node_environments.merge_nodes(nodes), checks={_NODES: node_environments.CHECKS[_NODES]})
+    rows = health_judge.judge(asked + node_environments.merge_nodes(nodes), checks={_NODES: node_environments.env_nodes})
     yield from (one for one in rows if one.result is not Result.SKIPPED)
 
 

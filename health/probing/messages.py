@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 @final
 class ProbeRequest(TypedDict):
-    """Run one probe. ask: `Ask.to_json`; module: of a plug-in, else ""."""
+    """Run one probe: its module, and `Ask.to_json`."""
 
     id: int
-    probe: str
     module: str
     ask: dict[str, Json]
 

@@ -8,6 +8,7 @@ if the request asks for a lasting one.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 if __name__ == "__main__":
     # run by path. Not by way of sys.path: a user's own package `health` may be found there first
@@ -28,7 +29,6 @@ if __name__ == "__main__":
     sys.modules["health"] = module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules["health"])
 
-from health import registry
 from health.model import Ask
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from health.model import Json, Reading
     from health.probing.messages import ProberAnswer, ProbeRequest
+    from health.registry import Probe, ProbeSession
 
 
 def main() -> None:
@@ -44,31 +45,31 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer of ours
     threading.Thread(target=_listen, args=(requests,), name="requests", daemon=True).start()
-    sessions: dict[str, registry.ProbeSession] = {}
+    sessions: dict[str, ProbeSession] = {}
     _send(out, {"ready": True})
     while (line := requests.get()) is not None:
         request: ProbeRequest = json.loads(line)
-        number, name = request["id"], request["probe"]
+        number, module = request["id"], request["module"]
         started = time.thread_time()
         try:
-            for reading in _readings(name, request["module"], Ask.from_json(request["ask"]), sessions):
+            for reading in _readings(module, Ask.from_json(request["ask"]), sessions):
                 one: list[Json] = [reading.probe, reading.subject, reading.name, reading.value, reading.problem, reading.t or time.time()]
                 _send(out, {"id": number, "reading": one})
             _send(out, {"id": number, "done": time.thread_time() - started})
         except Exception as error:  # noqa: BLE001  whatever a probe meets is its answer
             with contextlib.suppress(KeyError):
-                sessions.pop(name).close()
+                sessions.pop(module).close()
             _send(out, {"id": number, "failed": f"{type(error).__name__}: {error}"[:500]})
 
 
-def _readings(name: str, module: str, ask: Ask, sessions: dict[str, registry.ProbeSession]) -> Iterator[Reading]:
-    found = registry.probe(name, {name: module} if module else None)
-    opened = getattr(found, "session", None)
-    if not ask.lasting or opened is None:
-        return found.read(ask)
-    if name not in sessions:
-        sessions[name] = opened()
-    return sessions[name].read(ask)
+def _readings(module: str, ask: Ask, sessions: dict[str, ProbeSession]) -> Iterator[Reading]:
+    probe = cast("Probe", importlib.import_module(module))
+    open_session = getattr(probe, "session", None)
+    if not ask.lasting or open_session is None:
+        return probe.read(ask)
+    if module not in sessions:
+        sessions[module] = open_session()
+    return sessions[module].read(ask)
 
 
 def _listen(requests: SimpleQueue[bytes | None]) -> None:

@@ -73,11 +73,11 @@ class _Process:
         assert self.popen.stdout is not None  # noqa: S101 -- a pipe was asked for
         return self.popen.stdout.fileno()
 
-    def request(self, name: str, module: str, ask: Ask) -> bool:
+    def request(self, module: str, ask: Ask) -> bool:
         """Ask one thing. False where the process is gone, or does not read."""
         assert self.popen.stdin is not None  # noqa: S101 -- a pipe was asked for
         self.asked += 1
-        row: ProbeRequest = {"id": self.asked, "probe": name, "module": module, "ask": ask.to_json()}
+        row: ProbeRequest = {"id": self.asked, "module": module, "ask": ask.to_json()}
         fd, left = self.popen.stdin.fileno(), json.dumps(row).encode("ascii") + b"\n"
         until = time.monotonic() + (ask.deadline_s if self.ready else _START_S)
         try:
@@ -138,8 +138,7 @@ class _Job:
             if answer.get("id") != self.process.asked:
                 continue  # "ready"
             if "reading" in answer:
-                with contextlib.suppress(ValueError):  # a plug-in's, of another form
-                    self.readings.append(reading_from(answer["reading"]))
+                self.readings.append(reading_from(answer["reading"]))
             elif "done" in answer:
                 self.outcome = {"state": "answered", "cpu_s": answer["done"]}
             elif "failed" in answer:
@@ -154,7 +153,7 @@ class _Stuck:
 
 
 class Runner:
-    """Asks probes. plugged: MODULE by name of probes of packages. environ: the probers' own, default ours.
+    """Asks probes. environ: the probers' own, default ours.
 
     start: calls what makes a process; for a caller that must know its own children from others. awaited: gets the names of the probes that
     did not answer yet, each time that there are fewer.
@@ -162,7 +161,6 @@ class Runner:
 
     def __init__(
         self,
-        plugged: Mapping[str, str] | None = None,
         environ: Mapping[str, str] | None = None,
         *,
         start: Start = lambda make: make(),
@@ -170,7 +168,6 @@ class Runner:
     ) -> None:
         self._start = start
         self._awaited = awaited
-        self._plugged = dict(plugged or {})
         self._environ = None if environ is None else dict(environ)
         self._stuck: dict[str, _Stuck] = {}
         self._lasting: _Process | None = None
@@ -253,15 +250,15 @@ class Runner:
         return False
 
     def _job(self, name: str, ask: Ask, process: _Process) -> _Job:
-        row = registry.PROBES.get(name)
-        deadline_s = ask.deadline_s if row is None else min(row.deadline_s, ask.deadline_s)
+        row = registry.PROBES[name]
+        deadline_s = min(row.deadline_s, ask.deadline_s)
         started = time.monotonic()
-        environ = ask.environ if row is None else _few(ask.environ) if name == "environment" else {}
+        environ = _few(ask.environ) if name == "environment" else {}
         asked = replace(ask, deadline_s=deadline_s, environ=environ)
-        job = _Job(name, asked, self._plugged.get(name, ""), process, started, started + deadline_s)
+        job = _Job(name, asked, row.module, process, started, started + deadline_s)
         if not process.ready:
             job.deadline = started + _START_S
-        if not process.request(name, job.module, job.ask):
+        if not process.request(job.module, job.ask):
             job.outcome = {"state": "not_started", "why": "the process is gone, or does not read"}
         return job
 

@@ -3,7 +3,7 @@
 All files that exist are read, key by key, strongest first: `supervise.toml` in the working directory (or instead the file
 that --config or SUPERVISE_CONFIG names), `$XDG_CONFIG_HOME/supervise/config.toml`, `/etc/supervise/config.toml`.
 
-A file that is found in the working directory may have come with somebody's code, so it cannot name secrets or plug-ins. A file that a
+A file that is found in the working directory may have come with somebody's code, so it cannot name secrets or programs. A file that a
 person named can. A file that others may write is refused (supervisor/config/trust.py).
 """
 
@@ -56,8 +56,6 @@ _NOT_CONFIGURATION = re.compile(r"SUPERVISE_(JOB_.*|(\w+_)?(SERVICE_(HOST|PORT.*
 _NEVER_FROM_FOUND_FILE = {
     "alerts.webhook.secret_file": "secret named",
     "ui.token_file": "secret named",
-    "restart.plugins": "plug-in named",  # it would be imported here
-    "health.plugins": "plug-in named",
     "alerts.sink.url_file": "secret named",
     "alerts.sink.secret_file": "secret named",
     "alerts.sink.command": "program named",  # it would be run here

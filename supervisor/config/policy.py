@@ -6,8 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from supervisor.config.health import healthset
-from supervisor.config.plugins import ladders
+from supervisor.config.health import thresholds
 from supervisor.core.model import RESUME, Knob, Launcher, Policy
 from supervisor.errors import SuperviseError
 from supervisor.strategies.network import OPTIONAL
@@ -34,7 +33,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
     """Return what decisions depend on; `knobs`, `allocator` and `likely` are from KnobSet.
 
     health: whether this node can be examined. environ: the user's own environment. nodes, least_nodes: as the command says, 0: it does not.
-    Raises SuperviseError for a wrong ladder, an unknown check, or a row [recover.CAUSE] of a knob that the command does not have.
+    Raises SuperviseError for an unknown check, or a row [recover.CAUSE] of a knob that the command does not have.
     """
     restart = settings.restart
     require_knobs(settings, knobs)
@@ -58,7 +57,6 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
         batch_change=settings.knobs.batch_change,
         batch_drift=restart.batch_drift,
         min_gpus=settings.gpus.minimum,
-        ladders=ladders(settings),
         recover=_recover(settings),
         steps_back=restart.steps_back,
         clears=settings.clear_gpu_command(),
@@ -124,8 +122,13 @@ def network_allow(settings: Settings) -> tuple[str, ...]:
 
 
 def evict_on(settings: Settings) -> tuple[str, ...]:
-    """Return the checks that end a healthy attempt. Raises SuperviseError for an unknown one, and for a wrong setting of health."""
-    checks = healthset(settings).checks
+    """Return the checks that end a healthy attempt. Raises SuperviseError for an unknown one, and for a wrong threshold."""
+    thresholds(settings)
+    if not settings.health.evict_on:
+        return ()
+    from health import registry  # noqa: PLC0415  it imports every check
+
+    checks = registry.checks()
     unknown = [name for name in settings.health.evict_on if name not in checks]
     if unknown:
         raise SuperviseError(

@@ -261,17 +261,6 @@ class Restart:
         more="The nearest with fewer GPUs; half of it where a GPU's memory does not suffice and only `batch_size` is declared.",
         flag="--allow-batch-drift/--no-batch-drift",
     )
-    ladders: tuple[str, ...] = setting(
-        (),
-        "CAUSE=STRATEGY,STRATEGY,...: your own ladder for a cause.",
-        "It replaces ours ([recovery](recovery.md)). An unknown cause or strategy is an error.",
-    )
-    plugins: tuple[str, ...] = setting(
-        (),
-        "Strategies of installed packages that a ladder may name.",
-        "They are entry points of the group `supervise.strategies`; nothing else is imported. "
-        "Refused in a file that was found in the working directory.",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +311,6 @@ class Health:
         (),
         "Your own thresholds of checks, NAME=NUMBER, such as disk_used_share=0.8.",
         "The names are those of `health/thresholds.py`.",
-    )
-    plugins: tuple[str, ...] = setting(
-        (),
-        "Checks and probes of packages to use too, by the names of their entry points.",
-        "[How](health.md#how-it-works). Nothing else is imported. Refused in a file that was found in the working directory.",
     )
 
 

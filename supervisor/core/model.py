@@ -574,7 +574,6 @@ class Policy:
     batch_change: bool = True  # --no-batch-change
     batch_drift: bool = False  # --allow-batch-drift
     min_gpus: int = 0  # --min-gpus; 0: never with fewer
-    ladders: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of the user's, by cause: names of strategies
     recover: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()  # the user's rows, by cause: what to set, by knob or env:NAME
     steps_back: int = 2  # to an older checkpoint, in one run
     recurring_alert: int = 3  # alert after this many equal failures in a run, with progress or without

@@ -23,7 +23,7 @@ from health.nvidia.xid_history import Memory
 from health.probes import system_files
 from health.probes.gpu import pci
 from health.probing.runner import OUTCOME, Runner, asked
-from supervisor.config.health import healthset
+from supervisor.config.health import thresholds
 from supervisor.core.model import Evidence, Finding
 from supervisor.core.values import dataclass
 from supervisor.launch import orphans, rendezvous_ports
@@ -77,18 +77,17 @@ class HealthWatch:
         self._job, self._signatures, self._on_change = job, signatures, on_change
         settings = job.settings
         self.has_gpus = settings.health.enabled and has_gpus(job.environ)
-        self._set = healthset(settings)
-        self._checks = {name: check for name, check in self._set.checks.items() if name not in _OF_THE_START}
+        self._limits = thresholds(settings)
+        self._checks = {name: check for name, check in registry.checks().items() if name not in _OF_THE_START}
         self._sampled = {name: check for name, check in self._checks.items() if name not in NOT_SAMPLED}
         self._rendezvous = rendezvous_ports.of(job.command, job.environ)
         known = registry.fast() if self.has_gpus else DISKS
         self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
-        self.probes += tuple(self._set.plugged.probes) * self.has_gpus
         self.enabled = settings.health.enabled and bool(self.probes)
-        self._runner = Runner(self._set.plugged.probes, job.environ, start=orphans.started)
+        self._runner = Runner(job.environ, start=orphans.started)
         self._turn = threading.Lock()  # of the runner
         self._hung: set[str] = set()
-        self._failures: set[str] = set()  # checks and probes whose own failure was reported
+        self._failures: set[str] = set()  # checks whose own failure was reported
         self._baseline: Readings | None = None
         self._based: set[str] = set()  # the probes whose readings are in it
         self._before: Readings | None = None  # of this attempt
@@ -109,7 +108,7 @@ class HealthWatch:
             now = self._runner.sweep(wanted, ask)
             skipped = ", ".join(sorted(self._hung))
             self._note_hung(now)
-            results = judge(now, self._baseline, self._set.limits, self._checks if alone else self._sampled)
+            results = judge(now, self._baseline, self._limits, self._checks if alone else self._sampled)
             self._note_results(results)
             self._begin_from(now)
             self._last = now if now.of("gpu.identity") else None
@@ -118,15 +117,11 @@ class HealthWatch:
             findings = tuple(self._named(finding_of(result)) for result in ill[:MOST])
             self._reported = {one.about: _SEVERITY[Result(one.result)] for one in findings}
         problems = [f"not read, because it hung before: {skipped}"] if skipped else []
-        return NodeHealth(now, findings, "; ".join([*problems, *self._failed(now, results)]))
+        return NodeHealth(now, findings, "; ".join([*problems, *self._failed(results)]))
 
-    def _failed(self, now: Readings, results: Iterable[CheckResult]) -> list[str]:
-        """Return which checks, and which probes of packages, failed themselves: each once."""
+    def _failed(self, results: Iterable[CheckResult]) -> list[str]:
+        """Return which checks failed themselves: each once."""
         failed = {f"check {one.check}": one.reason for one in results if one.reason.startswith(FAILED_ITSELF)}
-        for name in self._set.plugged.probes:
-            outcome = now.table(OUTCOME, f"probe:{name}")
-            if outcome.get("state") == "failed":
-                failed[f"probe {name} of a package"] = str(outcome.get("why", ""))
         new = {name: why for name, why in failed.items() if name not in self._failures}
         self._failures |= new.keys()
         return [f"{name}: {why}" for name, why in new.items()]
@@ -135,7 +130,7 @@ class HealthWatch:
         """Keep what each probe read when it first answered: what moves is judged against it."""
         late = {name for name in asked(now) if now.table(OUTCOME, f"probe:{name}").get("state") not in _ENDED}
         new = asked(now) - late - self._based
-        if self._baseline is None:  # a package's probe may give its readings another name than its own
+        if self._baseline is None:
             self._baseline = Readings(one for one in now if one.probe not in late)
         elif new:
             self._baseline += Readings(one for one in now if one.probe in new)
@@ -162,7 +157,7 @@ class HealthWatch:
     def shared_memory(self) -> CheckResult | None:
         """Return what is wrong with /dev/shm, None for nothing. It is memory: this never hangs, and needs no process of its own."""
         reading = system_files.room("host", HOST, "host.shm", system_files.SHM)
-        results = self._set.checks["host_shm"].check(Readings((reading,)), None, self._set.limits)
+        results = registry.checks()["host_shm"](Readings((reading,)), None, self._limits)
         return next((one for one in results if one.result in {Result.DEGRADED, Result.FAILED}), None)
 
     def begin(self) -> None:
@@ -249,10 +244,10 @@ class HealthWatch:
             stop.wait(every_s)
 
     def _sample(self) -> tuple[Finding, ...]:
-        now = self._runner.sample((*registry.sampled(), *self._set.plugged.probes), self._ask(DEADLINE_S))
+        now = self._runner.sample(registry.sampled(), self._ask(DEADLINE_S))
         self._note_sample(now)
         self._note_hung(now)
-        results = judge(now, self._baseline, self._set.limits, self._sampled)
+        results = judge(now, self._baseline, self._limits, self._sampled)
         self._note_results(results)
         changes = self._changes(results)
         self._begin_from(now)

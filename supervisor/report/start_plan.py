@@ -90,18 +90,17 @@ def opening_lines(
     found: KnobSet,
     command: Sequence[str],
     environ: Mapping[str, str],
-    ladder: Sequence[str] | None = None,
     overrides: Sequence[tuple[str, str]] = (),
 ) -> list[str]:
     """Return what a run that goes on has changed, and what happens to the batch on CUDA OOM: a line each, or none.
 
-    ladder: the user's own rungs for CUDA OOM; overrides: what is changed already, by knob or env:NAME.
+    overrides: what is changed already, by knob or env:NAME.
     """
     now = dict(overrides)
     new = [(knob, now[knob.name]) for knob in found.knobs if now.get(knob.name, knob.value) != knob.value]
     changed = ", ".join(f"{knob.how} {value}" for knob, value in new)
     goes_on = f"goes on with {changed} (you wrote {', '.join(knob.value or 'nothing' for knob, _ in new)})" if new else ""
-    return [line for line in (goes_on, opening_line(found, command, environ, ladder=ladder, overrides=overrides)) if line]
+    return [line for line in (goes_on, opening_line(found, command, environ, overrides=overrides)) if line]
 
 
 def opening_line(  # noqa: PLR0911  one for each case
@@ -109,12 +108,11 @@ def opening_line(  # noqa: PLR0911  one for each case
     command: Sequence[str],
     environ: Mapping[str, str],
     *,
-    ladder: Sequence[str] | None = None,
     overrides: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return what happens to the batch of `command` on CUDA OOM; "" where no knob of it is known.
 
-    ladder: the rungs for CUDA OOM where they are the user's own; overrides: what a run that goes on has changed already, by knob.
+    overrides: what a run that goes on has changed already, by knob.
     """
     now = dict(overrides)
     known = {knob.name: replace(knob, value=now.get(knob.name, knob.value)) for knob in found.knobs}
@@ -123,8 +121,6 @@ def opening_line(  # noqa: PLR0911  one for each case
         return ""
     if not found.batch_change:
         return _NO_BATCH_CHANGE
-    if ladder is not None and "halve_batch" not in ladder:
-        return "on CUDA OOM: the batch stays as it is: the ladder that you gave cuda_oom has no halve_batch"
     if size is not None and accum is None and found.batch_drift:
         half = batch.halved_alone(size, 0)
         changed = f"stays as it is: {half}" if isinstance(half, str) else f"{size.value}→{half}, and the global batch with it"
@@ -289,7 +285,7 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         "script": script.target,
         "script_is_here": script.kind != "file" or (Path(settings.cwd) / script.target).exists(),
         "programs": [programs.title(name) for name in found.programs],
-        "on_cuda_oom": opening_line(found, command, os.environ, ladder=strategies.ladder(Cause.CUDA_OOM, policy)) or _unknown_batch(found),
+        "on_cuda_oom": opening_line(found, command, os.environ) or _unknown_batch(found),
         "enabled": [_enabled(knob) for knob in found.knobs],
         "not_enabled": _not_enabled(found, resumes=settings.resumes_itself),
         "recover": [

@@ -16,7 +16,6 @@ from supervisor.checkpoints.mirror import session as mirror_session
 from supervisor.checkpoints.mirror.process import MirrorLink
 from supervisor.cluster.client import THREAD as CONTROL_NODE
 from supervisor.cluster.server import THREAD as CONTROL_STORE
-from supervisor.config import plugins
 from supervisor.config.policy import to_policy
 from supervisor.core import losses
 from supervisor.core.decide import initial
@@ -26,7 +25,7 @@ from supervisor.core.events import (
     JournalRecovered,
     SupervisorStarted,
 )
-from supervisor.core.model import Cause, Launcher
+from supervisor.core.model import Launcher
 from supervisor.core.planning import DECLARED
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import digest_key, identity, known_jobs, loop_beat, resume_proof
@@ -376,9 +375,8 @@ class JobRun:
         how = "torchrun's agent, asked before each restart" if elastic else "a plain command, restarted from outside"
         settings = self.job.settings
         run_ = "goes on with run" if self.continues else "run"
-        ladder = dict(plugins.ladders(settings)).get(Cause.CUDA_OOM.value)
         changed = self.past.state.run.overrides if self.continues else ()
-        of_knobs = opening_lines(self.job.knobs, self.job.command, self.job.environ, ladder, changed)
+        of_knobs = opening_lines(self.job.knobs, self.job.command, self.job.environ, changed)
         return [
             f"job {self.job.name}, {run_} {self.job.run_id}: {how}",
             *of_knobs,

@@ -134,13 +134,12 @@ def _require_right(settings: Settings, knobs: tuple[Knob, ...], warn: Callable[[
 
     What nobody set is right, and what judges it is not imported: the agent waits for each import here.
     """
-    restart, health = settings.restart, settings.health
-    names = (restart.ladders, restart.plugins, health.evict_on, health.thresholds, health.plugins, settings.network.allow, settings.recover)
+    health = settings.health
+    names = (health.evict_on, health.thresholds, settings.network.allow, settings.recover)
     if any(names):
-        from supervisor.config import plugins, policy  # noqa: PLC0415  as above
+        from supervisor.config import policy  # noqa: PLC0415  as above
 
         policy.require_knobs(settings, knobs)
-        plugins.ladders(settings)
         policy.evict_on(settings)
         policy.network_allow(settings)
     if settings.metrics.is_used:

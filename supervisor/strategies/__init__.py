@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from supervisor.core.causes import CAUSE_TABLE, GUARDS, LAST, SUSPECTS
-from supervisor.core.model import FROM_OUTSIDE, Cause, Plan, PlanKind
+from supervisor.core.model import Cause, Plan, PlanKind
 from supervisor.strategies import (
     after_training,
     checkpoint,
@@ -27,56 +27,34 @@ from supervisor.strategies import (
     storage,
     users_row,
 )
-from supervisor.strategies.rung import PlugInError, Rung, is_plug_in, plug_in
 from supervisor.strategies.situation import changes, unworkable
 
 if TYPE_CHECKING:
     from supervisor.core.model import Policy
+    from supervisor.strategies.rung import Rung
     from supervisor.strategies.situation import Situation
 
-__all__ = ["GUARDS", "LADDERS", "RUNGS", "SUSPECTS", "ladder", "names", "propose", "resolve", "summary"]
+__all__ = ["GUARDS", "LADDERS", "RUNGS", "SUSPECTS", "ladder", "propose", "summary"]
 
 _FAMILIES = (guards, own_change, users_row, memory, checkpoint, gpu, collectives, network, storage, repetition)
 #: Every built-in rung, by its name.
 RUNGS: dict[str, Rung] = {rung.name: rung for family in _FAMILIES for rung in family.RUNGS}
-
 #: The steps for each cause, of its row.
 LADDERS: dict[Cause, tuple[str, ...]] = {cause: row.ladder for cause, row in CAUSE_TABLE.items()}
 
 
-def names() -> tuple[str, ...]:
-    """Return the names that a ladder of the user's may have, beside plug-ins ("module:function")."""
-    return tuple(RUNGS)
-
-
 def summary(name: str) -> str:
-    """Return one line on what a rung does, "" if there is no such rung."""
-    rung = resolve(name)
-    return rung.summary if rung else ""
-
-
-def resolve(name: str) -> Rung | None:
-    """Return the rung of a name, None if there is no such rung."""
-    return RUNGS.get(name) or (plug_in(name) if is_plug_in(name) else None)
+    """Return one line on what a rung does."""
+    return RUNGS[name].summary
 
 
 def ladder(cause: Cause, policy: Policy) -> tuple[str, ...]:
-    """Return the rungs for a cause: ours or the user's own, between the guards and the restart that ends all of them.
-
-    The rung of the user's row [recover.CAUSE], if there is one, comes first; an own ladder may name another place for it.
-    """
-    own = dict(policy.ladders).get(cause.value)
-    rungs = LADDERS[cause] if own is None else _completed(own, cause)
-    if not users_row.row_of(cause, policy) or users_row.NAME in rungs:
+    """Return the rungs for a cause. The rung of the user's row [recover.CAUSE], if there is one, stands behind the guards."""
+    rungs = LADDERS[cause]
+    if not users_row.row_of(cause, policy):
         return rungs
     guards_before = tuple(takewhile(lambda name: name in SUSPECTS, rungs))
     return (*guards_before, users_row.NAME, *rungs[len(guards_before) :])
-
-
-def _completed(own: tuple[str, ...], cause: Cause) -> tuple[str, ...]:
-    """Return the user's ladder with the guards that it does not name, and its end."""
-    guards_before = () if cause in FROM_OUTSIDE else tuple(name for name in LADDERS[cause] if name in SUSPECTS and name not in own)
-    return (*guards_before, *own, *((LAST,) if LAST not in own else ()))
 
 
 def propose(situation: Situation) -> Plan:
@@ -98,15 +76,8 @@ def _walk(situation: Situation) -> tuple[Plan, tuple[str, ...]]:
     cause = situation.verdict.cause
     objection = consent.objection(situation)
     for name in ladder(cause, situation.policy):
-        rung = resolve(name)
-        if rung is None:
-            notes.append(f"the plug-in {name} is not loaded, so the next rung decides")
-            continue
-        try:
-            plan = rung.propose(situation)
-        except PlugInError as error:
-            notes.append(f"the plug-in {name} failed, so the next rung decides: {error}")
-            continue
+        rung = RUNGS[name]
+        plan = rung.propose(situation)
         if plan is None:
             notes.append(rung.missing(situation))
             continue

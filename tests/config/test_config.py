@@ -400,15 +400,6 @@ def test_the_policy_of_default_settings_is_the_policys_own_default(load: Callabl
     assert to_policy(settings, Launcher.ELASTIC, (knob,)) == wanted
 
 
-@pytest.mark.parametrize("section", ["restart", "health"])
-def test_a_plug_in_is_not_named_by_a_file_that_was_found_beside_the_code(load: Callable[..., Settings], home: Path, section: str) -> None:
-    local(home, f"[{section}]\nplugins = ['theirs']\n")
-    with pytest.raises(SuperviseError, match=rf"plug-in named by a file found .*{section}\.plugins in .*supervise\.toml:2") as refused:
-        load()
-    assert refused.value.exit_code == ExitCode.CONFIG
-    assert load(named="supervise.toml").value(f"{section}.plugins") == ("theirs",)
-
-
 @pytest.mark.parametrize("off", ["checkpoints.learn", "instrument.enabled"])
 def test_arguments_that_could_never_be_used_are_a_usage_error(load: Callable[..., Settings], off: str) -> None:
     given = {"knobs.resume.args": "--init_from=resume", "job.resumes_itself": True}

@@ -44,7 +44,7 @@ def seen(*gpus: str, init: int = 0, count: int | None = None) -> Readings:
 
 
 def result_of(check: str, now: Readings, before: Readings | None = None) -> CheckResult:
-    results = list(registry.checks()[check].check(now, before, Thresholds()))
+    results = list(registry.checks()[check](now, before, Thresholds()))
     assert len(results) == 1
     return results[0]
 
@@ -89,7 +89,7 @@ def test_a_driver_that_was_not_heard_out_has_lost_no_gpu(now: Readings, tmp_path
 
 def test_each_gpu_that_is_not_there_is_named_once(tmp_path: Path) -> None:
     on_bus = Readings(pci.read(bus(tmp_path, A, B, C, gone=B)))
-    check = registry.checks()["gpu_count"].check
+    check = registry.checks()["gpu_count"]
     errors = [Reading("nvml", "gpu:GPU-1", "gpu.errors", [{"code": 15}])]
     assert list(check(seen(A, B, C) + Readings(errors) + on_bus, None, Thresholds())) == [], "gpu_errors speaks of it"
     assert [one.subject for one in check(seen(A, B, C) + on_bus, None, Thresholds())] == ["gpu:GPU-1"]
@@ -111,8 +111,8 @@ def test_a_cgroup_that_gives_one_gpu_hides_the_others_and_loses_none(refused: bo
     others = [Reading("nvml", "gpu:#1", "gpu.identity", {"index": 1, "pci": "", "name": "", "refused": "Insufficient Permissions"})]
     now = seen(A, count=1 + refused) + Readings(others * refused) + Readings(pci.read(ask))
     assert result_of("gpu_count", now).result is Result.OK
-    assert [one.result for one in registry.checks()["gpu_errors"].check(now, None, Thresholds())][1:] == [Result.UNKNOWN] * refused
-    assert {one.subject for one in registry.checks()["gpu_recovery"].check(now, None, Thresholds())} == {"gpu:GPU-0"}
+    assert [one.result for one in registry.checks()["gpu_errors"](now, None, Thresholds())][1:] == [Result.UNKNOWN] * refused
+    assert {one.subject for one in registry.checks()["gpu_recovery"](now, None, Thresholds())} == {"gpu:GPU-0"}
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_an_event_that_the_kernel_log_has_is_reported_once(row: dict[str, Json],
     now = seen(A) + Readings(
         [Reading("nvml", "gpu:GPU-0", "gpu.events", [event]), Reading("kernel_log", "kernel", "kernel.findings", [row], t=1000.0)]
     )
-    assert [one.result for one in registry.checks()["gpu_events"].check(now, None, Thresholds())] == expected
+    assert [one.result for one in registry.checks()["gpu_events"](now, None, Thresholds())] == expected
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -181,5 +181,5 @@ def test_switches_need_a_manager(running: bool, tmp_path: Path) -> None:  # noqa
     ask = bus(tmp_path, A, switches=4)
     (tmp_path / "proc/77").mkdir(parents=True)
     (tmp_path / "proc/77/comm").write_text("nv-fabricmanage\n" if running else "bash\n", "ascii")
-    results = list(registry.checks()["gpu_fabric"].check(seen(A) + Readings(driver.read(ask)), None, Thresholds()))
+    results = list(registry.checks()["gpu_fabric"](seen(A) + Readings(driver.read(ask)), None, Thresholds()))
     assert [(one.result, one.repair) for one in results] == ([] if running else [(Result.FAILED, Repair.RESTART_DRIVER)])

@@ -27,7 +27,7 @@ def results(check: str, read: Mapping[tuple[str, str], Json], before: Mapping[tu
     def readings(of: Mapping[tuple[str, str], Json]) -> Readings:
         return Readings(Reading("test", subject, name, value, t=100.0) for (name, subject), value in of.items())
 
-    return list(registry.checks()[check].check(readings(read), readings(before) if before is not None else None, Thresholds()))
+    return list(registry.checks()[check](readings(read), readings(before) if before is not None else None, Thresholds()))
 
 
 def offered(found: list[CheckResult]) -> list[str]:

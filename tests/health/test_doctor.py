@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from health import render
-from health.checks import kernel_log
+from health.checks.kernel_log import kernel_log
 from health.doctor import Diagnosis, Doctor
 from health.local_time import stamped
 from health.model import Ask, CheckResult, Reading, Readings, Result
@@ -100,7 +100,7 @@ def test_an_event_has_the_time_of_a_clock_on_the_wall_and_each_row_is_one_line()
         event["last_time"] = float(number)
     now = Readings([Reading("kernel_log", "kernel", "kernel.findings", cast("Json", events), t=1795434500.0)])
     skipped = [CheckResult(name, "host", Result.SKIPPED, "none is here") for name in ("disk_nvme", "net_reach")]
-    lines = shown(Diagnosis((*kernel_log.check(now, None, Thresholds()), *skipped), ("nvml: x: not permitted, root may",), 0.25, 1.0, now))
+    lines = shown(Diagnosis((*kernel_log(now, None, Thresholds()), *skipped), ("nvml: x: not permitted, root may",), 0.25, 1.0, now))
     first, last = stamped(1795434400.0), stamped(1795434402.0)
     assert lines[1:4] == [
         f"DEGRADED  kernel_log  oom memcg: killed (3 times since {first.rstrip()})",

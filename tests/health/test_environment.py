@@ -91,7 +91,7 @@ TABLE = [
 
 
 def said(check: str, now: Readings, before: Readings | None = None) -> list[CheckResult]:
-    return list(registry.checks()[check].check(now, before, Thresholds()))
+    return list(registry.checks()[check](now, before, Thresholds()))
 
 
 def readings(read: Mapping[str, Json]) -> Readings:
@@ -148,7 +148,7 @@ def test_a_node_alone_is_not_compared() -> None:
 
 
 def test_every_check_of_the_environment_is_held_here() -> None:
-    assert {row.check for row in TABLE} | {"env_nodes"} == {name for name in registry.CHECKS if name.startswith("env_")}
+    assert {row.check for row in TABLE} | {"env_nodes"} == {name for name in registry.checks() if name.startswith("env_")}
 
 
 def test_versions_are_those_of_this_interpreter_and_torch_is_not_imported() -> None:

@@ -239,7 +239,7 @@ def test_a_state_is_judged(row: Row, fake_nvml: FakeNvml, runner: Runner, tmp_pa
 
 
 def test_every_check_of_gpus_has_a_row_for_health_and_one_for_the_fault() -> None:
-    mine = {name for name in registry.CHECKS if name.startswith("gpu_")} - {"gpu_events"}  # below: it needs a session that listens
+    mine = {name for name in registry.checks() if name.startswith("gpu_")} - {"gpu_events"}  # below: it needs a session that listens
     for good in (True, False):
         assert {row.check for row in ROWS if (row.result is OK) == good} == mine
 

@@ -164,7 +164,7 @@ TABLE = [
 
 def judged(row: Row) -> list[CheckResult]:
     before = None if row.before is None else Readings(Reading("probe", HOST, name, value) for name, value in row.before.items())
-    return list(registry.checks()[row.check].check(row.readings(), before, Thresholds()))
+    return list(registry.checks()[row.check](row.readings(), before, Thresholds()))
 
 
 @pytest.mark.parametrize("row", TABLE, ids=[f"{at}-{row.check}" for at, row in enumerate(TABLE)])
@@ -179,7 +179,7 @@ def test_the_table(row: Row) -> None:
 
 
 def test_every_check_of_the_host_has_each_of_its_answers_held_here() -> None:
-    mine = {name for name in registry.CHECKS if name.startswith("host_")}
+    mine = {name for name in registry.checks() if name.startswith("host_")}
     assert {row.check for row in TABLE} == mine
     for name in mine:
         assert {OK, DEGRADED} <= {row.result for row in TABLE if row.check == name}
@@ -329,7 +329,7 @@ def test_the_clock_of_this_machine_is_judged_one_way_or_the_other() -> None:
     told = now.table("clock.kernel")
     assert now.problem("clock.kernel") or set(told) == {"synchronized", "max_error_s", "estimated_error_s", "offset_s"}
     given = Readings(clock.read(Ask(options={"clock": {"chrony": {"offset_s": 4.0, "stratum": 2, "leap": "Normal"}}})))
-    [said] = registry.checks()["host_clock"].check(given, None, Thresholds())
+    [said] = registry.checks()["host_clock"](given, None, Thresholds())
     assert said.result is DEGRADED
 
 

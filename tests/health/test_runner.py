@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import pytest
 
-from health import render
+from health import registry, render
 from health.checks import probes
 from health.judge import blocking, judge
 from health.model import Ask, Check, CheckResult, Reading, Readings, Repair, Result, worst
@@ -23,12 +23,13 @@ from tests.support.figures import within
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from health.probing.runner import Start
     from tests.health.conftest import FakeNvml
 
 NVML = "probe:nvml"
+FOREIGN = ("foreign-0", "foreign-1", "foreign-2")
 
 
 @pytest.fixture
@@ -38,11 +39,18 @@ def runner(fake_nvml: FakeNvml) -> Iterator[Runner]:
     made.close()
 
 
-def plugged(tmp_path: Path, source: str, names: Sequence[str] = ("foreign",), *, start: Start = lambda make: make()) -> Runner:
-    """Return a runner of one probe of a package, under each of the names."""
+@pytest.fixture(autouse=True)
+def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the registry have four probes of a test's own, whose program `plugged` writes."""
+    row = registry.ProbeRow("foreign_probe", deadline_s=600.0)
+    monkeypatch.setattr(registry, "PROBES", {**registry.PROBES, **dict.fromkeys(("foreign", *FOREIGN), row)})
+
+
+def plugged(tmp_path: Path, source: str, *, start: Start = lambda make: make()) -> Runner:
+    """Return a runner that finds this program of the test's own probes."""
     (tmp_path / "foreign_probe.py").write_text("from health.model import Reading\nimport os, time\n" + source, "utf-8")
     path = os.pathsep.join([str(tmp_path), *(word for word in sys.path if word)])
-    return Runner(dict.fromkeys(names, "foreign_probe"), {**os.environ, "PYTHONPATH": path}, start=start)
+    return Runner({**os.environ, "PYTHONPATH": path}, start=start)
 
 
 @pytest.mark.process
@@ -161,7 +169,8 @@ def test_who_asks_may_be_stopped_for_longer_than_the_deadline(pause_s: float, tm
     ask = (
         f"import sys; sys.path[:0] = {[word for word in sys.path if word]!r}\n"
         "from health.model import Ask\nfrom health.probing.runner import OUTCOME, Runner\n"
-        f"now = Runner({{'foreign': 'foreign_probe'}}).sweep(('foreign',), Ask(deadline_s=1.2))\n"
+        "from health import registry\nregistry.PROBES = {'foreign': registry.ProbeRow('foreign_probe')}\n"
+        f"now = Runner().sweep(('foreign',), Ask(deadline_s=1.2))\n"
         "print(now.table(OUTCOME, 'probe:foreign')['state'], now.value('a'))\n"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *(word for word in sys.path if word)])}
@@ -236,7 +245,7 @@ def test_the_worst_comes_first() -> None:
 @pytest.mark.parametrize("process", ["S", "D"])
 def test_a_slow_tree_of_files_condemns_no_node(name: str, result: Result, process: str) -> None:
     now = Readings([Reading("runner", f"probe:{name}", OUTCOME, {"state": "hung", "deadline_s": 5.0, "process": process, "pid": 1})])
-    assert [one.result for one in probes.check(now, None, Thresholds())] == [result]
+    assert [one.result for one in probes.probes(now, None, Thresholds())] == [result]
 
 
 class _SlowPipe:
@@ -280,12 +289,11 @@ def test_one_that_is_ended_is_ended_with_what_it_started(tmp_path: Path, hangs: 
         "import subprocess\ndef read(ask):\n yield Reading('foreign', f'host:{os.getpid()}', 'a', os.getpid())\n"
         f" subprocess.Popen(['sh', '-c', {program!r}])\n time.sleep({600 if hangs else 0.1})\n"
     )
-    names = [f"foreign-{number}" for number in range(3)]
-    runner = plugged(tmp_path, source, names, start=_slow)
-    now = runner.sweep(names, Ask(deadline_s=2.0 if hangs else 20.0))
-    assert {now.table(OUTCOME, f"probe:{name}")["state"] for name in names} == {"hung" if hangs else "answered"}
+    runner = plugged(tmp_path, source, start=_slow)
+    now = runner.sweep(FOREIGN, Ask(deadline_s=2.0 if hangs else 20.0))
+    assert {now.table(OUTCOME, f"probe:{name}")["state"] for name in FOREIGN} == {"hung" if hangs else "answered"}
     pids = [str(one.value) for one in now.of("a")]
-    assert len(pids) == len(names)
+    assert len(pids) == len(FOREIGN)
     wait_for(lambda: not any(_group(pid) for pid in pids), "the end of what they started", 20)
 
 
@@ -324,7 +332,8 @@ def test_what_a_prober_started_ends_with_whoever_asks(tmp_path: Path) -> None:
     ask = (
         f"import sys; sys.path[:0] = {[word for word in sys.path if word]!r}\n"
         "from health.model import Ask\nfrom health.probing.runner import Runner\n"
-        "Runner({'foreign': 'foreign_probe'}).sweep(('foreign',), Ask(deadline_s=600.0))\n"
+        "from health import registry\nregistry.PROBES = {'foreign': registry.ProbeRow('foreign_probe', 600.0)}\n"
+        "Runner().sweep(('foreign',), Ask(deadline_s=600.0))\n"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *(word for word in sys.path if word)])}
     with subprocess.Popen([sys.executable, "-c", ask], env=environ) as asking:  # noqa: S603
@@ -338,10 +347,10 @@ def test_what_a_prober_started_ends_with_whoever_asks(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_job_of_many_variables_is_asked_for_few(tmp_path: Path) -> None:
     many = {f"SERVICE_{n}": "x" * 1000 for n in range(200)} | {"NCCL_DEBUG": "WARN"}
-    runner = plugged(tmp_path, "def read(ask):\n yield Reading('foreign', 'host', 'a', len(ask.environ))\n")
-    now = runner.sweep(("environment", "foreign"), Ask(environ=many))
+    runner = plugged(tmp_path, "def read(ask):\n yield Reading('foreign', 'host', 'a', len(ask.paths[0]))\n")
+    now = runner.sweep(("environment", "foreign"), Ask(environ=many, paths=("x" * 100_000,)))
     assert now.value("env.variables") == {"NCCL_DEBUG": "WARN"}
-    assert now.value("a") == 201, "more than a pipe holds"
+    assert now.value("a") == 100_000, "more than a pipe holds"
 
 
 @pytest.mark.process
@@ -349,13 +358,13 @@ def test_a_process_that_does_not_read_is_not_written_to_for_ever(tmp_path: Path,
     monkeypatch.setattr("health.probing.runner._START_S", 0.5)
     (tmp_path / "deaf.py").write_text("import time\ntime.sleep(600)\n", "ascii")
     monkeypatch.setattr("health.probing.runner._PROBER", tmp_path / "deaf.py")
-    now = plugged(tmp_path, "").sweep(("foreign",), Ask(environ={"A": "x" * 100_000}))
+    now = plugged(tmp_path, "").sweep(("foreign",), Ask(paths=("x" * 100_000,)))
     assert now.table(OUTCOME, "probe:foreign")["state"] == "not_started"
 
 
 def test_a_probe_that_answered_is_ok() -> None:
     now = Readings([Reading("runner", "probe:a", OUTCOME, {"state": "answered", "seconds": 0.1})])
-    assert [one.result for one in probes.check(now, None, Thresholds())] == [Result.OK]
+    assert [one.result for one in probes.probes(now, None, Thresholds())] == [Result.OK]
 
 
 def test_an_ask_comes_through_as_it_was() -> None:

@@ -352,18 +352,10 @@ def test_the_line_at_start_says_what_batch_drift_permits_without_an_accumulation
 def test_a_run_that_goes_on_says_with_what_and_what_would_be_next(tmp_path: Path) -> None:
     found = find(tmp_path, "python train.py --bs 8", "batch_size=--bs", "grad_accum:1=--acc", "cpu_offload=--off", "num_workers:2=--w")
     changed = (("batch_size", "4"), ("grad_accum", "2"), ("cpu_offload", "on"), ("env:PYTORCH_CUDA_ALLOC_CONF", "a:1"))
-    assert opening_lines(found, (), {}, None, changed) == [
+    assert opening_lines(found, (), {}, changed) == [
         "goes on with --bs 4, --acc 2, --off on (you wrote 8, 1, nothing)",
         "on CUDA OOM: --bs 4→2, --acc 2→4; --no-batch-change forbids it",
     ]
-
-
-def test_a_ladder_of_the_users_without_the_halving_is_not_contradicted(tmp_path: Path) -> None:
-    found = find(tmp_path, "python train.py --bs 8", "batch_size=--bs", "grad_accum:1=--acc")
-    assert opening_lines(found, (), {}, ("restart_within_budget",)) == [
-        "on CUDA OOM: the batch stays as it is: the ladder that you gave cuda_oom has no halve_batch"
-    ]
-    assert "8→4" in opening_lines(found, (), {}, ("halve_batch", "restart_within_budget"))[0]
 
 
 def test_yaml_that_we_wrote_is_yaml(tmp_path: Path) -> None:

@@ -168,12 +168,3 @@ def test_the_plan_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> N
     assert "neither of its knobs is known: --knob batch_size=--YOUR-FLAG --knob grad_accum=--YOUR-FLAG enables it" in text
     assert main.main(["plan", "--", *HF]) == 0
     assert "no such file" not in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("there")
-def test_a_ladder_of_the_users_own_is_what_the_plan_says(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SUPERVISE_RESTART_LADDERS", "cuda_oom=restart_within_budget")
-    assert main.main(["plan", "--", *HF]) == 0
-    text = capsys.readouterr().out
-    assert "the ladder that you gave cuda_oom has no halve_batch" in text
-    assert "32→16" not in text

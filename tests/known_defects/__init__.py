@@ -21,7 +21,6 @@ each marker names that change.
 | test_coordinator.py | a word of another version's report ends the supervisor that reads it | one coordinator |
 | test_coordinator.py | the deciding thread asks processes that KILL did not end, one after the other | one coordinator |
 | test_people.py | alerts and programs of alerts do not get the proxy; a heartbeat's refusal is not reported | what people see |
-| test_people.py | a plug-in's plan that stops by the text "stop" restarts | plug-ins |
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ import pytest
 ONE_PASS = "later: checkpoints in one pass"  # noqa: S105  no password
 ONE_COORDINATOR = "later: one coordinator"
 FOR_PEOPLE = "later: what people see"
-PLUG_INS = "later: plug-ins"
 
 
 def later(reason: str) -> pytest.MarkDecorator:

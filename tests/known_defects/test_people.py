@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shlex
 import socket
-import sys
 import threading
-import types
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
@@ -17,14 +15,10 @@ from supervisor.alerts import sinks
 from supervisor.alerts.endpoint import HttpEndpoint
 from supervisor.alerts.sinks import SinkOptions
 from supervisor.alerts.text import AlertDetail
-from supervisor.core import actions as act
-from supervisor.core import events as core_events
-from supervisor.core.decide import decide, initial
-from supervisor.core.model import Cause, Evidence, Phase, Plan, Policy, RankExit, RankInfo
 from supervisor.report.alert_watch import AlertWatch
 from supervisor.run.alerting import start_program
 from tests.alerts.conftest import served
-from tests.known_defects import FOR_PEOPLE, PLUG_INS, later, prepared
+from tests.known_defects import FOR_PEOPLE, later, prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,26 +85,3 @@ def test_a_heartbeat_that_is_refused_is_reported_once() -> None:
             ping() if ping is not None else pytest.fail("no ping was due")
     prepared(len(endpoint.received) == 3, "a ping did not arrive")
     assert len([call for call in map(str, reporter.mock_calls) if "404" in call]) == 1
-
-
-@later(PLUG_INS)
-def test_a_plug_in_s_plan_whose_kind_is_a_text_stops_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`PlanKind` is an enum of texts, so "stop" looks like one: it is taken as PlanKind.STOP, or refused as the other wrong types are."""
-    plug_in: Any = types.ModuleType("stops_by_text")
-    stop: Any = {"kind": "stop", "reason": "my rule says stop", "next_rung": "", "strategy": "stops_by_text:stop", "exit_code": 65}
-    plug_in.stop = lambda _situation: Plan(**stop)
-    monkeypatch.setitem(sys.modules, "stops_by_text", plug_in)
-    policy = Policy(checkpoints_declared=True, ladders=((Cause.KILLED_UNKNOWN, ("stops_by_text:stop",)),))
-    state, finished = initial(), list[act.Finish]()
-    for event in (
-        core_events.SupervisorStarted(0.0, "run", policy),
-        core_events.CheckpointSelected(1.0, 0, None, 0),
-        core_events.AttemptStarted(2.0, 1, (RankInfo(0, 0, 10, 1),), 1),
-        core_events.ProgressObserved(9.0, 1, 50, 50, Phase.TRAIN, first_step=0),
-        core_events.RankExited(10.0, 1, RankExit(0, 10, 5, signal=9)),
-        core_events.AttemptEnded(11.0, 1, "failed"),
-        core_events.EvidenceCollected(12.0, 1, 1, (Evidence("exit", "signal", "9", 0, 10.0),), 0.5),
-    ):
-        state, actions = decide(state, event)
-        finished += [action for action in actions if isinstance(action, act.Finish)]
-    assert [action.exit_code for action in finished] == [65]

@@ -36,7 +36,7 @@ def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa:
         on_change: Callable[[tuple[Finding, ...]], None] = lambda _found: None, *, enabled: bool = True, command: tuple[str, ...] = ()
     ) -> HealthWatch:
         settings = SimpleNamespace(
-            health=SimpleNamespace(enabled=enabled, sample_s=0.2, evict_on=(), thresholds=(), plugins=()),
+            health=SimpleNamespace(enabled=enabled, sample_s=0.2, evict_on=(), thresholds=()),
             checkpoints=SimpleNamespace(paths=()),
         )
         job: Any = SimpleNamespace(environ=fake_nvml.environ, settings=settings, cookie="", command=command)
@@ -305,8 +305,8 @@ def test_a_check_that_fails_itself_is_reported_once(watch: Callable[..., HealthW
     def check(*_readings: object) -> list[CheckResult]:
         raise LookupError("rack")
 
-    broken = Check(needs=(), check=check)
-    looks._checks = {"rack_water": broken}  # noqa: SLF001  as a package's plug-in comes
+    broken = Check("rack_water", "host", (), check, "the rack")
+    looks._checks = {"rack_water": broken}  # noqa: SLF001  a check with a bug
     assert looks.before((), 0).problem == "check rack_water: the check itself failed: LookupError: rack"
     assert looks.before((), 0).problem == ""
 

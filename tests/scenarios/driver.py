@@ -50,10 +50,9 @@ PLAYED = [(name, cause) for name, story in STORIES.items() for cause in Cause if
 
 
 def policy_of(row: dict[str, Any]) -> Policy:
-    """A policy from its row; knobs and ladders are tables there."""
+    """A policy from its row; knobs are tables there."""
     given = dict(row)
     given["knobs"] = tuple(Knob(**{"how": f"--{k['name']}", **k}) for k in row.get("knobs", ()))
-    given["ladders"] = tuple((cause, tuple(rungs)) for cause, rungs in row.get("ladders", {}).items())
     given["recover"] = tuple((cause, tuple(sets.items())) for cause, sets in row.get("recover", {}).items())
     given["network_allow"] = tuple(row.get("network_allow", ()))
     given["variables"] = tuple((name, value) for name, value in row.get("variables", ()))

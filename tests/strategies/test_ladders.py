@@ -40,8 +40,6 @@ def stop(code: int) -> tuple[PlanKind, int]:
 
 
 RESTART = (PlanKind.RESTART, 0)
-#: The guard that stops stands behind the rung that waits.
-WAITS_ALONE = Policy(ladders=(("disk_full", ("wait_for_storage", "recurring")),))
 
 
 @pytest.mark.parametrize(
@@ -66,8 +64,8 @@ WAITS_ALONE = Policy(ladders=(("disk_full", ("wait_for_storage", "recurring")),)
         (situation(Cause.RENDEZVOUS, failures=(failure(Cause.GLOO_ERROR, charged=False),) * 9), stop(75)),
         (situation(Cause.RENDEZVOUS, failures=(failure(Cause.GLOO_ERROR, charged=False, t=T - 4000),) * 9), stop(75)),
         (situation(Cause.RENDEZVOUS, failures=(failure(Cause.GLOO_ERROR, charged=False, t=T - 86_401),) * 9), RESTART),
-        (situation(Cause.DISK_FULL, policy=WAITS_ALONE, failures=(failure(Cause.DISK_FULL, charged=False),) * 8), RESTART),
-        (situation(Cause.DISK_FULL, policy=WAITS_ALONE, failures=(failure(Cause.DISK_FULL, charged=False),) * 9), stop(75)),
+        (situation(Cause.DISK_FULL, failures=(failure(Cause.DISK_FULL, charged=False),) * 8), RESTART),
+        (situation(Cause.DISK_FULL, failures=(failure(Cause.DISK_FULL, charged=False),) * 9), stop(75)),
         (situation(Cause.RENDEZVOUS, failures=(failure(Cause.GLOO_ERROR, charged=False, progressed_since=True),) * 9), RESTART),
         (situation(Cause.GPU_LOST, failures=(failure(Cause.GPU_LOST, charged=False, changed=True),) * 9), RESTART),
         (situation(failures=(failure(t=T - 4000),) * 3), RESTART),

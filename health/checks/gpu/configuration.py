@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from health.checks.gpu import gpus
-from health.model import HOST, Check, CheckResult, Repair, Result
+from health.model import HOST, CheckResult, Repair, Result, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from health.thresholds import Thresholds
 
 
+@check(
+    "gpu_persistence",
+    subject="gpu",
+    needs=("nvml",),
+    reads="persistence mode",
+    degraded="off",
+)
 def gpu_persistence(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Does the driver stay loaded between two processes? If not, each start takes seconds, and its counters and settings are lost."""
     for subject in gpus.subjects(now):
@@ -28,6 +35,13 @@ def gpu_persistence(now: Readings, _before: Readings | None, _limits: Thresholds
             yield CheckResult("gpu_persistence", subject, Result.DEGRADED, f"{who}: persistence mode is off", (), Repair.CONFIGURE, command)
 
 
+@check(
+    "gpu_mig",
+    subject="gpu",
+    needs=("nvml",),
+    reads="MIG mode",
+    degraded="another than its siblings', or pending",
+)
 def gpu_mig(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Is MIG on, and on all GPUs or on none? A change that waits for a reset is reported."""
     modes = {subject: mode for subject in gpus.subjects(now) if isinstance(mode := now.value("gpu.mig_mode", subject), list)}
@@ -49,6 +63,13 @@ def _on_off(mode: Json) -> str:
     return "on" if mode else "off"
 
 
+@check(
+    "gpu_vbios",
+    subject="host",
+    needs=("nvml",),
+    reads="names, VBIOS versions",
+    degraded="not all the same",
+)
 def gpu_vbios(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Are a node's GPUs of one kind, with one VBIOS? Different ones have different limits, and ranks wait for the slowest."""
     by_kind: dict[tuple[str, str], list[str]] = {}
@@ -79,10 +100,3 @@ def gpu_vbios(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
             Repair.CONFIGURE,
             look=("nvidia-smi --query-gpu=index,vbios_version --format=csv",),
         )
-
-
-CHECKS: Final = {
-    "gpu_persistence": Check(("nvml",), gpu_persistence),
-    "gpu_mig": Check(("nvml",), gpu_mig),
-    "gpu_vbios": Check(("nvml",), gpu_vbios),
-}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from health.checks.gpu import gpus
-from health.model import HOST, Check, CheckResult, Repair, Result, delta, elapsed_s
+from health.model import HOST, CheckResult, Repair, Result, check, delta, elapsed_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +19,14 @@ _LINK_ERRORS = ("replay", "crc", "crc_flit", "crc_data", "receive")
 _SIBLINGS = 3
 
 
+@check(
+    "gpu_nvlink",
+    subject="gpu",
+    needs=("nvml",),
+    reads="state and counters of each link",
+    degraded="a link came back; more than 10 replays or CRC errors a minute; none is up, and all siblings' are",
+    failed="a link is down that was up, or some are that siblings have (all down: no bridge)",
+)
 def gpu_nvlink(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Are all NVLinks up, and do they carry data without errors? The changes since the job's start count."""
     most = max((_links_up(now.rows("gpu.nvlinks", subject)) for subject in gpus.subjects(now)), default=0)
@@ -92,6 +100,14 @@ _HEALTH_MASK = (
 _CONFIGURATION = (8, 0xF)
 
 
+@check(
+    "gpu_fabric",
+    subject="host",
+    needs=("nvml",),
+    reads="fabric state, health mask, fabric manager",
+    degraded="unhealthy, less bandwidth, configured wrongly",
+    failed="not registered; NVSwitches and no manager",
+)
 def gpu_fabric(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Is the fabric of NVSwitches ready? Until the fabric manager has set it up, CUDA does not start (error 802)."""
     ready = 0
@@ -133,6 +149,13 @@ _FEWEST_GPUS = 4
 _PAIR_LINKS = {"nvlink": "NVLink", "read": "peer-to-peer"}
 
 
+@check(
+    "gpu_pairs",
+    subject="host",
+    needs=("nvml",),
+    reads="P2P and NVLink of each pair",
+    degraded="a pair cannot what more of its siblings can; one GPU alone is far from all others",
+)
 def gpu_pairs(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """How do two GPUs reach each other? A pair that is further apart than its siblings, or cannot, is named."""
     pairs = now.rows("gpu.pairs")
@@ -198,6 +221,13 @@ def _count_levels(pairs: list[dict[str, Json]]) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
+@check(
+    "gpu_pcie",
+    subject="gpu",
+    needs=("nvml",),
+    reads="width, generation, load",
+    degraded="fewer lanes than it can have; slower under load",
+)
 def gpu_pcie(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Is a GPU's PCIe link as wide and as fast as it can be? Links are slowed when idle, so that speed is judged under load only."""
     for subject in gpus.subjects(now):
@@ -221,6 +251,13 @@ def gpu_pcie(now: Readings, _before: Readings | None, limits: Thresholds) -> Ite
             yield gpu.ok(f"PCIe x{width}", evidence)
 
 
+@check(
+    "gpu_replays",
+    subject="gpu",
+    needs=("nvml",),
+    reads="PCIe replay counter",
+    degraded="more than 8 a minute",
+)
 def gpu_replays(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """How often does a GPU's PCIe link have to send again? A rate, from the counter's growth since the job's start."""
     for subject in gpus.subjects(now):
@@ -235,12 +272,3 @@ def gpu_replays(now: Readings, before: Readings | None, limits: Thresholds) -> I
             yield gpu.degraded(why, evidence, Repair.REPLACE, look=look)
         else:
             yield gpu.ok("PCIe replays are few", evidence)
-
-
-CHECKS: Final = {
-    "gpu_nvlink": Check(("nvml",), gpu_nvlink),
-    "gpu_fabric": Check(("nvml",), gpu_fabric),
-    "gpu_pairs": Check(("nvml",), gpu_pairs),
-    "gpu_pcie": Check(("nvml",), gpu_pcie),
-    "gpu_replays": Check(("nvml",), gpu_replays),
-}

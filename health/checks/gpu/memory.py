@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from health.checks.gpu import gpus
-from health.model import Check, CheckResult, Repair, Result, delta, elapsed_s
+from health.model import CheckResult, Repair, Result, check, delta, elapsed_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 _HOUR_S = 3600.0
 
 
+@check(
+    "gpu_ecc",
+    subject="gpu",
+    needs=("nvml",),
+    reads="ECC counters",
+    degraded="uncorrectable since the driver was loaded; more than 10 000 corrected an hour",
+    failed="uncorrectable since the job's start",
+)
 def gpu_ecc(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Did the GPU have memory errors since the job's start, or since the driver was loaded? Totals of a GPU's life do not count."""
     for subject in gpus.subjects(now):
@@ -57,6 +65,13 @@ def _ecc(now: Readings, before: Readings | None, limits: Thresholds, subject: st
     return CheckResult("gpu_ecc", subject, Result.OK, f"{who}: no uncorrectable memory error", evidence)
 
 
+@check(
+    "gpu_sram",
+    subject="gpu",
+    needs=("nvml",),
+    reads="the GPU's own threshold for SRAM",
+    failed="exceeded (replace)",
+)
 def gpu_sram(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Has the on-chip memory had more errors than the vendor allows? The GPU counts that itself."""
     for subject in gpus.subjects(now):
@@ -73,6 +88,14 @@ def gpu_sram(now: Readings, _before: Readings | None, _limits: Thresholds) -> It
             yield CheckResult("gpu_sram", subject, Result.OK, f"{who}: below the vendor's threshold", evidence)
 
 
+@check(
+    "gpu_remap",
+    subject="gpu",
+    needs=("nvml",),
+    reads="remapped rows",
+    degraded="one is pending (reset at the next restart); more than 10",
+    failed="a remap failed, or 512 for uncorrectable errors (replace)",
+)
 def gpu_remap(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Which rows of memory were replaced by spare ones? A pending one waits for the next reset; a failed one ends the GPU's use."""
     for subject in gpus.subjects(now):
@@ -105,6 +128,14 @@ def _remap(now: Readings, limits: Thresholds, subject: str) -> CheckResult:
     return CheckResult("gpu_remap", subject, Result.OK, f"{who}: {corrected + uncorrected} rows remapped", evidence)
 
 
+@check(
+    "gpu_retired",
+    subject="gpu",
+    needs=("nvml",),
+    reads="retired pages (before Ampere)",
+    degraded="one is pending; more than 10",
+    failed="60 (replace)",
+)
 def gpu_retired(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """How many pages of memory are retired? GPUs before Ampere only."""
     for subject in gpus.subjects(now):
@@ -131,6 +162,13 @@ def gpu_retired(now: Readings, _before: Readings | None, limits: Thresholds) -> 
 _MIB = 1 << 20
 
 
+@check(
+    "gpu_memory",
+    subject="gpu",
+    needs=("nvml",),
+    reads="processes, memory; not while a job of ours runs: its ranks hold them",
+    degraded="a leftover of the job; 1 GiB held by others; memory that nobody accounts for",
+)
 def gpu_memory(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Who holds a GPU's memory besides the job? The supervisor ends leftovers of this job; foreign processes are only named."""
     for subject in gpus.subjects(now):
@@ -172,12 +210,3 @@ def _held_mib(row: dict[str, Json]) -> float:
 def _holder_text(row: dict[str, Json]) -> str:
     what = row.get("command") if row.get("there") else "not seen here: of another container"
     return f"process {row.get('pid')} ({what}): {_held_mib(row):.0f} MiB"
-
-
-CHECKS: Final = {
-    "gpu_ecc": Check(("nvml",), gpu_ecc),
-    "gpu_sram": Check(("nvml",), gpu_sram),
-    "gpu_remap": Check(("nvml",), gpu_remap),
-    "gpu_retired": Check(("nvml",), gpu_retired),
-    "gpu_memory": Check(("nvml",), gpu_memory),
-}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from health.checks.gpu import gpus
 from health.local_time import stamped
-from health.model import HOST, KERNEL, Check, CheckResult, Repair, Result, Severity
+from health.model import HOST, KERNEL, CheckResult, Repair, Result, Severity, check
 from health.nvidia import recovery_actions, xid_policy
 
 if TYPE_CHECKING:
@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 _MISMATCH, _NO_LIBRARY, _NOT_LOADED = 18, 12, 9
 
 
+@check(
+    "gpu_driver",
+    subject="host",
+    needs=("nvml", "pci"),
+    reads="NVML's start, the bus",
+    failed=(
+        "library and module of different versions (blocks); GPUs on the bus and no driver loaded (loaded, and not for this "
+        "container: unknown)"
+    ),
+)
 def gpu_driver(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Is there a driver, and does its library work with it? A mismatch (an upgrade without a reboot) fails every CUDA program."""
     reading = now.one("nvml.init")
@@ -88,6 +98,17 @@ _ERRORS_BY_CODE = {
 _GRAVITY = (14, 999, 11, 8, 16, 9, 18, 15)
 
 
+@check(
+    "gpu_errors",
+    subject="gpu",
+    needs=("nvml",),
+    reads="NVML's errors of a GPU",
+    degraded="InfoROM corrupted (14)",
+    failed=(
+        "lost (15), cannot be looked up (999), reset required (16), too little power (8), no interrupts (11), driver gone (9) "
+        "or of another version (18): all block. The driver refuses to look it up: unknown"
+    ),
+)
 def gpu_errors(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Does a GPU answer? NVML's own errors are verdicts: lost, reset required, mismatch, corrupted InfoROM."""
     for subject in gpus.subjects(now):
@@ -112,6 +133,14 @@ def _gravity(code: int) -> int:
     return _GRAVITY.index(code) if code in _GRAVITY else -1
 
 
+@check(
+    "gpu_recovery",
+    subject="gpu",
+    needs=("nvml",),
+    reads="field 230, the driver's own verdict",
+    degraded="drain peers (3), drain and reset (4), IMEX (5), an action we do not know",
+    failed="GPU reset (1), reboot (2, 7), bus reset (6): all block",
+)
 def gpu_recovery(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Which repair does the driver ask for (NVML field 230)? It is a state, so it is known even if no one saw the event."""
     for subject in gpus.subjects(now):
@@ -135,6 +164,15 @@ def gpu_recovery(now: Readings, _before: Readings | None, _limits: Thresholds) -
         yield CheckResult("gpu_recovery", subject, result, why, (f"recovery action {action}",), asked.repair, command, asked.now, look=look)
 
 
+@check(
+    "gpu_count",
+    subject="host",
+    needs=("nvml", "pci"),
+    reads="driver, bus, device files, the job's start",
+    failed=(
+        "one is missing, does not answer on the bus, or is not seen by the driver (blocks). A driver that hung before it named all: unknown"
+    ),
+)
 def gpu_count(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Are all GPUs there? The driver's count against the bus, the device files and the job's start."""
     if now.table("nvml.init").get("code") != 0:
@@ -197,6 +235,14 @@ _EVENT_KINDS = {
 }
 
 
+@check(
+    "gpu_events",
+    subject="gpu",
+    needs=("nvml",),
+    reads="NVML's events while we listen",
+    degraded="Xids that ask for a restart, storms of corrected errors",
+    failed="Xids that ask for a reset, reboot or drain; double-bit errors, poison",
+)
 def gpu_events(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Which events did the driver report? They come even if the kernel's log cannot be read.
 
@@ -239,12 +285,3 @@ def _event_meaning(event: dict[str, Json]) -> tuple[Result, str, Repair]:
     judged = xid_policy.judge_number(code)
     result = {Severity.CRITICAL: Result.FAILED, Severity.INFO: Result.OK}.get(judged.severity, Result.DEGRADED)
     return result, f"Xid {code}: {judged.meaning}", judged.repair
-
-
-CHECKS: Final = {
-    "gpu_driver": Check(("nvml", "pci"), gpu_driver),
-    "gpu_errors": Check(("nvml",), gpu_errors),
-    "gpu_recovery": Check(("nvml",), gpu_recovery),
-    "gpu_count": Check(("nvml", "pci"), gpu_count),
-    "gpu_events": Check(("nvml",), gpu_events),
-}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from health.checks.gpu import gpus
-from health.model import Check, CheckResult, Repair, delta, elapsed_s
+from health.model import CheckResult, Repair, check, delta, elapsed_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from health.thresholds import Thresholds
 
 
+@check(
+    "gpu_temperature",
+    subject="gpu",
+    needs=("nvml",),
+    reads="core and memory, the vendor's limits, or what the driver says is left to them (from Ada on)",
+    degraded="within 2 °C of slowing down; memory at its limit",
+)
 def gpu_temperature(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Is a GPU, or its memory, near the heat at which it slows itself down? The vendor's own limits decide."""
     for subject in gpus.subjects(now):
@@ -44,6 +51,13 @@ _THROTTLE_REASONS = {0x8: "a slowdown by hardware", 0x20: "heat (driver)", 0x40:
 _THROTTLE_COUNTERS = {"gpu.sw_thermal_ns": "heat (driver)", "gpu.hw_thermal_ns": "heat (hardware)", "gpu.power_brake_ns": "a power brake"}
 
 
+@check(
+    "gpu_throttle",
+    subject="gpu",
+    needs=("nvml",),
+    reads="reasons, and time held back",
+    degraded="heat or a power brake for more than 5 % of the time",
+)
 def gpu_throttle(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Is a GPU held back by heat or by a power brake? By the share of time since the job's start, where the driver counts it."""
     for subject in gpus.subjects(now):
@@ -68,6 +82,13 @@ def gpu_throttle(now: Readings, before: Readings | None, limits: Thresholds) -> 
             yield gpu.ok("not held back", evidence)
 
 
+@check(
+    "gpu_clocks",
+    subject="gpu",
+    needs=("nvml",),
+    reads="clock under load",
+    degraded="below 75 % of its siblings'",
+)
 def gpu_clocks(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Does a GPU under load run as fast as its siblings? One that is slower slows down all ranks."""
     shares: dict[str, float] = {}
@@ -87,6 +108,13 @@ def gpu_clocks(now: Readings, _before: Readings | None, limits: Thresholds) -> I
             yield gpu.ok(f"runs at {share:.0%} of its clock", evidence)
 
 
+@check(
+    "gpu_power",
+    subject="gpu",
+    needs=("nvml",),
+    reads="enforced and default limit",
+    degraded="limited below the default",
+)
 def gpu_power(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Is a GPU's power limited below what it is made for? That is a setting, and all ranks wait for the slowest."""
     for subject in gpus.subjects(now):
@@ -100,11 +128,3 @@ def gpu_power(now: Readings, _before: Readings | None, limits: Thresholds) -> It
             yield gpu.degraded(why, evidence, Repair.CONFIGURE, command)
         else:
             yield gpu.ok(f"{limit / 1000:.0f} W", evidence)
-
-
-CHECKS: Final = {
-    "gpu_temperature": Check(("nvml",), gpu_temperature),
-    "gpu_throttle": Check(("nvml",), gpu_throttle),
-    "gpu_clocks": Check(("nvml",), gpu_clocks),
-    "gpu_power": Check(("nvml",), gpu_power),
-}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shlex import quote
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from health.checks import common
-from health.model import HOST, Check, CheckResult, Repair, Result, delta
+from health.model import HOST, CheckResult, Repair, Result, check, delta
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,6 +18,14 @@ _LARGEST_PROCESSES = ("ps -eo pid,rss,comm --sort -rss | head",)
 _MIB = 1 << 20
 
 
+@check(
+    "host_memory",
+    subject="host",
+    needs=("host",),
+    reads="memory, swap, the kernel's count of kills",
+    degraded="5 % left; 1 GiB swapped; kills for want of memory since the job's start",
+    failed="100 MiB left",
+)
 def host_memory(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Is there memory left? Swap in use, and kills for lack of memory since the job's start, count too."""
     unread = common.unread("host_memory", now, "host.memory", "memory")
@@ -59,6 +67,14 @@ def host_memory(now: Readings, before: Readings | None, limits: Thresholds) -> I
 _GROW_SHM = "mount -o remount,size=16G /dev/shm"
 
 
+@check(
+    "host_shm",
+    subject="host",
+    needs=("host",),
+    reads="size and room of /dev/shm",
+    degraded="smaller than 1 GiB; at the start of each job",
+    failed="64 MiB left, or half of one that is smaller than 128 MiB",
+)
 def host_shm(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Is /dev/shm large enough, and is there room in it? NCCL and data loaders keep their segments there; want of it is a SIGBUS."""
     unread = common.unread("host_shm", now, "host.shm", "/dev/shm")  # noqa: S108 -- a name
@@ -81,6 +97,13 @@ def host_shm(now: Readings, _before: Readings | None, limits: Thresholds) -> Ite
         yield CheckResult("host_shm", HOST, Result.OK, f"shared memory (/dev/shm) has {common.size(free)} free", evidence)
 
 
+@check(
+    "host_limits",
+    subject="host",
+    needs=("host", "infiniband"),
+    reads="limits that ranks inherit",
+    degraded="less than 1 GiB may be locked and an InfiniBand or RoCE card is here; fewer than 4096 open files",
+)
 def host_limits(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """May processes lock memory and open files as NCCL and data loaders need to? Ranks inherit the limits of who starts them."""
     unread = common.unread("host_limits", now, "host.limits", "limits")
@@ -120,6 +143,16 @@ def _limit_text(pair: Json) -> str:
 _CGROUP_READINGS = ("cgroup.memory", "cgroup.cpu", "cgroup.pids")
 
 
+@check(
+    "host_cgroup",
+    subject="host",
+    needs=("cgroup",),
+    reads="limits of our control groups",
+    degraded=(
+        "memory 95 % full, file caches left out; held back by its quota in 5 % of the time; kills since the job's start; pids 80 % full"
+    ),
+    failed="pids 95 % full",
+)
 def host_cgroup(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Does a control group limit the job? Memory, processors, pids, and kills for lack of memory since the job's start."""
     if all(now.value(name) is None for name in _CGROUP_READINGS):
@@ -174,11 +207,3 @@ def _cgroup_pids(now: Readings, limits: Thresholds) -> Iterator[CheckResult]:
         evidence = (f"{used:.0f} of {limit:.0f}",)
         yield CheckResult("host_cgroup", HOST, Result.FAILED if full else Result.DEGRADED, why, evidence, Repair.CONFIGURE,
                           look=(f"cat {quote(str(row.get('path')))}/pids.max",))  # fmt: skip
-
-
-CHECKS: Final = {
-    "host_memory": Check(("host",), host_memory),
-    "host_shm": Check(("host",), host_shm),
-    "host_limits": Check(("host", "infiniband"), host_limits),
-    "host_cgroup": Check(("cgroup",), host_cgroup),
-}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shlex import quote
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from health.checks import common
-from health.model import HOST, Check, CheckResult, Repair, Result, delta
+from health.model import HOST, CheckResult, Repair, Result, check, delta
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 _SET_CLOCK, _CLOCK_LOOK = "systemctl restart chronyd && chronyc makestep", ("timedatectl",)
 
 
+@check(
+    "host_clock",
+    subject="host",
+    needs=("clock",),
+    reads="adjtimex, chrony",
+    degraded="off by more than 2 s. That nobody sets it, as far as this kernel knows: unknown",
+    failed="off by more than 300 s",
+)
 def host_clock(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Is the clock right? Nodes' logs are merged by it, and tokens of object stores hold for minutes only."""
     chrony, kernel = now.table("clock.chrony"), now.table("clock.kernel")
@@ -65,6 +73,17 @@ def host_clock(now: Readings, _before: Readings | None, limits: Thresholds) -> I
         yield CheckResult("host_clock", HOST, Result.OK, "the clock is synchronized", (f"largest error {most} s",))
 
 
+@check(
+    "host_processes",
+    subject="host",
+    needs=("processes", "host"),
+    reads="zombies, state D, tables of pids and files",
+    degraded=(
+        "zombies older than 5 min, or 1000; a process that waits in the kernel and did not run for 1 s, while a job runs for 20"
+        " s; tables 80 % full"
+    ),
+    failed="so for 2 min under our eyes (reboot); tables 95 % full",
+)
 def host_processes(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Are there zombies, or processes stuck in the kernel? Full tables of processes and open files count too."""
     unread = common.unread("host_processes", now, "processes.counts", "processes")
@@ -138,6 +157,13 @@ _SLOW_GOVERNORS = ("powersave", "conservative", "userspace")
 _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
 
 
+@check(
+    "host_cpu",
+    subject="host",
+    needs=("cpu",),
+    reads="governor, heat, clock source, processors",
+    degraded="a slow governor; held back by heat since the job's start; a slow clock source; processors switched off",
+)
 def host_cpu(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Are the processors held back? By their governor, by heat, by a slow clock source, or by being switched off."""
     unread = common.unread("host_cpu", now, "cpu.count", "processors")
@@ -176,6 +202,13 @@ def host_cpu(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
     yield from found or [CheckResult("host_cpu", HOST, Result.OK, f"{online:.0f} processors, {usable} for us", (seen,))]
 
 
+@check(
+    "host_core",
+    subject="host",
+    needs=("host",),
+    reads="core_pattern, the limit, the room",
+    degraded="a dump would fill its disk, or goes to a program or directory that is not here",
+)
 def host_core(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """If a rank crashes, where does its dump go, and is there room? Dumps of ranks are as large as their memory, and may fill a disk."""
     unread = common.unread("host_core", now, "host.core", "core dumps") or common.unread("host_core", now, "host.limits", "limits")
@@ -214,11 +247,3 @@ def _dump_size(now: Readings, limits: Thresholds, soft: object) -> float:
     used = (common.number(row, "total") or 0.0) - (common.number(row, "available") or 0.0)
     most = float(soft) if isinstance(soft, int) else used
     return max(min(used, most), limits.disk_free_mib * (1 << 20))
-
-
-CHECKS: Final = {
-    "host_clock": Check(("clock",), host_clock),
-    "host_processes": Check(("processes", "host"), host_processes),
-    "host_cpu": Check(("cpu",), host_cpu),
-    "host_core": Check(("host",), host_core),
-}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from shlex import quote
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from health.checks import common
-from health.model import HOST, Check, CheckResult, Repair, Result
+from health.model import HOST, CheckResult, Repair, Result, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -22,6 +22,14 @@ _PACKETS = ("rx_packets", "tx_packets")
 _LEAST_ERRORS = 100
 
 
+@check(
+    "net_ethernet",
+    subject="nic",
+    needs=("ethernet",),
+    reads="carrier, speed, errors of real Ethernet ports",
+    degraded="no carrier; slower or flapping since the job's start; one packet in 10 000 lost",
+    failed="carrier lost since the job's start",
+)
 def net_ethernet(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Do the Ethernet ports have a carrier, keep it, and pass packets whole? Virtual and switched-off interfaces do not count."""
     unread = common.unread("net_ethernet", now, "nic.names", "network interfaces")
@@ -78,6 +86,13 @@ def _gain(new: dict[str, Json], old: dict[str, Json], keys: Iterable[str]) -> fl
     return sum(max(0.0, (common.number(new, key) or 0.0) - (common.number(old, key) or 0.0)) for key in keys)
 
 
+@check(
+    "net_mtu",
+    subject="host",
+    needs=("ethernet", "infiniband"),
+    reads="MTU of ports of one speed",
+    degraded="not all the same",
+)
 def net_mtu(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Do this node's ports of one speed have one MTU? If they differ, large packets are lost and the job hangs."""
     rows = {one.subject.removeprefix("nic:"): now.table("nic.state", one.subject) for one in now.of("nic.state")}
@@ -108,6 +123,14 @@ def net_mtu(now: Readings, _before: Readings | None, _limits: Thresholds) -> Ite
 _EXACT_VARIABLES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
+@check(
+    "net_interfaces",
+    subject="host",
+    needs=("environment", "ethernet", "infiniband"),
+    reads="`NCCL_SOCKET_IFNAME`, `NCCL_IB_HCA`, gloo's",
+    degraded="no such InfiniBand device, or some are not active",
+    failed="no such interface, or it is down",
+)
 def net_interfaces(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Do the interfaces exist that the job's variables name for NCCL and gloo? A missing one is an error on every rank."""
     variables = now.table("env.variables")
@@ -187,10 +210,3 @@ def _is_usable(now: Readings, name: str) -> bool:
 def _is_active(now: Readings, name: str) -> bool:
     ports = [one for one in now.of("port.state") if one.subject.startswith(f"port:{name}/")]
     return any(now.table("port.state", one.subject).get("state") == "ACTIVE" for one in ports)
-
-
-CHECKS: Final = {
-    "net_ethernet": Check(("ethernet",), net_ethernet),
-    "net_mtu": Check(("ethernet", "infiniband"), net_mtu),
-    "net_interfaces": Check(("environment", "ethernet", "infiniband"), net_interfaces),
-}

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from shlex import quote
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from health.checks import common
-from health.model import HOST, NOT_SUPPORTED, Check, CheckResult, Repair, Result, elapsed_s
+from health.model import HOST, NOT_SUPPORTED, CheckResult, Repair, Result, check, elapsed_s
 from health.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from health.model import Json, Readings
 
 
+@check(
+    "net_infiniband",
+    subject="port",
+    needs=("infiniband",),
+    reads="InfiniBand, RoCE and EFA ports",
+    degraded="down where others are up; slower than its siblings, or than at the job's start; more than 2 changes of carrier",
+    failed="down or gone since the job's start",
+)
 def net_infiniband(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Are the InfiniBand, RoCE and EFA ports up? Also at the rate of their siblings, and with their device files there."""
     ports = {reading.subject: now.table("port.state", reading.subject) for reading in now.of("port.state")}
@@ -162,6 +170,14 @@ COUNTER_RULES = (
 )
 
 
+@check(
+    "net_counters",
+    subject="port",
+    needs=("infiniband",),
+    reads="their error counters since the job's start",
+    degraded="recoveries, receive errors, missing acknowledgements, discards, slow restarts: by rate",
+    failed="link down, buffer overruns, link integrity, receiver not ready: one; symbol errors: 120 an hour",
+)
 def net_counters(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """What did the InfiniBand and RoCE ports' error counters gain since the job's start? One row a counter."""
     for reading in now.of("port.counters"):
@@ -204,9 +220,3 @@ def _broken_rules(row: dict[str, Json], was: dict[str, Json], seconds: float, li
                 yield rule, gain
         elif gain >= rule.limit(limits):
             yield rule, gain
-
-
-CHECKS: Final = {
-    "net_infiniband": Check(("infiniband",), net_infiniband),
-    "net_counters": Check(("infiniband",), net_counters),
-}

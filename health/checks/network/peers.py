@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from shlex import quote
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from health.checks import common
-from health.model import HOST, Check, CheckResult, Repair, Result
+from health.model import HOST, CheckResult, Repair, Result, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from health.thresholds import Thresholds
 
 
+@check(
+    "net_names",
+    subject="name",
+    needs=("names",),
+    reads="this host's name, the rendezvous host's",
+    degraded="longer than 1 s; our own name is resolved to ourselves only",
+    failed="another node's is not resolved",
+)
 def net_names(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Are this host's name and those of the job's other nodes resolved, and quickly? A rendezvous begins with it."""
     rows = {one.subject: now.table("name.resolved", one.subject) for one in now.of("name.resolved")}
@@ -46,6 +54,14 @@ def _resolution(now: Readings, subject: str, row: dict[str, Json], limits: Thres
 _SLOWER_TIMES, _SLOWER_LEAST_S = 10.0, 0.01
 
 
+@check(
+    "net_reach",
+    subject="peer",
+    needs=("reach",),
+    reads="a connection to the rendezvous host, on another node",
+    degraded="slower than 100 ms, or than ten times the others",
+    failed="no answer",
+)
 def net_reach(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Do the job's other nodes answer, and how quickly? One that refuses a connection is there; one that is silent is cut off."""
     peers = now.of("peer.answer")
@@ -71,6 +87,13 @@ def net_reach(now: Readings, _before: Readings | None, limits: Thresholds) -> It
             yield CheckResult("net_reach", one.subject, Result.OK, f"{name} answers in {seconds * 1000:.2f} ms", evidence)
 
 
+@check(
+    "net_ports",
+    subject="listen",
+    needs=("ports",),
+    reads="the port that the rendezvous will listen on here. Held by a job that runs here, and none is asked for: unknown",
+    failed="taken: by whom is named; not permitted",
+)
 def net_ports(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Are the ports that the job will listen on free? Who holds one that is not is named."""
     states = now.of("listen.state")
@@ -108,10 +131,3 @@ def _holder_text(row: dict[str, Json]) -> str:
     if row.get("pid") is None:
         return f"a process of user {row.get('user')} that cannot be seen ({row.get('state')})"
     return f"process {row.get('pid')} ({row.get('command')}, {row.get('state')})"
-
-
-CHECKS: Final = {
-    "net_names": Check(("names",), net_names),
-    "net_reach": Check(("reach",), net_reach),
-    "net_ports": Check(("ports",), net_ports),
-}

@@ -75,7 +75,7 @@ def node_doctor(settings: Settings, *, lasting: bool = False, show: Callable[[st
     show: gets what is waited for, "" at the end.
     """
     from health import Ask, Doctor  # noqa: PLC0415  heavy: not for --help
-    from supervisor.config.health import directories, healthset  # noqa: PLC0415
+    from supervisor.config.health import directories, thresholds  # noqa: PLC0415
     from supervisor.job import identity  # noqa: PLC0415
     from supervisor.launch import rendezvous_ports, slurm  # noqa: PLC0415
 
@@ -91,8 +91,7 @@ def node_doctor(settings: Settings, *, lasting: bool = False, show: Callable[[st
         ports=meeting.ports,
         need_bytes=_largest(patterns, str(here)),
     )
-    chosen = healthset(settings)
-    return Doctor(ask, limits=chosen.limits, plugged=chosen.plugged, lasting=lasting, awaited=lambda names: show(_waiting(names)))
+    return Doctor(ask, limits=thresholds(settings), lasting=lasting, awaited=lambda names: show(_waiting(names)))
 
 
 def _waiting(names: Sequence[str]) -> str:

@@ -58,7 +58,7 @@ def _row(**more: Json) -> dict[str, Json]:
 def _results(rows: Json, *, before: Json = None, problem: str = "") -> list[tuple[Result, Repair]]:
     now = Readings([Reading("kernel_log", KERNEL, "kernel.findings", rows, problem)])
     baseline = Readings([Reading("kernel_log", KERNEL, "kernel.findings", before)]) if before is not None else None
-    return [(one.result, one.repair) for one in checked.check(now, baseline, Thresholds())]
+    return [(one.result, one.repair) for one in checked.kernel_log(now, baseline, Thresholds())]
 
 
 def test_a_session_reads_on_where_it_was_and_counts_what_was_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def _of_file(root: Path, text: str, name: str = "kern.log", *, written_ago_s: fl
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     os.utime(file, (time.time() - written_ago_s, time.time() - written_ago_s))
-    return list(checked.check(Readings(kernel_log.read(Ask(root=str(root)))), None, Thresholds()))
+    return list(checked.kernel_log(Readings(kernel_log.read(Ask(root=str(root)))), None, Thresholds()))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_log_that_cannot_be_read_is_unknown_with_the_command_that_allows_it(tm
     monkeypatch.setattr(kernel_log, "Device", refused)
     now = Readings(kernel_log.read(Ask(root=str(tmp_path))))
     assert now.problem("kernel.findings", KERNEL) == PERMISSION
-    (result,) = checked.check(now, None, Thresholds())
+    (result,) = checked.kernel_log(now, None, Thresholds())
     assert (result.result, result.command) == (Result.UNKNOWN, "sudo sysctl kernel.dmesg_restrict=0")
     assert "Operation not permitted" in result.evidence[0]
 

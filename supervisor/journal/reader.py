@@ -1,7 +1,7 @@
 """Reads a journal for the commands: where the job stands, and each incident from beginning to end.
 
 `decide` is not run for it: the decisions stand in the records. Most records are progress that led to nothing; only the newest few of those
-are checked and read, so that 100 MB take a tenth of a second. An event of a later version is passed over.
+are checked and read, so that 100 MB take a tenth of a second. An event that this supervise does not know is passed over.
 
 `read_standing` reads only what still matters for where the job stands (landmarks.py): of 100 MB less than one.
 """
@@ -21,7 +21,6 @@ from checkpointing.io import durable
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import CheckpointRef, Failure, Progress
-from supervisor.journal import renames
 from supervisor.journal.history import History, RecordedIncident, Round
 from supervisor.journal.landmarks import LANDMARKS, Landmarks
 from supervisor.journal.lookup import JournalLookup
@@ -46,7 +45,6 @@ from supervisor.journal.records import (
     check_version,
     decode,
     event_of,
-    fitting,
     frames,
     unframe,
 )
@@ -68,7 +66,7 @@ _PACE_REPORTS = 8
 
 
 def read_history(path: Path) -> History:
-    """Read the journal at `path`. Raises OSError, and SuperviseError (78) for a newer format."""
+    """Read the journal at `path`. Raises OSError, and SuperviseError (78) for another format."""
     reading = HistoryReading()
     reading.read(path, 0)
     return reading.history
@@ -126,7 +124,6 @@ class HistoryReading:
         self.resume: CheckpointRef | None = None
         self.seq = 0
         self.passed_from = 0  # progress before this record was followed by what is taken already
-        self.has_old_names = False
 
     def so_far(self) -> History:
         """Return the history up to the last record that was taken; what is taken later, or completed in it, leaves the other as it is."""
@@ -196,7 +193,6 @@ class HistoryReading:
         history.last_t = max(history.last_t, record.t)
         if isinstance(body, Header):
             history.header = history.header or body
-            self.has_old_names = renames.has_old_names(body.version)
         elif isinstance(body, RunBegan):
             self.settle_progress()
             self.begin(body, record.t)
@@ -289,15 +285,13 @@ class HistoryReading:
         known = nothing | fields
         if "failures" in known:
             with suppress(msgspec.ValidationError):
-                self.history.failures = fitting(known["failures"], tuple[Failure, ...], [])
+                self.history.failures = msgspec.convert(known["failures"], tuple[Failure, ...])
         if isinstance(known.get("charged"), int):
             self.history.charged = known["charged"]
 
     def take_event(self, taken: EventTaken) -> None:
         """Take an event, and what was decided about it."""
         history = self.history
-        if self.has_old_names:
-            taken = renames.with_present_names(taken)
         if taken.attempt != history.attempt:
             history.warnings = ()
         history.attempt, history.stage = taken.attempt, taken.stage

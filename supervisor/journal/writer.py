@@ -1,7 +1,7 @@
 """The journal's writer: records go in at once, a thread of its own brings them to the disk.
 
 The caller never sees a failure. A full, slow or hung disk leaves the records in memory (bounded, counted), reports `degraded` once, and
-`recovered` when all is on the disk. Only `open_journal` raises: for a newer format.
+`recovered` when all is on the disk. Nothing raises.
 
 There are two threads, because one that is stuck in a write cannot report that: the writer owns the file, the notifier calls the listener,
 in order and never under the lock. What both and the caller share is `_Shared`, under one condition.
@@ -24,7 +24,7 @@ from supervisor.journal import landmarks, records
 from supervisor.journal.file import JournalFile, OsFiles, earlier
 from supervisor.journal.landmarks import Landmarks
 from supervisor.journal.past import read_past
-from supervisor.journal.records import VERSION, Header, Note, RunBegan, event_taken
+from supervisor.journal.records import VERSION, Header, Note, OtherFormatError, RunBegan, event_taken
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -308,8 +308,8 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
     """Read the journal at `path`, begin to write to it, and return the writer and its past content.
 
     If `continues` returns False for the run found, a new file begins, and the old one is kept beside it. The caller
-    holds the job's lock. A file that cannot be read, or holds no record, is set aside once the directory allows it. Raises SuperviseError
-    (78) for a format newer than this version writes; never OSError, which the writer reports as `degraded`.
+    holds the job's lock. A file that cannot be read, holds no record, or is of another format is set aside once the directory allows it.
+    Raises nothing: the writer reports an OSError as `degraded`.
     """
     problem = ""
     try:
@@ -317,6 +317,10 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
     except OSError as error:
         past = read_past(())
         problem = f"{path}: {error.strerror}"
+    except OtherFormatError as error:
+        past = replace(
+            read_past(()), problems=(f"{error.message}: it is set aside, and what earlier runs used up or rejected is not known",)
+        )
     if past.last_run is None:
         past = _with_earlier(path, past)
     anew = continues is not None and past.events > 0 and not continues(past)
@@ -335,7 +339,7 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
 def _with_earlier(path: Path, past: Past) -> Past:
     """Return what is known where no run stands in the file: its beginning never reached the disk; the last run is in the file before."""
     for older in earlier(path)[:1]:
-        with suppress(OSError):
+        with suppress(OSError, OtherFormatError):
             before = read_past(records.scan(older))
             unrecorded = before.unrecorded_incidents
             known = replace(past, last_run=before.last_run, last_end=before.last_end, unrecorded_incidents=unrecorded)

@@ -5,7 +5,6 @@ Nothing is written, and no lock is taken.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,8 +46,12 @@ def earlier_histories(place: JobFiles) -> Iterator[History]:
     from supervisor.journal.reader import read_earlier  # noqa: PLC0415  loads msgspec: not for --help
 
     for path in earlier(place.journal):
-        with contextlib.suppress(OSError):  # removed meanwhile
+        try:
             yield read_earlier(path)
+        except OSError:  # removed meanwhile
+            continue
+        except SuperviseError as error:  # of another format
+            stdio.say(error.message)
 
 
 def state_root(settings: Settings) -> Path:

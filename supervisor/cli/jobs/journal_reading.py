@@ -32,7 +32,7 @@ class JournalReading:
         self._ledger.take(record)
 
     def advance(self) -> bool:
-        """Read what was added; return whether anything was. Raises OSError, and SuperviseError (78) for a newer version's journal."""
+        """Read what was added; return whether anything was. Raises OSError, and SuperviseError (78) for the journal of another version."""
         return self._follower.advance()
 
     def history(self) -> History:

@@ -7,14 +7,13 @@ faults of the journal. Pure.
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from supervisor.core.state import Attempt, JobState, Run, Stage, changed
 from supervisor.core.values import dataclass
-from supervisor.journal.landmarks import Landmarks
 from supervisor.journal.records import Damage, Ended, EventTaken, Header, Record, RunBegan
 
 if TYPE_CHECKING:
@@ -30,8 +29,7 @@ class Past:
     `state`: the last recorded state; if none was recorded, a fresh one that holds only the number of incidents. `records` and `events`:
     counts. `last_end`: the end record of the last run, None if it has none. `incidents_before`: the number of earlier incidents, which is
     written into the next `RunBegan`; None if the run continues. `unrecorded_incidents`: 1 if the supervisor died with no open incident:
-    that death gets the next incident number. `landmarks`: which of its records still matter (landmarks.py). `node`: of
-    which node it is.
+    that death gets the next incident number. `node`: of which node it is.
     """
 
     state: JobState
@@ -44,7 +42,6 @@ class Past:
     problems: tuple[str, ...]
     incidents_before: int | None = None
     unrecorded_incidents: int = 0
-    landmarks: Landmarks = field(default_factory=Landmarks)
     node: str = ""
 
     def begun_anew(self) -> Past:
@@ -86,7 +83,6 @@ class _Reading:
         self.incident_open = False
         self.stage = ""
         self.problems: list[str] = []
-        self.landmarks = Landmarks()
 
     def report(self, problem: str) -> None:
         if len(self.problems) < MAX_PROBLEMS:
@@ -98,7 +94,6 @@ class _Reading:
         self.last_seq = record.seq
         self.records += 1
         body = record.body
-        self.landmarks.take(record.seq, body)
         if isinstance(body, RunBegan):
             self.last_run, self.last_end = body, None
             self.incident_open = self.incident_open and body.continues
@@ -157,6 +152,5 @@ def read_past(records: Iterable[Record | Damage]) -> Past:
         last_end=reading.last_end,
         problems=tuple(reading.problems),
         unrecorded_incidents=int(reading.died_unrecorded()),
-        landmarks=reading.landmarks,
         node=reading.node,
     )

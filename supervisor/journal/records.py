@@ -24,7 +24,7 @@ from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from supervisor.core.actions import Action
@@ -300,30 +300,11 @@ def scan(path: Path, position: JournalPosition | None = None) -> Iterator[Record
         yield found
 
 
-@dataclass(frozen=True, slots=True)
-class PassedLines:
-    """Lines that `frames` neither checks nor yields: they end so, hold this between two columns, and are shorter than `size` bytes."""
-
-    ends: bytes
-    holds: bytes
-    columns: tuple[int, int]
-    size: int
-
-
-def frames(
-    path: Path,
-    passed: PassedLines | None = None,
-    on_passed: Callable[[bytes], object] = len,
-    *,
-    position: JournalPosition | None = None,
-) -> Iterator[bytes | Damage]:
+def frames(path: Path, *, position: JournalPosition | None = None) -> Iterator[bytes | Damage]:
     """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line.
 
-    `on_passed` gets each line that is passed over. Nearly all lines may be such: no function of ours is called for one. `position`: as in
-    `scan`.
+    `position`: as in `scan`.
     """
-    ends, holds, size = (passed.ends, passed.holds, passed.size) if passed is not None else (b"", b"", 0)
-    first, last = passed.columns if passed is not None else (0, 0)
     position = position or JournalPosition()
     try:
         fd = durable.open_regular(str(path))
@@ -333,11 +314,6 @@ def frames(
         offset = position.offset
         file.seek(offset)
         for line in file:
-            length = len(line)
-            if length < size and line.endswith(ends) and line.find(holds, first, last) > 0:
-                on_passed(line)
-                offset += length
-                continue
             rec = unframe(line)
             if rec is not None:
                 yield rec

@@ -28,7 +28,7 @@ class JournalReading:
 
     def take(self, record: Record | Damage) -> None:
         """Take what stands next in the journal."""
-        self._history.take_found(record)
+        self._history.take(record)
         self._ledger.take(record)
 
     def advance(self) -> bool:

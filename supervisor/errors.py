@@ -75,7 +75,7 @@ class ExitCode(IntEnum):
     CONFIG = (
         78,
         (
-            "configuration: a setting, a file that is not trusted, no state directory, no working directory, a journal of a newer version, "
+            "configuration: a setting, a file that is not trusted, no state directory, no working directory, a journal of another version, "
             "another supervisor that holds the job, a mirror with only other jobs' checkpoints, or a file where one is to be restored. "
             "`supervise checkpoints`: a mirror that cannot be reached"
         ),

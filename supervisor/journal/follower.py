@@ -38,7 +38,7 @@ class JournalFollower:
         self._mark: tuple[int, int, int, int] | None = None
 
     def advance(self) -> bool:
-        """Read what was added; return whether anything was. Raises OSError, and SuperviseError (78) for a newer version's journal."""
+        """Read what was added; return whether anything was. Raises OSError, and SuperviseError (78) for the journal of another version."""
         while (mark := mark_of(self._path)) != self._mark:
             is_same = self._mark is not None and mark is not None and mark[:2] == self._mark[:2] and mark[2] >= self._position.offset
             if not is_same:

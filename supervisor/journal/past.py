@@ -1,31 +1,25 @@
-"""Reads a job's last recorded state from its journal, of this format or of an older one.
+"""Reads a job's last recorded state from its journal.
 
-Events are not replayed through `decide`, because its rules may have changed; the recorded state is used. The reader skips a field that this
-version does not know, and gives its default to a field that an older version did not have. From a value that does not fit (a cause that no
-longer exists) it keeps the parts that fit. Nothing fails: `problems` lists the faults of the journal. Pure.
+Events are not replayed through `decide`, because its rules may have changed; the recorded state is used. A field that this supervise does
+not know is passed over, and a missing one has its default. A state that does not fit counts as none. Nothing fails: `problems` lists the
+faults of the journal. Pure.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from supervisor.core.state import Attempt, JobState, Run, Stage, changed
 from supervisor.core.values import dataclass
-from supervisor.journal import format2, renames
-from supervisor.journal.format1 import Format1
-from supervisor.journal.landmarks import Landmarks
-from supervisor.journal.records import Damage, Ended, EventTaken, Header, Record, RunBegan, fitting, kinds_of
+from supervisor.journal.records import Damage, Ended, EventTaken, Header, Record, RunBegan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_PROBLEMS = 20
-#: The stage of a state whose stage this version does not know: takeover then treats the attempt as under way.
-_UNDER_WAY = Stage.RUNNING
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +29,7 @@ class Past:
     `state`: the last recorded state; if none was recorded, a fresh one that holds only the number of incidents. `records` and `events`:
     counts. `last_end`: the end record of the last run, None if it has none. `incidents_before`: the number of earlier incidents, which is
     written into the next `RunBegan`; None if the run continues. `unrecorded_incidents`: 1 if the supervisor died with no open incident:
-    that death gets the next incident number. `landmarks`: which of its records still matter (landmarks.py). `node`: of
-    which node it is.
+    that death gets the next incident number. `node`: of which node it is.
     """
 
     state: JobState
@@ -49,7 +42,6 @@ class Past:
     problems: tuple[str, ...]
     incidents_before: int | None = None
     unrecorded_incidents: int = 0
-    landmarks: Landmarks = field(default_factory=Landmarks)
     node: str = ""
 
     def begun_anew(self) -> Past:
@@ -68,18 +60,9 @@ def merge(values: dict[str, Any], found: dict[str, Any]) -> None:
             values[name] = value
 
 
-def state_of(values: dict[str, Any]) -> tuple[JobState, tuple[str, ...]]:
-    """Convert the fields of a state from JSON. Return the state, and a problem for each part that does not fit this version."""
-    with suppress(msgspec.ValidationError):
-        return _with_defaults(msgspec.convert(values, JobState)), ()
-    kinds, known = kinds_of(JobState), dict[str, Any]()
-    problems: list[str] = []
-    for name in values.keys() & kinds.keys():
-        try:
-            known[name] = fitting(values[name], kinds[name], problems)
-        except msgspec.ValidationError as error:
-            problems.append(f"{name}: {error}")
-    return _with_defaults(JobState(**({"stage": _UNDER_WAY} | known if "stage" in values else known))), tuple(problems)
+def state_of(values: dict[str, Any]) -> JobState:
+    """Convert the fields of a state from JSON. Raises msgspec.ValidationError where one does not fit."""
+    return _with_defaults(msgspec.convert(values, JobState))
 
 
 def _with_defaults(state: JobState) -> JobState:
@@ -93,8 +76,6 @@ class _Reading:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] | None = None  # of the last state, as JSON; None until one was recorded
-        self.values_version = ""  # of the format that they are in
-        self.format1: Format1 | None = None
         self.version = self.node = ""
         self.records = self.events = self.last_seq = self.incidents = 0
         self.last_run: RunBegan | None = None
@@ -102,7 +83,6 @@ class _Reading:
         self.incident_open = False
         self.stage = ""
         self.problems: list[str] = []
-        self.landmarks = Landmarks()
 
     def report(self, problem: str) -> None:
         if len(self.problems) < MAX_PROBLEMS:
@@ -114,7 +94,6 @@ class _Reading:
         self.last_seq = record.seq
         self.records += 1
         body = record.body
-        self.landmarks.take(record.seq, body)
         if isinstance(body, RunBegan):
             self.last_run, self.last_end = body, None
             self.incident_open = self.incident_open and body.continues
@@ -128,30 +107,21 @@ class _Reading:
 
     def take_event(self, taken: EventTaken) -> None:
         self.events += 1
-        if renames.has_old_names(self.version):
-            taken = renames.with_present_names(taken)
         opened = taken.first("OpenIncident")
         self.incidents = max(self.incidents, int(opened["incident"]) if opened else 0)
         self.incident_open = (self.incident_open or opened is not None) and taken.first("CloseIncident") is None
         self.stage = taken.stage
         if taken.whole:
-            self.values, self.values_version, self.format1 = taken.state, self.version, None
+            self.values = taken.state
         elif self.values is not None:
             merge(self.values, taken.state)
-        elif self.version.startswith("1."):
-            self.format1 = self.format1 or Format1()
-            self.format1.take(taken)
 
     def state(self) -> JobState:
-        if self.format1 is not None:
-            state, problems = self.format1.state, tuple(self.format1.problems)
-        else:
-            values = self.values or {}
-            if self.values_version.startswith("2."):
-                values = format2.converted(values)
-            state, problems = state_of(renames.state(values) if renames.has_old_names(self.values_version) else values)
-        for problem in problems:
-            self.report(f"the recorded state: {problem}")
+        try:
+            state = state_of(self.values or {})
+        except msgspec.ValidationError as error:
+            self.report(f"the recorded state is not used, because this supervise cannot read it: {error}")
+            state = JobState()
         # journal_degraded belonged to the old process; reset it
         return changed(state, incidents=max(state.incidents, self.incidents), journal_degraded=False)
 
@@ -182,6 +152,5 @@ def read_past(records: Iterable[Record | Damage]) -> Past:
         last_end=reading.last_end,
         problems=tuple(reading.problems),
         unrecorded_incidents=int(reading.died_unrecorded()),
-        landmarks=reading.landmarks,
         node=reading.node,
     )

@@ -1,30 +1,21 @@
 """Reads a journal for the commands: where the job stands, and each incident from beginning to end.
 
-`decide` is not run for it: the decisions stand in the records. Most records are progress that led to nothing; only the newest few of those
-are checked and read, so that 100 MB take a tenth of a second. An event of a later version is passed over.
-
-`read_standing` reads only what still matters for where the job stands (landmarks.py): of 100 MB less than one.
+`decide` is not run for it: the decisions stand in the records. An event that this supervise does not know is passed over.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from checkpointing.io import durable
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import CheckpointRef, Failure, Progress
-from supervisor.journal import renames
 from supervisor.journal.history import History, RecordedIncident, Round
-from supervisor.journal.landmarks import LANDMARKS, Landmarks
-from supervisor.journal.lookup import JournalLookup
 from supervisor.journal.records import (
     MIRRORED,
     RESTORED,
@@ -36,19 +27,13 @@ from supervisor.journal.records import (
     Ended,
     EventTaken,
     Header,
-    JournalPosition,
     Note,
-    PassedLines,
     Record,
     RunBegan,
     StartTimes,
     action_of,
-    check_version,
-    decode,
     event_of,
-    fitting,
-    frames,
-    unframe,
+    scan,
 )
 
 if TYPE_CHECKING:
@@ -56,43 +41,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-#: Progress that led to nothing. Its name stands behind the frame, the number and the two times. It is short; progress that clears the
-#: budget is longer, because its record has the failures, from which the budget is read.
-_PROGRESS = PassedLines(ends=b'"actions":[]}}}\n', holds=b'"kind":"event","body":{"event":"ProgressObserved"', columns=(40, 240), size=560)
-#: A shorter journal is read whole.
-LEAST_BYTES = 1 << 20
-#: An incident of more records (of a job that waited for days) is read with the whole file.
-_MOST_OF_AN_INCIDENT = 5000
-#: Reports of progress, one in 10 s, from which the pace of the training is taken.
-_PACE_REPORTS = 8
+#: The newest reports of progress, one in a minute, from which the pace of the training is taken.
+_PACE_REPORTS = 4
 
 
 def read_history(path: Path) -> History:
-    """Read the journal at `path`. Raises OSError, and SuperviseError (78) for a newer format."""
+    """Read the journal at `path`. Raises OSError, and OtherFormatError (78)."""
     reading = HistoryReading()
-    reading.read(path, 0)
-    return reading.history
-
-
-def read_standing(path: Path) -> History:
-    """Read where the job stands: as `read_history`, but of the incidents only the open one and the last one before it.
-
-    `first_deaths` and the incidents' `progress` may be missing, and damage is reported only where it is read. Raises as `read_history`.
-    """
-    reading = HistoryReading()
-    try:
-        fd = durable.open_regular(str(path))
-    except FileNotFoundError:
-        return reading.history
-    try:
-        lookup = JournalLookup(fd)
-        start = reading.take_landmarks(path, lookup) if lookup.size > LEAST_BYTES else None
-    finally:
-        os.close(fd)
-    if start is None:
-        return read_history(path)
-    reading.read(path, start)
-    return reading.history
+    for record in scan(path):
+        reading.take(record)
+    return reading.so_far()
 
 
 def read_earlier(path: Path) -> History:
@@ -121,16 +79,12 @@ class HistoryReading:
 
     def __init__(self) -> None:
         self.history = History()
-        self.reports: deque[bytes | EventTaken] = deque(maxlen=4 * _PACE_REPORTS)  # of progress, the newest
-        self.settled: bytes | EventTaken | None = None  # the newest one that was taken
+        self.reports: deque[tuple[int, float, int | None, int]] = deque(maxlen=_PACE_REPORTS)  # of progress: attempt, time, step, steps
         self.resume: CheckpointRef | None = None
         self.seq = 0
-        self.passed_from = 0  # progress before this record was followed by what is taken already
-        self.has_old_names = False
 
     def so_far(self) -> History:
         """Return the history up to the last record that was taken; what is taken later, or completed in it, leaves the other as it is."""
-        self.settle_progress()
         self.settle_pace()
         found = self.history
         incidents = [*found.incidents[:-1], *(replace(one, rounds=[*map(_copied, one.rounds)]) for one in found.incidents[-1:])]
@@ -143,73 +97,28 @@ class HistoryReading:
             problems=[*found.problems],
         )
 
-    def take_found(self, found: Record | Damage) -> None:
-        """Take what `scan` yields next."""
-        if isinstance(found, Record):
-            self.take(found)
-        else:
-            self.history.problems += [] if found.torn else [str(found)]
+    def take(self, record: Record | Damage) -> None:
+        """Take what `scan` yields next; a second copy of a record changes nothing."""
+        if isinstance(record, Damage):
+            self.history.problems += [] if record.torn else [str(record)]
+        elif record.seq > self.seq:
+            self.take_record(record)
 
-    def read(self, path: Path, start: int) -> None:
-        """Take all records from this offset on."""
-        for rec in frames(path, _PROGRESS, self.reports.append, position=JournalPosition(start)):
-            if isinstance(rec, Damage):
-                self.history.problems += [] if rec.torn else [str(rec)]
-            else:
-                record = decode(rec)
-                if record is not None:
-                    if isinstance(record.body, Header):
-                        check_version(path, record.body)
-                    self.take(record)
-        self.settle_progress()
-        self.settle_pace()
-
-    def take_landmarks(self, path: Path, lookup: JournalLookup) -> int | None:
-        """Take the records that still matter before the newest state with landmarks. Return where to read on; None: one was not found."""
-        note = lookup.newest(b'"name":"' + LANDMARKS.encode() + b'"')
-        first = lookup.between(1, 1)
-        if note is None or not isinstance(note.body, Note) or not first or not isinstance(first[0].body, Header):
-            return None
-        check_version(path, first[0].body)
-        try:
-            found = msgspec.convert(note.body.data, Landmarks)
-        except msgspec.ValidationError:  # of a later version
-            return None
-        self.take(first[0])
-        incidents = found.incidents()
-        for begin, end in sorted([*incidents, *((number, number) for number in found.others())]):
-            records = lookup.between(begin, end) if end - begin <= _MOST_OF_AN_INCIDENT else []
-            if not records:
-                return None
-            for record in records:
-                self.take(record if (begin, end) in incidents else _without_incident(record))
-        self.history.incidents_before += found.over - sum(1 for one in self.history.incidents if one.closed_t is not None)
-        self.passed_from = self.seq
-        return lookup.offset(max(1, found.state - 2 * _PACE_REPORTS))
-
-    def take(self, record: Record) -> None:
-        """Take one record; a second copy of one changes nothing."""
-        if record.seq <= self.seq:
-            return
+    def take_record(self, record: Record) -> None:
+        """Take one record."""
         self.seq = record.seq
         history, body = self.history, record.body
         history.last_t = max(history.last_t, record.t)
         if isinstance(body, Header):
             history.header = history.header or body
-            self.has_old_names = renames.has_old_names(body.version)
         elif isinstance(body, RunBegan):
-            self.settle_progress()
             self.begin(body, record.t)
         elif isinstance(body, Ended):
-            self.settle_progress()
             history.end, history.ranks, history.end_t = body, (), record.t
             self.ended(body.exit_code)
         elif isinstance(body, Note):
             self.take_note(body, record.t)
         elif isinstance(body, EventTaken):
-            self.settle_progress()
-            if body.event == "ProgressObserved":
-                self.reports.append(body)
             self.take_event(body)
 
     def take_note(self, note: Note, t: float) -> None:
@@ -256,31 +165,11 @@ class HistoryReading:
             history.failures, history.charged, history.verified, history.mirrored = (), 0, None, None
             history.attempt_t = history.start = None
 
-    def settle_progress(self) -> None:
-        """Take over the newest progress that was passed over."""
-        newest = self.reports[-1] if self.reports else None
-        if newest is self.settled or not isinstance(newest, bytes):
-            return
-        self.settled = newest
-        record = _decoded(newest)
-        if record is None:
-            self.history.problems.append(f"damaged record: a report of progress of {len(newest)} bytes")
-        if record is not None and isinstance(record.body, EventTaken) and record.seq > self.passed_from:
-            self.history.last_t = max(self.history.last_t, record.t)
-            self.take_event(record.body)
-
     def settle_pace(self) -> None:
-        """Read the newest reports of progress of the current attempt."""
-        rows: list[tuple[float, int | None, int]] = []
-        for one in self.reports:
-            record = _decoded(one) if isinstance(one, bytes) else None
-            taken = record.body if record is not None else one
-            with suppress(KeyError, TypeError, ValueError):
-                if isinstance(taken, EventTaken) and taken.data["attempt"] == self.history.attempt:
-                    rows.append((float(taken.data["t"]), taken.data["step"], int(taken.data["steps_seen"])))
-        known = sorted(dict.fromkeys(rows), key=itemgetter(0))[-_PACE_REPORTS:]  # a landmark was taken before older lines, and maybe twice
-        steps = [(t, step) for t, step, _ in known if step is not None]
-        self.history.pace = tuple(steps) or tuple((t, seen) for t, _, seen in known if seen > 0)
+        """Set the pace from the newest reports of progress of the current attempt."""
+        rows = [(t, step, steps) for attempt, t, step, steps in self.reports if attempt == self.history.attempt]
+        absolute = tuple((t, step) for t, step, _ in rows if step is not None)
+        self.history.pace = absolute or tuple((t, steps) for t, _, steps in rows if steps > 0)
 
     def _take_budget(self, taken: EventTaken) -> None:
         run = taken.state.get("run")
@@ -289,15 +178,13 @@ class HistoryReading:
         known = nothing | fields
         if "failures" in known:
             with suppress(msgspec.ValidationError):
-                self.history.failures = fitting(known["failures"], tuple[Failure, ...], [])
+                self.history.failures = msgspec.convert(known["failures"], tuple[Failure, ...])
         if isinstance(known.get("charged"), int):
             self.history.charged = known["charged"]
 
     def take_event(self, taken: EventTaken) -> None:
         """Take an event, and what was decided about it."""
         history = self.history
-        if self.has_old_names:
-            taken = renames.with_present_names(taken)
         if taken.attempt != history.attempt:
             history.warnings = ()
         history.attempt, history.stage = taken.attempt, taken.stage
@@ -358,6 +245,7 @@ class HistoryReading:
                 history.attempt_t = event.t
         elif isinstance(event, events.ProgressObserved):
             history.progress = self.progress_of(event)
+            self.reports.append((event.attempt, event.t, event.step, event.steps_seen))
         elif isinstance(event, events.RankExited):
             if event.exit.failed:
                 history.first_deaths.setdefault(event.attempt, event.exit.rank)
@@ -458,20 +346,6 @@ class HistoryReading:
 
 def _copied(one: Round) -> Round:
     return replace(one, deaths=[*one.deaths])
-
-
-def _without_incident(record: Record) -> Record:
-    """Return a record of an incident that is over without its opening: the rest of that incident is not read."""
-    if not isinstance(record.body, EventTaken):
-        return record
-    actions = tuple(one for one in record.body.actions if one[0] not in {"OpenIncident", "CloseIncident"})
-    return replace(record, body=replace(record.body, actions=actions))
-
-
-def _decoded(line: bytes) -> Record | None:
-    """Return the record of a line that was passed over; None where it is damaged."""
-    rec = unframe(line)
-    return None if rec is None else decode(rec)
 
 
 def _actions(taken: EventTaken) -> Iterable[act.Action]:

@@ -1,6 +1,6 @@
 """The journal's records: bytes on one side, values on the other (docs/reference/journal-format.md is the format).
 
-A line that does not check is `Damage`, a value. A newer major version is a SuperviseError with exit code 78.
+A line that does not check is `Damage`, a value. A journal of another format is an OtherFormatError.
 
 msgspec does the work. The core's dataclasses carry no tag, so the name of the class is written beside its fields. When read, it is looked
 up in the two closed unions: nothing that a journal holds can name anything else.
@@ -11,12 +11,9 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from dataclasses import MISSING, field, is_dataclass
+from dataclasses import field
 from dataclasses import fields as fields_of
-from enum import Enum
-from functools import cache
-from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
@@ -27,16 +24,28 @@ from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from supervisor.core.actions import Action
     from supervisor.core.events import Event
 
-MAJOR, MINOR = 3, 3
-VERSION = f"{MAJOR}.{MINOR}"
+#: Of the format. Another number for each change that a supervise of the present one would misread.
+VERSION = "1"
 EVENTS: dict[str, type[Event]] = {c.__name__: c for c in get_args(events.Event)}
 ACTIONS: dict[str, type[Action]] = {c.__name__: c for c in get_args(actions.Action)}
+
+
+class OtherFormatError(SuperviseError):
+    """A supervise with another format wrote the journal (78)."""
+
+    def __init__(self, path: Path, version: str) -> None:
+        super().__init__(
+            f"reading the journal: {path}: another version of supervise wrote it (format {version}; this one reads {VERSION})",
+            hint="Read it with that version. The next start here sets it aside and begins a new journal.",
+            exit_code=ExitCode.CONFIG,
+        )
+
 
 _OPEN = b'{"crc":"'
 _FRAME = re.compile(rb'\{"crc":"([0-9a-f]{8})","len":([0-9]{1,10}),"rec":')
@@ -44,7 +53,7 @@ _FRAME = re.compile(rb'\{"crc":"([0-9a-f]{8})","len":([0-9]{1,10}),"rec":')
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the file is. `version` is MAJOR.MINOR of the format."""
+    """What the file is. `version` is that of the format."""
 
     job: str
     node: str
@@ -76,7 +85,7 @@ class EventTaken:
     """One event and what `decide` made of it: attempt and stage are those of the state after it.
 
     state: the fields of the state after it that changed; where `whole`, all that differ from those of a fresh state. The fields of `run`
-    and `attempt` are compared one by one. Journals of format 1 have neither.
+    and `attempt` are compared one by one.
     """
 
     event: str
@@ -94,7 +103,7 @@ class EventTaken:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The run is over. A record of an earlier version may have `clean` too, which was always true."""
+    """The run is over."""
 
     exit_code: int
     reason: str = ""
@@ -149,7 +158,7 @@ _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record that checks. `body` is None for a kind of a later minor version."""
+    """One record that checks. `body` is None for a kind that this supervise does not know."""
 
     seq: int
     t: float
@@ -207,60 +216,13 @@ def _fields(value: Event | Action) -> dict[str, Any]:
 
 
 def event_of(taken: EventTaken) -> Event:
-    """Return the event again. Raises KeyError for a name, and msgspec.ValidationError for fields, that this version does not know."""
+    """Return the event again. Raises KeyError for a name, and msgspec.ValidationError for fields, that this supervise does not know."""
     return msgspec.convert(taken.data, type=EVENTS[taken.event])
 
 
 def action_of(name: str, data: dict[str, Any]) -> Action:
     """Return an action again. Raises as `event_of` does."""
     return msgspec.convert(data, type=ACTIONS[name])
-
-
-def fitting(value: Any, kind: Any, problems: list[str]) -> Any:  # noqa: ANN401 (JSON on one side, any type of the core on the other)
-    """Return `value` as `kind`, without the parts of it that do not fit. Raises msgspec.ValidationError where nothing does."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        refused = error
-    if get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis and isinstance(value, list):
-        kept = []
-        for one in value:
-            try:
-                kept.append(fitting(one, get_args(kind)[0], problems))
-            except msgspec.ValidationError as error:
-                problems.append(str(error))
-        return tuple(kept)
-    if isinstance(kind, UnionType):
-        return fitting(value, next(one for one in get_args(kind) if one is not type(None)), problems)
-    if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str) and "UNKNOWN" in kind.__members__:
-        problems.append(f"{kind.__name__.lower()} {value!r} is unknown to this version")
-        return kind["UNKNOWN"]
-    if is_dataclass(kind) and isinstance(value, dict):
-        return _fitting_fields(value, kind, problems)
-    raise refused
-
-
-def _fitting_fields(value: dict[str, Any], kind: Any, problems: list[str]) -> Any:  # noqa: ANN401 (any dataclass of the core)
-    kept = {}
-    for known in fields_of(kind):
-        if known.name not in value:
-            continue
-        try:
-            kept[known.name] = fitting(value[known.name], kinds_of(kind)[known.name], problems)
-        except msgspec.ValidationError as error:
-            if known.default is MISSING:
-                raise
-            problems.append(f"{known.name}: {error}")
-    try:
-        return kind(**kept)
-    except TypeError as error:  # a field without a default is missing
-        raise msgspec.ValidationError(str(error)) from error
-
-
-@cache
-def kinds_of(cls: Any) -> dict[str, Any]:  # noqa: ANN401 (any dataclass)
-    """Return the types of a dataclass's fields."""
-    return get_type_hints(cls)
 
 
 def encode(seq: int, t: float, wall_s: float, body: Body) -> bytes:
@@ -289,7 +251,7 @@ def unframe(line: bytes, start: int = 0) -> bytes | None:
 
 
 def decode(rec: bytes) -> Record | None:
-    """Return the record that these bytes are; None where they check and yet are no record of a version that this one reads."""
+    """Return the record that these bytes are; None where they check and yet are no record."""
     try:
         env = _ENVELOPE.decode(rec)
         body = _BODIES[env.kind].decode(env.body) if env.kind in _BODIES else None
@@ -322,7 +284,7 @@ def scan(path: Path, position: JournalPosition | None = None) -> Iterator[Record
     """Yield what the journal holds, in order; no file at all is an empty journal.
 
     A second copy of a record is skipped. `position`: where to begin; at the end it is behind the last line that is finished.
-    Raises OSError, and SuperviseError (78) at the header of a newer major version.
+    Raises OSError, and OtherFormatError (78) at the header of another format.
     """
     last = 0
     for rec in frames(path, position=position):
@@ -338,30 +300,11 @@ def scan(path: Path, position: JournalPosition | None = None) -> Iterator[Record
         yield found
 
 
-@dataclass(frozen=True, slots=True)
-class PassedLines:
-    """Lines that `frames` neither checks nor yields: they end so, hold this between two columns, and are shorter than `size` bytes."""
-
-    ends: bytes
-    holds: bytes
-    columns: tuple[int, int]
-    size: int
-
-
-def frames(
-    path: Path,
-    passed: PassedLines | None = None,
-    on_passed: Callable[[bytes], object] = len,
-    *,
-    position: JournalPosition | None = None,
-) -> Iterator[bytes | Damage]:
+def frames(path: Path, *, position: JournalPosition | None = None) -> Iterator[bytes | Damage]:
     """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line.
 
-    `on_passed` gets each line that is passed over. Nearly all lines may be such: no function of ours is called for one. `position`: as in
-    `scan`.
+    `position`: as in `scan`.
     """
-    ends, holds, size = (passed.ends, passed.holds, passed.size) if passed is not None else (b"", b"", 0)
-    first, last = passed.columns if passed is not None else (0, 0)
     position = position or JournalPosition()
     try:
         fd = durable.open_regular(str(path))
@@ -371,11 +314,6 @@ def frames(
         offset = position.offset
         file.seek(offset)
         for line in file:
-            length = len(line)
-            if length < size and line.endswith(ends) and line.find(holds, first, last) > 0:
-                on_passed(line)
-                offset += length
-                continue
             rec = unframe(line)
             if rec is not None:
                 yield rec
@@ -402,9 +340,6 @@ def _rescued(line: bytes, offset: int) -> Iterator[bytes | Damage]:
 
 
 def check_version(path: Path, header: Header) -> None:
-    """Raise SuperviseError (78) where the file's major version is newer than this code."""
-    major = header.version.partition(".")[0]
-    if not major.isdigit() or int(major) > MAJOR:
-        message = f"reading the journal: {path}: a newer supervise wrote it (format {header.version}; this one reads up to {VERSION})"
-        hint = "Install that version again, or begin anew in another directory with --state-dir."
-        raise SuperviseError(message, hint=hint, exit_code=ExitCode.CONFIG)
+    """Raise OtherFormatError where a supervise with another format wrote the file."""
+    if header.version != VERSION:
+        raise OtherFormatError(path, header.version)

@@ -1,7 +1,7 @@
 """The journal's writer: records go in at once, a thread of its own brings them to the disk.
 
 The caller never sees a failure. A full, slow or hung disk leaves the records in memory (bounded, counted), reports `degraded` once, and
-`recovered` when all is on the disk. Only `open_journal` raises: for a newer format.
+`recovered` when all is on the disk. Nothing raises.
 
 There are two threads, because one that is stuck in a write cannot report that: the writer owns the file, the notifier calls the listener,
 in order and never under the lock. What both and the caller share is `_Shared`, under one condition.
@@ -14,17 +14,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from supervisor.classify import redact
 from supervisor.core.state import JobState
 from supervisor.core.values import dataclass
-from supervisor.journal import landmarks, records
+from supervisor.journal import records
 from supervisor.journal.file import JournalFile, OsFiles, earlier
-from supervisor.journal.landmarks import Landmarks
 from supervisor.journal.past import read_past
-from supervisor.journal.records import VERSION, Header, Note, RunBegan, event_taken
+from supervisor.journal.records import VERSION, Header, Note, OtherFormatError, RunBegan, event_taken
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,13 +117,11 @@ class _Shared:
 class Journal:
     """The writer. Its methods may be called from any thread and never wait for the disk, but for `close`."""
 
-    def __init__(self, path: Path, file: JournalFile, next_seq: int, listener: Listener, found: Landmarks) -> None:
+    def __init__(self, path: Path, file: JournalFile, next_seq: int, listener: Listener) -> None:
         self.path = path
         self._file = file
         self._listener = listener
         self._recorded: JobState | None = None  # the last state that a record holds, whole or as a difference
-        self._landmarks = found  # of all records before the next one
-        self._landmarks_seq = next_seq  # of the last note of them, or where this writer began
         self._changed = threading.Condition()
         self._shared = _Shared(next_seq)
         self._hurry = threading.Event()
@@ -145,19 +142,15 @@ class Journal:
     def record(self, event: Event, actions: tuple[Action, ...], state: JobState, *, durable: bool) -> int:
         """Take a decision: the event, what `decide` answered, and the state after it.
 
-        The state is written whole beside a durable decision, where the record before it was lost, and once in some hundred records
-        (landmarks.py); else what changed of it.
+        The state is written whole beside a durable decision and where the record before it was lost; else what changed of it.
         """
         with self._changed:
-            is_due = self._shared.next_seq - self._landmarks_seq >= landmarks.EVERY
-            whole = durable or is_due or self._recorded is None
+            whole = durable or self._recorded is None
             fields = difference(state, _FRESH if whole or self._recorded is None else self._recorded)
             taken = event_taken(event, actions, attempt=state.attempt.number, stage=state.stage.value, state=fields, whole=whole)
             lost = self._shared.lost
             seq = self._take(taken, event.t, durable=durable)
             self._recorded = state if self._shared.lost == lost else None
-            if is_due:
-                self._note_landmarks(seq, event.t)
             return seq
 
     def health(self) -> JournalHealth:
@@ -183,14 +176,9 @@ class Journal:
                 shared.trouble = f"{self.path}: {shared.lost} {_NO_ROOM}"
             return shared.through and not shared.lost
 
-    def _note_landmarks(self, state_seq: int, t: float) -> None:
-        self._landmarks.state = state_seq
-        self._landmarks_seq = self._take(Note(landmarks.LANDMARKS, data=asdict(self._landmarks)), t, durable=False)
-
     def _take(self, body: Body, t: float, *, durable: bool) -> int:
         shared = self._shared
         seq = shared.next_seq
-        self._landmarks.take(seq, body)
         shared.next_seq += 1
         line = records.encode(seq, t, time.time(), body)
         if shared.waiting_bytes + len(line) > (PENDING_CAP_BYTES if durable else PENDING_CAP_BYTES // 2):
@@ -308,8 +296,8 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
     """Read the journal at `path`, begin to write to it, and return the writer and its past content.
 
     If `continues` returns False for the run found, a new file begins, and the old one is kept beside it. The caller
-    holds the job's lock. A file that cannot be read, or holds no record, is set aside once the directory allows it. Raises SuperviseError
-    (78) for a format newer than this version writes; never OSError, which the writer reports as `degraded`.
+    holds the job's lock. A file that cannot be read, holds no record, or is of another format is set aside once the directory allows it.
+    Raises nothing: the writer reports an OSError as `degraded`.
     """
     problem = ""
     try:
@@ -317,14 +305,17 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
     except OSError as error:
         past = read_past(())
         problem = f"{path}: {error.strerror}"
+    except OtherFormatError as error:
+        past = replace(
+            read_past(()), problems=(f"{error.message}: it is set aside, and what earlier runs used up or rejected is not known",)
+        )
     if past.last_run is None:
         past = _with_earlier(path, past)
     anew = continues is not None and past.events > 0 and not continues(past)
     if anew:
         past = past.begun_anew()
     file = JournalFile(path, files or OsFiles(), set_aside=not past.records, anew=anew)
-    found = Landmarks() if anew or not past.records else past.landmarks
-    journal = Journal(path, file, 1 if anew or not past.records else past.next_seq, listener, found)
+    journal = Journal(path, file, 1 if anew or not past.records else past.next_seq, listener)
     if anew or past.version != VERSION or past.node != node:
         journal.append(Header(job, node), t=time.time(), durable=True)
     if problem:
@@ -335,7 +326,7 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
 def _with_earlier(path: Path, past: Past) -> Past:
     """Return what is known where no run stands in the file: its beginning never reached the disk; the last run is in the file before."""
     for older in earlier(path)[:1]:
-        with suppress(OSError):
+        with suppress(OSError, OtherFormatError):
             before = read_past(records.scan(older))
             unrecorded = before.unrecorded_incidents
             known = replace(past, last_run=before.last_run, last_end=before.last_end, unrecorded_incidents=unrecorded)

@@ -8,6 +8,7 @@ and write to them. It is a copy: a node that left may come back, and finds its o
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io import staging
@@ -60,8 +61,9 @@ def carry_along(job: Job) -> str:
 def _last_life(journal: Path) -> tuple[float, float]:
     """Return when its last supervisor began, and the time of its last record; 0 for none."""
     began_t = last_t = 0.0
-    for found in records.scan(journal):
-        if isinstance(found, Record):
-            last_t = found.t
-            began_t = found.t if isinstance(found.body, RunBegan) else began_t
+    with suppress(records.OtherFormatError):  # it is set aside when it is opened
+        for record in records.scan(journal):
+            if isinstance(record, Record):
+                last_t = record.t
+                began_t = record.t if isinstance(record.body, RunBegan) else began_t
     return began_t, last_t

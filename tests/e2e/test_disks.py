@@ -82,23 +82,24 @@ def test_a_state_directory_that_cannot_be_written_is_named_and_nothing_is_starte
     assert not (tmp_path / "started").exists()
 
 
-def test_a_journal_of_a_newer_version_is_left_alone(supervise: Run, tmp_path: Path) -> None:
+def test_a_journal_of_another_version_is_set_aside_with_a_sentence(supervise: Run, tmp_path: Path) -> None:
     first = supervise("true")
     assert first.exit_code() == 0
     journal = journal_of(first)
-    newer = encode(1, 1.0, 1.0, Header("e2e", "node", version="4.0")) + b'{"what":"is","not":"known"}\n'
-    journal.write_bytes(newer)
+    other = encode(1, 1.0, 1.0, Header("e2e", "node", version="4.0")) + b'{"what":"is","not":"known"}\n'
+    journal.write_bytes(other)
     first.journal_is_damaged = True
-    run = supervise("touch", "started")
-    run.journal_is_damaged = True
-    assert run.exit_code() == 78
-    assert str(journal) in run.stderr
-    assert "4.0" in run.stderr
-    assert journal.read_bytes() == newer
-    assert not (tmp_path / "started").exists()
-    status = run.ask("status")
+    status = first.ask("status")
     assert status.returncode == 78
     assert str(journal) in status.stderr
+    assert "4.0" in status.stderr
+    run = supervise("touch", "started")
+    assert run.exit_code() == 0
+    assert f"{journal}: another version of supervise wrote it (format 4.0" in run.stderr
+    assert "set aside" in run.stderr
+    assert journal.with_name("journal.jsonl.unreadable-1").read_bytes() == other
+    assert (tmp_path / "started").exists()
+    assert run.ask("status").returncode == 0
 
 
 def cut_in_the_last_record(data: bytes) -> bytes:

@@ -20,11 +20,10 @@ import pytest
 from supervisor.core.decide import decide
 from supervisor.core.events import SupervisorStarted
 from supervisor.core.model import Policy
-from supervisor.errors import SuperviseError
 from supervisor.journal import writer as journals
 from supervisor.journal.file import OsFiles, earlier
 from supervisor.journal.past import read_past
-from supervisor.journal.records import Damage, Header, Note, Record, RunBegan, encode, scan
+from supervisor.journal.records import VERSION, Damage, Header, Note, Record, RunBegan, encode, scan
 from supervisor.journal.writer import open_journal
 from tests.support.figures import within
 
@@ -263,14 +262,18 @@ def test_a_record_that_is_nested_without_end_is_damage(tmp_path: Path, ear: Any)
     assert journal.close(10)
 
 
-def test_a_newer_journal_is_refused_and_left_as_it_is(tmp_path: Path, ear: Any) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_journal_of_another_format_is_set_aside_whole_and_reported(tmp_path: Path, ear: Any) -> None:
+    path, earlier_run = tmp_path / "journal.jsonl", tmp_path / "journal-0001.jsonl"
     content = encode(1, 1.0, 1.0, Header("job", "node", "4.0")) + b"torn"
-    path.write_bytes(content)
-    with pytest.raises(SuperviseError) as caught:
-        opened(path, ear)
-    assert caught.value.exit_code == 78
-    assert path.read_bytes() == content
+    for file in (path, earlier_run):
+        file.write_bytes(content)
+    journal, past = opened(path, ear)
+    (problem,) = past.problems
+    assert f"{path}: another version of supervise wrote it (format 4.0; this one reads {VERSION}): it is set aside" in problem
+    journal.append(Note("new"), t=1.0)
+    assert journal.close(10)
+    assert notes(path) == ["new"]
+    assert path.with_name("journal.jsonl.unreadable-1").read_bytes() == earlier_run.read_bytes() == content
 
 
 def test_secrets_of_a_command_are_digests(tmp_path: Path, ear: Any) -> None:

@@ -35,5 +35,5 @@ def check_fold(records: Iterable[Record | Damage]) -> int:
         else:
             merge(recorded, deepcopy(body.state))
         folded, _ = decide(folded, event_of(body))
-        assert state_of(recorded) == (folded, ()), f"record {record.seq}: {body.event}"
+        assert state_of(recorded) == folded, f"record {record.seq}: {body.event}"
     return events

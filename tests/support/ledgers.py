@@ -53,7 +53,7 @@ def check_ledgers(records: Iterable[Record | Damage], *, least_accounted: float 
 def check_ledgers_below(directory: Path, *, is_damaged: bool = False) -> int:
     """Check all journals of jobs below a directory, those of earlier runs too; return how many runs they hold.
 
-    is_damaged: records may be missing, and then the states need only add up; or a newer version wrote them, and nobody can read them.
+    is_damaged: records may be missing, and then the states need only add up; or another version wrote them, and nobody can read them.
     """
     found = 0
     for path in sorted(directory.rglob("nodes/*/journal*.jsonl")):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.io import durable
 from health.model import KERNEL
+from supervisor.cli import stdio
 from supervisor.cli.bundle import archive
 from supervisor.cli.bundle.archive import AbsentError, BundleContents
 from supervisor.cli.jobs import job_status, log_files
@@ -77,7 +78,11 @@ def find_subject(place: JobFiles, history: History, number: int | None) -> Bundl
     current = history.run.run_id if history.run is not None else ""
     there: list[int] = []
     for path in (place.journal, *earlier(place.journal)):
-        of_file = history if path == place.journal else read_earlier(path)
+        try:
+            of_file = history if path == place.journal else read_earlier(path)
+        except SuperviseError as error:  # of another format
+            stdio.say(error.message)
+            continue
         for incident in reversed(of_file.incidents):
             if number in (None, incident.number):
                 return BundleSubject(place, of_file, path, incident, "" if incident.run_id == current else incident.run_id)

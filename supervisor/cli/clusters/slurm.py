@@ -15,7 +15,7 @@ from health.probes.slurm import job_id
 from supervisor.cli import stdio
 from supervisor.cli.clusters.job_words import option_words, refuse_standalone
 from supervisor.cli.invocation import BEFORE_CMD, EVERY, JOB, STATE_DIR, Invocation, setting_options
-from supervisor.cli.jobs.job_files import places_in, standing_of, state_root
+from supervisor.cli.jobs.job_files import history_of, places_in, state_root
 from supervisor.cli.nodes import excluded
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job.identity import known_job_name
@@ -124,7 +124,7 @@ def job_exit_code(root: Path, job: str | None, highest: int) -> int:
     for place in places_in(root):
         if place.job == job:
             try:
-                history, _ = standing_of(place)
+                history, _ = history_of(place)
             except SuperviseError as error:
                 stdio.say(f"{place.node}: {error.message}")
                 continue

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.cli import stdio
-from supervisor.cli.jobs.job_files import JobFiles, other_nodes, standing_of
+from supervisor.cli.jobs.job_files import JobFiles, history_of, other_nodes
 from supervisor.cli.jobs.job_status import status_from
 from supervisor.core.numeric import rank_list
 from supervisor.core.values import dataclass
@@ -76,7 +76,7 @@ def journals_of(root: Path, place: JobFiles) -> list[NodeJournal]:
     found = []
     for one in [place, *other_nodes(root, place)]:
         try:
-            history, alive = standing_of(one)
+            history, alive = history_of(one)
         except SuperviseError as error:
             if one is place:
                 raise

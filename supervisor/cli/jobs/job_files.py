@@ -5,7 +5,6 @@ Nothing is written, and no lock is taken.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,8 +46,12 @@ def earlier_histories(place: JobFiles) -> Iterator[History]:
     from supervisor.journal.reader import read_earlier  # noqa: PLC0415  loads msgspec: not for --help
 
     for path in earlier(place.journal):
-        with contextlib.suppress(OSError):  # removed meanwhile
+        try:
             yield read_earlier(path)
+        except OSError:  # removed meanwhile
+            continue
+        except SuperviseError as error:  # of another format
+            stdio.say(error.message)
 
 
 def state_root(settings: Settings) -> Path:
@@ -111,14 +114,14 @@ def with_a_run(root: Path, place: JobFiles) -> JobFiles:
             stdio.say(f"{other.node}: {error.message}")
             continue
         if found:
-            show_problems(standing_of(place)[0])  # a damaged one may have had a run
+            show_problems(history_of(place)[0])  # a damaged one may have had a run
             stdio.say(f"the journal of {place.node} has no run: this is from that of {other.node}")
             return other
     return place
 
 
 def _has_run(place: JobFiles) -> bool:
-    return standing_of(place)[0].run is not None
+    return history_of(place)[0].run is not None
 
 
 def changed_at(place: JobFiles) -> float:
@@ -134,13 +137,6 @@ def history_of(place: JobFiles) -> tuple[History, bool | None]:
     from supervisor.journal.reader import read_history  # noqa: PLC0415  loads msgspec: not for --help
 
     return history_by(place, read_history)
-
-
-def standing_of(place: JobFiles) -> tuple[History, bool | None]:
-    """Return the same for where the job stands: without the earlier incidents, for which a long journal must be read whole."""
-    from supervisor.journal.reader import read_standing  # noqa: PLC0415  loads msgspec: not for --help
-
-    return history_by(place, read_standing)
 
 
 def history_by(place: JobFiles, read: Callable[[Path], History]) -> tuple[History, bool | None]:
@@ -191,7 +187,7 @@ def histories_of(root: Path, place: JobFiles, own: History) -> dict[str, History
 
 def goes_on(place: JobFiles) -> bool:
     """Whether the job may still write."""
-    history, alive = standing_of(place)
+    history, alive = history_of(place)
     return alive is not False and history.end is None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from checkpointing.manifest.documents import Manifests
 from supervisor.checkpoints.recording import numerics
 from supervisor.cli import alerts
-from supervisor.cli.jobs.job_files import JobFiles, live_beats, progress_of, show_problems, standing_of
+from supervisor.cli.jobs.job_files import JobFiles, history_of, live_beats, progress_of, show_problems
 from supervisor.core import budget
 from supervisor.report.status_page import RankStatus, StandbyStatus, Status, StoredCheckpoint
 from supervisor.report.text import clean
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 def status_of(place: JobFiles) -> Status:
     """Return where the job stands: from its journal, its lock, and while it runs from its heartbeats."""
-    history, alive = standing_of(place)
+    history, alive = history_of(place)
     show_problems(history)
     return status_from(place, history, alive)
 
 
-def status_from(place: JobFiles, history: History, alive: bool | None) -> Status:  # noqa: FBT001  as `standing_of` returns it
+def status_from(place: JobFiles, history: History, alive: bool | None) -> Status:  # noqa: FBT001  as `history_of` returns it
     """Return where the job stands by a history that was read, from its lock, and while it runs from its heartbeats."""
     run, end, now = history.run, history.end, time.time()
     beats = live_beats(history) if end is None else ()

@@ -28,11 +28,11 @@ class JournalReading:
 
     def take(self, record: Record | Damage) -> None:
         """Take what stands next in the journal."""
-        self._history.take_found(record)
+        self._history.take(record)
         self._ledger.take(record)
 
     def advance(self) -> bool:
-        """Read what was added; return whether anything was. Raises OSError, and SuperviseError (78) for a newer version's journal."""
+        """Read what was added; return whether anything was. Raises OSError, and SuperviseError (78) for the journal of another version."""
         return self._follower.advance()
 
     def history(self) -> History:

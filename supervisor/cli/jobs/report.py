@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
@@ -69,7 +68,7 @@ def _add_nodes(found: JobReport, root: Path, place: JobFiles, history: History) 
 
 
 def read_journals(place: JobFiles) -> list[tuple[History, list[RunLedger]]]:
-    """Return the history and the ledgers of each journal of a job, the oldest first. Raises SuperviseError (78) for a newer version's."""
+    """Return the history and the ledgers of each journal of a job, the oldest first. Raises SuperviseError (78) as `scan`."""
     from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  loads msgspec: not for --help
 
     history, _, ledgers = newest_journal(place, JournalReading(place.journal))
@@ -93,8 +92,12 @@ def earlier_journals(place: JobFiles) -> list[tuple[History, list[RunLedger]]]:
     """Return the history and the ledgers of each earlier run's journal, the oldest first. Raises as read_journals."""
     read = []
     for path in reversed(earlier(place.journal)):
-        with contextlib.suppress(OSError):  # removed meanwhile
+        try:
             read.append(earlier_journal(path))
+        except OSError:  # removed meanwhile
+            continue
+        except SuperviseError as error:  # of another format
+            stdio.say(error.message)
     return read
 
 

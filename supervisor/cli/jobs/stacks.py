@@ -9,7 +9,7 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, setting_options
-from supervisor.cli.jobs.job_files import JobFiles, find_job, live_beats, standing_of, state_root
+from supervisor.cli.jobs.job_files import JobFiles, find_job, history_of, live_beats, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 
@@ -38,7 +38,7 @@ def stacks(settings: Settings, job: str | None, rank: int | None) -> int:
     from supervisor.report.look_page import text_of  # noqa: PLC0415  as above
 
     place = find_job(state_root(settings), job)
-    history, alive = standing_of(place)
+    history, alive = history_of(place)
     _require_ranks(place, history, alive)
     beats = live_beats(history)
     ranks = _chosen(place, look.with_beats(history.ranks, beats), rank)

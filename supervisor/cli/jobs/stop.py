@@ -18,7 +18,17 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, setting_options
-from supervisor.cli.jobs.job_files import JobFiles, find_job, live_beats, other_nodes, places_in, progress_of, standing_of, state_root
+from supervisor.cli.jobs.job_files import (
+    JobFiles,
+    find_job,
+    history_by,
+    history_of,
+    live_beats,
+    other_nodes,
+    places_in,
+    progress_of,
+    state_root,
+)
 from supervisor.core.model import Phase
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
@@ -69,7 +79,7 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
         stdio.write(sys.stdout, f"job {place.job} does not run: {_end(place)}")
         return 0
     pid = holder.process.pid
-    history, _ = standing_of(place)
+    history, _ = history_of(place)
     under_way = history.stage == Stage.STOPPING
     if not under_way:
         _refuse_service(place.job, pid)
@@ -79,10 +89,10 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
     stdio.say(f"job {place.job}: {'its stop is under way' if under_way else 'asked to stop'} (pid {pid}); waiting up to {wait_s:g} s")
     if not _wait_ended(place, holder, wait_s):
         hint = "The stop goes on: `supervise stop` waits again, `supervise stop --hurry` shortens it"
-        stdio.say(f"job {place.job}: not ended after {wait_s:g} s: {_position(standing_of(place)[0])}. {hint}.")
+        stdio.say(f"job {place.job}: not ended after {wait_s:g} s: {_position(history_of(place)[0])}. {hint}.")
         return _NOT_ENDED
     stdio.write(sys.stdout, f"job {place.job}: {_end(place)}")
-    history, _ = standing_of(place)
+    history, _ = history_of(place)
     if history.end is not None and history.end.exit_code and again is not None:
         stdio.write(sys.stdout, f"start it again: {again.text}")
         if again.variables:
@@ -187,12 +197,19 @@ def _start_again(pid: int) -> CommandLine | None:
 
 def _wait_ended(place: JobFiles, holder: LockRecord, wait_s: float) -> bool:
     """Wait for the supervisor's end, and show meanwhile, on a terminal, how far the stop is. False: the time is over."""
-    until, never = time.monotonic() + wait_s, threading.Event()
+    from supervisor.cli.jobs.journal_reading import JournalReading  # noqa: PLC0415  loads msgspec: not for --help
+
+    until, never, reading = time.monotonic() + wait_s, threading.Event(), JournalReading(place.journal)
+
+    def read(_: Path) -> History:
+        reading.advance()
+        return reading.history()
+
     with stdio.StatusLine() as line:
         while lock.is_alive(holder):
             if time.monotonic() >= until:
                 return False
-            line.show(f"{place.job}: {_position(standing_of(place)[0])}")
+            line.show(f"{place.job}: {_position(history_by(place, read)[0])}")
             never.wait(_POLL_S)
     return True
 
@@ -206,7 +223,7 @@ def _position(history: History) -> str:
 
 def _end(place: JobFiles) -> str:
     """Return what became of the job's last run: its own last line, and its exit code."""
-    history, _ = standing_of(place)
+    history, _ = history_of(place)
     end = history.end
     if history.run is None:
         return "it never began"
@@ -218,4 +235,4 @@ def _end(place: JobFiles) -> str:
 
 
 def _other_nodes(root: Path, place: JobFiles) -> Sequence[str]:
-    return [other.node for other in other_nodes(root, place) if standing_of(other)[0].end is None]
+    return [other.node for other in other_nodes(root, place) if history_of(other)[0].end is None]

@@ -107,7 +107,7 @@ class WatchedJob:
         )
 
     def view(self, address: str, *, all_runs: bool) -> JobView:
-        """Return what its page shows. Raises SuperviseError where its journal cannot be read, or a newer version wrote it."""
+        """Return what its page shows. Raises SuperviseError where its journal cannot be read, or another version wrote it."""
         status, newest = self._newest()
         journals = [*self._read_earlier(), newest]
         page = status_page(status, address)
@@ -122,7 +122,7 @@ class WatchedJob:
         """Return the journals of earlier runs, the oldest first; each is read once, as nobody writes it any more."""
         kept = {}
         for path in reversed(earlier(self.place.journal)):
-            with contextlib.suppress(OSError):  # removed meanwhile
+            with contextlib.suppress(OSError, SuperviseError):  # removed meanwhile, or of another format
                 mark, known = mark_of(path), self._earlier.get(path)
                 kept[path] = known if known is not None and known[0] == mark else (mark, earlier_journal(path))
         self._earlier = kept

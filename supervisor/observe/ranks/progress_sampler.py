@@ -1,7 +1,8 @@
 """Turns the heartbeats of the running attempt into progress events. The job's progress is that of its slowest rank.
 
 Shared memory gives no notice of a change, so the loop's tick reads it. ProgressObserved is posted at the first step, at a change of phase,
-at the last step, and else every REPORT_S seconds at most, because each is a record in the journal. StartCeilingPassed, ProgramSeen,
+at the last step, and else 10, 20, 40 and 80 s after the first step and then once a minute, because each is a record in the journal.
+StartCeilingPassed, ProgramSeen,
 SaveOnRequestSeen and Saved are posted once; ProgramSeen comes before the end of a rank. An unreadable file changes nothing.
 """
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef, RankInfo
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
-REPORT_S = 10.0
+REPORT_S = 60.0
+#: After the first step a report comes this soon: a job that was just started is watched.
+FIRST_REPORT_S = 10.0
 #: A phase that changes with every step (train, checkpoint, train) is posted this often at most.
 PHASE_S = 1.0
 
@@ -51,6 +54,7 @@ class ProgressSampler:
         """Begin with a new attempt whose files are in `directory`."""
         self._attempt, self._directory, self._began, self._resume = attempt, directory, t, resume
         self._posted: ProgressObserved | None = None
+        self._first_t = t  # of the newest report that showed a first step
         self._ceiling_posted = self._program_sought = self._program_posted = self._asking_posted = self._saved_posted = False
 
     def sample(self, t: float, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], *, last: bool = False) -> None:
@@ -72,11 +76,18 @@ class ProgressSampler:
         posted = self._posted
         first = posted is None or (steps > 0 and posted.steps_seen < 1) or now.first_step != posted.first_step or _is_second(now, posted)
         changed = posted is not None and now.phase != posted.phase and t - posted.t >= PHASE_S
-        due = posted is not None and (last or t - posted.t >= REPORT_S) and (now.step, steps) != (posted.step, posted.steps_seen)
+        is_further = posted is not None and (now.step, steps) != (posted.step, posted.steps_seen)
+        due = posted is not None and is_further and (last or t - posted.t >= self._pause_s(posted))
+        if first:
+            self._first_t = t
         if first or changed or due:
             loaded, read = self._loaded()
             self._posted = replace(now, loaded=loaded, read=read, loss=self._loss())
             self._post(self._posted)
+
+    def _pause_s(self, posted: ProgressObserved) -> float:
+        """Return how long after this report the next one is due."""
+        return min(REPORT_S, max(FIRST_REPORT_S, posted.t - self._first_t))
 
     def _post_program(self, t: float, *, last: bool) -> None:
         """Post what the ranks wrote of the framework: at the first step, or with the exception that came before it."""

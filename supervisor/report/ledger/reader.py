@@ -20,8 +20,7 @@ import msgspec
 from supervisor.core.model import BEFORE_FIRST_STEP, Phase
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
-from supervisor.journal import renames
-from supervisor.journal.records import START_TIMES, SUMMARY, Ended, EventTaken, Header, Note, Record, RunBegan, StartTimes
+from supervisor.journal.records import START_TIMES, SUMMARY, Ended, EventTaken, Note, Record, RunBegan, StartTimes
 from supervisor.report.ledger.spans import (
     NEW_STEPS,
     WINDOW_S,
@@ -71,7 +70,7 @@ class LedgerReading:
     def __init__(self) -> None:
         self._over: list[RunLedger] = []
         self._last: RunReader | None = None
-        self._has_old_names, self._seq = False, 0
+        self._seq = 0
 
     def take(self, record: Record | Damage) -> None:
         """Take what stands next in the journal."""
@@ -81,15 +80,13 @@ class LedgerReading:
         run = self._last
         if run is not None and is_lost:
             run.miss()
-        if isinstance(body, Header):
-            self._has_old_names = renames.has_old_names(body.version)
-        elif isinstance(body, RunBegan) and run is not None and body.continues:
+        if isinstance(body, RunBegan) and run is not None and body.continues:
             run.take_over()
         elif isinstance(body, RunBegan):
             self._over += [run.finish()] if run is not None else []
             self._last = RunReader(RunLedger(body.run_id, record.t, gpus=self._over[-1].gpus if self._over else 0))
         elif run is not None and isinstance(body, EventTaken):
-            run.take_event(renames.with_present_names(body) if self._has_old_names else body, record.t)
+            run.take_event(body, record.t)
         elif run is not None and isinstance(body, Ended):
             run.end(body, record.t)
         elif run is not None and isinstance(body, Note):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from supervisor.report.metrics.counters import RunCounters
     from supervisor.report.metrics.facts import LiveFacts, MirrorFacts, RecordedFacts
 
-#: The pace is that of the last reports of progress; a job that makes none for twice the time between two slows down.
-PACE_REPORTS, REPORTED_S = 8, 2 * REPORT_S
+#: The pace is that of the last reports of progress; a job that makes none for longer than the time between two slows down.
+PACE_REPORTS, REPORTED_S = 3, 1.5 * REPORT_S
 #: Results of checks that are shown. SKIPPED: nothing of the kind is here.
 _SHOWN = tuple(result for result in WORST_FIRST if result is not Result.SKIPPED)
 #: Readings of a GPU: the metric, the reading's name, which part of it ("": it is a number), and what makes a base unit of it.

@@ -44,14 +44,14 @@ class Metric(StrEnum):
     RANKS = "ranks", "gauge", "", "ranks of this node that run"
     WORLD_SIZE = "world_size", "gauge", "", "ranks of the attempt on all nodes"
     # how it trains
-    STEP = "step", "gauge", "", "the step of the training, at most 10 s old; after a restart it is lower. Missing where no step is known"
-    PACE = "steps_per_second", "gauge", "", "steps per second over the last minute or so; 0 while no step is made"
+    STEP = "step", "gauge", "", "the training step, at most a minute old; after a restart it is lower. Missing where no step is known"
+    PACE = "steps_per_second", "gauge", "", "steps per second over the last minutes; 0 while no step is made"
     LOSS = "loss", "gauge", "", "the newest loss that a rank reported or printed. Missing where none was seen"
     PROGRESS = (
         "last_progress_timestamp_seconds",
         "gauge",
         "",
-        "when a step was last made, or the ranks began, at most 10 s too early; while they save or evaluate it goes on",
+        "when a step was last made, or the ranks began, at most a minute too early; while they save or evaluate it goes on",
     )
     HANG = "hang", "gauge", "", "1 while the ranks are confirmed to [hang](hangs.md), else 0"
     WARNINGS = "training_warnings", "gauge", "", "how many things are strange about the [loss or the pace](loss-and-pace.md) now"

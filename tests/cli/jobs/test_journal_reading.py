@@ -105,10 +105,10 @@ def test_a_journal_that_was_cut_or_damaged_is_read_anew_with_its_damage(written:
     assert any("damaged record" in problem for problem in reading.history().problems)
 
 
-def test_the_journal_of_a_newer_version_is_refused_each_time(tmp_path: Path) -> None:
+def test_the_journal_of_another_version_is_refused_each_time(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(frame(b'{"seq":1,"t":1.0,"wall":"","kind":"header","body":{"job":"j","node":"n","version":"99.0"}}'))
     reading = JournalReading(path)
     for _ in range(2):
-        with pytest.raises(SuperviseError, match="a newer supervise wrote it"):
+        with pytest.raises(SuperviseError, match="another version of supervise wrote it"):
             reading.advance()

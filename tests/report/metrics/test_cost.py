@@ -19,7 +19,7 @@ from tests.support.figures import costs_at_most
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Of a week, a report of progress each 10 s.
+#: As many as a run of six weeks makes.
 REPORTS = 60_480
 
 
@@ -36,7 +36,7 @@ def test_a_start_without_metrics_imports_nothing_of_them() -> None:
 
 
 @pytest.mark.slow
-def test_a_page_of_a_run_of_a_week_reads_what_is_new_and_no_more(tmp_path: Path) -> None:
+def test_a_page_of_a_run_of_six_weeks_reads_what_is_new_and_no_more(tmp_path: Path) -> None:
     journal, facts = tmp_path / "journal.jsonl", live()
     begin = {"attempt": 1, "reason": "start", "resume": None}
     bodies = [
@@ -60,7 +60,7 @@ def test_a_page_of_a_run_of_a_week_reads_what_is_new_and_no_more(tmp_path: Path)
     def page(now: float) -> bytes:
         return exposition(Samples(samples_of(facts, run.facts("run-1", now)), "bert"))
 
-    with costs_at_most(6.0, "the first page of a run of a week"):
+    with costs_at_most(6.0, "the first page of a run of six weeks"):
         page(T0 + 10 * REPORTS)
     with costs_at_most(5.0, "100 pages more"):
         for number in range(REPORTS, REPORTS + 100):

@@ -80,7 +80,7 @@ LADDERS: dict[Cause, tuple[str, ...]] = {
     Cause.DEPENDENCY: _READS,
     Cause.DATA_ERROR: _READS,
     Cause.DDP_UNSYNCED: _UNSYNCED,
-    Cause.CHECKPOINT_MISMATCH: ("foreign_checkpoint", "missing_pointer", *_PROGRAM),
+    Cause.CHECKPOINT_MISMATCH: ("foreign_checkpoint", "mend_pointer", *_PROGRAM),
     Cause.CHECKPOINT_LEFTOVER: (*GUARDS, "clear_way", LAST),
     Cause.CHECKPOINT_POINTER: (*GUARDS, "mend_pointer", LAST),
     Cause.UNKNOWN: _OWN_CODE,

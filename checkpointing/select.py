@@ -63,20 +63,20 @@ def never_own(_path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """A checkpoint outside the place where the job reads it. `home` is its original path, to which it would be put back.
+    """A checkpoint outside the place where the job reads it."""
 
-    `place` is the path of a copy on this machine, "" for what a mirror has; `origin` names the copy or the mirror for people.
-    """
-
-    home: str
+    #: To which it would be put back.
+    original_path: str
     manifest: Manifest
-    place: str
-    origin: str
+    #: Of a copy on this machine; "" for what a mirror has.
+    copy_path: str
+    #: Names the copy or the mirror for people.
+    source: str
 
     @property
     def name(self) -> str:
         """Its name among candidates."""
-        return self.place or self.origin
+        return self.copy_path or self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +227,10 @@ _Row = tuple[Age, Candidate | Spare, Verification | None]
 
 def _gather_spares(spares: Sequence[Spare], queue: list[_Row], tally: _Tally, avoided: frozenset[str], order: Order) -> None:
     for spare in spares:
-        if spare.place in avoided or (spare.home in avoided and _holds(spare.home, spare.manifest)):
+        if spare.copy_path in avoided or (spare.original_path in avoided and _holds(spare.original_path, spare.manifest)):
             tally.rejected.append((spare.name, REJECTED))
         else:
-            distance = ordering.COPY if spare.place else ordering.MIRROR
+            distance = ordering.COPY if spare.copy_path else ordering.MIRROR
             queue.append((order.of_manifest(spare.manifest, distance, spare.name), spare, None))
 
 
@@ -439,11 +439,11 @@ class _CandidateReader:
 
     def read_spare(self, spare: Spare) -> Verification:
         manifest = spare.manifest
-        if spare.place:
-            identity = identity_of(spare.place) or _NOWHERE
-            return self._check(spare.place, manifest, identity, "a copy")
+        if spare.copy_path:
+            identity = identity_of(spare.copy_path) or _NOWHERE
+            return self._check(spare.copy_path, manifest, identity, "a copy")
         return Verification(
-            spare.home,
+            spare.original_path,
             _NOWHERE,
             Verdict.VERIFIED,
             "",

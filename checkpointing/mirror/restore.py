@@ -283,8 +283,8 @@ def fetch(
         return there
     directory = os.path.dirname(target)  # noqa: PTH120 -- strings throughout the package
     durable.make_directory(directory)
-    beside = restore_target.beside(target, one.manifest)
-    with restore_target.alone(beside):
+    beside = restore_target.partial_path(target, one.manifest)
+    with restore_target.download_lock(beside):
         there = _existing(target, one, passed_over)  # another node may have restored it meanwhile
         if there is not None:
             return there
@@ -297,12 +297,12 @@ def fetch(
             if missing is one:
                 durable.rename_exclusive(beside, target)
             else:
-                restore_target.fill(beside, target, missing.manifest)
+                restore_target.move_missing_files(beside, target, missing.manifest)
         except FileExistsError:
             message = f"cannot restore: {target}: another file appeared there"
             raise PathOccupied(message, hint="start again: the downloaded parts are kept beside it") from None
         durable.sync_directory(directory)
-        restore_target.point(target, one.manifest)
+        restore_target.write_latest_pointer(target, one.manifest)
     restore_target.sweep(directory)
     return Restored(target, one.manifest, one.backend.url, n_fetched, passed_over)
 

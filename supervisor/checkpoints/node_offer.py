@@ -235,7 +235,7 @@ class NodeOffer:
 
     def _row(self, found: Candidate | Spare, step: int | None, agreed_attempts: Collection[int]) -> NodeCheckpoint | None:
         if isinstance(found, Spare):
-            path, name, identity, digest = found.place, found.manifest.name, identity_of(found.place), found.manifest.id
+            path, name, identity, digest = found.copy_path, found.manifest.name, identity_of(found.copy_path), found.manifest.id
         else:
             manifest = self._records.manifests.get(found.path)
             path, name, identity = found.path, os.path.basename(found.path), found.identity  # noqa: PTH119 (strings throughout)

@@ -182,7 +182,7 @@ class PathFaults:
     def _left_by(self, path: str) -> str:
         writes = () if self._records.discovery is None else self._records.discovery.writes(path)
         attempts = [write.attempt for write in writes if write.attempt < self._records.attempt]
-        earlier = "an earlier attempt" if any(write.fresh for write in writes) else _ATTEMPT_OF_ANOTHER_RUN
+        earlier = "an earlier attempt" if any(write.created_by_job for write in writes) else _ATTEMPT_OF_ANOTHER_RUN
         return f"attempt {max(attempts)}" if attempts else earlier
 
     def _of_pointer(self, path: str) -> _Fault | None:

@@ -120,7 +120,7 @@ class CheckpointRepair:
         if all(path != directory for directory, some, _ in self._discovery.unfinished() if some):
             return False
         records, writes = self._records, self._discovery.writes(path)
-        return any(write.cut and write.attempt != records.attempt for write in writes) or not records.is_older(path)
+        return any(write.interrupted and write.attempt != records.attempt for write in writes) or not records.is_older(path)
 
     def is_first_save(self, path: str) -> bool:
         """Return whether a checkpoint is the first at its location, and the ranks of an attempt died in its save, or right after it."""
@@ -224,7 +224,7 @@ class CheckpointRepair:
         return frozenset(path for path in paths if self._discovery.is_first(path) and self._died_in(path))
 
     def _died_in(self, path: str) -> bool:
-        if any(write.cut for write in self._discovery.writes(path)):
+        if any(write.interrupted for write in self._discovery.writes(path)):
             return True
         directory = self._records.job.attempt_dir(self._records.attempt)
         saved_at = save_logs.steps_at(directory, path)

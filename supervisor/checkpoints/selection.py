@@ -221,7 +221,7 @@ class CheckpointSelector:
         run, done = self._job.run_id if self._records.own_only else "", {path for path, _ in event.repaired}
         torn = [path for path, _ in event.torn if path not in done]
         copies = [copy for copy in self._records.copies.spares() if run in {"", copy.manifest.about.run}] if torn else []
-        newest = {path: self._whole([copy for copy in copies if copy.home == path]) for path in torn}
+        newest = {path: self._whole([copy for copy in copies if copy.original_path == path]) for path in torn}
         return tuple((path, copy) for path, copy in newest.items() if copy)
 
     def _whole(self, copies: Sequence[Spare]) -> str:

@@ -55,7 +55,7 @@ class CheckpointOrder:
             return ()
         before = read_last_run(self._directory)
         newest = {copy.manifest.path: copy for copy in copies.all()}
-        gone = [path for path, copy in newest.items() if _is_gone(copy.manifest) and not any(w.cut for w in before.writes(path))]
+        gone = [path for path, copy in newest.items() if _is_gone(copy.manifest) and not any(w.interrupted for w in before.writes(path))]
         for path in gone:
             self._lineages.abandon(path)
         latest_ns = max((copy.manifest.saved_ns for path, copy in newest.items() if path not in gone), default=0)

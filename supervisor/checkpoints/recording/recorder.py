@@ -75,7 +75,7 @@ class CheckpointRecorder:
     def has_recorded(self, write: Write) -> bool:
         """Return whether what a save left was found whole in this run."""
         known = self.newest.get(write.path)
-        return known is not None and write.now is not None and known.identity == Identity(*write.now)
+        return known is not None and write.after is not None and known.identity == Identity(*write.after)
 
     def forget(self, path: str) -> None:
         """Drop what is recorded of a checkpoint that was removed."""

@@ -87,7 +87,7 @@ def _selected(
     known = CheckpointOrder(records, manifests)
     copies = Copies(str(records), 0, order=known.order, is_abandoned=known.is_abandoned)
     above = os.path.abspath(directory)  # noqa: PTH100 -- a link keeps its name
-    spares = [spare for spare in copies.spares() if is_within(above, spare.home)]
+    spares = [spare for spare in copies.spares() if is_within(above, spare.original_path)]
     order = known.order()
     chosen = newest(free, None, cache, throttle=throttle, manifests=manifests, spares=spares, prefer_finite=True, order=order)
     return chosen, list(rejected.items())

@@ -220,8 +220,14 @@ class Lineages:
                 "version": _VERSION,
                 "runs": [asdict(one) for one in record.runs],
                 "roll_backs": [
-                    {**asdict(one.last), "step": one.step, "path": one.path, "content": one.content, "reason": one.reason}
-                    for one in record.roll_backs
+                    {
+                        **asdict(roll_back.last),
+                        "step": roll_back.step,
+                        "path": roll_back.path,
+                        "content": roll_back.content,
+                        "reason": roll_back.reason,
+                    }
+                    for roll_back in record.roll_backs
                 ],
                 "abandoned": [{**asdict(last), "path": path} for path, last in record.abandoned],
             }

@@ -93,7 +93,7 @@ class Order:
         step = found.step if found is not None else candidate.named.step if candidate.named is not None else None
         within = found.within if found is not None else None
         lineage = self.lineage_of(candidate)
-        is_rolled_back = any(one.covers(lineage, step, candidate.path) for one in self.roll_backs)
+        is_rolled_back = any(roll_back.covers(lineage, step, candidate.path) for roll_back in self.roll_backs)
         return age(
             step,
             within,
@@ -107,7 +107,7 @@ class Order:
     def of_manifest(self, manifest: Manifest, distance: int, name: str) -> Age:
         """Return the key of a manifest's checkpoint."""
         lineage = manifest.about.lineage or UNKNOWN_LINEAGE
-        is_rolled_back = any(one.covers(lineage, manifest.step, manifest.path, manifest.id) for one in self.roll_backs)
+        is_rolled_back = any(roll_back.covers(lineage, manifest.step, manifest.path, manifest.id) for roll_back in self.roll_backs)
         return age(
             manifest.step,
             manifest.within,

@@ -28,7 +28,7 @@ class PartsDiffer(Exception):  # noqa: N818 -- a fact about the parts
 
 def join(parts: Iterable[Manifest]) -> tuple[Manifest | None, str]:
     """Return the manifest of the checkpoint that parts make up; None, and what is missing, if they do not. Raises PartsDiffer."""
-    ordered = sorted(parts, key=lambda one: -1 if one.part is None else one.part.node)
+    ordered = sorted(parts, key=lambda part: -1 if part.part is None else part.part.node)
     leaders = [one for one in ordered if one.part is not None and one.part.leads]
     if not leaders:
         return None, "the part that shows which files there must be is missing"
@@ -56,10 +56,10 @@ def join(parts: Iterable[Manifest]) -> tuple[Manifest | None, str]:
 
 
 def _compare(leader: Manifest, parts: list[Manifest]) -> None:
-    for one in parts:
-        if (one.save, one.name, one.layout, one.part_bytes) != (leader.save, leader.name, leader.layout, leader.part_bytes):
-            raise PartsDiffer(f"{leader.host} and {one.host} recorded different saves")
-    steps = sorted({one.step for one in parts if one.step is not None})
+    for part in parts:
+        if (part.save, part.name, part.layout, part.part_bytes) != (leader.save, leader.name, leader.layout, leader.part_bytes):
+            raise PartsDiffer(f"{leader.host} and {part.host} recorded different saves")
+    steps = sorted({part.step for part in parts if part.step is not None})
     if len(steps) > 1:
         raise PartsDiffer(f"the parts are of steps {steps[0]} and {steps[1]}")
 
@@ -68,8 +68,8 @@ def _files(leader: Manifest, parts: list[Manifest]) -> dict[str, File]:
     """Return the files of all parts by path. Shards of DCP that its metadata does not name were left by another save."""
     named = {file.path for file in leader.files} | {path for path, _ in leader.part.absent} if leader.part is not None else set()
     files: dict[str, File] = {}
-    for one in parts:
-        for file in one.files:
+    for part in parts:
+        for file in part.files:
             if leader.layout in _DCP and file.path.endswith(_SHARD) and file.path not in named:
                 continue
             known = files.setdefault(file.path, file)

@@ -88,7 +88,7 @@ def push(  # noqa: PLR0913 -- source, destinations and options of a copy
         except SourceChanged as error:
             spool.drop(entry)
             raise NotCopied(path, Verdict.WRITING, str(error)) from error
-        spool.mark_done(entry, backend.url, [one.url for one in backends])
+        spool.mark_done(entry, backend.url, [backend.url for backend in backends])
         yield Pushed(path, found.step, backend.url, key, total)
 
 

@@ -180,7 +180,7 @@ class _Proposer:
             listing = discover.find([glob.escape(os.path.basename(directory))], os.path.dirname(directory))  # noqa: PTH119, PTH120 -- as above
         else:
             listing = discover.find(["*"], self._directory)
-        return discover.Listing(tuple(one for one in listing.candidates if self._allowed(one.path)), listing.problems)
+        return discover.Listing(tuple(candidate for candidate in listing.candidates if self._allowed(candidate.path)), listing.problems)
 
     def _allowed(self, path: str) -> bool:
         """Return whether a checkpoint may be proposed: not one newer than what the supervisor hands out, which stepped back on purpose."""

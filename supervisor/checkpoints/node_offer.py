@@ -138,7 +138,7 @@ class NodeOffer:
         return tuple(rows[:MOST_OFFERED])
 
     def _whole_saves(self) -> Iterator[Manifest]:
-        return (made for made in self._records.manifests.all() if made.save and identity_of(made.path) == made.identity)
+        return (manifest for manifest in self._records.manifests.all() if manifest.save and identity_of(manifest.path) == manifest.identity)
 
     def prove_save(self, save: str, *, suspect: bool) -> Proof:
         """Bring all of a save of several nodes here, and prove that this node can load it."""
@@ -197,7 +197,7 @@ class NodeOffer:
         From then on the nodes trained from different states. Raises CheckpointingError, OSError.
         """
         since_ns = int((since_t - FILE_CLOCKS_S) * 1e9)
-        written = [one for one in self._records.locations.listing(candidates=True).candidates if one.mtime_ns >= since_ns]
+        written = [candidate for candidate in self._records.locations.listing(candidates=True).candidates if candidate.mtime_ns >= since_ns]
         self._records.rejections.add([(one.path, one.identity, _MIXED) for one in written], "mixed")
         for copy in self._records.copies.all():
             if copy.made_ns >= since_ns:
@@ -214,7 +214,11 @@ class NodeOffer:
         records.order.step_back(avoid, records.copies)
         listing = records.listed(records.resumable)
         self._listed = listing.candidates
-        whole = tuple(one for one in listing.candidates if not one.is_directory or self._parts.get(one.path, one.identity) is None)
+        whole = tuple(
+            candidate
+            for candidate in listing.candidates
+            if not candidate.is_directory or self._parts.get(candidate.path, candidate.identity) is None
+        )
         rows, selection = held(
             replace(listing, candidates=whole),
             records.rejections,

@@ -280,7 +280,11 @@ def _tracker_of(path: str) -> _Pointer | None:
     numbers = {int(number) for number in re.findall(r"\d{1,18}", name)}
     try:
         with os.scandir(directory) as entries:
-            small = [one.path for one in entries if _TRACKER.search(one.name) and one.is_file() and one.stat().st_size <= _TRACKER_BYTES]
+            small = [
+                entry.path
+                for entry in entries
+                if _TRACKER.search(entry.name) and entry.is_file() and entry.stat().st_size <= _TRACKER_BYTES
+            ]
         for file in sorted(small):
             with open(file, encoding="utf-8", errors="replace") as source:  # noqa: PTH123 (as above)
                 content = source.read(_TRACKER_BYTES)

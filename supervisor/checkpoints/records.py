@@ -115,7 +115,7 @@ class CheckpointRecords:
         found = self.locations.listing()
         if not self.own_only:
             return found
-        own = [one for one in found.candidates if one.path == self.restored or self._is_of_run(one)]
+        own = [candidate for candidate in found.candidates if candidate.path == self.restored or self._is_of_run(candidate)]
         logged = [] if self.discovery is None or self.several_nodes else [one for one in own if self.discovery.writes(one.path)]
         return replace(found, candidates=tuple(logged or own))
 

@@ -202,7 +202,7 @@ class CheckpointRepair:
 
     def _was_moved_back(self, found: Verification) -> str:
         """Return that it was set aside before and moved back, by a person or because the script missed it; "" for any other."""
-        moves = (one for one in self._records.moves.changes() if one.kind == "moved" and one.phase == "undone")
+        moves = (change for change in self._records.moves.changes() if change.kind == "moved" and change.phase == "undone")
         back = any((one.path, one.identity.ino) == (found.path, found.identity.ino) for one in moves)
         return "because it was moved back once" if back else ""
 
@@ -211,15 +211,21 @@ class CheckpointRepair:
 
         A location of one save may be that of a temporary file.
         """
-        candidates = [one for one in self._locations.listing(candidates=True).candidates if self._discovery.is_repeated(one.path)]
-        return tuple(sorted(one.path for one in candidates if not self._locations.is_checkpoint(one.path) and self._is_cut(one)))
+        candidates = [
+            candidate for candidate in self._locations.listing(candidates=True).candidates if self._discovery.is_repeated(candidate.path)
+        ]
+        return tuple(
+            sorted(
+                candidate.path for candidate in candidates if not self._locations.is_checkpoint(candidate.path) and self._is_cut(candidate)
+            )
+        )
 
     def _first_saves(self) -> frozenset[str]:
         """Return the checkpoints that are the first at their location, and in whose save the last attempt's ranks died.
 
         The save was cut off, or no rank that wrote it made a step since: of a directory, each file's save may have ended.
         """
-        listed = (one.path for one in self._locations.listing(candidates=True).candidates)
+        listed = (candidate.path for candidate in self._locations.listing(candidates=True).candidates)
         paths = dict.fromkeys((*listed, *(path for path, *_ in self._discovery.unfinished())))
         return frozenset(path for path in paths if self._discovery.is_first(path) and self._died_in(path))
 
@@ -268,7 +274,7 @@ class CheckpointRepair:
         holds_nothing = any(path == directory and all_cut for directory, _, all_cut in self._discovery.unfinished())
         if not is_ended and (holds_nothing or self.is_first_save(path) or self._locations.is_checkpoint(path)):
             return ""
-        others = [one for one in self._locations.listing(candidates=True).candidates if one.path != path]
+        others = [candidate for candidate in self._locations.listing(candidates=True).candidates if candidate.path != path]
         if self._whole_patterns({pattern_of(path)}, others):
             return ""
         if is_ended:
@@ -281,7 +287,7 @@ class CheckpointRepair:
 
     def _whole_patterns(self, patterns: Collection[str], candidates: Sequence[Candidate]) -> set[str]:
         """Return those of the patterns of which one of the newest candidates is whole."""
-        beside = [one for one in candidates if pattern_of(one.path) in patterns]
+        beside = [candidate for candidate in candidates if pattern_of(candidate.path) in patterns]
         whole: set[str] = set()
         for one in self._records.order.order().newest_candidates(beside)[:MOST_BESIDE]:
             known = self._records.cache.get(one.path, one.identity) or self._verified(one)

@@ -57,7 +57,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     named = _ITERATION.fullmatch(tree.name)
     steps = {name: rank_shards.integer_outermost(scan, "iteration") for name, scan in scans.items()}
     all_steps = {**steps, **({tree.name: int(named[1])} if named else {})}
-    step = next((one for one in steps.values() if one is not None), None)
+    step = next((step for step in steps.values() if step is not None), None)
     place = NOWHERE if step is None else StepPosition(step, sure=True)
     checks = [_layout(ranks, scans), _files(ranks, set(there)), rank_shards.mixed(all_steps, "iterations")]
     return combine([*parts, *rank_shards.found_problems(checks)], place, files=tuple(there))

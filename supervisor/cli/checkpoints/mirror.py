@@ -108,9 +108,9 @@ def list_mirrors(settings: Settings, job: str, *, as_json: bool) -> int:
     with _errors():
         kept, passed = restore.available(backends_of(settings), _wanted(settings, job), RestoreProgress(stdio.say))
     for one in kept:
-        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.manifest.made_unix_s))
+        manifest = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.manifest.made_unix_s))
         step = "?" if one.manifest.step is None else one.manifest.step
-        text = f"step {step:>8}  {one.manifest.n_bytes / _MIB:>10.1f} MiB  {made}  {one.backend.url}/{one.location.key}"
+        text = f"step {step:>8}  {one.manifest.n_bytes / _MIB:>10.1f} MiB  {manifest}  {one.backend.url}/{one.location.key}"
         _print(_row(one), text, as_json=as_json)
     if not kept and not as_json:
         _print({}, f"the mirror holds no checkpoint of {_wanted(settings, job)}", as_json=False)
@@ -221,9 +221,16 @@ def _control(settings: Settings) -> TransferControl:
 
 
 def _row(one: MirroredCheckpoint) -> dict[str, Any]:
-    made = one.manifest
-    place = {"mirror": one.backend.url, "key": one.location.key, "id": made.id, "job": made.about.job, "run": made.about.run}
-    return {"name": made.name, "step": made.step, "format": made.layout, "bytes": made.n_bytes, "made_unix_s": made.made_unix_s, **place}
+    manifest = one.manifest
+    place = {"mirror": one.backend.url, "key": one.location.key, "id": manifest.id, "job": manifest.about.job, "run": manifest.about.run}
+    return {
+        "name": manifest.name,
+        "step": manifest.step,
+        "format": manifest.layout,
+        "bytes": manifest.n_bytes,
+        "made_unix_s": manifest.made_unix_s,
+        **place,
+    }
 
 
 def _print(row: dict[str, Any], text: str, *, as_json: bool) -> None:

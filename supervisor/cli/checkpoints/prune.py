@@ -92,7 +92,7 @@ def _why_aside(change: AsideChange, undo: str) -> str:
 def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> Iterator[pruning.Pruned]:
     """Yield those of the job's own checkpoints that a policy does not keep, place by place."""
     rejections = rejections_of(directory)
-    declared = {one.path for one in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
+    declared = {candidate.path for candidate in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
     discovered = from_logs.read_last_run(directory)
     rows: dict[str, list[pruning.PruneRow]] = {}
     manifests = Manifests(str(directory))

@@ -88,10 +88,10 @@ class Order:
     lineage_of: Callable[[Candidate], Lineage] = lambda _candidate: UNKNOWN_LINEAGE
     roll_backs: tuple[RollBack, ...] = ()
 
-    def of_candidate(self, candidate: Candidate, found: Verification | None) -> Age:
-        """Return the key of a candidate. `found` None: it was not read yet, so its name counts."""
-        step = found.step if found is not None else candidate.named.step if candidate.named is not None else None
-        within = found.within if found is not None else None
+    def of_candidate(self, candidate: Candidate, verification: Verification | None) -> Age:
+        """Return the key of a candidate. `verification` None: it was not read yet, so its name counts."""
+        step = verification.step if verification is not None else candidate.named.step if candidate.named is not None else None
+        within = verification.within if verification is not None else None
         lineage = self.lineage_of(candidate)
         is_rolled_back = any(roll_back.covers(lineage, step, candidate.path) for roll_back in self.roll_backs)
         return age(
@@ -101,7 +101,7 @@ class Order:
             mtime_ns=candidate.written_ns,
             name=candidate.path,
             is_rolled_back=is_rolled_back,
-            epoch=step_names.epoch_in(candidate.path) if found is None else found.epoch,
+            epoch=step_names.epoch_in(candidate.path) if verification is None else verification.epoch,
         )
 
     def of_manifest(self, manifest: Manifest, distance: int, name: str) -> Age:

@@ -279,8 +279,8 @@ def _take_finite(queue: list[_Row], reader: _CandidateReader, tally: _Tally) -> 
     return passed[0]
 
 
-def _candidate_of(found: Verification) -> Candidate:
-    return Candidate(found.path, found.identity, None)
+def _candidate_of(verification: Verification) -> Candidate:
+    return Candidate(verification.path, verification.identity, None)
 
 
 def _take(queue: list[_Row], reader: _CandidateReader, tally: _Tally) -> _Taken:
@@ -368,22 +368,22 @@ class _Tally:
         self.foreign: list[tuple[str, str]] = []
         self.notes: list[str] = []
 
-    def refuse(self, found: Verification, *, is_declared: bool) -> None:
+    def refuse(self, verification: Verification, *, is_declared: bool) -> None:
         """Tally one. What is declared to be a checkpoint counts as one, though no format claims it."""
-        why = (found.path, found.reason)
-        if found.verdict in _KINDS:
-            self.to_reject.append(((found.path, found.identity, found.reason), _KINDS[found.verdict]))
-            (self.dangerous if found.verdict is Verdict.DANGEROUS else self.torn).append(why)
-        elif found.verdict is Verdict.UNVERIFIABLE:
+        why = (verification.path, verification.reason)
+        if verification.verdict in _KINDS:
+            self.to_reject.append(((verification.path, verification.identity, verification.reason), _KINDS[verification.verdict]))
+            (self.dangerous if verification.verdict is Verdict.DANGEROUS else self.torn).append(why)
+        elif verification.verdict is Verdict.UNVERIFIABLE:
             self.unverifiable.append(why)
-        elif found.verdict is Verdict.FOREIGN and is_declared:
-            self.unverifiable.append((found.path, f"{found.reason}, so nothing proves it whole"))
-        elif found.verdict is Verdict.FOREIGN:
+        elif verification.verdict is Verdict.FOREIGN and is_declared:
+            self.unverifiable.append((verification.path, f"{verification.reason}, so nothing proves it whole"))
+        elif verification.verdict is Verdict.FOREIGN:
             self.foreign.append(why)
         else:
             self.unknown.append(why)
-            if found.verdict is Verdict.WRITING:
-                self.notes.append(f"checkpoint passed over: {found.path}: {found.reason}")
+            if verification.verdict is Verdict.WRITING:
+                self.notes.append(f"checkpoint passed over: {verification.path}: {verification.reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,9 +489,9 @@ class _CandidateReader:
         self.cache.put(known)
         return replace(known, level="identity")
 
-    def _kept(self, found: Verification) -> Verification:
-        self.cache.put(found)
-        return found
+    def _kept(self, verification: Verification) -> Verification:
+        self.cache.put(verification)
+        return verification
 
 
 def _recorded(candidate: Candidate, manifest: Manifest) -> Verification:
@@ -516,5 +516,5 @@ def _members(manifest: Manifest) -> tuple[str, ...]:
     return tuple(file.path for file in manifest.files) if manifest.is_tree else ()
 
 
-def _has_no_checksums(found: Verification) -> bool:
-    return found.verdict is Verdict.UNVERIFIABLE or (found.verdict is Verdict.VERIFIED and found.level == "layout")
+def _has_no_checksums(verification: Verification) -> bool:
+    return verification.verdict is Verdict.UNVERIFIABLE or (verification.verdict is Verdict.VERIFIED and verification.level == "layout")

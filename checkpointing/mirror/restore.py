@@ -261,11 +261,11 @@ def newest_of(  # noqa: PLR0913 -- keywords, each with a default
         own = None
     if own is not None or instead in ("", NO_JOB):
         return own
-    found = newest(backends, instead, into=into, workers=workers, refusal=refusal, progress=progress)
-    if found is None:
+    selection = newest(backends, instead, into=into, workers=workers, refusal=refusal, progress=progress)
+    if selection is None:
         message = f"no checkpoint of job {instead!r} in the mirror, nor of any other"
         raise OtherJob(message, hint=f"begin anew with --restore-from {NO_JOB}, or check that --mirror names the right place")
-    return found
+    return selection
 
 
 def fetch(
@@ -331,10 +331,10 @@ def _existing(target: str, one: MirroredCheckpoint, passed_over: tuple[tuple[str
 
 def _usable(target: str, one: MirroredCheckpoint, passed: Sequence[tuple[str, str]]) -> Restored | None:
     """Return what has the checkpoint's name, if it is another whole checkpoint."""
-    found = verify(target)
-    if found.verdict is not Verdict.VERIFIED:
+    verification = verify(target)
+    if verification.verdict is not Verdict.VERIFIED:
         return None
-    manifest = replace(one.manifest, step=found.step, within=found.within, epoch=found.epoch)
+    manifest = replace(one.manifest, step=verification.step, within=verification.within, epoch=verification.epoch)
     why = (f"{one.backend.url}/{one.location.key}", f"another whole checkpoint is at {target}")
     return Restored(target, manifest, one.backend.url, 0, (*passed, why), is_proven=False)
 

@@ -212,9 +212,11 @@ class Copies:
                 continue
             newest = by_place[min(staying, key=lambda row: row.age).name]
             if not dry_run:
-                found = check.check(newest.place, newest.manifest, reading=reading)
-                if found.verdict is not Verdict.VERIFIED:
-                    reasons.append(f"older ones stay, because the newest that would stay is not proven: {newest.place}: {found.reason}")
+                verification = check.check(newest.place, newest.manifest, reading=reading)
+                if verification.verdict is not Verdict.VERIFIED:
+                    reasons.append(
+                        f"older ones stay, because the newest that would stay is not proven: {newest.place}: {verification.reason}"
+                    )
                     continue
             survivor = newest
             removed += [row.name for row in gone if dry_run or self._remove_unless_held(by_place[row.name])]

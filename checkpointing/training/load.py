@@ -140,11 +140,11 @@ class _Proposer:
         if self._resume_from is not None:
             given = self._tried = os.path.abspath(self._resume_from)  # noqa: PTH100 -- as above
             self._resume_from = None
-            found = verify(given, own=True)
-            self._limit = found.step if found.step is not None else _number(RESUME_STEP)
-            if found.verdict is Verdict.VERIFIED:
-                return _Proposal(given, found.step, _whole(found.identity))
-            self._refused.append((given, found.reason))
+            verification = verify(given, own=True)
+            self._limit = verification.step if verification.step is not None else _number(RESUME_STEP)
+            if verification.verdict is Verdict.VERIFIED:
+                return _Proposal(given, verification.step, _whole(verification.identity))
+            self._refused.append((given, verification.reason))
         changed = self._changed_ns()
         listing = self._list()
         for _ in range(_MOST_LISTINGS):

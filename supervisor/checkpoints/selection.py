@@ -205,9 +205,9 @@ class CheckpointSelector:
             return None  # the next start looks again, and reports it
         trusts = self._records.provenance.trusts
         for candidate in self._records.order.order().newest_candidates(new):
-            found = verify(candidate.path, interrupted=lambda: time.monotonic() > until, own=trusts(candidate.path))
-            if found.verdict is Verdict.VERIFIED:
-                return to_ref(found)
+            verification = verify(candidate.path, interrupted=lambda: time.monotonic() > until, own=trusts(candidate.path))
+            if verification.verdict is Verdict.VERIFIED:
+                return to_ref(verification)
         return None
 
     def _newest(self, rejections: Rejections | None, avoid: Collection[str], listing: Listing, *, suspect: bool) -> Selection:

@@ -114,10 +114,10 @@ class UnusedCopies:
         """Return the record of the newest one that is whole and whose weights hold numbers."""
         records = self._records
         for candidate in records.order.order().newest_candidates(candidates)[:MOST_READ]:
-            found = records.cache.get(candidate.path, candidate.identity) or verify(
+            verification = records.cache.get(candidate.path, candidate.identity) or verify(
                 candidate.path, drop_cache=True, own=records.provenance.trusts(candidate.path)
             )
-            made = self._recorder.record(found, ReadOptions(drop_cache=True)) if found.verdict is Verdict.VERIFIED else None
+            made = self._recorder.record(verification, ReadOptions(drop_cache=True)) if verification.verdict is Verdict.VERIFIED else None
             if made is not None and not made.has_lost_weights:
                 return made
         return None

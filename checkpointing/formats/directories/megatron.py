@@ -87,15 +87,15 @@ def _described(tree: Tree) -> Examination | None:
 
 
 def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
-    found = dcp.examine(tree, bulk=bulk)
+    examination = dcp.examine(tree, bulk=bulk)
     beside = rank_shards.examine_each(tree, ["common.pt"], bulk=bulk)
     scan = rank_shards.scan_of(tree, "common.pt")
     step = rank_shards.integer_outermost(scan, "iteration")
     named = _ITERATION.fullmatch(tree.name)
     lost = rank_shards.missing(_COMMON, set(tree.entries))
     other = rank_shards.mixed({"common.pt": step, **({tree.name: int(named[1])} if named else {})}, "iterations")
-    place = found.place if step is None else StepPosition(step, sure=True)
-    return combine([replace(found, format=""), *beside, *rank_shards.found_problems([lost, _described(tree), other])], place)
+    place = examination.place if step is None else StepPosition(step, sure=True)
+    return combine([replace(examination, format=""), *beside, *rank_shards.found_problems([lost, _described(tree), other])], place)
 
 
 def _layout(ranks: list[str], scans: dict[str, PickleScan | None]) -> Examination | None:

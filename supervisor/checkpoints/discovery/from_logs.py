@@ -314,9 +314,8 @@ class Discovery:
             under_way.add((file, number))
             self._saved.setdefault(checkpoint_path(path))
             before = to_stat(row["was"])
-            created_by_job = (
-                before is None or known.created_by_job
-            )  # of the ranks that save it together, the second finds what the first one made
+            # of the ranks that save it together, the second finds what the first one made
+            created_by_job = before is None or known.created_by_job
             self._writes.pop(path, None)
             self._writes[path] = replace(
                 known,

@@ -34,22 +34,22 @@ class CheckpointRecorder:
         self.newest: dict[str, Manifest] = {}  # of each path, as this run's watcher found it last
         self._checkpoints: set[str] = set()  # paths among these that are likely to be of checkpoints
 
-    def record(self, found: Verification, reading: ReadOptions, *, by_another_node: bool = False) -> Manifest | None:
+    def record(self, verification: Verification, reading: ReadOptions, *, by_another_node: bool = False) -> Manifest | None:
         """Record the digests of a whole checkpoint, so that a later change is found. Return None if it changed meanwhile.
 
         `by_another_node`: a manifest that another node recorded is taken first.
         """
         records = self._records
         records.begin_run()
-        known = records.manifests.get(found.path)
-        if known is not None and known.identity == found.identity:
+        known = records.manifests.get(verification.path)
+        if known is not None and known.identity == verification.identity:
             return known
-        adopted = self.adopt(found.path, found.identity) if by_another_node else None
+        adopted = self.adopt(verification.path, verification.identity) if by_another_node else None
         if adopted is not None:
             return adopted
         try:
             part_bytes = records.job.settings.checkpoints.part_mib << 20
-            manifest = self._with_lineage(check.build(found, About(records.job.name), reading=reading, part_bytes=part_bytes))
+            manifest = self._with_lineage(check.build(verification, About(records.job.name), reading=reading, part_bytes=part_bytes))
         except (check.CheckpointChanged, Interrupted, OSError):
             return None  # it is read anew when it stands still
         manifest = self._compared(manifest, known) if manifest.non_finite else manifest

@@ -147,27 +147,27 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
     identity = identity_of(absolute)
     with ProgressBar(f"reading {clean(path_name(path))}", None if identity is None else identity.size, wanted=not as_json) as bar:
         throttle = Throttle(UNLIMITED, taken=bar.advance)
-        found = verify_one(absolute, throttle=throttle, own=manifest is not None and manifest.identity == identity)
-    rejection = rejections_of(directory).get(found.path, found.identity)
+        verification = verify_one(absolute, throttle=throttle, own=manifest is not None and manifest.identity == identity)
+    rejection = rejections_of(directory).get(verification.path, verification.identity)
     row = {
-        **as_dict(found),
-        "files": list(found.files),
+        **as_dict(verification),
+        "files": list(verification.files),
         "rejection": None if rejection is None else {"kind": rejection.kind, "reason": rejection.reason, "t": rejection.t},
         "manifest": None
         if manifest is None
-        else {"id": manifest.id, "step": manifest.step, "bytes": manifest.n_bytes, "same": manifest.identity == found.identity},
+        else {"id": manifest.id, "step": manifest.step, "bytes": manifest.n_bytes, "same": manifest.identity == verification.identity},
     }
     good = row["verdict"] == "good" and rejection is None
     if as_json:
         stdio.write(sys.stdout, json.dumps(row, indent=1))
         return int(not good)
-    lines = table([found], clean)
+    lines = table([verification], clean)
     if rejection is not None:
         lines.append(f"rejected ({rejection.kind}) {_day(rejection.t)}: {clean(rejection.reason)}")
     if manifest is not None:
-        now = "what is there now" if manifest.identity == found.identity else "what was there before: it was written anew since"
+        now = "what is there now" if manifest.identity == verification.identity else "what was there before: it was written anew since"
         lines.append(f"manifest {manifest.id}: {manifest.n_bytes} bytes, of {now}")
-    lines += [f"  {clean(name)}" for name in found.files]
+    lines += [f"  {clean(name)}" for name in verification.files]
     stdio.write(sys.stdout, "\n".join(lines))
     return int(not good)
 

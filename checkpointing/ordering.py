@@ -179,11 +179,11 @@ class Generations:
         """Take all that the mirrors hold of a job."""
         listed = tuple(manifests)
         last_save: dict[Lineage, int] = {}  # of each run
-        for one in listed:
-            lineage = _lineage(one)
+        for manifest in listed:
+            lineage = _lineage(manifest)
             if lineage is not None:
                 run = replace(lineage, attempt=0)
-                last_save[run] = max(last_save.get(run, 0), _saved_s(one))
+                last_save[run] = max(last_save.get(run, 0), _saved_s(manifest))
         self._generations: dict[Lineage, int] = {}
         number, ends = 0, 0
         for run in sorted(last_save):
@@ -193,7 +193,7 @@ class Generations:
             self._generations[run] = number
         numbers = list(self._generations.values())
         self._shared = {number for number in numbers if numbers.count(number) > 1}
-        self._labelled = sorted((_saved_s(one), lineage) for one in listed if (lineage := _lineage(one)) is not None)
+        self._labelled = sorted((_saved_s(manifest), lineage) for manifest in listed if (lineage := _lineage(manifest)) is not None)
 
     def age(self, manifest: Manifest, name: str) -> Age:
         """Return the key of one of them."""

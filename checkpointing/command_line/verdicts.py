@@ -82,7 +82,7 @@ def latest(
     reasons = [*selection.notes, *_pointer_disagrees(directory, chosen)]
     if out.as_json:
         row = {**as_dict(chosen), "reasons": [*(chosen.reasons if chosen else ()), *reasons]}
-        out.write(json.dumps({**row, "passed_over": [as_dict(one) for one in passed]}))
+        out.write(json.dumps({**row, "passed_over": [as_dict(verification) for verification in passed]}))
     else:
         lines = table([chosen], out.clean) if chosen is not None else [f"none is proven good in {out.clean(directory)}"]
         lines += [f"  {out.clean(reason)}" for reason in reasons]

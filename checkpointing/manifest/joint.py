@@ -29,7 +29,7 @@ class PartsDiffer(Exception):  # noqa: N818 -- a fact about the parts
 def join(parts: Iterable[Manifest]) -> tuple[Manifest | None, str]:
     """Return the manifest of the checkpoint that parts make up; None, and what is missing, if they do not. Raises PartsDiffer."""
     ordered = sorted(parts, key=lambda part: -1 if part.part is None else part.part.node)
-    leaders = [one for one in ordered if one.part is not None and one.part.leads]
+    leaders = [part for part in ordered if part.part is not None and part.part.leads]
     if not leaders:
         return None, "the part that shows which files there must be is missing"
     leader = leaders[0]
@@ -45,12 +45,12 @@ def join(parts: Iterable[Manifest]) -> tuple[Manifest | None, str]:
     joint = replace(
         leader,
         files=tuple(files[path] for path in sorted(files)),
-        step=next((one.step for one in ordered if one.step is not None), None),
-        saved_unix_ns=max(one.saved_unix_ns for one in ordered),
-        made_unix_s=max(one.made_unix_s for one in ordered),
+        step=next((part.step for part in ordered if part.step is not None), None),
+        saved_unix_ns=max(part.saved_unix_ns for part in ordered),
+        made_unix_s=max(part.made_unix_s for part in ordered),
         non_finite=tuple(dict.fromkeys(row for one in ordered for row in one.non_finite)),
         part=None,
-        places=tuple(dict.fromkeys((one.host, one.path) for one in ordered)),
+        places=tuple(dict.fromkeys((part.host, part.path) for part in ordered)),
     )
     return joint, ""
 

@@ -149,25 +149,25 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
     stalls: Counter[str] = Counter()
     kept, gave_way = _finite_first(kept)
     passed += gave_way
-    for one in kept:
+    for checkpoint in kept:
         why = ""
         if into is None:
-            one = _at_home(one, refusal)  # noqa: PLW2901 -- the same checkpoint
-        if not why and stalls[one.backend.url] >= _MOST_STALLS:
+            checkpoint = _at_home(checkpoint, refusal)  # noqa: PLW2901 -- the same checkpoint
+        if not why and stalls[checkpoint.backend.url] >= _MOST_STALLS:
             why = "its mirror does not answer"
         if not why:
             try:
-                return fetch(one, into=into, workers=workers, passed_over=tuple(passed), progress=progress)
+                return fetch(checkpoint, into=into, workers=workers, passed_over=tuple(passed), progress=progress)
             except BackendError as error:
-                stalls[one.backend.url] += isinstance(error, Stalled)
+                stalls[checkpoint.backend.url] += isinstance(error, Stalled)
                 why = error.message
             except PathOccupied as error:
-                there = _usable(_target(one, into), one, passed)
+                there = _usable(_target(checkpoint, into), checkpoint, passed)
                 if there is not None:
                     return there
                 occupied = occupied or error
                 why = error.message
-        passed.append((f"{one.backend.url}/{one.location.key}", why))
+        passed.append((f"{checkpoint.backend.url}/{checkpoint.location.key}", why))
     if occupied is not None:
         raise occupied
     # what some node never sent was never a checkpoint
@@ -225,7 +225,7 @@ def of_save(  # noqa: PLR0913 -- keywords, each with a default
         kept, passed = available(backends, job, progress)
     except OtherJob as error:
         raise PartsMissing("no part of it is in the mirror", hint=error.hint) from error
-    found = [one for one in kept if one.manifest.save == save]
+    found = [checkpoint for checkpoint in kept if checkpoint.manifest.save == save]
     for one in found:
         try:
             return fetch(_at_home(one, refusal), workers=workers, passed_over=tuple(passed), progress=progress)

@@ -185,7 +185,7 @@ class Copies:
         if isinstance(copy, str):
             return KeptCopy(None, copy)
         # the new copy was just read in full: it is the verified one that stays
-        return KeptCopy(copy, "", tuple(one.place for one in gone if self._remove_unless_held(one)))
+        return KeptCopy(copy, "", tuple(copy.place for copy in gone if self._remove_unless_held(copy)))
 
     def prune(
         self,
@@ -265,10 +265,10 @@ class Copies:
         new = rules.RetainedItem("", order.of_manifest(manifest, ordering.COPY, ""), Verdict.VERIFIED, manifest.n_bytes)
         tighter = [replace(policy, newest=newest) for newest in range(policy.newest, 0, -1)]
         names: set[str] = set()
-        for one in (*tighter, rules.RetentionPolicy(1)):
+        for candidate_policy in (*tighter, rules.RetentionPolicy(1)):
             rows_of_path = [_row(copy, order, needed, Verdict.VERIFIED) for copy in existing if copy.manifest.path == manifest.path]
             others = _by_path((copy for copy in existing if copy.manifest.path != manifest.path), order, needed)
-            names = {row.name for rows in ([*rows_of_path, new], *others) for row in rules.may_go(rows, one, new.name)}
+            names = {row.name for rows in ([*rows_of_path, new], *others) for row in rules.may_go(rows, candidate_policy, new.name)}
             if self._fits(existing, names, manifest):
                 return tuple(copy for copy in existing if copy.place in names)
         if manifest.n_bytes > self._cap_bytes:

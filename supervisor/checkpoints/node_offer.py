@@ -112,7 +112,9 @@ class NodeOffer:
             return
         with contextlib.suppress(CheckpointingError, OSError):  # `list_checkpoints` meets it as well, and reports it
             listed = self._records.locations.listing(candidates=True).candidates
-            unread = [one for one in listed if one.is_directory and self._parts.get(one.path, one.identity) is None]
+            unread = [
+                candidate for candidate in listed if candidate.is_directory and self._parts.get(candidate.path, candidate.identity) is None
+            ]
             for candidate in self._records.order.order().newest_candidates(unread)[:MOST_READ]:
                 if self.feed is not None:
                     self.feed.send_part(self._parts, candidate, ReadOptions())
@@ -198,7 +200,7 @@ class NodeOffer:
         """
         since_ns = int((since_t - FILE_CLOCKS_S) * 1e9)
         written = [candidate for candidate in self._records.locations.listing(candidates=True).candidates if candidate.mtime_ns >= since_ns]
-        self._records.rejections.add([(one.path, one.identity, _MIXED) for one in written], "mixed")
+        self._records.rejections.add([(candidate.path, candidate.identity, _MIXED) for candidate in written], "mixed")
         for copy in self._records.copies.all():
             if copy.made_ns >= since_ns:
                 self._records.copies.remove(copy)

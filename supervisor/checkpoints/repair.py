@@ -154,8 +154,8 @@ class CheckpointRepair:
     def _bring_back(self, moved: AsideChange, permission: RepairPermission) -> Iterator[tuple[str, str]]:
         with permission.held() as allowed:
             undone = self._records.moves.undo(moved.id) if allowed else ()
-        for one in undone:
-            done = f"it could not be moved back: {one.problem}" if one.problem else f"it was moved back from {moved.to}"
+        for undo in undone:
+            done = f"it could not be moved back: {undo.problem}" if undo.problem else f"it was moved back from {moved.to}"
             yield moved.path, f"the script misses what was set aside: {done}"
 
     def _repair(self, path: str, attempt: int, permission: RepairPermission) -> Iterator[tuple[str, str]]:
@@ -205,7 +205,7 @@ class CheckpointRepair:
     def _was_moved_back(self, verification: Verification) -> str:
         """Return that it was set aside before and moved back, by a person or because the script missed it; "" for any other."""
         moves = (change for change in self._records.moves.changes() if change.kind == "moved" and change.phase == "undone")
-        back = any((one.path, one.identity.ino) == (verification.path, verification.identity.ino) for one in moves)
+        back = any((change.path, change.identity.ino) == (verification.path, verification.identity.ino) for change in moves)
         return "because it was moved back once" if back else ""
 
     def _cut_candidates(self) -> tuple[str, ...]:

@@ -236,7 +236,7 @@ class CheckpointSelector:
         path = event.chosen.path if event.chosen is not None else ""
         if not path:  # no rank is known to load from there
             listed = records.listed(lambda: records.locations.listing(candidates=True)).candidates
-            lost = tuple(one for one in listed if markers.missing_tracker(one.path) is not None)
+            lost = tuple(candidate for candidate in listed if markers.missing_tracker(candidate.path) is not None)
             chosen = self.select_from(Listing(lost), (), suspect=False, rejections=None).chosen if lost else None
             path = "" if chosen is None else chosen.path
         missing = markers.missing_tracker(path)

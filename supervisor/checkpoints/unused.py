@@ -81,7 +81,7 @@ class UnusedCopies:
         if manifest is None:
             return
         held = [copy for copy in copies if copy.held_by]
-        farther = [one for one in held if ordering.is_farther(one.manifest, manifest)]
+        farther = [copy for copy in held if ordering.is_farther(copy.manifest, manifest)]
         if farther:
             for one in farther:
                 self._hold_for_this_run(one)

@@ -232,7 +232,7 @@ def _of_two_saves(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examina
         # major 0: a network file system, whose files can have the times of several nodes (or a virtual one)
         younger = tuple(name for name, age in ages.items() if age > (0 if os.major(metadata.st_dev) else _CLOCKS_NS))
         births = [birth_time.birth_time_ns(f"{tree.path}/{name}") for name in shards] if younger else []
-        last = max((one for one in births if one is not None), default=birth)
+        last = max((birth for birth in births if birth is not None), default=birth)
         took_ns = sum(item.length for items in shards.values() for item in items) / _FASTEST_BYTES_PER_NS
         if None in births or birth - last <= took_ns:
             return

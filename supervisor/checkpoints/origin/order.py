@@ -106,7 +106,7 @@ class CheckpointOrder:
             step = self._step_of(path) if known is None else known.step
             earlier = [roll_back for roll_back in self._lineages.roll_backs if roll_back.last.run == last.run and roll_back.path == home]
             lineage = (known and known.about.lineage) or UNKNOWN_LINEAGE
-            if all(lineage > one.last and (step or 0) > (one.step or 0) for one in earlier):
+            if all(lineage > roll_back.last and (step or 0) > (roll_back.step or 0) for roll_back in earlier):
                 self._lineages.try_roll_back(RollBack(last, step, home, "" if known is None else known.id))
 
     def accuse(self, reason: str) -> tuple[RollBack, ...]:

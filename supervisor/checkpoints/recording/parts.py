@@ -46,9 +46,9 @@ class PartRecorder:
 
     def present(self) -> Iterator[Manifest]:
         """Yield the recorded parts that are there as they were."""
-        for one in self.manifests.all():
-            if identity_of(one.path) == one.identity:
-                yield one
+        for manifest in self.manifests.all():
+            if identity_of(manifest.path) == manifest.identity:
+                yield manifest
 
     def record(self, path: str, identity: Identity, reading: ReadOptions) -> Manifest | None:
         """Verify and record the part at a path. None if it is none, its save has not ended, or it changed meanwhile."""

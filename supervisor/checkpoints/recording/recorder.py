@@ -130,9 +130,11 @@ class CheckpointRecorder:
         """Compare again those that were saved after it and verified before it: of several at once the newest is read first."""
         pattern, when = pattern_of(manifest.path), saved_order(manifest)
         later = [
-            one for one in list(self.newest.values()) if one.non_finite and pattern_of(one.path) == pattern and saved_order(one) > when
+            other
+            for other in list(self.newest.values())
+            if other.non_finite and pattern_of(other.path) == pattern and saved_order(other) > when
         ]
-        for one in sorted(later, key=saved_order):
-            again = self._compared(one) if one.path != manifest.path and not numerics.turned(one) else one
-            if again != one and self._records.manifests.put(again):
-                self.newest[one.path] = again
+        for newer in sorted(later, key=saved_order):
+            again = self._compared(newer) if newer.path != manifest.path and not numerics.turned(newer) else newer
+            if again != newer and self._records.manifests.put(again):
+                self.newest[newer.path] = again

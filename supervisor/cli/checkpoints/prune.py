@@ -69,8 +69,8 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
     if gone.reason:
         _say("copy", str(directory / COPIES), reason=gone.reason, as_json=as_json)
     if checkpoints.keep:
-        for one in _own(settings, directory, policy):
-            _say("checkpoint", one.path, reason=one.reason or "the supervisor removes it after the next save", as_json=as_json)
+        for pruned in _own(settings, directory, policy):
+            _say("checkpoint", pruned.path, reason=pruned.reason or "the supervisor removes it after the next save", as_json=as_json)
     in_mirrors = mirror_keep or checkpoints.mirror_keep
     if in_mirrors and checkpoints.mirror:
         every = checkpoints.keep_every or None

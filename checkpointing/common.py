@@ -86,13 +86,18 @@ def order(found: Sequence[Candidates], saves: Sequence[Sequence[NodeSave]]) -> l
     for row in (row for node in saves for row in node):
         known = rows.get(row.save)
         rows[row.save] = row if known is None or known.attempt < row.attempt else known
-    waiting = sorted(rows.values(), key=lambda row: _age(row.step, row.attempt, row.save))
+    waiting = sorted(rows.values(), key=age_of)
     ordered: list[Candidates | str] = []
     for candidate in found:
         while waiting and _is_newer(waiting[0], candidate):
             ordered.append(waiting.pop(0).save)
         ordered.append(candidate)
     return [*ordered, *(row.save for row in waiting)]
+
+
+def age_of(save: NodeSave) -> Age:
+    """Return the key that sorts the newest save first."""
+    return _age(save.step, save.attempt, save.save)
 
 
 def _is_newer(save: NodeSave, candidate: Candidates) -> bool:

@@ -84,19 +84,19 @@ def judged(path: str, reading: ReadOptions = _PLAIN) -> Verification:
     return concluded(verify(path, throttle=reading.throttle, interrupted=reading.interrupted))
 
 
-def concluded(found: Verification) -> Verification:
+def concluded(verification: Verification) -> Verification:
     """Return the verdict for people: the rest of a save that had just begun is INCOMPLETE though no format knows it."""
-    path = found.path
-    if found.verdict not in (Verdict.FOREIGN, Verdict.UNVERIFIABLE) or (found.format and not step_names.is_temporary(path)):
-        return found
+    path = verification.path
+    if verification.verdict not in (Verdict.FOREIGN, Verdict.UNVERIFIABLE) or (verification.format and not step_names.is_temporary(path)):
+        return verification
     is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings throughout the package
     if step_names.is_temporary(path) and (is_directory or named_like_one(path)):
         reason = "its name is that of a save that did not end"
-    elif is_directory and not found.files and _is_empty(path):
+    elif is_directory and not verification.files and _is_empty(path):
         reason = "the directory is empty"
     else:
-        return found
-    return replace(found, verdict=Verdict.INCOMPLETE, reason=reason, reasons=(reason, *found.reasons))
+        return verification
+    return replace(verification, verdict=Verdict.INCOMPLETE, reason=reason, reasons=(reason, *verification.reasons))
 
 
 def _is_empty(path: str) -> bool:

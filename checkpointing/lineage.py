@@ -93,7 +93,7 @@ class Lineages:
         with self._lock:
             runs = {one.run: one for record in (*other_records, self._record) for one in record.runs}
             roll_backs = dict.fromkeys((*(row for record in other_records for row in record.roll_backs), *self._record.roll_backs))
-            latest_known_s = max((one.began for one in runs.values()), default=0)
+            latest_known_s = max((run.began for run in runs.values()), default=0)
             for manifest in manifests_known:
                 lineage, saved_s = manifest.about.lineage, manifest.saved_ns // 10**9
                 latest_known_s = max(latest_known_s, saved_s, 0 if lineage is None else lineage.began)
@@ -105,7 +105,7 @@ class Lineages:
                 runs[run] = LineageRun(run, max(int(time.time() if now_s is None else now_s), latest_known_s + 1))
             for number, began_ns in self._early:
                 runs[run] = _with_attempt(runs[run], number, began_ns)
-            retained = tuple(sorted(runs.values(), key=lambda one: one.began))[-_MOST_RUNS:]
+            retained = tuple(sorted(runs.values(), key=lambda run: run.began))[-_MOST_RUNS:]
             self._replace(runs=retained, roll_backs=tuple(roll_backs)[-_MOST_ROWS:])
         self.write()
         return is_new
@@ -120,7 +120,7 @@ class Lineages:
                 if lineage is not None and lineage.run == own.run and lineage.attempt not in known:
                     own = _with_attempt(own, lineage.attempt, manifest.saved_ns // 10**9 * 10**9)
             if own != self._own():
-                others = tuple(one for one in self._record.runs if one.run != self._run)
+                others = tuple(run for run in self._record.runs if run.run != self._run)
                 self._replace(runs=(*others, own))
         self.write()
 
@@ -129,17 +129,17 @@ class Lineages:
         with self._lock:
             own = self._own()
             if own.began <= began and not own.attempts:
-                others = tuple(one for one in self._record.runs if one.run != self._run)
+                others = tuple(run for run in self._record.runs if run.run != self._run)
                 self._replace(runs=(*others, LineageRun(self._run, began + 1)))
         self.write()
 
     def begin_attempt(self, number: int, now_ns: int) -> None:
         """Record when an attempt began. Changes memory only, because the caller must not wait for a disk. Call `write` later."""
         with self._lock:
-            if not any(one.run == self._run for one in self._record.runs):
+            if not any(run.run == self._run for run in self._record.runs):
                 self._early = (*self._early, (number, now_ns))
                 return
-            others = tuple(one for one in self._record.runs if one.run != self._run)
+            others = tuple(run for run in self._record.runs if run.run != self._run)
             self._replace(runs=(*others, _with_attempt(self._own(), number, now_ns)))
 
     @property
@@ -161,10 +161,10 @@ class Lineages:
     def attempt_at(self, t_ns: int) -> Lineage:
         """Return the latest attempt that had begun by `t_ns`, or UNKNOWN_LINEAGE."""
         found = UNKNOWN_LINEAGE
-        for one in self._record.runs:
-            for number, began_ns in one.attempts:
+        for run in self._record.runs:
+            for number, began_ns in run.attempts:
                 if began_ns <= t_ns + _GRAIN_NS:
-                    found = max(found, Lineage(one.began, one.run, number))
+                    found = max(found, Lineage(run.began, run.run, number))
         return found
 
     def try_roll_back(self, row: RollBack) -> None:
@@ -195,7 +195,7 @@ class Lineages:
     def abandon(self, path: str) -> None:
         """Record that a person removed what earlier runs had written at a path."""
         with self._lock:
-            earlier = max((one for one in self._record.runs if one.run != self._run), key=lambda one: one.began, default=None)
+            earlier = max((run for run in self._record.runs if run.run != self._run), key=lambda one: one.began, default=None)
             last = (
                 UNKNOWN_LINEAGE
                 if earlier is None
@@ -218,10 +218,16 @@ class Lineages:
                 return
             content = {
                 "version": _VERSION,
-                "runs": [asdict(one) for one in record.runs],
+                "runs": [asdict(run) for run in record.runs],
                 "roll_backs": [
-                    {**asdict(one.last), "step": one.step, "path": one.path, "content": one.content, "reason": one.reason}
-                    for one in record.roll_backs
+                    {
+                        **asdict(roll_back.last),
+                        "step": roll_back.step,
+                        "path": roll_back.path,
+                        "content": roll_back.content,
+                        "reason": roll_back.reason,
+                    }
+                    for roll_back in record.roll_backs
                 ],
                 "abandoned": [{**asdict(last), "path": path} for path, last in record.abandoned],
             }
@@ -233,7 +239,7 @@ class Lineages:
                 self.problem = f"the order of the checkpoints could not be recorded: {self._file}: {error.strerror}"
 
     def _own(self) -> LineageRun:
-        return next((one for one in self._record.runs if one.run == self._run), LineageRun(self._run, int(time.time())))
+        return next((run for run in self._record.runs if run.run == self._run), LineageRun(self._run, int(time.time())))
 
     def _replace(
         self,

@@ -88,12 +88,12 @@ class Order:
     lineage_of: Callable[[Candidate], Lineage] = lambda _candidate: UNKNOWN_LINEAGE
     roll_backs: tuple[RollBack, ...] = ()
 
-    def of_candidate(self, candidate: Candidate, found: Verification | None) -> Age:
-        """Return the key of a candidate. `found` None: it was not read yet, so its name counts."""
-        step = found.step if found is not None else candidate.named.step if candidate.named is not None else None
-        within = found.within if found is not None else None
+    def of_candidate(self, candidate: Candidate, verification: Verification | None) -> Age:
+        """Return the key of a candidate. `verification` None: it was not read yet, so its name counts."""
+        step = verification.step if verification is not None else candidate.named.step if candidate.named is not None else None
+        within = verification.within if verification is not None else None
         lineage = self.lineage_of(candidate)
-        is_rolled_back = any(one.covers(lineage, step, candidate.path) for one in self.roll_backs)
+        is_rolled_back = any(roll_back.covers(lineage, step, candidate.path) for roll_back in self.roll_backs)
         return age(
             step,
             within,
@@ -101,13 +101,13 @@ class Order:
             mtime_ns=candidate.written_ns,
             name=candidate.path,
             is_rolled_back=is_rolled_back,
-            epoch=step_names.epoch_in(candidate.path) if found is None else found.epoch,
+            epoch=step_names.epoch_in(candidate.path) if verification is None else verification.epoch,
         )
 
     def of_manifest(self, manifest: Manifest, distance: int, name: str) -> Age:
         """Return the key of a manifest's checkpoint."""
         lineage = manifest.about.lineage or UNKNOWN_LINEAGE
-        is_rolled_back = any(one.covers(lineage, manifest.step, manifest.path, manifest.id) for one in self.roll_backs)
+        is_rolled_back = any(roll_back.covers(lineage, manifest.step, manifest.path, manifest.id) for roll_back in self.roll_backs)
         return age(
             manifest.step,
             manifest.within,
@@ -179,11 +179,11 @@ class Generations:
         """Take all that the mirrors hold of a job."""
         listed = tuple(manifests)
         last_save: dict[Lineage, int] = {}  # of each run
-        for one in listed:
-            lineage = _lineage(one)
+        for manifest in listed:
+            lineage = _lineage(manifest)
             if lineage is not None:
                 run = replace(lineage, attempt=0)
-                last_save[run] = max(last_save.get(run, 0), _saved_s(one))
+                last_save[run] = max(last_save.get(run, 0), _saved_s(manifest))
         self._generations: dict[Lineage, int] = {}
         number, ends = 0, 0
         for run in sorted(last_save):
@@ -193,7 +193,7 @@ class Generations:
             self._generations[run] = number
         numbers = list(self._generations.values())
         self._shared = {number for number in numbers if numbers.count(number) > 1}
-        self._labelled = sorted((_saved_s(one), lineage) for one in listed if (lineage := _lineage(one)) is not None)
+        self._labelled = sorted((_saved_s(manifest), lineage) for manifest in listed if (lineage := _lineage(manifest)) is not None)
 
     def age(self, manifest: Manifest, name: str) -> Age:
         """Return the key of one of them."""

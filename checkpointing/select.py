@@ -63,20 +63,20 @@ def never_own(_path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """A checkpoint outside the place where the job reads it. `home` is its original path, to which it would be put back.
+    """A checkpoint outside the place where the job reads it."""
 
-    `place` is the path of a copy on this machine, "" for what a mirror has; `origin` names the copy or the mirror for people.
-    """
-
-    home: str
+    #: To which it would be put back.
+    original_path: str
     manifest: Manifest
-    place: str
-    origin: str
+    #: Of a copy on this machine; "" for what a mirror has.
+    copy_path: str
+    #: Names the copy or the mirror for people.
+    source: str
 
     @property
     def name(self) -> str:
         """Its name among candidates."""
-        return self.place or self.origin
+        return self.copy_path or self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +227,10 @@ _Row = tuple[Age, Candidate | Spare, Verification | None]
 
 def _gather_spares(spares: Sequence[Spare], queue: list[_Row], tally: _Tally, avoided: frozenset[str], order: Order) -> None:
     for spare in spares:
-        if spare.place in avoided or (spare.home in avoided and _holds(spare.home, spare.manifest)):
+        if spare.copy_path in avoided or (spare.original_path in avoided and _holds(spare.original_path, spare.manifest)):
             tally.rejected.append((spare.name, REJECTED))
         else:
-            distance = ordering.COPY if spare.place else ordering.MIRROR
+            distance = ordering.COPY if spare.copy_path else ordering.MIRROR
             queue.append((order.of_manifest(spare.manifest, distance, spare.name), spare, None))
 
 
@@ -279,8 +279,8 @@ def _take_finite(queue: list[_Row], reader: _CandidateReader, tally: _Tally) -> 
     return passed[0]
 
 
-def _candidate_of(found: Verification) -> Candidate:
-    return Candidate(found.path, found.identity, None)
+def _candidate_of(verification: Verification) -> Candidate:
+    return Candidate(verification.path, verification.identity, None)
 
 
 def _take(queue: list[_Row], reader: _CandidateReader, tally: _Tally) -> _Taken:
@@ -368,22 +368,22 @@ class _Tally:
         self.foreign: list[tuple[str, str]] = []
         self.notes: list[str] = []
 
-    def refuse(self, found: Verification, *, is_declared: bool) -> None:
+    def refuse(self, verification: Verification, *, is_declared: bool) -> None:
         """Tally one. What is declared to be a checkpoint counts as one, though no format claims it."""
-        why = (found.path, found.reason)
-        if found.verdict in _KINDS:
-            self.to_reject.append(((found.path, found.identity, found.reason), _KINDS[found.verdict]))
-            (self.dangerous if found.verdict is Verdict.DANGEROUS else self.torn).append(why)
-        elif found.verdict is Verdict.UNVERIFIABLE:
+        why = (verification.path, verification.reason)
+        if verification.verdict in _KINDS:
+            self.to_reject.append(((verification.path, verification.identity, verification.reason), _KINDS[verification.verdict]))
+            (self.dangerous if verification.verdict is Verdict.DANGEROUS else self.torn).append(why)
+        elif verification.verdict is Verdict.UNVERIFIABLE:
             self.unverifiable.append(why)
-        elif found.verdict is Verdict.FOREIGN and is_declared:
-            self.unverifiable.append((found.path, f"{found.reason}, so nothing proves it whole"))
-        elif found.verdict is Verdict.FOREIGN:
+        elif verification.verdict is Verdict.FOREIGN and is_declared:
+            self.unverifiable.append((verification.path, f"{verification.reason}, so nothing proves it whole"))
+        elif verification.verdict is Verdict.FOREIGN:
             self.foreign.append(why)
         else:
             self.unknown.append(why)
-            if found.verdict is Verdict.WRITING:
-                self.notes.append(f"checkpoint passed over: {found.path}: {found.reason}")
+            if verification.verdict is Verdict.WRITING:
+                self.notes.append(f"checkpoint passed over: {verification.path}: {verification.reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,11 +439,11 @@ class _CandidateReader:
 
     def read_spare(self, spare: Spare) -> Verification:
         manifest = spare.manifest
-        if spare.place:
-            identity = identity_of(spare.place) or _NOWHERE
-            return self._check(spare.place, manifest, identity, "a copy")
+        if spare.copy_path:
+            identity = identity_of(spare.copy_path) or _NOWHERE
+            return self._check(spare.copy_path, manifest, identity, "a copy")
         return Verification(
-            spare.home,
+            spare.original_path,
             _NOWHERE,
             Verdict.VERIFIED,
             "",
@@ -489,9 +489,9 @@ class _CandidateReader:
         self.cache.put(known)
         return replace(known, level="identity")
 
-    def _kept(self, found: Verification) -> Verification:
-        self.cache.put(found)
-        return found
+    def _kept(self, verification: Verification) -> Verification:
+        self.cache.put(verification)
+        return verification
 
 
 def _recorded(candidate: Candidate, manifest: Manifest) -> Verification:
@@ -516,5 +516,5 @@ def _members(manifest: Manifest) -> tuple[str, ...]:
     return tuple(file.path for file in manifest.files) if manifest.is_tree else ()
 
 
-def _has_no_checksums(found: Verification) -> bool:
-    return found.verdict is Verdict.UNVERIFIABLE or (found.verdict is Verdict.VERIFIED and found.level == "layout")
+def _has_no_checksums(verification: Verification) -> bool:
+    return verification.verdict is Verdict.UNVERIFIABLE or (verification.verdict is Verdict.VERIFIED and verification.level == "layout")

@@ -47,12 +47,12 @@ def _tensors(path: str) -> list[tuple[str, int]] | None:
         with FileReader(path) as source:
             head = source.read(0, min(64, source.size))
             if safetensors.claims(head, b"", os.path.splitext(path)[1]):  # noqa: PTH122 -- as above
-                return [(one.name, one.end - one.begin) for one in safetensors.read_header(source).tensors]
+                return [(tensor.name, tensor.end - tensor.begin) for tensor in safetensors.read_header(source).tensors]
             scan = torch_zip.scan_of(source)
     except (NotRegular, Short, safetensors.HeaderDamaged):
         return None
     if scan is None:
         return None
     whose = os.path.basename(path) if not is_weight(os.path.basename(path)) else ""  # noqa: PTH119 -- as above
-    sizes = ((one, one.count * torch_pickle.item_bytes(one.kind)) for one in scan.storages)
+    sizes = ((storage, storage.count * torch_pickle.item_bytes(storage.kind)) for storage in scan.storages)
     return [(f"{whose}.{torch_pickle.name_of(one)}", size) for one, size in sizes]

@@ -50,11 +50,11 @@ def verify(  # noqa: PLR0913 -- each is a choice of its own
     from. `interrupted` is asked before each MiB; once it answers True, the verdict is UNKNOWN.
     """
     marked = markers.unfinished(path)
-    found = _verify(path, ReadOptions(throttle, drop_cache, interrupted), bulk=bulk and not marked, own=own)
-    if not marked or found.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE, Verdict.INCOMPLETE):
-        return found
-    reasons = tuple(dict.fromkeys(why for why in (marked, *found.reasons) if why))
-    return replace(found, verdict=Verdict.WRITING, level="", reason=marked, reasons=reasons)
+    examination = _verify(path, ReadOptions(throttle, drop_cache, interrupted), bulk=bulk and not marked, own=own)
+    if not marked or examination.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE, Verdict.INCOMPLETE):
+        return examination
+    reasons = tuple(dict.fromkeys(why for why in (marked, *examination.reasons) if why))
+    return replace(examination, verdict=Verdict.WRITING, level="", reason=marked, reasons=reasons)
 
 
 def _verify(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> Verification:  # noqa: PLR0911 -- each is another answer
@@ -92,8 +92,8 @@ def _verify_tree(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> V
         claimant = tree_format_of(tree)
         if claimant is None:
             return _without_content(path, identity, Verdict.UNVERIFIABLE, "a directory, and no format that is known here")
-        found = claimant[1].examine(tree, bulk=bulk)
-        found = replace(found, format=found.format or claimant[0], files=found.files or tree.files)
+        examination = claimant[1].examine(tree, bulk=bulk)
+        examination = replace(examination, format=examination.format or claimant[0], files=examination.files or tree.files)
         now = Tree(path).identity
     except Interrupted:
         return _without_content(path, identity, Verdict.UNKNOWN, NOT_TO_THE_END)
@@ -102,11 +102,11 @@ def _verify_tree(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> V
     except OSError as error:
         return _without_content(path, identity, Verdict.UNKNOWN, _why(error))
     if now != identity:
-        return _without_content(path, identity, Verdict.WRITING, _CHANGED, found.format)
-    if found.verdict is Verdict.VERIFIED and (tree.truncated or tree.problems):
+        return _without_content(path, identity, Verdict.WRITING, _CHANGED, examination.format)
+    if examination.verdict is Verdict.VERIFIED and (tree.truncated or tree.problems):
         why = "; ".join(f"{name}: {problem}" for name, problem in tree.problems[:3]) or "it has more names than are read"
-        return _without_content(path, identity, Verdict.UNKNOWN, f"not all of it could be listed: {why}", found.format)
-    return _conclude(path, identity, found, own=own)
+        return _without_content(path, identity, Verdict.UNKNOWN, f"not all of it could be listed: {why}", examination.format)
+    return _conclude(path, identity, examination, own=own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,25 +148,29 @@ def identity_of(path: str) -> Identity | None:
         return None
 
 
-def _conclude(path: str, identity: Identity, found: Examination, *, own: bool) -> Verification:
-    if found.unlisted and not own and found.verdict is not Verdict.DANGEROUS:
-        named = ", ".join(found.unlisted[:3])
+def _conclude(path: str, identity: Identity, examination: Examination, *, own: bool) -> Verification:
+    if examination.unlisted and not own and examination.verdict is not Verdict.DANGEROUS:
+        named = ", ".join(examination.unlisted[:3])
         why = f"loading it would call {named}, which is not on the list of safe calls, and this job was not seen to write the file"
-        found = replace(
-            found, verdict=Verdict.DANGEROUS, reason=why, level="", also=tuple(one for one in (found.reason, *found.also) if one)
+        examination = replace(
+            examination,
+            verdict=Verdict.DANGEROUS,
+            reason=why,
+            level="",
+            also=tuple(one for one in (examination.reason, *examination.also) if one),
         )
-    step, within, reason = _agree(path, found)
-    reasons = tuple(dict.fromkeys(why for why in (reason, *found.also, note_of(found.non_finite)) if why))
-    verdict, level = found.verdict, found.level
+    step, within, reason = _agree(path, examination)
+    reasons = tuple(dict.fromkeys(why for why in (reason, *examination.also, note_of(examination.non_finite)) if why))
+    verdict, level = examination.verdict, examination.level
     if step_names.is_temporary(path) and verdict is not Verdict.DANGEROUS and verdict is not Verdict.FOREIGN:
         verdict, level, reasons = Verdict.INCOMPLETE, "", ("its name is that of a save that did not end", *reasons)
-    place = found.place
+    place = examination.place
     content_step = place.step if place.sure or (place.epoch is None and not place.loose) else None
-    numbers = None if level in ("", "directory") else found.non_finite
+    numbers = None if level in ("", "directory") else examination.non_finite
     first = next(iter(reasons), "")
     epoch = (step_names.epoch_in(path) if place.epoch is None else place.epoch) if step is None and within is None else None
     return Verification(
-        path, identity, verdict, first, step, level, within, found.format, found.files, reasons, content_step, numbers, epoch
+        path, identity, verdict, first, step, level, within, examination.format, examination.files, reasons, content_step, numbers, epoch
     )
 
 
@@ -175,20 +179,20 @@ def _without_content(path: str, identity: Identity | None, verdict: Verdict, rea
     return Verification(path, identity or _NOWHERE, verdict, reason, _named(path), format=format_name, reasons=(reason,))
 
 
-def _agree(path: str, found: Examination) -> tuple[int | None, tuple[int, int] | None, str]:
+def _agree(path: str, examination: Examination) -> tuple[int | None, tuple[int, int] | None, str]:
     """Return the step, else (epoch, step within it), and the reason; a disagreement of content and name is worth a note there.
 
     Content wins over the name, which can be an epoch, an index, or a copy's; but a name that is sure wins over a key that counts the
     whole run in one script and the epoch in the next (`{"epoch": 2, "step": 100}`).
     """
-    named, place = step_names.step_in(path), found.place
+    named, place = step_names.step_in(path), examination.place
     if place.step is None:
-        return (None if named is None else named.step), None, found.reason
+        return (None if named is None else named.step), None, examination.reason
     if not place.sure and place.epoch is not None and not (named is not None and named.sure):
-        return None, (place.epoch, place.step), found.reason
+        return None, (place.epoch, place.step), examination.reason
     step = named.step if named is not None and named.sure and not place.sure else place.step
-    if named is None or named.step == place.step or found.reason:
-        return step, None, found.reason
+    if named is None or named.step == place.step or examination.reason:
+        return step, None, examination.reason
     name = f"step {named.step}, its content {place.step}" if named.sure else f"{named.step}, its content step {place.step}"
     return step, None, f"its name says {name}"
 

@@ -82,7 +82,7 @@ def latest(
     reasons = [*selection.notes, *_pointer_disagrees(directory, chosen)]
     if out.as_json:
         row = {**as_dict(chosen), "reasons": [*(chosen.reasons if chosen else ()), *reasons]}
-        out.write(json.dumps({**row, "passed_over": [as_dict(one) for one in passed]}))
+        out.write(json.dumps({**row, "passed_over": [as_dict(verification) for verification in passed]}))
     else:
         lines = table([chosen], out.clean) if chosen is not None else [f"none is proven good in {out.clean(directory)}"]
         lines += [f"  {out.clean(reason)}" for reason in reasons]
@@ -108,27 +108,27 @@ def _known(cache: Cache, path: str, identity: Identity | None, why: str, reading
     return found if found.verdict is not Verdict.VERIFIED else replace(found, reasons=(why,))
 
 
-def as_dict(found: Verification | None) -> dict[str, Any]:
+def as_dict(verification: Verification | None) -> dict[str, Any]:
     """Return a verdict as the documented object; all is null where there is none."""
-    if found is None:
+    if verification is None:
         return {"path": None, "format": "", "step": None, "verdict": None, "reasons": []}
     return {
-        "path": found.path,
-        "format": _format(found),
-        "step": found.step,
-        "verdict": examine.word(found.verdict),
-        "reasons": list(found.reasons or ((found.reason,) if found.reason else ())),
+        "path": verification.path,
+        "format": _format(verification),
+        "step": verification.step,
+        "verdict": examine.word(verification.verdict),
+        "reasons": list(verification.reasons or ((verification.reason,) if verification.reason else ())),
     }
 
 
-def _step_text(found: Verification) -> str:
-    step = shown_step(found.path, found.step, found.content_step)
+def _step_text(verification: Verification) -> str:
+    step = shown_step(verification.path, verification.step, verification.content_step)
     return "-" if step is None else str(step)
 
 
-def _format(found: Verification) -> str:
+def _format(verification: Verification) -> str:
     """Return the format's name; a file that is merely named like a checkpoint has none."""
-    return "" if found.format == "unproven" else found.format
+    return "" if verification.format == "unproven" else verification.format
 
 
 def table(rows: Sequence[Verification], clean: Callable[[str], str]) -> list[str]:

@@ -167,10 +167,10 @@ def examine_file(source: FileReader, path: str, *, bulk: bool) -> Examination:
         claimant = format_of(head, tail, suffix)
         if claimant is None:
             return Examination(Verdict.FOREIGN, "not a checkpoint of any format that is known here")
-        found = claimant[1].examine(source, suffix, bulk=bulk)
+        examination = claimant[1].examine(source, suffix, bulk=bulk)
     except Short:  # it shrank meanwhile, which a second stat will show
         return Examination(Verdict.BAD, "the file became shorter while it was read")
-    return found if found.format else replace(found, format=claimant[0])
+    return examination if examination.format else replace(examination, format=claimant[0])
 
 
 def examine_member(tree: Tree, name: str, *, bulk: bool) -> Examination:

@@ -61,7 +61,7 @@ def _resolve(directory: str, name: str, whose: str, text: str) -> Pointer:
         if not text.isascii() or not text.isdigit():
             return Pointer(name, whose, "", f"{name} holds no number: {text[:40]!r}")
         names = [row.saves.format(int(text)) for row in markers.of(markers.MarkerKind.TRACKER) if row.form == name]
-        target = next((one for one in names if os.path.isdir(os.path.join(directory, one))), names[0])  # noqa: PTH112, PTH118 -- as above
+        target = next((name for name in names if os.path.isdir(os.path.join(directory, name))), names[0])  # noqa: PTH112, PTH118 -- as above
     if not _TAG.fullmatch(target) or target in (".", ".."):
         return Pointer(name, whose, "", f"{name} holds no name: {text[:40]!r}")
     path = os.path.join(directory, target)  # noqa: PTH118 -- strings throughout the package

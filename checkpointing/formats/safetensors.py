@@ -107,7 +107,7 @@ def read_header(source: FileReader) -> SafetensorsHeader:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         _damaged("its header's __metadata__ is no table of texts")
     tensors = sorted((_tensor(name, row, 8 + length) for name, row in document.items()), key=lambda one: (one.begin, one.end))
-    unknown = next((one.dtype for one in tensors if one.dtype not in _BITS), "")
+    unknown = next((tensor.dtype for tensor in tensors if tensor.dtype not in _BITS), "")
     _check_layout(tensors, 8 + length, source.size)
     return SafetensorsHeader(tuple(tensors), metadata, unknown)
 
@@ -144,13 +144,13 @@ def _are_counts(values: Iterable[object]) -> bool:
 
 def _check_layout(tensors: Iterable[Tensor], begin: int, file_bytes: int) -> None:
     at = begin
-    for one in tensors:
-        if one.begin != at or one.end < one.begin:
-            _damaged(f"{one.name[:80]} begins at byte {one.begin} of the file where {at} is next: tensors overlap or leave a gap")
-        bits = math.prod(one.shape) * _BITS.get(one.dtype, 0)
-        if one.dtype in _BITS and bits != 8 * (one.end - one.begin):
-            _damaged(f"{one.name[:80]} has {one.end - one.begin} bytes where its shape needs {bits // 8}")
-        at = one.end
+    for tensor in tensors:
+        if tensor.begin != at or tensor.end < tensor.begin:
+            _damaged(f"{tensor.name[:80]} begins at byte {tensor.begin} of the file where {at} is next: tensors overlap or leave a gap")
+        bits = math.prod(tensor.shape) * _BITS.get(tensor.dtype, 0)
+        if tensor.dtype in _BITS and bits != 8 * (tensor.end - tensor.begin):
+            _damaged(f"{tensor.name[:80]} has {tensor.end - tensor.begin} bytes where its shape needs {bits // 8}")
+        at = tensor.end
     if at > file_bytes:
         _damaged(f"torn: {file_bytes} of {at} bytes")
     if at < file_bytes:
@@ -159,16 +159,16 @@ def _check_layout(tensors: Iterable[Tensor], begin: int, file_bytes: int) -> Non
 
 def _look_at_numbers(source: FileReader, tensors: tuple[Tensor, ...]) -> tuple[str, tuple[NonFinite, ...]]:
     """Read all tensors in one pass. Return the first unwritten range ("" if none) and the tensors whose numbers are not finite."""
-    scan = zero_pages.ZeroPageScan([_span(one) for one in tensors], source.size)
+    scan = zero_pages.ZeroPageScan([_span(tensor) for tensor in tensors], source.size)
     non_finite: list[NonFinite] = []
-    for one in tensors:
-        kind = numerics.kind_of(one.dtype)
+    for tensor in tensors:
+        kind = numerics.kind_of(tensor.dtype)
         numbers = numerics.NumericsScan(kind) if kind else None
-        for piece in source.stream(one.begin, one.end - one.begin):
+        for piece in source.stream(tensor.begin, tensor.end - tensor.begin):
             scan.feed(piece)
             if numbers is not None:
                 numbers.feed(piece)
-        if numbers is not None and (found := numbers.found(one.name[:MOST_NAME])) is not None:
+        if numbers is not None and (found := numbers.found(tensor.name[:MOST_NAME])) is not None:
             non_finite.append(found)
     return scan.problem, listed(non_finite)
 

@@ -172,7 +172,7 @@ def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at
         if has_crcs or (storage is not None and numerics.kind_of(storage.kind) is not None):
             non_finite.append(_check_record(source, record, storage, has_crcs=has_crcs))
     whole = Examination(Verdict.VERIFIED, torch_pickle.note(scan), level=LEVEL) if has_crcs else without
-    return replace(whole, non_finite=listed(one for one in non_finite if one is not None))
+    return replace(whole, non_finite=listed(entry for entry in non_finite if entry is not None))
 
 
 def _foreign(records: dict[bytes, ZipRecord], prefix: bytes) -> str:

@@ -32,7 +32,7 @@ class CheckpointChanged(Exception):  # noqa: N818 -- a fact about the checkpoint
 
 
 def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
-    found: Verification,
+    verification: Verification,
     about: About = About(),  # noqa: B008 -- a frozen value
     *,
     reading: ReadOptions = ReadOptions(),  # noqa: B008 -- a frozen value
@@ -41,38 +41,38 @@ def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
     now: Callable[[], float] = time.time,
 ) -> Manifest:
     """Return the manifest of a verified checkpoint. Raises CheckpointChanged, Interrupted, OSError."""
-    tree = _tree(found.path, reading)
-    name = found.path.rstrip("/").rpartition("/")[2]
-    if (tree.identity if tree is not None else identity_of(found.path)) != found.identity:
+    tree = _tree(verification.path, reading)
+    name = verification.path.rstrip("/").rpartition("/")[2]
+    if (tree.identity if tree is not None else identity_of(verification.path)) != verification.identity:
         raise CheckpointChanged("it changed since it was verified")
-    names = sorted(found.files or tree.files) if tree is not None else [name]
+    names = sorted(verification.files or tree.files) if tree is not None else [name]
     files: list[File] = []
     try:
         for member in names:
-            with _open(found.path, tree, member, reading) as source:
+            with _open(verification.path, tree, member, reading) as source:
                 read = digest.of_source(source, part_bytes=part_bytes, sha256=sha256)
             files.append(File(member, read.n_bytes, read.crc64nvme, read.parts, read.sha256))
     except (Short, NotRegular, KeyError):
         raise CheckpointChanged("it changed while it was read") from None
-    if not files or identity_of(found.path) != found.identity:
+    if not files or identity_of(verification.path) != verification.identity:
         raise CheckpointChanged("it changed while it was read")
     return Manifest(
         name=name,
         is_tree=tree is not None,
-        layout=found.format,
+        layout=verification.format,
         files=tuple(files),
-        path=found.path,
-        identity=found.identity,
+        path=verification.path,
+        identity=verification.identity,
         host=os.uname().nodename,
-        step=found.step,
-        within=found.within,
-        epoch=found.epoch,
-        content_step=found.content_step,
+        step=verification.step,
+        within=verification.within,
+        epoch=verification.epoch,
+        content_step=verification.content_step,
         about=about,
         made_unix_s=int(now()),
-        saved_unix_ns=max(tree.newest_mtime_ns if tree is not None else found.identity.mtime_ns, 0),
+        saved_unix_ns=max(tree.newest_mtime_ns if tree is not None else verification.identity.mtime_ns, 0),
         part_bytes=part_bytes,
-        non_finite=found.non_finite or (),
+        non_finite=verification.non_finite or (),
     )
 
 

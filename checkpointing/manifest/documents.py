@@ -126,7 +126,7 @@ class Manifest:
     @property
     def has_lost_weights(self) -> bool:
         """Whether weights hold NaN that were finite in an earlier save of the run. The last finite checkpoint must then stay."""
-        return bool(nan_weights(one for one in self.non_finite if one.was_finite))
+        return bool(nan_weights(entry for entry in self.non_finite if entry.was_finite))
 
     @property
     def id(self) -> str:
@@ -184,7 +184,7 @@ def encode(manifest: Manifest) -> bytes:
         absent = [{"path": path, "bytes": n_bytes} for path, n_bytes in part.absent]
         document["part"] = {"node": part.node, "leads": part.leads, "absent": absent}
     if manifest.non_finite:
-        document["non_finite"] = [_non_finite_row(one) for one in manifest.non_finite]
+        document["non_finite"] = [_non_finite_row(entry) for entry in manifest.non_finite]
     return _canonical({**document, "digest": _own_digest(document)}) + b"\n"
 
 
@@ -217,7 +217,7 @@ def _manifest(row: dict[str, Any]) -> Manifest:
     name = _inner_path(row["name"])
     if row["kind"] == "file" and paths != [name]:
         raise ManifestDamaged("a single-file checkpoint must list exactly that file")
-    made = Manifest(
+    manifest = Manifest(
         name=name,
         is_tree=row["kind"] == "tree",
         layout=_text(row["layout"]),
@@ -244,11 +244,11 @@ def _manifest(row: dict[str, Any]) -> Manifest:
         part=None if row.get("part") is None else _part(row["part"]),
         places=tuple((_text(one["host"]), _text(one["path"])) for one in row.get("places", ())),
     )
-    if made.n_bytes != row["bytes"] or "/" in name:
+    if manifest.n_bytes != row["bytes"] or "/" in name:
         raise ManifestDamaged("sizes do not add up, or its name is a path")
-    if made.part is not None and not made.save:
+    if manifest.part is not None and not manifest.save:
         raise ManifestDamaged("it is a part of no save")
-    return made
+    return manifest
 
 
 def _save(value: object) -> str:

@@ -28,8 +28,8 @@ class PartsDiffer(Exception):  # noqa: N818 -- a fact about the parts
 
 def join(parts: Iterable[Manifest]) -> tuple[Manifest | None, str]:
     """Return the manifest of the checkpoint that parts make up; None, and what is missing, if they do not. Raises PartsDiffer."""
-    ordered = sorted(parts, key=lambda one: -1 if one.part is None else one.part.node)
-    leaders = [one for one in ordered if one.part is not None and one.part.leads]
+    ordered = sorted(parts, key=lambda part: -1 if part.part is None else part.part.node)
+    leaders = [part for part in ordered if part.part is not None and part.part.leads]
     if not leaders:
         return None, "the part that shows which files there must be is missing"
     leader = leaders[0]
@@ -45,21 +45,21 @@ def join(parts: Iterable[Manifest]) -> tuple[Manifest | None, str]:
     joint = replace(
         leader,
         files=tuple(files[path] for path in sorted(files)),
-        step=next((one.step for one in ordered if one.step is not None), None),
-        saved_unix_ns=max(one.saved_unix_ns for one in ordered),
-        made_unix_s=max(one.made_unix_s for one in ordered),
+        step=next((part.step for part in ordered if part.step is not None), None),
+        saved_unix_ns=max(part.saved_unix_ns for part in ordered),
+        made_unix_s=max(part.made_unix_s for part in ordered),
         non_finite=tuple(dict.fromkeys(row for one in ordered for row in one.non_finite)),
         part=None,
-        places=tuple(dict.fromkeys((one.host, one.path) for one in ordered)),
+        places=tuple(dict.fromkeys((part.host, part.path) for part in ordered)),
     )
     return joint, ""
 
 
 def _compare(leader: Manifest, parts: list[Manifest]) -> None:
-    for one in parts:
-        if (one.save, one.name, one.layout, one.part_bytes) != (leader.save, leader.name, leader.layout, leader.part_bytes):
-            raise PartsDiffer(f"{leader.host} and {one.host} recorded different saves")
-    steps = sorted({one.step for one in parts if one.step is not None})
+    for part in parts:
+        if (part.save, part.name, part.layout, part.part_bytes) != (leader.save, leader.name, leader.layout, leader.part_bytes):
+            raise PartsDiffer(f"{leader.host} and {part.host} recorded different saves")
+    steps = sorted({part.step for part in parts if part.step is not None})
     if len(steps) > 1:
         raise PartsDiffer(f"the parts are of steps {steps[0]} and {steps[1]}")
 
@@ -68,8 +68,8 @@ def _files(leader: Manifest, parts: list[Manifest]) -> dict[str, File]:
     """Return the files of all parts by path. Shards of DCP that its metadata does not name were left by another save."""
     named = {file.path for file in leader.files} | {path for path, _ in leader.part.absent} if leader.part is not None else set()
     files: dict[str, File] = {}
-    for one in parts:
-        for file in one.files:
+    for part in parts:
+        for file in part.files:
             if leader.layout in _DCP and file.path.endswith(_SHARD) and file.path not in named:
                 continue
             known = files.setdefault(file.path, file)

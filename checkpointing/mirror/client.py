@@ -65,14 +65,14 @@ def push(  # noqa: PLR0913 -- source, destinations and options of a copy
     Idempotent: nothing is sent to a mirror that has the content, and an interrupted upload continues from its spool.
     `progress` gets the bytes that one mirror received, and the total. Raises NotCopied, BackendError, OSError.
     """
-    found = verify(path, own=True)
-    if found.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE):
-        raise NotCopied(path, found.verdict, found.reason)
+    verification = verify(path, own=True)
+    if verification.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE):
+        raise NotCopied(path, verification.verdict, verification.reason)
     try:
-        raw = manifests.encode(check.build(found, manifests.About(job, _RUN), part_bytes=part_bytes))
+        raw = manifests.encode(check.build(verification, manifests.About(job, _RUN), part_bytes=part_bytes))
     except check.CheckpointChanged as error:
         raise NotCopied(path, Verdict.WRITING, str(error)) from error
-    entry = spool.add(path, found.step, raw)
+    entry = spool.add(path, verification.step, raw)
     total = entry.manifest.n_bytes
     for backend in backends:
         done = 0
@@ -88,8 +88,8 @@ def push(  # noqa: PLR0913 -- source, destinations and options of a copy
         except SourceChanged as error:
             spool.drop(entry)
             raise NotCopied(path, Verdict.WRITING, str(error)) from error
-        spool.mark_done(entry, backend.url, [one.url for one in backends])
-        yield Pushed(path, found.step, backend.url, key, total)
+        spool.mark_done(entry, backend.url, [backend.url for backend in backends])
+        yield Pushed(path, verification.step, backend.url, key, total)
 
 
 class Mirror:

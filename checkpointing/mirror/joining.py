@@ -44,7 +44,7 @@ def joined(backend: Backend, key: str, documents: Iterable[Stored] | None = None
     except joint.PartsDiffer as error:
         return None, f"its parts differ: {error}"
     if made is None:
-        sent = ", ".join(f"{one.host} (node {one.part.node})" for one in parts if one.part is not None)
+        sent = ", ".join(f"{part.host} (node {part.part.node})" for part in parts if part.part is not None)
         return None, f"{UNSENT}: {missing}; sent by {sent or 'none'}"
     damaged = _misses(backend, key, made)
     return (None, damaged) if damaged else (made, "")
@@ -60,17 +60,17 @@ def write(backend: Backend, key: str) -> bool:
     return True
 
 
-def heal(backend: Backend, key: str, made: Manifest) -> None:
+def heal(backend: Backend, key: str, manifest: Manifest) -> None:
     """Write a joint manifest that its nodes did not live to write. A reader may not be allowed to; then the next one joins them again."""
-    raw = manifests.encode(made)
+    raw = manifests.encode(manifest)
     with contextlib.suppress(BackendError):
         backend.put(key + keys.MANIFEST, Bytes(raw, digest.of_bytes(raw)))
 
 
-def _misses(backend: Backend, key: str, made: Manifest) -> str:
+def _misses(backend: Backend, key: str, manifest: Manifest) -> str:
     """Return which file of a checkpoint is not in the mirror as it was recorded; "" for none."""
     there = {stored.key: stored for stored in backend.list(f"{key}data/")}
-    for file in made.files:
+    for file in manifest.files:
         stored = there.get(keys.data_key(key, file.path))
         if stored is None or stored.n_bytes != file.n_bytes or stored.crc64nvme not in (None, file.crc64nvme):
             return f"{file.path} was removed or changed in the mirror"

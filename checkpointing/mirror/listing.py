@@ -146,5 +146,5 @@ def _joined(backend: Backend, one: Unjoined) -> MirroredCheckpoint | tuple[str, 
 def ordered(present: Iterable[MirroredCheckpoint]) -> list[MirroredCheckpoint]:
     """Sort the checkpoints, newest first; the same checkpoint in several mirrors keeps the order of the mirrors."""
     present = list(present)
-    generations = Generations(one.manifest for one in present)
-    return sorted(present, key=lambda one: generations.age(one.manifest, one.location.key))
+    generations = Generations(checkpoint.manifest for checkpoint in present)
+    return sorted(present, key=lambda checkpoint: generations.age(checkpoint.manifest, checkpoint.location.key))

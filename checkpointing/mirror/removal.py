@@ -25,17 +25,17 @@ def may_go(present: Iterable[MirroredCheckpoint], policy: rules.RetentionPolicy,
     nodes, which prune them.
     """
     present = ordered(present)
-    own = next((one for one in present if one.location.key == made), present[0] if present else None)
+    own = next((checkpoint for checkpoint in present if checkpoint.location.key == made), present[0] if present else None)
     if own is None:
         return []
-    generations = Generations(one.manifest for one in present)
+    generations = Generations(checkpoint.manifest for checkpoint in present)
     number, run = generations.generation(own.manifest)
     counted: dict[str, MirroredCheckpoint] = {}
-    for one in present:
-        generation, its_run = generations.generation(one.manifest)
+    for checkpoint in present:
+        generation, its_run = generations.generation(checkpoint.manifest)
         if generation < number or (generation, its_run) == (number, run):
-            counted[one.location.key] = one
-    own_order = Generations(one.manifest for one in counted.values())
+            counted[checkpoint.location.key] = checkpoint
+    own_order = Generations(checkpoint.manifest for checkpoint in counted.values())
     # after the weights turned to NaN, a resume takes the last finite checkpoint
     finite = (
         next((key for key, one in counted.items() if not one.manifest.has_lost_weights), None) if own.manifest.has_lost_weights else None
@@ -44,7 +44,7 @@ def may_go(present: Iterable[MirroredCheckpoint], policy: rules.RetentionPolicy,
         rules.RetainedItem(key, own_order.age(one.manifest, key), Verdict.VERIFIED, one.manifest.n_bytes, in_use=key == finite)
         for key, one in counted.items()
     ]
-    return [counted[one.name] for one in rules.may_go(held, policy, made)]
+    return [counted[item.name] for item in rules.may_go(held, policy, made)]
 
 
 def remove(backend: Backend, key: str) -> int:

@@ -149,25 +149,25 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
     stalls: Counter[str] = Counter()
     kept, gave_way = _finite_first(kept)
     passed += gave_way
-    for one in kept:
+    for checkpoint in kept:
         why = ""
         if into is None:
-            one = _at_home(one, refusal)  # noqa: PLW2901 -- the same checkpoint
-        if not why and stalls[one.backend.url] >= _MOST_STALLS:
+            checkpoint = _at_home(checkpoint, refusal)  # noqa: PLW2901 -- the same checkpoint
+        if not why and stalls[checkpoint.backend.url] >= _MOST_STALLS:
             why = "its mirror does not answer"
         if not why:
             try:
-                return fetch(one, into=into, workers=workers, passed_over=tuple(passed), progress=progress)
+                return fetch(checkpoint, into=into, workers=workers, passed_over=tuple(passed), progress=progress)
             except BackendError as error:
-                stalls[one.backend.url] += isinstance(error, Stalled)
+                stalls[checkpoint.backend.url] += isinstance(error, Stalled)
                 why = error.message
             except PathOccupied as error:
-                there = _usable(_target(one, into), one, passed)
+                there = _usable(_target(checkpoint, into), checkpoint, passed)
                 if there is not None:
                     return there
                 occupied = occupied or error
                 why = error.message
-        passed.append((f"{one.backend.url}/{one.location.key}", why))
+        passed.append((f"{checkpoint.backend.url}/{checkpoint.location.key}", why))
     if occupied is not None:
         raise occupied
     # what some node never sent was never a checkpoint
@@ -225,7 +225,7 @@ def of_save(  # noqa: PLR0913 -- keywords, each with a default
         kept, passed = available(backends, job, progress)
     except OtherJob as error:
         raise PartsMissing("no part of it is in the mirror", hint=error.hint) from error
-    found = [one for one in kept if one.manifest.save == save]
+    found = [checkpoint for checkpoint in kept if checkpoint.manifest.save == save]
     for one in found:
         try:
             return fetch(_at_home(one, refusal), workers=workers, passed_over=tuple(passed), progress=progress)
@@ -261,11 +261,11 @@ def newest_of(  # noqa: PLR0913 -- keywords, each with a default
         own = None
     if own is not None or instead in ("", NO_JOB):
         return own
-    found = newest(backends, instead, into=into, workers=workers, refusal=refusal, progress=progress)
-    if found is None:
+    selection = newest(backends, instead, into=into, workers=workers, refusal=refusal, progress=progress)
+    if selection is None:
         message = f"no checkpoint of job {instead!r} in the mirror, nor of any other"
         raise OtherJob(message, hint=f"begin anew with --restore-from {NO_JOB}, or check that --mirror names the right place")
-    return found
+    return selection
 
 
 def fetch(
@@ -283,8 +283,8 @@ def fetch(
         return there
     directory = os.path.dirname(target)  # noqa: PTH120 -- strings throughout the package
     durable.make_directory(directory)
-    beside = restore_target.beside(target, one.manifest)
-    with restore_target.alone(beside):
+    beside = restore_target.partial_path(target, one.manifest)
+    with restore_target.download_lock(beside):
         there = _existing(target, one, passed_over)  # another node may have restored it meanwhile
         if there is not None:
             return there
@@ -297,12 +297,12 @@ def fetch(
             if missing is one:
                 durable.rename_exclusive(beside, target)
             else:
-                restore_target.fill(beside, target, missing.manifest)
+                restore_target.move_missing_files(beside, target, missing.manifest)
         except FileExistsError:
             message = f"cannot restore: {target}: another file appeared there"
             raise PathOccupied(message, hint="start again: the downloaded parts are kept beside it") from None
         durable.sync_directory(directory)
-        restore_target.point(target, one.manifest)
+        restore_target.write_latest_pointer(target, one.manifest)
     restore_target.sweep(directory)
     return Restored(target, one.manifest, one.backend.url, n_fetched, passed_over)
 
@@ -331,10 +331,10 @@ def _existing(target: str, one: MirroredCheckpoint, passed_over: tuple[tuple[str
 
 def _usable(target: str, one: MirroredCheckpoint, passed: Sequence[tuple[str, str]]) -> Restored | None:
     """Return what has the checkpoint's name, if it is another whole checkpoint."""
-    found = verify(target)
-    if found.verdict is not Verdict.VERIFIED:
+    verification = verify(target)
+    if verification.verdict is not Verdict.VERIFIED:
         return None
-    manifest = replace(one.manifest, step=found.step, within=found.within, epoch=found.epoch)
+    manifest = replace(one.manifest, step=verification.step, within=verification.within, epoch=verification.epoch)
     why = (f"{one.backend.url}/{one.location.key}", f"another whole checkpoint is at {target}")
     return Restored(target, manifest, one.backend.url, 0, (*passed, why), is_proven=False)
 

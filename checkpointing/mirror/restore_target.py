@@ -25,14 +25,14 @@ _BESIDE: Final = re.compile(r"(\..+\.restore-[0-9a-f]{16})(\.lock)?")
 _MEGATRON: Final = re.compile(r"iter_(\d{7,18})|(release)")
 
 
-def beside(target: str, manifest: Manifest) -> str:
+def partial_path(target: str, manifest: Manifest) -> str:
     """Return the path of the download."""
     directory, name = os.path.split(target)
     return f"{directory}/.{name}.restore-{manifest.id}"
 
 
 @contextlib.contextmanager
-def alone(path: str) -> Iterator[None]:
+def download_lock(path: str) -> Iterator[None]:
     """Hold the lock of a download, after another process has released it."""
     fd = _locked(path, wait=True)
     try:
@@ -87,17 +87,17 @@ def is_empty(target: str) -> bool:
     return os.path.isdir(target) and not os.listdir(target)  # noqa: PTH112, PTH208 -- as above
 
 
-def fill(beside: str, target: str, manifest: Manifest) -> None:
+def move_missing_files(partial: str, target: str, manifest: Manifest) -> None:
     """Move the downloaded files into the directory that has the others. What makes it look whole comes last. Raises FileExistsError."""
     for file in sorted(manifest.files, key=lambda file: (file.path.startswith("."), file.path)):
         place = f"{target}/{file.path}"
         durable.make_directory(os.path.dirname(place), 0o755)  # noqa: PTH120 -- strings throughout the package
-        durable.rename_exclusive(f"{beside}/{file.path}", place)
+        durable.rename_exclusive(f"{partial}/{file.path}", place)
         durable.sync_directory(os.path.dirname(place))  # noqa: PTH120 -- as above
-    staging.remove(beside, is_hidden=True)
+    staging.remove(partial, is_hidden=True)
 
 
-def point(target: str, manifest: Manifest) -> None:
+def write_latest_pointer(target: str, manifest: Manifest) -> None:
     """Write the pointer of DeepSpeed or Megatron to a restored checkpoint, unless there is one: their loaders need it."""
     directory, name = os.path.split(target)
     if manifest.layout == "deepspeed":

@@ -159,8 +159,8 @@ class Spool:
 
     def add(self, path: str, step: int | None, raw_manifest: bytes) -> SpoolEntry:
         """Pin a checkpoint and add it durably, if it is not here. Raises OSError, ManifestDamaged."""
-        made = manifests.decode(raw_manifest)
-        name = keys.spool_name(made)
+        manifest = manifests.decode(raw_manifest)
+        name = keys.spool_name(manifest)
         with self._lock:
             if name in self._entries:
                 return self._entries[name]
@@ -168,12 +168,12 @@ class Spool:
         shutil.rmtree(directory, ignore_errors=True)
         durable.make_directory(f"{directory}/pins")
         held = []
-        for number, file in enumerate(made.files):
-            source = f"{path}/{file.path}" if made.is_tree else path
+        for number, file in enumerate(manifest.files):
+            source = f"{path}/{file.path}" if manifest.is_tree else path
             identity = Identity.of(os.stat(source))  # noqa: PTH116
             how = reflink.pin(source, f"{directory}/pins/{number}")
             held.append(HeldFile(source if how == reflink.PATH else f"{directory}/pins/{number}", how, identity))
-        entry = SpoolEntry(directory, path, step, made, raw_manifest, tuple(held), time.time())
+        entry = SpoolEntry(directory, path, step, manifest, raw_manifest, tuple(held), time.time())
         durable.sync_directory(f"{directory}/pins")
         staging.write(f"{directory}/{_MANIFEST}", raw_manifest)
         staging.write(f"{directory}/{_ENTRY}", json.dumps(_row(entry)).encode("ascii"))

@@ -197,9 +197,9 @@ class MirrorWorker:
             self._swept = True
         if self._keep is not None:
             kept, _ = listing.newest_first(self._backend, self._job, known=self._known)
-            for one in removal.may_go(kept, self._keep, arrived):
-                removal.remove(self._backend, one.location.key)
-                self._emit({"ev": "pruned", "mirror": self._backend.url, "key": one.location.key, "step": one.manifest.step})
+            for checkpoint in removal.may_go(kept, self._keep, arrived):
+                removal.remove(self._backend, checkpoint.location.key)
+                self._emit({"ev": "pruned", "mirror": self._backend.url, "key": checkpoint.location.key, "step": checkpoint.manifest.step})
             for location in listing.unjoined(self._backend, self._job):  # a node was lost before it had sent its part
                 if location.at < time.time() - _LEFTOVER_S:
                     removal.remove(self._backend, location.key)

@@ -152,7 +152,7 @@ class Copies:
 
     def keep(  # noqa: PLR0913 -- what is copied, what stays, and how it is copied
         self,
-        made: Manifest,
+        manifest: Manifest,
         policy: rules.RetentionPolicy = rules.RetentionPolicy(),  # noqa: B008 -- a frozen value
         needed: Needed = Needed(),
         *,
@@ -168,24 +168,24 @@ class Copies:
         self.sweep()
         existing = self.all()
         needed = self._with_held(existing, needed)
-        known = _copy_of(made, existing)
+        known = _copy_of(manifest, existing)
         if known is not None:
             return KeptCopy(known)
-        gone = self._to_remove(existing, made, policy, needed)
+        gone = self._to_remove(existing, manifest, policy, needed)
         if gone is None:
             return KeptCopy(None, f"it would not fit into the {self._cap_bytes / 1e9:.3g} GB for copies")
         try:
-            copy = self._make(made, reading, may_link=may_link and not made.is_tree, most_copied_bytes=most_copied_bytes)
+            copy = self._make(manifest, reading, may_link=may_link and not manifest.is_tree, most_copied_bytes=most_copied_bytes)
         except _Changed as error:
             return KeptCopy(None, str(error), is_transient=True)
         except OSError as error:
-            twin = _copy_of(made, self.all()) if isinstance(error, FileExistsError) else None  # another thread made it meanwhile
+            twin = _copy_of(manifest, self.all()) if isinstance(error, FileExistsError) else None  # another thread made it meanwhile
             reason = f"it could not be copied: {error.strerror or error}" if twin is None else ""
             return KeptCopy(twin, reason, is_transient=isinstance(error, FileNotFoundError))
         if isinstance(copy, str):
             return KeptCopy(None, copy)
         # the new copy was just read in full: it is the verified one that stays
-        return KeptCopy(copy, "", tuple(one.place for one in gone if self._remove_unless_held(one)))
+        return KeptCopy(copy, "", tuple(copy.place for copy in gone if self._remove_unless_held(copy)))
 
     def prune(
         self,
@@ -212,9 +212,11 @@ class Copies:
                 continue
             newest = by_place[min(staying, key=lambda row: row.age).name]
             if not dry_run:
-                found = check.check(newest.place, newest.manifest, reading=reading)
-                if found.verdict is not Verdict.VERIFIED:
-                    reasons.append(f"older ones stay, because the newest that would stay is not proven: {newest.place}: {found.reason}")
+                verification = check.check(newest.place, newest.manifest, reading=reading)
+                if verification.verdict is not Verdict.VERIFIED:
+                    reasons.append(
+                        f"older ones stay, because the newest that would stay is not proven: {newest.place}: {verification.reason}"
+                    )
                     continue
             survivor = newest
             removed += [row.name for row in gone if dry_run or self._remove_unless_held(by_place[row.name])]
@@ -256,50 +258,50 @@ class Copies:
         staging.sweep(self._directory)
 
     def _to_remove(
-        self, existing: tuple[Copy, ...], made: Manifest, policy: rules.RetentionPolicy, needed: Needed
+        self, existing: tuple[Copy, ...], manifest: Manifest, policy: rules.RetentionPolicy, needed: Needed
     ) -> tuple[Copy, ...] | None:
         """Return the copies to remove for the new one; None if the cap has no room. It keeps fewer copies rather than make none."""
         order = self._order()
-        new = rules.RetainedItem("", order.of_manifest(made, ordering.COPY, ""), Verdict.VERIFIED, made.n_bytes)
+        new = rules.RetainedItem("", order.of_manifest(manifest, ordering.COPY, ""), Verdict.VERIFIED, manifest.n_bytes)
         tighter = [replace(policy, newest=newest) for newest in range(policy.newest, 0, -1)]
         names: set[str] = set()
-        for one in (*tighter, rules.RetentionPolicy(1)):
-            rows_of_path = [_row(copy, order, needed, Verdict.VERIFIED) for copy in existing if copy.manifest.path == made.path]
-            others = _by_path((copy for copy in existing if copy.manifest.path != made.path), order, needed)
-            names = {row.name for rows in ([*rows_of_path, new], *others) for row in rules.may_go(rows, one, new.name)}
-            if self._fits(existing, names, made):
+        for candidate_policy in (*tighter, rules.RetentionPolicy(1)):
+            rows_of_path = [_row(copy, order, needed, Verdict.VERIFIED) for copy in existing if copy.manifest.path == manifest.path]
+            others = _by_path((copy for copy in existing if copy.manifest.path != manifest.path), order, needed)
+            names = {row.name for rows in ([*rows_of_path, new], *others) for row in rules.may_go(rows, candidate_policy, new.name)}
+            if self._fits(existing, names, manifest):
                 return tuple(copy for copy in existing if copy.place in names)
-        if made.n_bytes > self._cap_bytes:
+        if manifest.n_bytes > self._cap_bytes:
             return None
         # the last copies of other paths, oldest first: their files may no longer be written
         for copy in existing:
-            if copy.place not in names | needed.in_use | needed.uploading and copy.manifest.path != made.path:
+            if copy.place not in names | needed.in_use | needed.uploading and copy.manifest.path != manifest.path:
                 names.add(copy.place)
-                if self._fits(existing, names, made):
+                if self._fits(existing, names, manifest):
                     return tuple(copy for copy in existing if copy.place in names)
         return None
 
     def _with_held(self, copies: Iterable[Copy], needed: Needed) -> Needed:
         return replace(needed, in_use=needed.in_use | {copy.place for copy in copies if self.is_held(copy)})
 
-    def _fits(self, existing: tuple[Copy, ...], gone: Collection[str], made: Manifest) -> bool:
-        return sum(copy.manifest.n_bytes for copy in existing if copy.place not in gone) + made.n_bytes <= self._cap_bytes
+    def _fits(self, existing: tuple[Copy, ...], gone: Collection[str], manifest: Manifest) -> bool:
+        return sum(copy.manifest.n_bytes for copy in existing if copy.place not in gone) + manifest.n_bytes <= self._cap_bytes
 
-    def _make(self, made: Manifest, reading: ReadOptions, *, may_link: bool, most_copied_bytes: int | None) -> Copy | str:
+    def _make(self, manifest: Manifest, reading: ReadOptions, *, may_link: bool, most_copied_bytes: int | None) -> Copy | str:
         durable.make_directory(self._directory)
-        final = f"{self._directory}/{documents.plain(made.name)}-{made.id}"
+        final = f"{self._directory}/{documents.plain(manifest.name)}-{manifest.id}"
         with staging.new_directory(final, 0o700) as place:
             os.mkdir(f"{place.path}/data", 0o700)  # noqa: PTH102 -- as above
-            target = f"{place.path}/data/{made.name}"
+            target = f"{place.path}/data/{manifest.name}"
             problem = _duplicate(
-                made.path, target, made, reading, saves_left=_SAVES_LEFT, may_link=may_link, most_copied_bytes=most_copied_bytes
+                manifest.path, target, manifest, reading, saves_left=_SAVES_LEFT, may_link=may_link, most_copied_bytes=most_copied_bytes
             )
             if problem:
                 return problem
-            staging.write(f"{place.path}/{documents.FILE_NAME}", documents.encode(made))
+            staging.write(f"{place.path}/{documents.FILE_NAME}", documents.encode(manifest))
             durable.sync_directory(f"{place.path}/data")
             staging.put(place, is_replacing=False)
-        return Copy(made, final, os.stat(f"{final}/{documents.FILE_NAME}").st_mtime_ns)  # noqa: PTH116 -- as above
+        return Copy(manifest, final, os.stat(f"{final}/{documents.FILE_NAME}").st_mtime_ns)  # noqa: PTH116 -- as above
 
 
 def _by_path(existing: Iterable[Copy], order: Order, needed: Needed, bad: Collection[str] = ()) -> list[list[rules.RetainedItem]]:
@@ -319,9 +321,9 @@ def _age(copy: Copy, order: Order) -> ordering.Age:
     return order.of_manifest(copy.manifest, ordering.COPY, copy.place)
 
 
-def _copy_of(made: Manifest, copies: Iterable[Copy]) -> Copy | None:
+def _copy_of(manifest: Manifest, copies: Iterable[Copy]) -> Copy | None:
     """Return the copy that has the content and the name of a checkpoint."""
-    return next((copy for copy in copies if copy.manifest.id == made.id and copy.manifest.name == made.name), None)
+    return next((copy for copy in copies if copy.manifest.id == manifest.id and copy.manifest.name == manifest.name), None)
 
 
 def _held_by(directory: str) -> str:
@@ -341,7 +343,7 @@ def _names(directory: str) -> list[str]:
 def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how
     source: str,
     target: str,
-    made: Manifest,
+    manifest: Manifest,
     reading: ReadOptions,
     *,
     saves_left: int = 0,
@@ -353,26 +355,26 @@ def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how
     Raises _Changed if `source` differs from the manifest.
     """
     has_room = False
-    for file in made.files:
-        old, new = (f"{source}/{file.path}", f"{target}/{file.path}") if made.is_tree else (source, target)
+    for file in manifest.files:
+        old, new = (f"{source}/{file.path}", f"{target}/{file.path}") if manifest.is_tree else (source, target)
         durable.make_directory(os.path.dirname(new))  # noqa: PTH120 -- as above
         way = _REFLINK if reflink(old, new) else _LINK if may_link and _link(old, new) else _COPY
-        if way == _COPY and most_copied_bytes is not None and made.n_bytes > most_copied_bytes:
+        if way == _COPY and most_copied_bytes is not None and manifest.n_bytes > most_copied_bytes:
             return f"it is larger than {most_copied_bytes / 1e9:.3g} GB, and its disk cannot share blocks"
         if not has_room:
             room = os.statvfs(os.path.dirname(new))  # noqa: PTH120 -- as above
             # shared blocks cost nothing until the original is rewritten: then the job needs as many again
-            if room.f_bavail * room.f_frsize < made.n_bytes * (saves_left + (way == _COPY)):
+            if room.f_bavail * room.f_frsize < manifest.n_bytes * (saves_left + (way == _COPY)):
                 return f"the disk would not have room for {saves_left} more of its size" if saves_left else "the disk has no room for it"
             has_room = True
         try:
-            read = _take(old, new, made.part_bytes, reading, way)
+            read = _take(old, new, manifest.part_bytes, reading, way)
         except (Short, NotRegular):
             raise _Changed(f"{file.path} changed meanwhile") from None
         if (read.n_bytes, read.crc64nvme, read.parts) != (file.n_bytes, file.crc64nvme, file.parts):
             raise _Changed(f"{file.path} is not what its manifest says: it was written since, or is damaged")
-    if made.is_tree:
-        for inner in sorted({"", *(file.path.rpartition("/")[0] for file in made.files)}):
+    if manifest.is_tree:
+        for inner in sorted({"", *(file.path.rpartition("/")[0] for file in manifest.files)}):
             shutil.copymode(f"{source}/{inner}", f"{target}/{inner}")
             durable.sync_directory(f"{target}/{inner}")
     return ""

@@ -23,7 +23,7 @@ OURS_TO_MOVE: Final = (Verdict.BAD, Verdict.INCOMPLETE)
 A_RANK_LIVES: Final = "a rank is alive, and may be writing it"
 
 
-def why_not(found: Verification, seen: Mapping[str, Identity], *, ranks_alive: bool) -> str:
+def why_not(verification: Verification, seen: Mapping[str, Identity], *, ranks_alive: bool) -> str:
     """Return why a checkpoint must not be moved or replaced; "" if it may be.
 
     `seen`: by path, the identity of each file that this job wrote in this run, noted when its writing was seen; for a directory those of
@@ -32,9 +32,9 @@ def why_not(found: Verification, seen: Mapping[str, Identity], *, ranks_alive: b
     """
     if ranks_alive:
         return A_RANK_LIVES
-    if found.verdict not in OURS_TO_MOVE:
-        return f"its verdict is {found.verdict.value}: only what is bad or incomplete is moved"
-    return not_written(found.path, found.identity, seen)
+    if verification.verdict not in OURS_TO_MOVE:
+        return f"its verdict is {verification.verdict.value}: only what is bad or incomplete is moved"
+    return not_written(verification.path, verification.identity, seen)
 
 
 def not_written(path: str, identity: Identity, seen: Mapping[str, Identity]) -> str:

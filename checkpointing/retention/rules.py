@@ -45,22 +45,22 @@ def may_go(held: Iterable[RetainedItem], policy: RetentionPolicy, made: str | No
     others went. A rolled-back one does not count.
     """
     ranked = sorted(held, key=lambda one: one.age, reverse=True)
-    verified = [one for one in ranked if one.verdict is Verdict.VERIFIED]
+    verified = [item for item in ranked if item.verdict is Verdict.VERIFIED]
     if not verified:
         return ()
-    stay = {one.name for one in verified[-max(policy.newest, 1) :]}
+    stay = {item.name for item in verified[-max(policy.newest, 1) :]}
     if made is not None:
         stay.add(made)
     if policy.every is not None and policy.every > 0:
         stay |= _milestones(verified, policy.every)
-    damaged = [one for one in ranked if one.verdict is Verdict.BAD]
-    return tuple(one for one in (*damaged, *verified) if one.name not in stay and not one.in_use and not one.uploading)
+    damaged = [item for item in ranked if item.verdict is Verdict.BAD]
+    return tuple(item for item in (*damaged, *verified) if item.name not in stay and not item.in_use and not item.uploading)
 
 
 def _milestones(verified: Sequence[RetainedItem], every: int) -> set[str]:
     """Return the first of each `every` steps of each run; `verified` is sorted, the oldest first."""
     first: dict[tuple[int, str, int], str] = {}
-    for one in verified:
-        if one.age.step is not None and not one.age.is_rolled_back:
-            first.setdefault((one.age.began, one.age.run, one.age.step // every), one.name)
+    for item in verified:
+        if item.age.step is not None and not item.age.is_rolled_back:
+            first.setdefault((item.age.began, item.age.run, item.age.step // every), item.name)
     return set(first.values())

@@ -140,11 +140,11 @@ class _Proposer:
         if self._resume_from is not None:
             given = self._tried = os.path.abspath(self._resume_from)  # noqa: PTH100 -- as above
             self._resume_from = None
-            found = verify(given, own=True)
-            self._limit = found.step if found.step is not None else _number(RESUME_STEP)
-            if found.verdict is Verdict.VERIFIED:
-                return _Proposal(given, found.step, _whole(found.identity))
-            self._refused.append((given, found.reason))
+            verification = verify(given, own=True)
+            self._limit = verification.step if verification.step is not None else _number(RESUME_STEP)
+            if verification.verdict is Verdict.VERIFIED:
+                return _Proposal(given, verification.step, _whole(verification.identity))
+            self._refused.append((given, verification.reason))
         changed = self._changed_ns()
         listing = self._list()
         for _ in range(_MOST_LISTINGS):
@@ -180,7 +180,7 @@ class _Proposer:
             listing = discover.find([glob.escape(os.path.basename(directory))], os.path.dirname(directory))  # noqa: PTH119, PTH120 -- as above
         else:
             listing = discover.find(["*"], self._directory)
-        return discover.Listing(tuple(one for one in listing.candidates if self._allowed(one.path)), listing.problems)
+        return discover.Listing(tuple(candidate for candidate in listing.candidates if self._allowed(candidate.path)), listing.problems)
 
     def _allowed(self, path: str) -> bool:
         """Return whether a checkpoint may be proposed: not one newer than what the supervisor hands out, which stepped back on purpose."""

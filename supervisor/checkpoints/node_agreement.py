@@ -170,7 +170,7 @@ class _NodeRows:
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The nodes in groups that see the same directories; () if that is not known."""
-        return shared_directories.groups([state.markers for state in self.states], [one.sees for one in self.offers])
+        return shared_directories.groups([state.markers for state in self.states], [offer.sees for offer in self.offers])
 
 
 def _newest(states: Sequence[NodeState]) -> NodeState:
@@ -293,8 +293,8 @@ def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
 ) -> CheckpointSelected:
     """Return the first candidate that all nodes can load; one with finite weights before one without, where all nodes prefer that."""
     states, selection = rows.states, rows.selection
-    held = [one.held for one in rows.offers]
-    candidates = common.order(common.candidates(held, states.index(rows.newest)), [one.saves for one in rows.offers])
+    held = [offer.held for offer in rows.offers]
+    candidates = common.order(common.candidates(held, states.index(rows.newest)), [offer.saves for offer in rows.offers])
     own = [_own_path(candidate, rows, action.node) for candidate in candidates]
     refused: list[tuple[str, str]] = []
     silent = list(rows.silent)
@@ -314,7 +314,7 @@ def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
         t,
         action.attempt,
         CheckpointRef(taken.path, taken.step, taken.proofs[action.node].level or "identity"),
-        max(one.found for one in rows.offers),
+        max(offer.found for offer in rows.offers),
         selection.torn,
         (*refused, *rows.offers[action.node].refused),
         tuple(CheckpointRef(path, one[action.node].step, "") for one, path in reversed(older) if not isinstance(one, str)),
@@ -446,7 +446,7 @@ def _none(
 ) -> CheckpointSelected:
     """Return the event without a checkpoint: a start from scratch if no node has or had one, else each node's checkpoints."""
     states, offers, newest = rows.states, rows.offers, rows.newest
-    found = sum(one.found for one in offers) + sum(state.knows for state in states)
+    found = sum(offer.found for offer in offers) + sum(state.knows for state in states)
     held = tuple((state.host, _summary(here)) for state, here in zip(states, offers, strict=True)) if found else ()
     # a node without any has lost its disk, or has the journal of another one (run/moved_job.py)
     agreed = [state.agreed if here.held or here.saves else 0 for state, here in zip(states, offers, strict=True)]
@@ -506,7 +506,7 @@ def _machine(host: str) -> str:
 
 def _summary(here: CheckpointsHere) -> str:
     if not here.held and here.saves:
-        newest = max(here.saves, key=lambda one: (one.attempt, one.step or -1))
+        newest = min(here.saves, key=common.age_of)
         return f"{'' if newest.step is None else f'step {newest.step}, '}{newest.path}, of which other nodes have the rest"
     if here.held:
         return common.summary(here.held)

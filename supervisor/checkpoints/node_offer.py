@@ -112,7 +112,9 @@ class NodeOffer:
             return
         with contextlib.suppress(CheckpointingError, OSError):  # `list_checkpoints` meets it as well, and reports it
             listed = self._records.locations.listing(candidates=True).candidates
-            unread = [one for one in listed if one.is_directory and self._parts.get(one.path, one.identity) is None]
+            unread = [
+                candidate for candidate in listed if candidate.is_directory and self._parts.get(candidate.path, candidate.identity) is None
+            ]
             for candidate in self._records.order.order().newest_candidates(unread)[:MOST_READ]:
                 if self.feed is not None:
                     self.feed.send_part(self._parts, candidate, ReadOptions())
@@ -138,7 +140,7 @@ class NodeOffer:
         return tuple(rows[:MOST_OFFERED])
 
     def _whole_saves(self) -> Iterator[Manifest]:
-        return (made for made in self._records.manifests.all() if made.save and identity_of(made.path) == made.identity)
+        return (manifest for manifest in self._records.manifests.all() if manifest.save and identity_of(manifest.path) == manifest.identity)
 
     def prove_save(self, save: str, *, suspect: bool) -> Proof:
         """Bring all of a save of several nodes here, and prove that this node can load it."""
@@ -197,8 +199,8 @@ class NodeOffer:
         From then on the nodes trained from different states. Raises CheckpointingError, OSError.
         """
         since_ns = int((since_t - FILE_CLOCKS_S) * 1e9)
-        written = [one for one in self._records.locations.listing(candidates=True).candidates if one.mtime_ns >= since_ns]
-        self._records.rejections.add([(one.path, one.identity, _MIXED) for one in written], "mixed")
+        written = [candidate for candidate in self._records.locations.listing(candidates=True).candidates if candidate.mtime_ns >= since_ns]
+        self._records.rejections.add([(candidate.path, candidate.identity, _MIXED) for candidate in written], "mixed")
         for copy in self._records.copies.all():
             if copy.made_ns >= since_ns:
                 self._records.copies.remove(copy)
@@ -214,7 +216,11 @@ class NodeOffer:
         records.order.step_back(avoid, records.copies)
         listing = records.listed(records.resumable)
         self._listed = listing.candidates
-        whole = tuple(one for one in listing.candidates if not one.is_directory or self._parts.get(one.path, one.identity) is None)
+        whole = tuple(
+            candidate
+            for candidate in listing.candidates
+            if not candidate.is_directory or self._parts.get(candidate.path, candidate.identity) is None
+        )
         rows, selection = held(
             replace(listing, candidates=whole),
             records.rejections,
@@ -235,7 +241,7 @@ class NodeOffer:
 
     def _row(self, found: Candidate | Spare, step: int | None, agreed_attempts: Collection[int]) -> NodeCheckpoint | None:
         if isinstance(found, Spare):
-            path, name, identity, digest = found.place, found.manifest.name, identity_of(found.place), found.manifest.id
+            path, name, identity, digest = found.copy_path, found.manifest.name, identity_of(found.copy_path), found.manifest.id
         else:
             manifest = self._records.manifests.get(found.path)
             path, name, identity = found.path, os.path.basename(found.path), found.identity  # noqa: PTH119 (strings throughout)

@@ -182,7 +182,7 @@ class PathFaults:
     def _left_by(self, path: str) -> str:
         writes = () if self._records.discovery is None else self._records.discovery.writes(path)
         attempts = [write.attempt for write in writes if write.attempt < self._records.attempt]
-        earlier = "an earlier attempt" if any(write.fresh for write in writes) else _ATTEMPT_OF_ANOTHER_RUN
+        earlier = "an earlier attempt" if any(write.created_by_job for write in writes) else _ATTEMPT_OF_ANOTHER_RUN
         return f"attempt {max(attempts)}" if attempts else earlier
 
     def _of_pointer(self, path: str) -> _Fault | None:
@@ -280,7 +280,11 @@ def _tracker_of(path: str) -> _Pointer | None:
     numbers = {int(number) for number in re.findall(r"\d{1,18}", name)}
     try:
         with os.scandir(directory) as entries:
-            small = [one.path for one in entries if _TRACKER.search(one.name) and one.is_file() and one.stat().st_size <= _TRACKER_BYTES]
+            small = [
+                entry.path
+                for entry in entries
+                if _TRACKER.search(entry.name) and entry.is_file() and entry.stat().st_size <= _TRACKER_BYTES
+            ]
         for file in sorted(small):
             with open(file, encoding="utf-8", errors="replace") as source:  # noqa: PTH123 (as above)
                 content = source.read(_TRACKER_BYTES)

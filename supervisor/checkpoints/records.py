@@ -115,8 +115,12 @@ class CheckpointRecords:
         found = self.locations.listing()
         if not self.own_only:
             return found
-        own = [one for one in found.candidates if one.path == self.restored or self._is_of_run(one)]
-        logged = [] if self.discovery is None or self.several_nodes else [one for one in own if self.discovery.writes(one.path)]
+        own = [candidate for candidate in found.candidates if candidate.path == self.restored or self._is_of_run(candidate)]
+        logged = (
+            []
+            if self.discovery is None or self.several_nodes
+            else [candidate for candidate in own if self.discovery.writes(candidate.path)]
+        )
         return replace(found, candidates=tuple(logged or own))
 
     def _is_of_run(self, one: Candidate) -> bool:

@@ -109,51 +109,53 @@ class CheckpointRepair:
         if known is not None:
             return known
         try:
-            found = verify(path, own=self._trusts(path), interrupted=interrupted)
+            verification = verify(path, own=self._trusts(path), interrupted=interrupted)
         except Interrupted:
             return None
-        self._records.cache.put(found)
-        return found
+        self._records.cache.put(verification)
+        return verification
 
     def _is_begun(self, path: str) -> bool:
         """Return whether a save began a directory and did not end. One that was refused, and wrote nothing, proves nothing of it."""
         if all(path != directory for directory, some, _ in self._discovery.unfinished() if some):
             return False
         records, writes = self._records, self._discovery.writes(path)
-        return any(write.cut and write.attempt != records.attempt for write in writes) or not records.is_older(path)
+        return any(write.interrupted and write.attempt != records.attempt for write in writes) or not records.is_older(path)
 
     def is_first_save(self, path: str) -> bool:
         """Return whether a checkpoint is the first at its location, and the ranks of an attempt died in its save, or right after it."""
         return path in self._died_in_first and self._discovery.is_first(path)
 
-    def why_not_aside(self, found: Verification, alive_until_ns: int) -> str:
+    def why_not_aside(self, verification: Verification, alive_until_ns: int) -> str:
         """Return why what is in the way of a save must not be set aside; "" if it may: the rest of a save, or one not used again."""
         self._discovery.stat_interrupted_saves()
-        alive, seen = self._records.several_nodes, self._discovery.written_files(found.path, alive_until_ns)
-        if self._is_rejected(found):
-            return ownership.A_RANK_LIVES if alive else ownership.not_written(found.path, found.identity, seen)
-        return ownership.why_not(found, seen, ranks_alive=alive)
+        alive, seen = self._records.several_nodes, self._discovery.written_files(verification.path, alive_until_ns)
+        if self._is_rejected(verification):
+            return ownership.A_RANK_LIVES if alive else ownership.not_written(verification.path, verification.identity, seen)
+        return ownership.why_not(verification, seen, ranks_alive=alive)
 
-    def _is_rejected(self, found: Verification) -> bool:
-        return found.path in self._records.avoided or self._records.rejections.get(found.path, found.identity) is not None
+    def _is_rejected(self, verification: Verification) -> bool:
+        return (
+            verification.path in self._records.avoided or self._records.rejections.get(verification.path, verification.identity) is not None
+        )
 
     def _clear(self, path: str, attempt: int, permission: RepairPermission) -> Iterator[tuple[str, str]]:
-        found = self.judged(path)
-        if found is None:
+        verification = self.judged(path)
+        if verification is None:
             return
         seen, alive = self._discovery.written_files(path, self._ranks_ended_ns), self._records.several_nodes
-        move = self._records.moves.move_rejected if self._is_rejected(found) else self._records.moves.move
+        move = self._records.moves.move_rejected if self._is_rejected(verification) else self._records.moves.move
         with permission.held() as allowed:
-            moved = move(found, attempt, seen, ranks_alive=alive) if allowed else None
+            moved = move(verification, attempt, seen, ranks_alive=alive) if allowed else None
         if moved is not None:
             done = self._set_aside_text(path, moved) if moved.to else f"left where it is: {moved.reason}"
-            yield path, f"{found.reason if self.is_first_save(path) else 'it was in the way of a save'}: {done}"
+            yield path, f"{verification.reason if self.is_first_save(path) else 'it was in the way of a save'}: {done}"
 
     def _bring_back(self, moved: AsideChange, permission: RepairPermission) -> Iterator[tuple[str, str]]:
         with permission.held() as allowed:
             undone = self._records.moves.undo(moved.id) if allowed else ()
-        for one in undone:
-            done = f"it could not be moved back: {one.problem}" if one.problem else f"it was moved back from {moved.to}"
+        for undo in undone:
+            done = f"it could not be moved back: {undo.problem}" if undo.problem else f"it was moved back from {moved.to}"
             yield moved.path, f"the script misses what was set aside: {done}"
 
     def _repair(self, path: str, attempt: int, permission: RepairPermission) -> Iterator[tuple[str, str]]:
@@ -165,20 +167,20 @@ class CheckpointRepair:
         identity = identity_of(path)
         if identity is None:
             return
-        found = records.cache.get(path, identity) or verify(path, own=self._trusts(path))
-        records.cache.put(found)
+        verification = records.cache.get(path, identity) or verify(path, own=self._trusts(path))
+        records.cache.put(verification)
         copy = records.copies.newest_for(path)
         leads = leads_to(path)
         seen = self._discovery.written_files(path, self._ranks_ended_ns)
-        reasons = (f"because {leads} leads to it" if leads else "", self._was_moved_back(found)) if copy is None else ()
-        stays = next(filter(None, reasons), "" if copy is not None else self._why_alone(found))
+        reasons = (f"because {leads} leads to it" if leads else "", self._was_moved_back(verification)) if copy is None else ()
+        stays = next(filter(None, reasons), "" if copy is not None else self._why_alone(verification))
         if stays:
-            if not ownership.why_not(found, seen, ranks_alive=self._records.several_nodes):
-                yield path, f"{found.reason}: left where it is, {stays}"
+            if not ownership.why_not(verification, seen, ranks_alive=self._records.several_nodes):
+                yield path, f"{verification.reason}: left where it is, {stays}"
             return
         with permission.held() as allowed:
-            moved = records.moves.move(found, attempt, seen, ranks_alive=self._records.several_nodes) if allowed else None
-            done = self._put_back(path, moved, attempt, found.reason, copy, leads) if moved is not None and moved.to else ""
+            moved = records.moves.move(verification, attempt, seen, ranks_alive=self._records.several_nodes) if allowed else None
+            done = self._put_back(path, moved, attempt, verification.reason, copy, leads) if moved is not None and moved.to else ""
         if done:
             yield path, done
 
@@ -200,10 +202,10 @@ class CheckpointRepair:
         anew = "; it was the first save, and nothing older lies there: the run begins anew" if self.is_first_save(path) else ""
         return f"moved to {moved.to}{inside}{anew}"
 
-    def _was_moved_back(self, found: Verification) -> str:
+    def _was_moved_back(self, verification: Verification) -> str:
         """Return that it was set aside before and moved back, by a person or because the script missed it; "" for any other."""
-        moves = (one for one in self._records.moves.changes() if one.kind == "moved" and one.phase == "undone")
-        back = any((one.path, one.identity.ino) == (found.path, found.identity.ino) for one in moves)
+        moves = (change for change in self._records.moves.changes() if change.kind == "moved" and change.phase == "undone")
+        back = any((change.path, change.identity.ino) == (verification.path, verification.identity.ino) for change in moves)
         return "because it was moved back once" if back else ""
 
     def _cut_candidates(self) -> tuple[str, ...]:
@@ -211,20 +213,26 @@ class CheckpointRepair:
 
         A location of one save may be that of a temporary file.
         """
-        candidates = [one for one in self._locations.listing(candidates=True).candidates if self._discovery.is_repeated(one.path)]
-        return tuple(sorted(one.path for one in candidates if not self._locations.is_checkpoint(one.path) and self._is_cut(one)))
+        candidates = [
+            candidate for candidate in self._locations.listing(candidates=True).candidates if self._discovery.is_repeated(candidate.path)
+        ]
+        return tuple(
+            sorted(
+                candidate.path for candidate in candidates if not self._locations.is_checkpoint(candidate.path) and self._is_cut(candidate)
+            )
+        )
 
     def _first_saves(self) -> frozenset[str]:
         """Return the checkpoints that are the first at their location, and in whose save the last attempt's ranks died.
 
         The save was cut off, or no rank that wrote it made a step since: of a directory, each file's save may have ended.
         """
-        listed = (one.path for one in self._locations.listing(candidates=True).candidates)
+        listed = (candidate.path for candidate in self._locations.listing(candidates=True).candidates)
         paths = dict.fromkeys((*listed, *(path for path, *_ in self._discovery.unfinished())))
         return frozenset(path for path in paths if self._discovery.is_first(path) and self._died_in(path))
 
     def _died_in(self, path: str) -> bool:
-        if any(write.cut for write in self._discovery.writes(path)):
+        if any(write.interrupted for write in self._discovery.writes(path)):
             return True
         directory = self._records.job.attempt_dir(self._records.attempt)
         saved_at = save_logs.steps_at(directory, path)
@@ -259,16 +267,16 @@ class CheckpointRepair:
                 self._records.cache.put(Verification(path, identity, Verdict.INCOMPLETE, why, reasons=(why,)))
         return tuple(sorted(found))
 
-    def _why_alone(self, found: Verification) -> str:
+    def _why_alone(self, verification: Verification) -> str:
         """Return why a torn checkpoint stays that has no copy and no whole one beside; "" for any other.
 
         If its save ended, somebody may recover it. If its save was cut off, it goes only once a rank was seen to load from its location.
         """
-        path, is_ended = found.path, found.verdict is Verdict.BAD and not self._is_cut(found)
+        path, is_ended = verification.path, verification.verdict is Verdict.BAD and not self._is_cut(verification)
         holds_nothing = any(path == directory and all_cut for directory, _, all_cut in self._discovery.unfinished())
         if not is_ended and (holds_nothing or self.is_first_save(path) or self._locations.is_checkpoint(path)):
             return ""
-        others = [one for one in self._locations.listing(candidates=True).candidates if one.path != path]
+        others = [candidate for candidate in self._locations.listing(candidates=True).candidates if candidate.path != path]
         if self._whole_patterns({pattern_of(path)}, others):
             return ""
         if is_ended:
@@ -281,7 +289,7 @@ class CheckpointRepair:
 
     def _whole_patterns(self, patterns: Collection[str], candidates: Sequence[Candidate]) -> set[str]:
         """Return those of the patterns of which one of the newest candidates is whole."""
-        beside = [one for one in candidates if pattern_of(one.path) in patterns]
+        beside = [candidate for candidate in candidates if pattern_of(candidate.path) in patterns]
         whole: set[str] = set()
         for one in self._records.order.order().newest_candidates(beside)[:MOST_BESIDE]:
             known = self._records.cache.get(one.path, one.identity) or self._verified(one)

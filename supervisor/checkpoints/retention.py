@@ -67,16 +67,16 @@ class Retention:
         """Note that an attempt begins: older checkpoints may go again. Waits for no disk."""
         self._is_paused = False
 
-    def keep_copy(self, made: Manifest, reading: ReadOptions, recorder: CheckpointRecorder) -> None:
+    def keep_copy(self, manifest: Manifest, reading: ReadOptions, recorder: CheckpointRecorder) -> None:
         """Copy a file that the script writes in place.
 
         An alert, once a file: no copy can be made, and no save was seen to leave the old file whole until the new one is.
         """
-        path, discovery, copies = made.path, self._records.discovery, self._records.copies
-        if not self._records.locations.is_saved_in_place(path) or made.has_lost_weights or self._settings.copies_gib <= 0:
+        path, discovery, copies = manifest.path, self._records.discovery, self._records.copies
+        if not self._records.locations.is_saved_in_place(path) or manifest.has_lost_weights or self._settings.copies_gib <= 0:
             return
         replaces = discovery is not None and discovery.replaces(path)
-        kept = copies.keep(made, self._policy, Needed(self._in_use), may_link=replaces, reading=reading)
+        kept = copies.keep(manifest, self._policy, Needed(self._in_use), may_link=replaces, reading=reading)
         is_lost = kept.copy is None and not kept.is_transient and not replaces and copies.newest_for(path) is None
         is_alone = all(other == path for other in recorder.newest)
         if is_lost and is_alone and path not in self._reported:
@@ -84,24 +84,24 @@ class Retention:
             text = f"a kill during the next save of {path} would lose it: the file is written in place, and has no copy: {kept.reason}"
             self._report(CheckpointAlert(CheckpointTrouble.NO_COPY, text))
 
-    def copy(self, made: Manifest, most_copied_bytes: int) -> tuple[Copy | None, str]:
+    def copy(self, manifest: Manifest, most_copied_bytes: int) -> tuple[Copy | None, str]:
         """Copy a checkpoint whose original may be overwritten soon; return the copy, or None and the reason. In any worker thread."""
         discovery = self._records.discovery
         kept = self._records.copies.keep(
-            made,
+            manifest,
             self._policy,
             Needed(self._in_use),
-            may_link=discovery is not None and discovery.replaces(made.path),
+            may_link=discovery is not None and discovery.replaces(manifest.path),
             reading=ReadOptions(drop_cache=True),
             most_copied_bytes=most_copied_bytes,
         )
         return kept.copy, kept.reason
 
-    def check_space(self, made: Manifest) -> None:
+    def check_space(self, manifest: Manifest) -> None:
         """Report once when the next checkpoints will not fit. A file that is written in place needs no more room than it has."""
-        if self._records.locations.is_saved_in_place(made.path):
+        if self._records.locations.is_saved_in_place(manifest.path):
             return
-        forecast = free_space.forecast(os.path.dirname(made.path), made.n_bytes)  # noqa: PTH120 (strings throughout)
+        forecast = free_space.forecast(os.path.dirname(manifest.path), manifest.n_bytes)  # noqa: PTH120 (strings throughout)
         directory = forecast.directory
         if forecast.room is free_space.Room.SHORT and not self._is_short:
             fit = f"{forecast.n_saves} of the next {free_space.SAVES_AHEAD} checkpoints fit into {directory}"
@@ -126,9 +126,9 @@ class Retention:
         if not self._settings.keep or discovery is None or not self._records.locations.is_checkpoint(verified.path):
             return
         pattern, order = pattern_of(verified.path), self._records.order.order()
-        whole_saves = [made for made in ([] if feed is None else feed.whole(parts)) if pattern_of(made.path) == pattern]
+        whole_saves = [manifest for manifest in ([] if feed is None else feed.whole(parts)) if pattern_of(manifest.path) == pattern]
         # of those that are read in one look the newest comes first, and stands for those that it lets go
-        read = [made for made in recorder.newest.values() if pattern_of(made.path) == pattern]
+        read = [manifest for manifest in recorder.newest.values() if pattern_of(manifest.path) == pattern]
         newest = next(iter(order.newest_manifests([*read, *whole_saves])), None)
         if newest is None:  # the script saves there anew since the part was found whole
             return
@@ -145,28 +145,28 @@ class Retention:
         self, newest: Manifest, pattern: str, discovery: Discovery, feed: MirrorFeed | None, whole_saves: list[Manifest]
     ) -> list[PruneRow]:
         records = self._records
-        recorded = (made for made in records.manifests.all() if pattern_of(made.path) == pattern)
-        by_path = {made.path: made for made in recorded if records.locations.is_checkpoint(made.path)}
+        recorded = (manifest for manifest in records.manifests.all() if pattern_of(manifest.path) == pattern)
+        by_path = {manifest.path: manifest for manifest in recorded if records.locations.is_checkpoint(manifest.path)}
         # the identity of these parts was compared just now, so the record of a whole checkpoint at the same path is of an earlier content
-        here = list((by_path | {made.path: made for made in whole_saves}).values())
+        here = list((by_path | {manifest.path: manifest for manifest in whole_saves}).values())
         # the nodes order saves by the step and the run of the whole, which a part may lack: so those that were saved last stay, too
-        last = {made.path for made in sorted(whole_saves, key=saved_order)[-self._policy.newest :]}
-        finite = numerics.last_of_run([made for made in here if not made.has_lost_weights], records.job.run_id)
+        last = {manifest.path for manifest in sorted(whole_saves, key=saved_order)[-self._policy.newest :]}
+        finite = numerics.last_of_run([manifest for manifest in here if not manifest.has_lost_weights], records.job.run_id)
         return [
             PruneRow(
-                made,
-                discovery.written_files(made.path, (made.made_unix_s + 1) * 10**9, made.identity),
-                in_use=made.path in self._in_use | last or (made is finite and newest.has_lost_weights),
-                uploading=feed is not None and feed.is_sending(made),
-                is_rejected=self._is_rejected(made),
-                leads=leads_to(made.path),
+                manifest,
+                discovery.written_files(manifest.path, (manifest.made_unix_s + 1) * 10**9, manifest.identity),
+                in_use=manifest.path in self._in_use | last or (manifest is finite and newest.has_lost_weights),
+                uploading=feed is not None and feed.is_sending(manifest),
+                is_rejected=self._is_rejected(manifest),
+                leads=leads_to(manifest.path),
             )
-            for made in here
+            for manifest in here
         ]
 
-    def _is_rejected(self, made: Manifest) -> bool:
+    def _is_rejected(self, manifest: Manifest) -> bool:
         try:
-            return self._records.rejections.get(made.path, made.identity) is not None
+            return self._records.rejections.get(manifest.path, manifest.identity) is not None
         except CheckpointingError:  # the selection reports it
             return True
 

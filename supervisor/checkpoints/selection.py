@@ -205,9 +205,9 @@ class CheckpointSelector:
             return None  # the next start looks again, and reports it
         trusts = self._records.provenance.trusts
         for candidate in self._records.order.order().newest_candidates(new):
-            found = verify(candidate.path, interrupted=lambda: time.monotonic() > until, own=trusts(candidate.path))
-            if found.verdict is Verdict.VERIFIED:
-                return to_ref(found)
+            verification = verify(candidate.path, interrupted=lambda: time.monotonic() > until, own=trusts(candidate.path))
+            if verification.verdict is Verdict.VERIFIED:
+                return to_ref(verification)
         return None
 
     def _newest(self, rejections: Rejections | None, avoid: Collection[str], listing: Listing, *, suspect: bool) -> Selection:
@@ -221,7 +221,7 @@ class CheckpointSelector:
         run, done = self._job.run_id if self._records.own_only else "", {path for path, _ in event.repaired}
         torn = [path for path, _ in event.torn if path not in done]
         copies = [copy for copy in self._records.copies.spares() if run in {"", copy.manifest.about.run}] if torn else []
-        newest = {path: self._whole([copy for copy in copies if copy.home == path]) for path in torn}
+        newest = {path: self._whole([copy for copy in copies if copy.original_path == path]) for path in torn}
         return tuple((path, copy) for path, copy in newest.items() if copy)
 
     def _whole(self, copies: Sequence[Spare]) -> str:
@@ -236,7 +236,7 @@ class CheckpointSelector:
         path = event.chosen.path if event.chosen is not None else ""
         if not path:  # no rank is known to load from there
             listed = records.listed(lambda: records.locations.listing(candidates=True)).candidates
-            lost = tuple(one for one in listed if markers.missing_tracker(one.path) is not None)
+            lost = tuple(candidate for candidate in listed if markers.missing_tracker(candidate.path) is not None)
             chosen = self.select_from(Listing(lost), (), suspect=False, rejections=None).chosen if lost else None
             path = "" if chosen is None else chosen.path
         missing = markers.missing_tracker(path)

@@ -95,7 +95,7 @@ def groups(markers: Sequence[Sequence[DirectoryMarker]], seen: Sequence[Sequence
     for node, others in enumerate(seen):
         for other in others:
             low, high = sorted((group[node], group[other]))
-            group = [low if one == high else one for one in group]
+            group = [low if node == high else node for node in group]
     found = tuple(tuple(node for node, of in enumerate(group) if of == first) for first in sorted(set(group)))
     return () if any(len(one) == 1 and not markers[one[0]] for one in found) else found
 

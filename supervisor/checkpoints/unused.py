@@ -77,32 +77,32 @@ class UnusedCopies:
         order = self._records.order.order()
         by_age = sorted(copies, key=lambda copy: order.of_manifest(copy.manifest, ordering.COPY, copy.place))
         copy = None if whole is not None else next(iter(by_age), None)
-        made = whole if copy is None else copy.manifest
-        if made is None:
+        manifest = whole if copy is None else copy.manifest
+        if manifest is None:
             return
-        held = [one for one in copies if one.held_by]
-        farther = [one for one in held if ordering.is_farther(one.manifest, made)]
+        held = [copy for copy in copies if copy.held_by]
+        farther = [copy for copy in held if ordering.is_farther(copy.manifest, manifest)]
         if farther:
             for one in farther:
                 self._hold_for_this_run(one)
             return
         problem = ""
         if copy is None:
-            copy, problem = self._retention.copy(made, MOST_COPIED_BYTES)
+            copy, problem = self._retention.copy(manifest, MOST_COPIED_BYTES)
         if copy is not None:
             problem = self._records.copies.hold(copy)
         if copy is None or problem:
-            text = f"{made.path} may be overwritten, because the attempt was not seen to load it, and no copy of it is kept: {problem}"
+            text = f"{manifest.path} may be overwritten, because the attempt was not seen to load it, and no copy of it is kept: {problem}"
             self._report(CheckpointAlert(CheckpointTrouble.NO_COPY, text))
             return
         for one in held:
             if one.directory == copy.directory:
                 continue
-            if ordering.is_farther(one.manifest, made) is False:
+            if ordering.is_farther(one.manifest, manifest) is False:
                 self._records.copies.release(one)
             else:  # neither is known to be farther
                 self._hold_for_this_run(one)
-        self._report(CheckpointCopied(UnusedCheckpoints(pattern, 1, made.path, made.step, made.epoch), copy.place))
+        self._report(CheckpointCopied(UnusedCheckpoints(pattern, 1, manifest.path, manifest.step, manifest.epoch), copy.place))
 
     def _hold_for_this_run(self, copy: Copy) -> None:
         """Hold a copy that an earlier run may have held."""
@@ -114,10 +114,10 @@ class UnusedCopies:
         """Return the record of the newest one that is whole and whose weights hold numbers."""
         records = self._records
         for candidate in records.order.order().newest_candidates(candidates)[:MOST_READ]:
-            found = records.cache.get(candidate.path, candidate.identity) or verify(
+            verification = records.cache.get(candidate.path, candidate.identity) or verify(
                 candidate.path, drop_cache=True, own=records.provenance.trusts(candidate.path)
             )
-            made = self._recorder.record(found, ReadOptions(drop_cache=True)) if found.verdict is Verdict.VERIFIED else None
+            made = self._recorder.record(verification, ReadOptions(drop_cache=True)) if verification.verdict is Verdict.VERIFIED else None
             if made is not None and not made.has_lost_weights:
                 return made
         return None

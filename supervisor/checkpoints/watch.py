@@ -128,8 +128,8 @@ class CheckpointWatch:
         self._is_covered = True
         self._report(SavesMissed(saved[0], records.job.settings.checkpoints.paths, records.locations.instead_of(saved[0])))
 
-    def _verified(self, found: Verification, reading: ReadOptions, is_new: bool) -> None:  # noqa: FBT001 (the watcher's)
-        made = self._recorder.record(found, reading, by_another_node=self._has_rank_0() is False)
+    def _verified(self, verification: Verification, reading: ReadOptions, is_new: bool) -> None:  # noqa: FBT001 (the watcher's)
+        made = self._recorder.record(verification, reading, by_another_node=self._has_rank_0() is False)
         if made is not None:
             self._recorder.note_newest(made)
             self._retention.keep_copy(made, reading, self._recorder)
@@ -137,11 +137,11 @@ class CheckpointWatch:
                 self._feed.send(made)
             self._retention.check_space(made)
             self._retention.prune(made, self._recorder, self._feed, self._parts)
-        if self._records.locations.is_likely(found.path):
-            self._recorder.note_checkpoint(found.path)
-        if is_new and self._records.locations.is_checkpoint(found.path) and not self._owners.is_foreign(found.path):
-            ref = to_ref(found if made is None else replace(found, level=check.LEVEL))
-            self._report(CheckpointFound(ref, self._attempt_of(found)))
+        if self._records.locations.is_likely(verification.path):
+            self._recorder.note_checkpoint(verification.path)
+        if is_new and self._records.locations.is_checkpoint(verification.path) and not self._owners.is_foreign(verification.path):
+            ref = to_ref(verification if made is None else replace(verification, level=check.LEVEL))
+            self._report(CheckpointFound(ref, self._attempt_of(verification)))
 
     def _incomplete(self, candidate: Candidate, reading: ReadOptions) -> bool:
         """Record and send the part of a checkpoint of several nodes, and check the room for the next. Return False while it is saved."""
@@ -154,13 +154,13 @@ class CheckpointWatch:
             self._retention.check_space(made)
         return True
 
-    def _attempt_of(self, found: Verification) -> int:
+    def _attempt_of(self, verification: Verification) -> int:
         """Return the attempt of this run that saved a checkpoint, 0 where none did."""
         try:
-            mtime_ns = os.stat(found.path).st_mtime_ns  # noqa: PTH116 (strings throughout)
+            mtime_ns = os.stat(verification.path).st_mtime_ns  # noqa: PTH116 (strings throughout)
         except OSError:
             return 0
-        return self._records.provenance.of(found.path, found.identity, mtime_ns).attempt_of(self._records.job.run_id)
+        return self._records.provenance.of(verification.path, verification.identity, mtime_ns).attempt_of(self._records.job.run_id)
 
     def _unread_saves(self) -> tuple[str, ...]:
         """Return the files written in place of which a rank ended a save, and that were not verified since."""

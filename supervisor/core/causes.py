@@ -340,7 +340,7 @@ _ROWS: dict[Cause, CauseRow] = {
             "load_state_dict's missing or unexpected keys and size mismatches, parameter groups that differ, a sharded "
             "checkpoint of another layout"
         ),
-        ladder=("foreign_checkpoint", "missing_pointer", *_PROGRAM),
+        ladder=("foreign_checkpoint", "mend_pointer", *_PROGRAM),
         hints=(_line("resume from a checkpoint of this configuration, or convert it; strict=False hides the difference"),),
     ),
     Cause.CHECKPOINT_LEFTOVER: CauseRow(

@@ -68,21 +68,6 @@ def foreign_checkpoint(situation: Situation) -> Plan | None:
     )
 
 
-def missing_pointer(situation: Situation) -> Plan | None:
-    """Stop (65) if the attempt began from scratch because the file is missing that names the newest checkpoint: another would, too."""
-    pointer = situation.fact(MISSING_POINTER)
-    if not pointer:
-        return None
-    return Plan(
-        kind=PlanKind.STOP,
-        reason="the attempt trained from scratch, and was ended before it could save over the checkpoints of this run",
-        next_rung="write it with the command of the note, then start again",
-        strategy="missing_pointer",
-        exit_code=65,
-        notes=(f"{pointer} is missing, though whole checkpoints lie beside it: {situation.fact(POINTER_COMMAND)}",),
-    )
-
-
 def raced(situation: Situation) -> Plan | None:
     """Restart once if a rank read what another one was writing, and stop (65) if that came again without progress.
 
@@ -140,19 +125,29 @@ def clear_way(situation: Situation) -> Plan | None:
 
 
 def mend_pointer(situation: Situation) -> Plan | None:
-    """Stop (65) where a pointer leads to no whole checkpoint: we touch no pointer, because nobody knows who wrote it."""
-    pointer, command = situation.fact(POINTER), situation.fact(REMEDY)
-    if not pointer:
+    """Stop (65) where a pointer is missing or leads to no whole checkpoint: another attempt would begin from scratch, or fail as this one.
+
+    We touch no pointer, because nobody knows who wrote it.
+    """
+    missing, pointer = situation.fact(MISSING_POINTER), situation.fact(POINTER)
+    command = situation.fact(POINTER_COMMAND) if missing else situation.fact(REMEDY)
+    if missing:
+        reason = "the attempt trained from scratch, and was ended before it could save over the checkpoints of this run"
+        note = f"{missing} is missing, though whole checkpoints lie beside it: {command}"
+    elif pointer:
+        reason = f"{situation.verdict.summary}: another attempt would meet the same error"
+        note = f"this lets it lead to the newest whole one: {command}"
+    else:
         return None
     return Plan(
         kind=PlanKind.STOP,
-        reason=f"{situation.verdict.summary}: another attempt would meet the same error",
+        reason=reason,
         next_rung="mend it with the command of the note, then start again"
         if command
         else f"let {pointer} lead to a whole checkpoint, or remove it to begin from scratch, then start again",
         strategy="mend_pointer",
         exit_code=65,
-        notes=(f"this lets it lead to the newest whole one: {command}",) if command else (),
+        notes=(note,) if command else (),
     )
 
 
@@ -269,9 +264,12 @@ def _skip_window_missing(situation: Situation) -> str:
 
 RUNGS = (
     Rung("foreign_checkpoint", foreign_checkpoint, "stop (65): the ranks loaded a checkpoint that is not of this run, and beyond it"),
-    Rung("missing_pointer", missing_pointer, "stop (65): it began from scratch, and the file that names the newest checkpoint is missing"),
     Rung("clear_way", clear_way, "what is in a save's way is set aside, what is missed is moved back; again, or not ours: stop (65)"),
-    Rung("mend_pointer", mend_pointer, "stop (65): a link, or the file that names the latest, leads to no whole checkpoint"),
+    Rung(
+        "mend_pointer",
+        mend_pointer,
+        "stop (65): the file that names the newest checkpoint is missing, or it or a link leads to no whole one",
+    ),
     Rung(
         "raced", raced, "ranks raced for a file or a path: restart once, a checkpoint is not rejected; again: stop (65), or the next rung"
     ),

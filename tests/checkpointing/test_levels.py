@@ -180,7 +180,7 @@ def test_a_copy_is_taken_where_what_was_copied_is_torn(bench: Bench) -> None:
     assert bench.choose(spares=[spare]).spare is None  # the file itself goes before its copy
     bench.save("ckpt.pt", 300)
     selection = bench.choose(spares=[spare])
-    assert (selection.chosen.step if selection.chosen else None, selection.older) == (300, ((spare.place, 200),))
+    assert (selection.chosen.step if selection.chosen else None, selection.older) == (300, ((spare.copy_path, 200),))
     os.truncate(path, 700)
     selection = bench.choose(spares=[spare], rejections=Rejections(bench.state))
     assert chosen(selection) == ("kept", "digest")
@@ -192,7 +192,7 @@ def test_a_copy_is_taken_where_what_was_copied_is_torn(bench: Bench) -> None:
 def test_what_only_a_mirror_has_is_taken_last_of_its_step_and_has_to_be_restored(bench: Bench) -> None:
     path = bench.save("ckpt.pt", 200)
     kept = spare_of(bench, path, "kept")
-    mirrored = replace(kept, place="", origin="s3://bucket/job/run/200")
+    mirrored = replace(kept, copy_path="", source="s3://bucket/job/run/200")
     path.unlink()
     assert bench.choose(spares=[mirrored, kept]).spare == kept
     selection = bench.choose(spares=[mirrored])

@@ -178,7 +178,7 @@ def test_our_own_copy_that_was_handed_over_is_this_jobs(job: Restarted) -> None:
     job.save(50, "ckpt/last.pt")
     job.look()
     (copy,) = job.checkpoints.records.copies.spares()
-    assert CheckpointOwners(job.checkpoints.records).owner_of(copy.place) == (OWN, "")
+    assert CheckpointOwners(job.checkpoints.records).owner_of(copy.copy_path) == (OWN, "")
 
 
 def test_what_no_hook_sees_saved_is_unknown_and_not_foreign(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_node_that_waits_for_another_one_s_restore_says_so(backend: Backend, m
         said.set()
 
     progress = RestoreProgress(report=report)
-    with restore_target.alone(restore_target.beside(str(mirrored), kept.manifest)):
+    with restore_target.download_lock(restore_target.partial_path(str(mirrored), kept.manifest)):
         thread = threading.Thread(target=lambda: restore.newest([backend], "job", progress=progress), daemon=True)
         thread.start()
         said.wait(12)
@@ -188,7 +188,7 @@ def test_a_download_that_was_cut_at_its_start_has_no_room_yet(backend: Backend, 
     """It has its full length and hardly a block, so the restore would meet the full disk in its middle."""
     (kept,), _ = restore.available([backend], "job")
     mirrored.parent.mkdir(exist_ok=True)
-    beside = Path(restore_target.beside(str(mirrored), kept.manifest))
+    beside = Path(restore_target.partial_path(str(mirrored), kept.manifest))
     with beside.open("wb") as file:
         file.truncate(kept.manifest.n_bytes)
     prepared(beside.stat().st_blocks == 0, "this file system knows no holes")

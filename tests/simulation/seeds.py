@@ -36,7 +36,6 @@ _OF_STORIES = (
     "own_service",
     "damaged_cache",
     "foreign_checkpoint",
-    "missing_pointer",
     "clear_way",
     "mend_pointer",
 )

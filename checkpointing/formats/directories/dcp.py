@@ -99,8 +99,8 @@ def examine_part(tree: Tree) -> PartExamination | None:
     parts = [*_gaps_in(metadata), *_missing(tree, here), *(part for name, items in here.items() for part in _lay_out(tree, name, items))]
     if not parts:
         parts = [*_of_two_saves(tree, here), *_examine_items(tree, here, bulk=True), *_of_two_steps(tree, here)]
-    found = combine(parts, _place(tree, here), format="fsdp" if "fsdp" in tree.name else "", files=_files(tree, here))
-    return PartExamination(found, absent, leads=True)
+    examination = combine(parts, _place(tree, here), format="fsdp" if "fsdp" in tree.name else "", files=_files(tree, here))
+    return PartExamination(examination, absent, leads=True)
 
 
 def _examine_shards(tree: Tree) -> PartExamination | None:
@@ -109,8 +109,8 @@ def _examine_shards(tree: Tree) -> PartExamination | None:
     if not names or METADATA in tree.entries or _TEMPORARY in tree.entries:
         return None
     files = tuple(name for name in tree.files if not name.endswith(".tmp"))
-    found = combine([part for name in names for part in _examine_unlisted(tree, name)], files=files)
-    return PartExamination(replace(found, format="fsdp" if "fsdp" in tree.name else ""), ((METADATA, None),), leads=False)
+    examination = combine([part for name in names for part in _examine_unlisted(tree, name)], files=files)
+    return PartExamination(replace(examination, format="fsdp" if "fsdp" in tree.name else ""), ((METADATA, None),), leads=False)
 
 
 def _examine_unlisted(tree: Tree, name: str) -> Iterator[Examination]:
@@ -232,7 +232,7 @@ def _of_two_saves(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examina
         # major 0: a network file system, whose files can have the times of several nodes (or a virtual one)
         younger = tuple(name for name, age in ages.items() if age > (0 if os.major(metadata.st_dev) else _CLOCKS_NS))
         births = [birth_time.birth_time_ns(f"{tree.path}/{name}") for name in shards] if younger else []
-        last = max((one for one in births if one is not None), default=birth)
+        last = max((birth for birth in births if birth is not None), default=birth)
         took_ns = sum(item.length for items in shards.values() for item in items) / _FASTEST_BYTES_PER_NS
         if None in births or birth - last <= took_ns:
             return

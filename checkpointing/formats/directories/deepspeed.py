@@ -73,7 +73,7 @@ def _combined(tree: Tree, scans: dict[str, PickleScan | None], ranks: list[Exami
     steps = {name: rank_shards.integer_outermost(scan, "global_steps") for name, scan in model.items()}
     named = _STEP.fullmatch(tree.name)
     all_steps = {**steps, **({tree.name: int(named[1])} if named else {})}
-    step = next((one for one in steps.values() if one is not None), None)
+    step = next((step for step in steps.values() if step is not None), None)
     place = NOWHERE if step is None else StepPosition(step, sure=True)
     checks = rank_shards.found_problems((rank_shards.mixed(all_steps), rank_shards.mixed_facts(optimizer)))
     return combine([*parts, *ranks, *checks], place, files=tuple(scans))

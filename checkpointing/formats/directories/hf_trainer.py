@@ -92,12 +92,12 @@ def _json(tree: Tree, name: str) -> tuple[Any, Examination | None]:
 
 
 def _weights(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
-    found = weights.examine(tree, bulk=bulk)
+    examination = weights.examine(tree, bulk=bulk)
     sharded = sorted(name for name in tree.directories if _FSDP.fullmatch(name))
     elsewhere = any(name.startswith("pytorch_model_fsdp") for name in tree.top()) or any(_DEEPSPEED.fullmatch(name) for name in tree.top())
-    if not found and not elsewhere:
+    if not examination and not elsewhere:
         yield Examination(Verdict.INCOMPLETE, "the model's weights are missing")
-    yield from found
+    yield from examination
     for name in sharded:
         part = dcp.examine(tree.sub(name), bulk=bulk)
         yield nested(name, part)

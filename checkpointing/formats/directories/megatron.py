@@ -57,7 +57,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     named = _ITERATION.fullmatch(tree.name)
     steps = {name: rank_shards.integer_outermost(scan, "iteration") for name, scan in scans.items()}
     all_steps = {**steps, **({tree.name: int(named[1])} if named else {})}
-    step = next((one for one in steps.values() if one is not None), None)
+    step = next((step for step in steps.values() if step is not None), None)
     place = NOWHERE if step is None else StepPosition(step, sure=True)
     checks = [_layout(ranks, scans), _files(ranks, set(there)), rank_shards.mixed(all_steps, "iterations")]
     return combine([*parts, *rank_shards.found_problems(checks)], place, files=tuple(there))
@@ -87,15 +87,15 @@ def _described(tree: Tree) -> Examination | None:
 
 
 def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
-    found = dcp.examine(tree, bulk=bulk)
+    examination = dcp.examine(tree, bulk=bulk)
     beside = rank_shards.examine_each(tree, ["common.pt"], bulk=bulk)
     scan = rank_shards.scan_of(tree, "common.pt")
     step = rank_shards.integer_outermost(scan, "iteration")
     named = _ITERATION.fullmatch(tree.name)
     lost = rank_shards.missing(_COMMON, set(tree.entries))
     other = rank_shards.mixed({"common.pt": step, **({tree.name: int(named[1])} if named else {})}, "iterations")
-    place = found.place if step is None else StepPosition(step, sure=True)
-    return combine([replace(found, format=""), *beside, *rank_shards.found_problems([lost, _described(tree), other])], place)
+    place = examination.place if step is None else StepPosition(step, sure=True)
+    return combine([replace(examination, format=""), *beside, *rank_shards.found_problems([lost, _described(tree), other])], place)
 
 
 def _layout(ranks: list[str], scans: dict[str, PickleScan | None]) -> Examination | None:

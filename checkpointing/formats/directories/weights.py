@@ -96,7 +96,7 @@ def _compare(tree: Tree, index: str, name: str, tensors: set[str]) -> Iterator[E
     """Hold the tensors in a file against those that the index puts there."""
     try:
         with tree.open(name) as source:
-            there = {one.name for one in safetensors.read_header(source).tensors}
+            there = {tensor.name for tensor in safetensors.read_header(source).tensors}
     except (safetensors.HeaderDamaged, Short):  # it was sound a moment ago: it changed, which the second listing will show
         return
     if lacking := sorted(tensors - there):

@@ -69,8 +69,8 @@ class Thing:
 
     def take_call(self, function: GlobalName, arguments: object) -> None:  # noqa: ARG002 -- RetainedObject keeps it
         """Keep what made it: a parameter holds a tensor, an object its state."""
-        for one in arguments[:_MOST_ARGUMENTS] if isinstance(arguments, tuple) else ():
-            self.hold("", one)
+        for argument in arguments[:_MOST_ARGUMENTS] if isinstance(arguments, tuple) else ():
+            self.hold("", argument)
 
     def take_state(self, state: object) -> None:
         """Keep an object's attributes."""
@@ -171,7 +171,7 @@ class PickleMachine:
             self.danger("a call of what another call returned")
             return self.thing()
         self.list_call(function, arguments)
-        if isinstance(arguments, tuple) and any(isinstance(one, GlobalName) and one.name in _GETATTR for one in arguments):
+        if isinstance(arguments, tuple) and any(isinstance(argument, GlobalName) and argument.name in _GETATTR for argument in arguments):
             self.danger("builtins.getattr")
         if function.name in _GETATTR:
             return self.attribute(arguments)
@@ -201,10 +201,10 @@ class PickleMachine:
 
     def list_functions(self, given: object) -> None:
         """Note those of `given` that are not on the list of what may be called."""
-        for one in given if isinstance(given, tuple) else ():
-            if not isinstance(one, GlobalName) or one.name in _GETATTR:
+        for argument in given if isinstance(given, tuple) else ():
+            if not isinstance(argument, GlobalName) or argument.name in _GETATTR:
                 continue
-            module, _, name = one.name.partition(" ")
+            module, _, name = argument.name.partition(" ")
             if is_method(module, name):
                 self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
             elif len(self.unlisted) < _MOST_NAMES and not may_be_called(module, name):

@@ -160,7 +160,9 @@ class Discovery:
     def attempt_of(self, path: str, identity: Identity) -> int | None:
         """Return which attempt of this run was seen to write a file as it is now, None where none was."""
         write = self._writes.get(path)
-        return write.attempt if write is not None and write.now == (identity.dev, identity.ino, identity.size, identity.mtime_ns) else None
+        return (
+            write.attempt if write is not None and write.after == (identity.dev, identity.ino, identity.size, identity.mtime_ns) else None
+        )
 
     def ended(self) -> tuple[Write, ...]:
         """Return the last save of each file where a rank was seen to end it, and no other save of that file is under way."""
@@ -169,7 +171,7 @@ class Discovery:
     def is_ended(self, path: str, identity: Identity) -> bool:
         """Return whether the last save of a file was seen to end and left the file as it is: nobody writes it any more."""
         write = self._writes.get(path)
-        return write is not None and _is_ended(write) and write.now == (identity.dev, identity.ino, identity.size, identity.mtime_ns)
+        return write is not None and _is_ended(write) and write.after == (identity.dev, identity.ino, identity.size, identity.mtime_ns)
 
     def replaces(self, checkpoint: str) -> bool:
         """Return whether each file of a checkpoint was seen to get another inode when it was saved: a rewrite cannot harm a link to it."""
@@ -183,14 +185,15 @@ class Discovery:
     def has_content(self, identity: Identity) -> bool:
         """Return whether a rank of this run was seen to write this content, at whatever path: a link to it, or a copy with its times."""
         return any(
-            write.now is not None and (write.now[:2] == (identity.dev, identity.ino) or write.now[2:] == (identity.size, identity.mtime_ns))
+            write.after is not None
+            and (write.after[:2] == (identity.dev, identity.ino) or write.after[2:] == (identity.size, identity.mtime_ns))
             for write in self._writes.values()
         )
 
     def logs_saves_like(self, checkpoint: str) -> bool:
         """Return whether ranks of this run were seen to save to other paths of the same location: a save there is seen."""
         pattern = pattern_of(checkpoint)
-        others = (checkpoint_path(write.path) for write in self._writes.values() if write.now is not None)
+        others = (checkpoint_path(write.path) for write in self._writes.values() if write.after is not None)
         return any(other != checkpoint and pattern_of(other) == pattern for other in others)
 
     def ended_saves(self, attempt: int) -> tuple[str, ...]:
@@ -199,11 +202,11 @@ class Discovery:
         Nothing while a rank of `attempt`, the running one, saves.
         """
         writes = self._writes
-        if any(write.cut and write.attempt == attempt for write in writes.values()):
+        if any(write.interrupted and write.attempt == attempt for write in writes.values()):
             return ()
         last: dict[str, float] = {}
         for path, write in writes.items():
-            if not write.cut:
+            if not write.interrupted:
                 checkpoint = checkpoint_path(path)
                 last[checkpoint] = max(write.t, last.get(checkpoint, write.t))
         return tuple(sorted(last, key=lambda path: last[path]))
@@ -222,7 +225,7 @@ class Discovery:
         otherwise. Else the save had not touched it yet.
         """
         with self._lock:
-            with_stats = {path: _with_stat(write) for path, write in self._writes.items() if write.cut or write.loose}
+            with_stats = {path: _with_stat(write) for path, write in self._writes.items() if write.interrupted or write.logged_before_close}
             if any(self._writes[path] != write for path, write in with_stats.items()):
                 self._writes = {**self._writes, **with_stats}
                 self._write_file()
@@ -236,7 +239,9 @@ class Discovery:
         time), when the last rank ended, or the directory is still `proven`, as it was found whole. A hard link that a mirror's upload made
         and removed changes only their ctime.
         """
-        found = {write.path: Identity(*write.now) for write in self.writes(checkpoint) if write.now is not None and not write.is_directory}
+        found = {
+            write.path: Identity(*write.after) for write in self.writes(checkpoint) if write.after is not None and not write.is_directory
+        }
         if not self._is_made_here(checkpoint):
             return found
         try:
@@ -259,7 +264,7 @@ class Discovery:
         """Return the directories that this run made for checkpoints; for each, whether a save in it was cut off, and whether all were."""
         cuts: dict[str, list[bool]] = {path: [] for path in self._made if checkpoint_path(path) == path}
         for path, write in self._writes.items():
-            cuts.setdefault(checkpoint_path(path), []).append(write.cut)
+            cuts.setdefault(checkpoint_path(path), []).append(write.interrupted)
         return tuple(
             (checkpoint, any(cut), bool(cut) and all(cut))
             for checkpoint, cut in cuts.items()
@@ -269,8 +274,8 @@ class Discovery:
     def is_first(self, checkpoint: str) -> bool:
         """Return whether a checkpoint is the first at its location, and nothing lay at its path before this run saved it."""
         writes, location = self.writes(checkpoint), self._locations.get(pattern_of(checkpoint), Location(""))
-        is_new = self._is_made_here(checkpoint) or all(write.fresh for write in writes)
-        return is_new and location.saved == 1 and bool(writes) and all(write.was is None for write in writes)
+        is_new = self._is_made_here(checkpoint) or all(write.created_by_job for write in writes)
+        return is_new and location.saved == 1 and bool(writes) and all(write.before is None for write in writes)
 
     def _is_made_here(self, checkpoint: str) -> bool:
         try:
@@ -278,7 +283,9 @@ class Discovery:
         except OSError:
             return False
         write = self._writes.get(checkpoint)
-        return stat.S_ISDIR(st.st_mode) and (self._made.get(checkpoint) == (st.st_dev, st.st_ino) or (write is not None and write.fresh))
+        return stat.S_ISDIR(st.st_mode) and (
+            self._made.get(checkpoint) == (st.st_dev, st.st_ino) or (write is not None and write.created_by_job)
+        )
 
     # the lines of the logs
 
@@ -306,26 +313,27 @@ class Discovery:
                     self._count(checkpoint, float(row["t"]), saved=1, in_training=_in_training(row))
             under_way.add((file, number))
             self._saved.setdefault(checkpoint_path(path))
-            was = to_stat(row["was"])
-            fresh = was is None or known.fresh  # of the ranks that save it together, the second finds what the first one made
+            before = to_stat(row["was"])
+            # of the ranks that save it together, the second finds what the first one made
+            created_by_job = before is None or known.created_by_job
             self._writes.pop(path, None)
             self._writes[path] = replace(
                 known,
                 attempt=attempt,
                 t=float(row["t"]),
-                was=was,
-                now=None,
-                cut=True,
-                fresh=fresh,
-                loose=bool(row.get("file")),
-                times=self._most_times(path, known.times if known.attempt == attempt else 0),
+                before=before,
+                after=None,
+                interrupted=True,
+                created_by_job=created_by_job,
+                logged_before_close=bool(row.get("file")),
+                save_count=self._most_times(path, known.save_count if known.attempt == attempt else 0),
             )
         elif what == "ended":
             under_way = self._open.get(path, set())
             under_way.discard((file, number))
-            now = to_stat(row["now"])
-            replaced = known.was is not None and now is not None and known.was[:2] != now[:2]
-            self._writes[path] = replace(known, now=now, cut=bool(under_way) or not row["well"], replaced=replaced)
+            after = to_stat(row["now"])
+            replaced = known.before is not None and after is not None and known.before[:2] != after[:2]
+            self._writes[path] = replace(known, after=after, interrupted=bool(under_way) or not row["well"], replaced=replaced)
         elif what == "renamed":
             self._add_rename(str(row["was"]), path, row, attempt)
 
@@ -354,7 +362,9 @@ class Discovery:
             if checkpoint == path or not self.writes(checkpoint):
                 self._count(checkpoint, t, saved=1, in_training=in_training)
         self._writes.pop(path, None)
-        self._writes[path] = Write(path, attempt, t, None, to_stat(row["now"]), fresh=earlier is not None and earlier.fresh, replaced=True)
+        self._writes[path] = Write(
+            path, attempt, t, None, to_stat(row["now"]), created_by_job=earlier is not None and earlier.created_by_job, replaced=True
+        )
 
     def _add_load(self, row: dict[str, Any], file: str, attempt: int) -> None:
         if not loads_first(row.get("via", ""), int(row["steps"])):
@@ -451,7 +461,7 @@ def _in_training(row: dict[str, Any]) -> int:
 
 
 def _is_ended(write: Write) -> bool:
-    return write.now is not None and not write.cut and not write.loose
+    return write.after is not None and not write.interrupted and not write.logged_before_close
 
 
 def _is_card_of_peft(path: str) -> bool:
@@ -470,8 +480,8 @@ def _with_stat(write: Write) -> Write:
         return write
     if not stat.S_ISREG(st.st_mode):
         return write
-    now, was = (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns), write.was
-    if write.loose and not write.cut and write.now is not None:
-        return replace(write, now=now if now[:2] == write.now[:2] else write.now, loose=False)
-    rewritten_in_place = was is None or (was[:2] == now[:2] and was != now)
-    return replace(write, now=now if rewritten_in_place and write.cut else write.now)
+    now, before = (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns), write.before
+    if write.logged_before_close and not write.interrupted and write.after is not None:
+        return replace(write, after=now if now[:2] == write.after[:2] else write.after, logged_before_close=False)
+    rewritten_in_place = before is None or (before[:2] == now[:2] and before != now)
+    return replace(write, after=now if rewritten_in_place and write.interrupted else write.after)

@@ -128,8 +128,8 @@ class CheckpointLocations:
     def roots(self) -> tuple[str, ...]:
         """Return the directories below which all checkpoints lie: of each pattern the part before its first wildcard."""
         discovered = () if self._discovery is None else self._discovery.patterns()
-        whole = [os.path.normpath(os.path.join(self._cwd, os.path.expanduser(one))) for one in (*self._patterns, *discovered)]  # noqa: PTH111, PTH118 (patterns)
-        return tuple(sorted({_before_wildcard(os.path.dirname(one)) for one in whole}))  # noqa: PTH120 (as above)
+        whole = [os.path.normpath(os.path.join(self._cwd, os.path.expanduser(pattern))) for pattern in (*self._patterns, *discovered)]  # noqa: PTH111, PTH118 (patterns)
+        return tuple(sorted({_before_wildcard(os.path.dirname(pattern)) for pattern in whole}))  # noqa: PTH120 (as above)
 
 
 def _above(path: str) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
     <state>/checkpoints/learned.json
     {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t", "in_training"}],
-     "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose", "replaced", "times"}], "made": {directory: [device, inode]}}
+     "writes": [{"path", "attempt", "t", "before", "after", "interrupted", "created_by_job", "logged_before_close", "replaced",
+     "save_count"}], "made": {directory: [device, inode]}}
 
 A file that cannot be read costs only its content. One supervisor writes it: the one that holds the job's lock.
 """
@@ -54,29 +55,30 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What a rank of this run wrote to one path.
-
-    was: the file before its last save. now: the file as the save left it; None while the save is under way, size -1 for a directory. cut:
-    a save of it began, and no end was logged. fresh: nothing was there before its first save of this run. loose: the save was logged before
-    the script closed the file. replaced: its last save made another inode, under a temporary name or after the old file was removed.
-    times: saves of it that one rank began in this attempt, the most of any rank; 0: not known.
-    """
+    """What a rank of this run wrote to one path."""
 
     path: str
     attempt: int
     t: float
-    was: Stat | None = None
-    now: Stat | None = None
-    cut: bool = False
-    fresh: bool = False
-    loose: bool = False
+    #: The file before its last save.
+    before: Stat | None = None
+    #: The file as the save left it; None while the save is under way, size -1 for a directory.
+    after: Stat | None = None
+    #: A save of it began, and no end was logged.
+    interrupted: bool = False
+    #: Nothing was there before its first save of this run.
+    created_by_job: bool = False
+    #: The save was logged before the script closed the file.
+    logged_before_close: bool = False
+    #: Its last save made another inode, under a temporary name or after the old file was removed.
     replaced: bool = False
-    times: int = 0
+    #: The saves of it that one rank began in this attempt, the most of any rank; 0: not known.
+    save_count: int = 0
 
     @property
     def is_directory(self) -> bool:
         """Whether a directory was saved as a whole, and the save ended."""
-        return self.now is not None and self.now[2] < 0
+        return self.after is not None and self.after[2] < 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +118,13 @@ def read(file: Path) -> DiscoveryRecord:
                 str(row["path"]),
                 int(row["attempt"]),
                 float(row["t"]),
-                to_stat(row["was"]),
-                to_stat(row["now"]),
-                bool(row["cut"]),
-                bool(row["fresh"]),
-                bool(row["loose"]),
+                to_stat(row["before"]),
+                to_stat(row["after"]),
+                bool(row["interrupted"]),
+                bool(row["created_by_job"]),
+                bool(row["logged_before_close"]),
                 bool(row.get("replaced")),
-                int(row.get("times", 0)),
+                int(row.get("save_count", 0)),
             )
             for row in content["writes"]
         )

@@ -85,12 +85,12 @@ class MirrorFeed:
             if made is not None and made.identity == candidate.identity:
                 self.send(made)
 
-    def send(self, made: Manifest) -> None:
+    def send(self, manifest: Manifest) -> None:
         """Send a checkpoint, once, if this node is the one to send it."""
-        name = made.path, keys.spool_name(made)
-        if name not in self._sent and self._is_ours_to_send(made):
+        name = manifest.path, keys.spool_name(manifest)
+        if name not in self._sent and self._is_ours_to_send(manifest):
             self._sent.add(name)
-            self._uploads.send(made.path, made.step, self._records.manifests.file_of(made.path))
+            self._uploads.send(manifest.path, manifest.step, self._records.manifests.file_of(manifest.path))
 
     def send_part(self, parts: PartRecorder, candidate: Candidate, reading: ReadOptions) -> Manifest | None:
         """Record this node's part of a checkpoint of several nodes, if it is one, and send it once. Return it if it is sent now."""
@@ -130,35 +130,35 @@ class MirrorFeed:
             if records.locations.is_checkpoint_place(path) or discovery.is_repeated(path, in_training=True)
         }
 
-    def is_sending(self, made: Manifest) -> bool:
+    def is_sending(self, manifest: Manifest) -> bool:
         """Return whether a checkpoint is still to be sent, so that it must stay."""
-        return self._uploads.is_sending(made.path, keys.spool_name(made))
+        return self._uploads.is_sending(manifest.path, keys.spool_name(manifest))
 
-    def _is_ours_to_send(self, made: Manifest) -> bool:
+    def _is_ours_to_send(self, manifest: Manifest) -> bool:
         """Return whether this node sends a checkpoint: one that its ranks saved; of what no hook saw, the node of rank 0.
 
         Of a directory that ranks of several nodes saved together, the first of these nodes sends it. No hook sees
         safetensors written by a plain `open`, C++ writers and other processes. What they save must be declared, and new.
         """
         records, discovery = self._records, self._records.discovery
-        if records.several_nodes and self._shared.is_saved_by_another(made.path, made.identity, discovery):
+        if records.several_nodes and self._shared.is_saved_by_another(manifest.path, manifest.identity, discovery):
             return False
-        writer = records.provenance.of(made.path, made.identity, made.saved_ns).writer
+        writer = records.provenance.of(manifest.path, manifest.identity, manifest.saved_ns).writer
         if writer is CheckpointWriter.RANKS and discovery is not None:
-            is_first = not (records.several_nodes and made.is_tree) or self._is_first(made, discovery)
-            return is_first and records.locations.is_likely(made.path)
-        return writer is CheckpointWriter.UNLOGGED and self._has_rank_0() is True and records.locations.is_listed_as_declared(made.path)
+            is_first = not (records.several_nodes and manifest.is_tree) or self._is_first(manifest, discovery)
+            return is_first and records.locations.is_likely(manifest.path)
+        return writer is CheckpointWriter.UNLOGGED and self._has_rank_0() is True and records.locations.is_listed_as_declared(manifest.path)
 
-    def _is_first(self, made: Manifest, discovery: Discovery) -> bool:
+    def _is_first(self, manifest: Manifest, discovery: Discovery) -> bool:
         """Return whether this node is the first of those whose ranks saved a directory together.
 
         By the records of the others, if this node sees them. Else by what the nodes found out when they met: of the formats in which every
         rank writes, the first node that sees the directory sends it.
         """
         if self._shared.has_others():
-            return self._shared.is_first(made.path, discovery)
+            return self._shared.is_first(manifest.path, discovery)
         meeting = self._records.meetings.newest
-        return meeting is None or meeting.is_first or made.layout not in _OF_EVERY_RANK
+        return meeting is None or meeting.is_first or manifest.layout not in _OF_EVERY_RANK
 
 
 def _of(saves: frozenset[str], parts: PartRecorder) -> list[Manifest]:

@@ -51,11 +51,11 @@ class CheckpointOrder:
         """
         # a job that moved to another host, on a disk that both see, finds what it left there
         others = sorted(self._directory.parent.parent.glob(f"*/{self._directory.name}"))
-        if not self._lineages.begin_run(self._manifests.all, other_directories=[one for one in others if one != self._directory]):
+        if not self._lineages.begin_run(self._manifests.all, other_directories=[other for other in others if other != self._directory]):
             return ()
         before = read_last_run(self._directory)
         newest = {copy.manifest.path: copy for copy in copies.all()}
-        gone = [path for path, copy in newest.items() if _is_gone(copy.manifest) and not any(w.cut for w in before.writes(path))]
+        gone = [path for path, copy in newest.items() if _is_gone(copy.manifest) and not any(w.interrupted for w in before.writes(path))]
         for path in gone:
             self._lineages.abandon(path)
         latest_ns = max((copy.manifest.saved_ns for path, copy in newest.items() if path not in gone), default=0)
@@ -104,9 +104,9 @@ class CheckpointOrder:
             known = kept.get(path) or self._manifests.get(path)
             home = path if known is None else known.path
             step = self._step_of(path) if known is None else known.step
-            earlier = [one for one in self._lineages.roll_backs if one.last.run == last.run and one.path == home]
+            earlier = [roll_back for roll_back in self._lineages.roll_backs if roll_back.last.run == last.run and roll_back.path == home]
             lineage = (known and known.about.lineage) or UNKNOWN_LINEAGE
-            if all(lineage > one.last and (step or 0) > (one.step or 0) for one in earlier):
+            if all(lineage > roll_back.last and (step or 0) > (roll_back.step or 0) for roll_back in earlier):
                 self._lineages.try_roll_back(RollBack(last, step, home, "" if known is None else known.id))
 
     def accuse(self, reason: str) -> tuple[RollBack, ...]:

@@ -82,7 +82,7 @@ class Provenance:
             return CheckpointOrigin(self._unlogged(path, identity), lineage, None, is_cut=False)
         writes = self._discovery.writes(path)
         writer = CheckpointWriter.RANKS if writes or self._discovery.wrote_earlier(path) else self._unlogged(path, identity)
-        return CheckpointOrigin(writer, lineage, self.logged_attempt(path, identity), any(write.cut for write in writes))
+        return CheckpointOrigin(writer, lineage, self.logged_attempt(path, identity), any(write.interrupted for write in writes))
 
     def logged_attempt(self, path: str, identity: Identity) -> int | None:
         """Return the attempt whose logged save left this content; see CheckpointOrigin. Nothing is read."""

@@ -23,22 +23,26 @@ if TYPE_CHECKING:
 
 def last_of_run(manifests: Iterable[Manifest], run: str, pattern: str | None = None) -> Manifest | None:
     """Return the verified checkpoint that a run saved last; with `pattern` the last one there."""
-    of_run = (one for one in manifests if run and one.about.run == run and (pattern is None or pattern_of(one.path) == pattern))
+    of_run = (
+        manifest
+        for manifest in manifests
+        if run and manifest.about.run == run and (pattern is None or pattern_of(manifest.path) == pattern)
+    )
     return max(of_run, key=saved_order, default=None)
 
 
-def last_before(made: Manifest, recorded: Iterable[Manifest], run: str) -> Manifest | None:
+def last_before(manifest: Manifest, recorded: Iterable[Manifest], run: str) -> Manifest | None:
     """Return the checkpoint of a run and of the same pattern that was saved last before this one, at another path."""
-    when = saved_order(made)
-    earlier = (one for one in recorded if one.path != made.path and saved_order(one) < when)
-    return last_of_run(earlier, run, pattern_of(made.path))
+    when = saved_order(manifest)
+    earlier = (one for one in recorded if one.path != manifest.path and saved_order(one) < when)
+    return last_of_run(earlier, run, pattern_of(manifest.path))
 
 
 def compared(found: tuple[NonFinite, ...], before: Manifest | None) -> tuple[NonFinite, ...]:
     """Note for each tensor whether it was finite in an earlier save. `before`: the save before this one; None: the run's first."""
     if before is None:
         return found
-    known = {one.tensor: one for one in before.non_finite}
+    known = {entry.tensor: entry for entry in before.non_finite}
     if len(known) >= MOST_NON_FINITE:  # not all were listed: a tensor that is not among them may hold NaN there too
         first = before.non_finite[0]
         return tuple(replace(one, was_finite=first.was_finite, finite_step=first.finite_step) for one in found)
@@ -52,17 +56,17 @@ def compared(found: tuple[NonFinite, ...], before: Manifest | None) -> tuple[Non
     return tuple(rows)
 
 
-def turned(made: Manifest) -> tuple[NonFinite, ...]:
+def turned(manifest: Manifest) -> tuple[NonFinite, ...]:
     """Return the tensors that were finite in an earlier save of the run."""
-    return tuple(one for one in made.non_finite if one.was_finite)
+    return tuple(entry for entry in manifest.non_finite if entry.was_finite)
 
 
-def report(made: Manifest) -> str:
+def report(manifest: Manifest) -> str:
     """Say in one line what turned, and which step was the last finite one; "" where nothing did."""
-    rows = turned(made)
+    rows = turned(manifest)
     if not rows:
         return ""
-    step = "" if made.step is None else f" of step {made.step}"
-    finite = next((one.finite_step for one in rows if one.finite_step is not None), None)
+    step = "" if manifest.step is None else f" of step {manifest.step}"
+    finite = next((row.finite_step for row in rows if row.finite_step is not None), None)
     last = "an earlier checkpoint of this run was finite" if finite is None else f"the last finite one is of step {finite}"
     return f"the checkpoint{step} holds numbers that are not finite ({note_of(rows)}); {last}"

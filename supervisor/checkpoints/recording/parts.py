@@ -46,9 +46,9 @@ class PartRecorder:
 
     def present(self) -> Iterator[Manifest]:
         """Yield the recorded parts that are there as they were."""
-        for one in self.manifests.all():
-            if identity_of(one.path) == one.identity:
-                yield one
+        for manifest in self.manifests.all():
+            if identity_of(manifest.path) == manifest.identity:
+                yield manifest
 
     def record(self, path: str, identity: Identity, reading: ReadOptions) -> Manifest | None:
         """Verify and record the part at a path. None if it is none, its save has not ended, or it changed meanwhile."""
@@ -84,7 +84,7 @@ class PartRecorder:
         if meeting is None or discovery is None or not meeting.is_apart or not meeting.is_first:
             return False
         writes = discovery.writes(path)
-        return bool(writes) and all(write.attempt == meeting.attempt and write.times for write in writes)
+        return bool(writes) and all(write.attempt == meeting.attempt and write.save_count for write in writes)
 
     def _save_of(self, path: str) -> str | None:
         """Return the name of the save that left a directory as it is; None if that is not known, or it has not ended."""
@@ -92,7 +92,7 @@ class PartRecorder:
         if meeting is None or discovery is None or not self._may_be_part(path):
             return None
         writes = discovery.writes(path)
-        if any(write.cut or write.now is None for write in writes):
+        if any(write.interrupted or write.after is None for write in writes):
             return None
-        text = f"{meeting.name}/{path.rstrip('/').rpartition('/')[2]}/{max(write.times for write in writes)}"
+        text = f"{meeting.name}/{path.rstrip('/').rpartition('/')[2]}/{max(write.save_count for write in writes)}"
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -34,22 +34,22 @@ class CheckpointRecorder:
         self.newest: dict[str, Manifest] = {}  # of each path, as this run's watcher found it last
         self._checkpoints: set[str] = set()  # paths among these that are likely to be of checkpoints
 
-    def record(self, found: Verification, reading: ReadOptions, *, by_another_node: bool = False) -> Manifest | None:
+    def record(self, verification: Verification, reading: ReadOptions, *, by_another_node: bool = False) -> Manifest | None:
         """Record the digests of a whole checkpoint, so that a later change is found. Return None if it changed meanwhile.
 
         `by_another_node`: a manifest that another node recorded is taken first.
         """
         records = self._records
         records.begin_run()
-        known = records.manifests.get(found.path)
-        if known is not None and known.identity == found.identity:
+        known = records.manifests.get(verification.path)
+        if known is not None and known.identity == verification.identity:
             return known
-        adopted = self.adopt(found.path, found.identity) if by_another_node else None
+        adopted = self.adopt(verification.path, verification.identity) if by_another_node else None
         if adopted is not None:
             return adopted
         try:
             part_bytes = records.job.settings.checkpoints.part_mib << 20
-            manifest = self._with_lineage(check.build(found, About(records.job.name), reading=reading, part_bytes=part_bytes))
+            manifest = self._with_lineage(check.build(verification, About(records.job.name), reading=reading, part_bytes=part_bytes))
         except (check.CheckpointChanged, Interrupted, OSError):
             return None  # it is read anew when it stands still
         manifest = self._compared(manifest, known) if manifest.non_finite else manifest
@@ -64,9 +64,9 @@ class CheckpointRecorder:
         own = None if found is None else self._with_lineage(found)
         return own if own is not None and self._put(own) else None
 
-    def note_newest(self, made: Manifest) -> None:
+    def note_newest(self, manifest: Manifest) -> None:
         """Note what the watcher found at a path last."""
-        self.newest[made.path] = made
+        self.newest[manifest.path] = manifest
 
     def note_checkpoint(self, path: str) -> None:
         """Note that a path is likely to be that of a checkpoint."""
@@ -75,7 +75,7 @@ class CheckpointRecorder:
     def has_recorded(self, write: Write) -> bool:
         """Return whether what a save left was found whole in this run."""
         known = self.newest.get(write.path)
-        return known is not None and write.now is not None and known.identity == Identity(*write.now)
+        return known is not None and write.after is not None and known.identity == Identity(*write.after)
 
     def forget(self, path: str) -> None:
         """Drop what is recorded of a checkpoint that was removed."""
@@ -93,8 +93,8 @@ class CheckpointRecorder:
         logged = [] if self._records.several_nodes else [made for made in own if self._is_logged(made)]
         return next(iter(order.newest_manifests(logged or own)), None)
 
-    def _is_logged(self, made: Manifest) -> bool:
-        return self._records.provenance.logged_attempt(made.path, made.identity) is not None
+    def _is_logged(self, manifest: Manifest) -> bool:
+        return self._records.provenance.logged_attempt(manifest.path, manifest.identity) is not None
 
     def numbers(self) -> str:
         """Return in one line whether what this run saved last holds numbers that turned to NaN or Inf; "" where it does not.
@@ -104,35 +104,37 @@ class CheckpointRecorder:
         newest = numerics.last_of_run(list(self.newest.values()), self._records.job.run_id)
         return "" if newest is None else numerics.report(newest)
 
-    def _put(self, made: Manifest) -> bool:
+    def _put(self, manifest: Manifest) -> bool:
         """Write a manifest after the record of its attempt: else what the attempt saves later would seem older after a power cut."""
         self._records.order.write()
-        return self._records.manifests.put(made)
+        return self._records.manifests.put(manifest)
 
-    def _with_lineage(self, made: Manifest) -> Manifest:
-        lineage = self._records.provenance.of(made.path, made.identity, made.saved_ns).lineage
-        return replace(made, about=replace(made.about, run=lineage.run, began=lineage.began, attempt=lineage.attempt))
+    def _with_lineage(self, manifest: Manifest) -> Manifest:
+        lineage = self._records.provenance.of(manifest.path, manifest.identity, manifest.saved_ns).lineage
+        return replace(manifest, about=replace(manifest.about, run=lineage.run, began=lineage.began, attempt=lineage.attempt))
 
-    def _compared(self, made: Manifest, before: Manifest | None = None) -> Manifest:
+    def _compared(self, manifest: Manifest, before: Manifest | None = None) -> Manifest:
         """Note which tensors an earlier save of this run held finite. Report it, unless the save before it was so too.
 
         `before`: the last record of the same path, whose content is gone.
         """
         run = self._records.job.run_id
-        elsewhere = numerics.last_before(made, self._records.manifests.all(), run)
-        last = numerics.last_of_run([one for one in (elsewhere, before) if one is not None], run, pattern_of(made.path))
-        made = replace(made, non_finite=numerics.compared(made.non_finite, last))
-        if numerics.turned(made) and not (last is not None and numerics.turned(last)):
-            self._report(CheckpointAlert(CheckpointTrouble.NOT_FINITE, numerics.report(made)))
-        return made
+        elsewhere = numerics.last_before(manifest, self._records.manifests.all(), run)
+        last = numerics.last_of_run([one for one in (elsewhere, before) if one is not None], run, pattern_of(manifest.path))
+        manifest = replace(manifest, non_finite=numerics.compared(manifest.non_finite, last))
+        if numerics.turned(manifest) and not (last is not None and numerics.turned(last)):
+            self._report(CheckpointAlert(CheckpointTrouble.NOT_FINITE, numerics.report(manifest)))
+        return manifest
 
-    def _compare_later(self, made: Manifest) -> None:
+    def _compare_later(self, manifest: Manifest) -> None:
         """Compare again those that were saved after it and verified before it: of several at once the newest is read first."""
-        pattern, when = pattern_of(made.path), saved_order(made)
+        pattern, when = pattern_of(manifest.path), saved_order(manifest)
         later = [
-            one for one in list(self.newest.values()) if one.non_finite and pattern_of(one.path) == pattern and saved_order(one) > when
+            other
+            for other in list(self.newest.values())
+            if other.non_finite and pattern_of(other.path) == pattern and saved_order(other) > when
         ]
-        for one in sorted(later, key=saved_order):
-            again = self._compared(one) if one.path != made.path and not numerics.turned(one) else one
-            if again != one and self._records.manifests.put(again):
-                self.newest[one.path] = again
+        for newer in sorted(later, key=saved_order):
+            again = self._compared(newer) if newer.path != manifest.path and not numerics.turned(newer) else newer
+            if again != newer and self._records.manifests.put(again):
+                self.newest[newer.path] = again

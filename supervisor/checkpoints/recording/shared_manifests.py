@@ -102,4 +102,4 @@ def _has_left(discovery: Discovery, path: str, identity: Identity) -> bool:
 
 def _left(write: Write, identity: Identity) -> bool:
     """Return whether a save left a file as it is now."""
-    return write.now is not None and write.now[2:] == (identity.size, identity.mtime_ns)
+    return write.after is not None and write.after[2:] == (identity.size, identity.mtime_ns)

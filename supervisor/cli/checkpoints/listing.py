@@ -128,7 +128,9 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
                 "reason": reason,
             }
         )
-    location_rows = [{"pattern": one.pattern, "kind": one.kind, "saved": one.saved, "loaded": one.loaded} for one in discovered]
+    location_rows = [
+        {"pattern": location.pattern, "kind": location.kind, "saved": location.saved, "loaded": location.loaded} for location in discovered
+    ]
     moved = [_change_row(change) for change in AsideRecord(str(directory), place.job).changes()]
     if as_json:
         document = {"job": place.job, "node": place.node, "checkpoints": rows, "learned": location_rows, "changes": moved}
@@ -147,27 +149,27 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
     identity = identity_of(absolute)
     with ProgressBar(f"reading {clean(path_name(path))}", None if identity is None else identity.size, wanted=not as_json) as bar:
         throttle = Throttle(UNLIMITED, taken=bar.advance)
-        found = verify_one(absolute, throttle=throttle, own=manifest is not None and manifest.identity == identity)
-    rejection = rejections_of(directory).get(found.path, found.identity)
+        verification = verify_one(absolute, throttle=throttle, own=manifest is not None and manifest.identity == identity)
+    rejection = rejections_of(directory).get(verification.path, verification.identity)
     row = {
-        **as_dict(found),
-        "files": list(found.files),
+        **as_dict(verification),
+        "files": list(verification.files),
         "rejection": None if rejection is None else {"kind": rejection.kind, "reason": rejection.reason, "t": rejection.t},
         "manifest": None
         if manifest is None
-        else {"id": manifest.id, "step": manifest.step, "bytes": manifest.n_bytes, "same": manifest.identity == found.identity},
+        else {"id": manifest.id, "step": manifest.step, "bytes": manifest.n_bytes, "same": manifest.identity == verification.identity},
     }
     good = row["verdict"] == "good" and rejection is None
     if as_json:
         stdio.write(sys.stdout, json.dumps(row, indent=1))
         return int(not good)
-    lines = table([found], clean)
+    lines = table([verification], clean)
     if rejection is not None:
         lines.append(f"rejected ({rejection.kind}) {_day(rejection.t)}: {clean(rejection.reason)}")
     if manifest is not None:
-        now = "what is there now" if manifest.identity == found.identity else "what was there before: it was written anew since"
+        now = "what is there now" if manifest.identity == verification.identity else "what was there before: it was written anew since"
         lines.append(f"manifest {manifest.id}: {manifest.n_bytes} bytes, of {now}")
-    lines += [f"  {clean(name)}" for name in found.files]
+    lines += [f"  {clean(name)}" for name in verification.files]
     stdio.write(sys.stdout, "\n".join(lines))
     return int(not good)
 
@@ -256,7 +258,7 @@ def _numbers(manifest: Manifest) -> str:
 def _candidates(settings: Settings, discovered: tuple[record.Location, ...], recorded: list[str]) -> Iterator[Candidate]:
     """Yield what the declared patterns match, what the learned ones do, and what something is written down about, sorted by path."""
     cwd = str(settings.cwd)
-    patterns = tuple(one.pattern for one in discovered if one.kind != "seen")
+    patterns = tuple(location.pattern for location in discovered if location.kind != "seen")
     found = {candidate.path: candidate for candidate in find(settings.checkpoints.paths, cwd).candidates}
     for candidate in find(patterns, cwd).candidates if patterns else ():
         if any(path_patterns.matches(pattern, candidate.path) for pattern in patterns):
@@ -294,8 +296,8 @@ def _listed(place: JobFiles, rows: list[dict[str, Any]], discovered: list[dict[s
         yield f"{row['state']:<11}  {step:>9}  {row['bytes']:>14}  {clean(row['path'])}{reason}"
     if not rows:
         yield f"no checkpoint of job {place.job} is known on {place.node}"
-    for one in discovered:
-        yield f"learned: {one['kind']:<10}  saved {one['saved']}, loaded {one['loaded']}  {clean(one['pattern'])}"
+    for location in discovered:
+        yield f"learned: {location['kind']:<10}  saved {location['saved']}, loaded {location['loaded']}  {clean(location['pattern'])}"
     for change in moved:
         yield f"change {_change_text(change)}" + ("" if change["phase"] == "done" else f" ({change['phase']})")
 

@@ -107,11 +107,12 @@ def list_mirrors(settings: Settings, job: str, *, as_json: bool) -> int:
     """Print what the mirrors hold of a job, the newest first. Returns 0."""
     with _errors():
         kept, passed = restore.available(backends_of(settings), _wanted(settings, job), RestoreProgress(stdio.say))
-    for one in kept:
-        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.manifest.made_unix_s))
-        step = "?" if one.manifest.step is None else one.manifest.step
-        text = f"step {step:>8}  {one.manifest.n_bytes / _MIB:>10.1f} MiB  {made}  {one.backend.url}/{one.location.key}"
-        _print(_row(one), text, as_json=as_json)
+    for checkpoint in kept:
+        made_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(checkpoint.manifest.made_unix_s))
+        step = "?" if checkpoint.manifest.step is None else checkpoint.manifest.step
+        place = f"{checkpoint.backend.url}/{checkpoint.location.key}"
+        text = f"step {step:>8}  {checkpoint.manifest.n_bytes / _MIB:>10.1f} MiB  {made_at}  {place}"
+        _print(_row(checkpoint), text, as_json=as_json)
     if not kept and not as_json:
         _print({}, f"the mirror holds no checkpoint of {_wanted(settings, job)}", as_json=False)
     for key, reason in passed:
@@ -144,12 +145,12 @@ def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool)
     """
     with _errors():
         kept, _ = restore.available(backends_of(settings), _wanted(settings, job), RestoreProgress(stdio.say))
-        named = [one for one in kept if wanted in _names(one)]
+        named = [checkpoint for checkpoint in kept if wanted in _names(checkpoint)]
         if not named:
             hint = "see what there is with: supervise checkpoints ls --mirror URL"
             raise SuperviseError(f"no such checkpoint in the mirror: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
-        if len({one.manifest.id for one in named}) > 1:
-            several = ", ".join(dict.fromkeys(one.location.key.rstrip("/").rpartition("/")[2] for one in named))
+        if len({checkpoint.manifest.id for checkpoint in named}) > 1:
+            several = ", ".join(dict.fromkeys(checkpoint.location.key.rstrip("/").rpartition("/")[2] for checkpoint in named))
             hint = f"name one of them: {several}"
             raise SuperviseError(f"several checkpoints in the mirror are meant: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
         done = _fetch(settings, named, into, output(as_json=as_json))
@@ -175,9 +176,9 @@ def _fetch(settings: Settings, same: Sequence[MirroredCheckpoint], into: str, ou
         finally:
             bar.clear()
 
-    for one in same[:-1]:
+    for checkpoint in same[:-1]:
         with contextlib.suppress(BackendError):
-            return fetch(one)
+            return fetch(checkpoint)
     return fetch(same[-1])
 
 
@@ -189,8 +190,8 @@ def prune(settings: Settings, job: str, policy: rules.RetentionPolicy, *, dry_ru
     with _errors():
         for backend in backends_of(settings):
             kept, _ = listing.newest_first(backend, job)
-            for one in removal.may_go(kept, policy):
-                key, made = one.location.key, one.manifest
+            for checkpoint in removal.may_go(kept, policy):
+                key, made = checkpoint.location.key, checkpoint.manifest
                 if not dry_run:
                     removal.remove(backend, key)
                 row = {"mirror": backend.url, "key": key, "step": made.step, "bytes": made.n_bytes, "removed": not dry_run}
@@ -221,9 +222,16 @@ def _control(settings: Settings) -> TransferControl:
 
 
 def _row(one: MirroredCheckpoint) -> dict[str, Any]:
-    made = one.manifest
-    place = {"mirror": one.backend.url, "key": one.location.key, "id": made.id, "job": made.about.job, "run": made.about.run}
-    return {"name": made.name, "step": made.step, "format": made.layout, "bytes": made.n_bytes, "made_unix_s": made.made_unix_s, **place}
+    manifest = one.manifest
+    place = {"mirror": one.backend.url, "key": one.location.key, "id": manifest.id, "job": manifest.about.job, "run": manifest.about.run}
+    return {
+        "name": manifest.name,
+        "step": manifest.step,
+        "format": manifest.layout,
+        "bytes": manifest.n_bytes,
+        "made_unix_s": manifest.made_unix_s,
+        **place,
+    }
 
 
 def _print(row: dict[str, Any], text: str, *, as_json: bool) -> None:

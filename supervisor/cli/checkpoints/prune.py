@@ -69,8 +69,8 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
     if gone.reason:
         _say("copy", str(directory / COPIES), reason=gone.reason, as_json=as_json)
     if checkpoints.keep:
-        for one in _own(settings, directory, policy):
-            _say("checkpoint", one.path, reason=one.reason or "the supervisor removes it after the next save", as_json=as_json)
+        for pruned in _own(settings, directory, policy):
+            _say("checkpoint", pruned.path, reason=pruned.reason or "the supervisor removes it after the next save", as_json=as_json)
     in_mirrors = mirror_keep or checkpoints.mirror_keep
     if in_mirrors and checkpoints.mirror:
         every = checkpoints.keep_every or None
@@ -92,7 +92,7 @@ def _why_aside(change: AsideChange, undo: str) -> str:
 def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> Iterator[pruning.Pruned]:
     """Yield those of the job's own checkpoints that a policy does not keep, place by place."""
     rejections = rejections_of(directory)
-    declared = {one.path for one in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
+    declared = {candidate.path for candidate in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
     discovered = from_logs.read_last_run(directory)
     rows: dict[str, list[pruning.PruneRow]] = {}
     manifests = Manifests(str(directory))

@@ -81,13 +81,15 @@ def _selected(
     """Choose as a resume does, and return (path, reason) of what is rejected."""
     rejections, manifests = rejections_of(records), Manifests(str(records))
     rejected = {
-        one.path: rejection.reason for one in listing.candidates if (rejection := rejections.get(one.path, one.identity)) is not None
+        candidate.path: rejection.reason
+        for candidate in listing.candidates
+        if (rejection := rejections.get(candidate.path, candidate.identity)) is not None
     }
-    free = replace(listing, candidates=tuple(one for one in listing.candidates if one.path not in rejected))
+    free = replace(listing, candidates=tuple(candidate for candidate in listing.candidates if candidate.path not in rejected))
     known = CheckpointOrder(records, manifests)
     copies = Copies(str(records), 0, order=known.order, is_abandoned=known.is_abandoned)
     above = os.path.abspath(directory)  # noqa: PTH100 -- a link keeps its name
-    spares = [spare for spare in copies.spares() if is_within(above, spare.home)]
+    spares = [spare for spare in copies.spares() if is_within(above, spare.original_path)]
     order = known.order()
     chosen = newest(free, None, cache, throttle=throttle, manifests=manifests, spares=spares, prefer_finite=True, order=order)
     return chosen, list(rejected.items())

@@ -115,10 +115,9 @@ def test_what_would_go_is_printed_and_the_jobs_own_are_left_to_its_supervisor(
         assert manifests.put(made)
         shutil.copyfile(path, tmp_path / "latest.pt")  # copies are kept of what is written again and again
         assert copies.keep(check.build(verify(str(tmp_path / "latest.pt"))), rules.RetentionPolicy(3)).copy is not None
-        was = made.identity
-        now = [was.dev, was.ino, was.size, was.mtime_ns]
-        flags = {"cut": False, "fresh": True, "loose": False}
-        writes.append({"path": path, "attempt": 1, "t": 1.0, "was": None, "now": now, **flags})
+        after = [made.identity.dev, made.identity.ino, made.identity.size, made.identity.mtime_ns]
+        flags = {"interrupted": False, "created_by_job": True, "logged_before_close": False}
+        writes.append({"path": path, "attempt": 1, "t": 1.0, "before": None, "after": after, **flags})
     learnt = {"version": 1, "run": "run-1", "places": [], "writes": writes, "made": {}}
     (state / "checkpoints" / "learned.json").write_text(json.dumps(learnt))
     paths = (str(tmp_path / "ckpt" / "*.pt"),)

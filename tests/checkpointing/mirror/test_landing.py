@@ -199,7 +199,7 @@ def test_what_other_restores_left_goes_unless_one_works_at_it(tmp_path: Path, ba
         file.touch()
     for name in (left, tree, fresh / f".gone.restore-{'d' * 16}"):
         name.with_name(f"{name.name}.lock").write_text(leftovers.tag())  # as a killed restore of this node leaves it
-    with restore_target.alone(str(held)):
+    with restore_target.download_lock(str(held)):
         assert restore.newest([backend], "job", into=str(fresh)) is not None
         assert sorted(os.listdir(fresh)) == sorted([held.name, f"{held.name}.lock", ".step_0.pt.restore-mine", path.name])  # noqa: PTH208
 

@@ -75,7 +75,7 @@ def test_a_copy_is_the_file_and_stays_so_when_that_is_overwritten(job: Path, tmp
     assert check.check(kept.copy.place, kept.copy.manifest).verdict is Verdict.VERIFIED
     assert verify(kept.copy.place).step == 10
     assert (copies.all(), copies.newest_for(str(path)), copies.newest_for("elsewhere")) == ((kept.copy,), kept.copy, None)
-    assert [spare.place for spare in copies.spares()] == [kept.copy.place]
+    assert [spare.copy_path for spare in copies.spares()] == [kept.copy.place]
 
 
 def test_a_name_may_begin_with_a_dot(job: Path, tmp_path: Path) -> None:

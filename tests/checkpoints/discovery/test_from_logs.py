@@ -68,7 +68,7 @@ def test_a_save_that_goes_on_in_the_same_archive_is_one(tmp_path: Path, rank: Ra
     rank.saves("/j/model_100_steps.zip", file=True, steps=5, goes_on=True, was=[1, 1, 10, 5], ends=False)
     known = knows(tmp_path, rank)
     assert [(one.saved, one.in_training) for one in known.locations()] == [(1, 1)]
-    assert [write.cut for write in known.writes("/j/model_100_steps.zip")] == [True]
+    assert [write.interrupted for write in known.writes("/j/model_100_steps.zip")] == [True]
 
 
 def test_first_weights_that_one_rank_saves_for_the_others_are_no_resume(tmp_path: Path, rank: Rank) -> None:
@@ -255,7 +255,7 @@ def test_of_ranks_that_save_together_the_second_finds_what_the_first_one_made(tm
     rank.saves("/j/a.pt", ends=False)
     Rank(rank.directory, 1).saves("/j/a.pt", ends=False, was=[1, 2, 0, 5])
     (write,) = knows(tmp_path, rank).writes("/j/a.pt")
-    assert (write.fresh, write.cut) == (True, True)
+    assert (write.created_by_job, write.interrupted) == (True, True)
 
 
 def test_a_save_of_an_attempt_that_is_dead_does_not_stay_under_way(tmp_path: Path, rank: Rank) -> None:
@@ -265,7 +265,7 @@ def test_a_save_of_an_attempt_that_is_dead_does_not_stay_under_way(tmp_path: Pat
     after.saves("/j/a.pt")
     known.absorb(after.directory, 2)
     (write,) = known.writes("/j/a.pt")
-    assert not write.cut
+    assert not write.interrupted
 
 
 def test_a_save_counts_under_its_final_name(tmp_path: Path, rank: Rank) -> None:
@@ -275,7 +275,7 @@ def test_a_save_counts_under_its_final_name(tmp_path: Path, rank: Rank) -> None:
     known = knows(tmp_path, rank)
     assert {place.pattern: place.saved for place in known.locations()} == {"/j/step_[0-9]*.pt": 2}
     (write,) = known.writes("/j/step_2.pt")
-    assert (write.now, write.cut) == ((1, 2, 10, 5), False)
+    assert (write.after, write.interrupted) == ((1, 2, 10, 5), False)
     assert known.writes("/j/.tmp-xyz") == ()
 
 
@@ -292,7 +292,7 @@ def test_what_this_run_wrote_is_known_and_what_was_cut_off(tmp_path: Path, rank:
     rank.saves("/j/ckpt.pt")
     rank.saves("/j/ckpt.pt", **how)
     (write,) = knows(tmp_path, rank).writes("/j/ckpt.pt")
-    assert write.cut is cut
+    assert write.interrupted is cut
 
 
 def test_places_stay_known_and_what_another_run_wrote_is_not_this_one_s(tmp_path: Path, rank: Rank) -> None:

@@ -1,4 +1,4 @@
-"""Writes the man page supervise(1) into the wheel. Needs click and no other dependency; an editable install has no man page."""
+"""Writes the man page supervise(1) into the wheel. Needs click and msgspec alone; an editable install has no man page."""
 
 from __future__ import annotations
 

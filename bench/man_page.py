@@ -1,6 +1,6 @@
 """The man page supervise(1), from the table of the commands, the options of a run and the exit codes. Prints it.
 
-The build of the wheel runs this where click is the only dependency that is installed (hatch_build.py): so no command's file is imported.
+The build of the wheel runs this (hatch_build.py), where most dependencies are not installed: so no command's file is imported.
 """
 
 from __future__ import annotations

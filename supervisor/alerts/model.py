@@ -1,4 +1,4 @@
-"""What an alert contains, and the table of the events.
+"""Says what an alert contains, and has the table of the events.
 
 The fields of the payload of version 1 are an allow list, and their types keep it one: no field can hold a command line, a log line, a path
 or a host name, because a webhook's receiver (a chat room, a vendor) is not entitled to them. `command` names where a person finds the rest,
@@ -109,7 +109,7 @@ EVENTS: Final = {
     AlertEvent.OPENED: AlertEventRow(_WARNING, INCIDENT, _OPEN),
     AlertEvent.RESOLVED: AlertEventRow(_INFO, INCIDENT, _CLOSE),
     AlertEvent.GIVEN_UP: AlertEventRow(_CRITICAL, INCIDENT, _OPEN),
-    AlertEvent.RECURRING_FAILURE: AlertEventRow(_WARNING, INCIDENT, _JOIN, "The same failure happened again and again."),
+    AlertEvent.RECURRING_FAILURE: AlertEventRow(_WARNING, INCIDENT, _JOIN, "The same failure came several times."),
     AlertEvent.MEMORY_HELD: AlertEventRow(_WARNING, INCIDENT, _JOIN, "A process outside the job holds the memory that the job needs."),
     AlertEvent.BATCH_CHANGED: AlertEventRow(_INFO, INCIDENT, _JOIN, "The job goes on with another batch size or number of GPUs."),
     AlertEvent.GPU_QUARANTINED: AlertEventRow(_WARNING, "gpu", _OPEN, "A GPU failed and was taken out of use on this node."),
@@ -132,7 +132,7 @@ EVENTS: Final = {
     AlertEvent.SAVE_GONE: AlertEventRow(
         _WARNING, "save_gone", _OPEN, "The newest checkpoint of this run was removed, and none is newer: look at what removes them."
     ),
-    AlertEvent.NO_CHECKPOINT: AlertEventRow(_WARNING, "checkpoint", _OPEN, "The training runs without a new checkpoint for too long."),
+    AlertEvent.NO_CHECKPOINT: AlertEventRow(_WARNING, "checkpoint", _OPEN, "The training has saved no new checkpoint for too long."),
     AlertEvent.MIRROR_FAILING: AlertEventRow(_WARNING, "mirror", _OPEN, "Checkpoints do not reach a mirror; the training goes on."),
     AlertEvent.MIRROR_RECOVERED: AlertEventRow(_INFO, "mirror", _CLOSE, "The mirrors get checkpoints again."),
     AlertEvent.MIRROR_BEHIND: AlertEventRow(_WARNING, "mirror_behind", _OPEN, "The mirror is behind: a verified checkpoint still waits."),
@@ -141,10 +141,10 @@ EVENTS: Final = {
     AlertEvent.NO_COPY: AlertEventRow(
         _WARNING, "copy", _OPEN, "A checkpoint is written in place and has no copy: a kill during a save loses it."
     ),
-    AlertEvent.NODE_HEALTH: AlertEventRow(_WARNING, "health", _OPEN, "A health check found this node worse; the job goes on."),
-    AlertEvent.HANG: AlertEventRow(_WARNING, "hang", _OPEN, "The ranks stand still: nobody made progress, and two looks showed the same."),
-    AlertEvent.STRANGE_LOSS: AlertEventRow(_WARNING, "loss", _OPEN, "The loss is strange: NaN, infinite, a jump, or no progress."),
-    AlertEvent.SLOW_TRAINING: AlertEventRow(_WARNING, "pace", _OPEN, "The training is slow: one rank is behind, or steps take longer."),
+    AlertEvent.NODE_HEALTH: AlertEventRow(_WARNING, "health", _OPEN, "A health check of this node is worse than before; the job goes on."),
+    AlertEvent.HANG: AlertEventRow(_WARNING, "hang", _OPEN, "The ranks hang: two looks showed no progress."),
+    AlertEvent.STRANGE_LOSS: AlertEventRow(_WARNING, "loss", _OPEN, "Loss is abnormal: NaN, infinite, spiked or flat."),
+    AlertEvent.SLOW_TRAINING: AlertEventRow(_WARNING, "pace", _OPEN, "Training is slow: one rank delays all, or each step takes longer."),
     AlertEvent.RUN_STARTED: AlertEventRow(_INFO, "run", _ONCE, "The run started."),
     AlertEvent.RUN_FINISHED: AlertEventRow(_INFO, "run", _ONCE, "The run ended."),
     AlertEvent.UNIT_FAILED: AlertEventRow(

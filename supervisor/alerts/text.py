@@ -86,8 +86,8 @@ def lines(sent: Notification, detail: AlertDetail) -> list[str]:
     """Return the lines of evidence and the texts of the events, redacted by who made them; none unless `detail` is lines."""
     if detail is not AlertDetail.LINES:
         return []
-    found = [line for alert in (sent.alert, *sent.also) for line in alert.lines]
-    return [line[:_LINE] for line in dict.fromkeys(found)][:MOST_LINES]
+    evidence = [line for alert in (sent.alert, *sent.also) for line in alert.lines]
+    return [line[:_LINE] for line in dict.fromkeys(evidence)][:MOST_LINES]
 
 
 def command(sent: Notification, detail: AlertDetail) -> str:
@@ -104,7 +104,7 @@ def command(sent: Notification, detail: AlertDetail) -> str:
 def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
     """Return the notification as data (docs/guides/alerts.md): what `exec` gets."""
     alert = sent.alert
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "version": VERSION,
         "event_id": sent.event_id,
         "thread": sent.thread,
@@ -119,8 +119,8 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
         "ts": timestamp(alert.ts),
     }
     if detail is AlertDetail.NONE:
-        return found
-    return found | {
+        return fields
+    return fields | {
         "node": alert.node,
         "run_id": plain_name(alert.run_id),
         "cause": alert.own_cause.value,
@@ -132,7 +132,7 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
         "action": alert.action.value,
         "failures": sent.failures,
         "since": timestamp(sent.since_t or alert.ts),
-        "also": [one.event.value for one in sent.also],
+        "also": [also.event.value for also in sent.also],
         **({"lines": lines(sent, detail), "state_dir": alert.state_dir} if detail is AlertDetail.LINES else {}),
     }
 
@@ -180,7 +180,7 @@ def _happened(sent: Notification) -> str:
 
 
 def _joined(sent: Notification) -> list[str]:
-    return list(dict.fromkeys(_sentence(one) for one in sent.also if one.event.row.sentence))
+    return list(dict.fromkeys(_sentence(also) for also in sent.also if also.event.row.sentence))
 
 
 def _sentence(alert: OutgoingAlert) -> str:

@@ -40,79 +40,55 @@ HELD_S: Final = 30.0
 class EventLog:
     """A log to write to. `bind` returns another view of the same log."""
 
-    def __init__(self, outputs: _Outputs, bound: Mapping[str, object] = MappingProxyType({})) -> None:
-        """Write to what `open_log` made."""
+    def __init__(self, outputs: Sequence[_Output], held_until: LogEvent | None, bound: Mapping[str, object] = MappingProxyType({})) -> None:
+        """Write to the outputs that `open_log` made: the file, and the terminal with --verbose."""
         self._outputs = outputs
+        self._held_until = held_until
         self._bound = bound
 
     def bind(self, **fields: object) -> EventLog:
         """Return a log whose every line carries `fields` too."""
-        return EventLog(self._outputs, {**self._bound, **fields})
+        return EventLog(self._outputs, self._held_until, {**self._bound, **fields})
 
     def write(self, event: LogEvent, level: LogLevel | None = None, /, **fields: object) -> None:
         """Log one event, at its own level unless `level` is given. Values that JSON does not know are logged as their repr.
 
         The values are rendered later, in another thread: the caller must not change them any more.
         """
-        self._outputs.put((event.value, level or event.level, {**self._bound, **fields, "timestamp": _now()}))
+        level = level or event.level
+        if level == "debug" and len(self._outputs) == 1:
+            return
+        for output in self._outputs:
+            output.put((event.value, level, {**self._bound, **fields, "timestamp": _now()}))
+            if event is self._held_until:
+                output.may_render.set()
 
     @property
     def lost(self) -> int:
-        """How many lines could not be written so far."""
-        return self._outputs.lost
+        """How many lines the file does not have so far."""
+        return self._outputs[0].lost
 
     def close(self, deadline_s: float = 2.0) -> None:
         """Wait until all is written, at most `deadline_s`. A second call does nothing."""
-        self._outputs.close(deadline_s)
-
-
-class _Outputs:
-    """The file, and the terminal with --verbose: each has a thread of its own, so that a hung disk does not silence the terminal."""
-
-    def __init__(self, file: _BoundedFile, writers: Sequence[_LineWriter], held_until: LogEvent | None) -> None:
-        """Write with `writers`, the first of which writes to `file`."""
-        self._file = file
-        self._writers = writers
-        self._held_until = held_until
-        self._is_verbose = len(writers) > 1
-        self._is_closed = False
-
-    def put(self, record: Record) -> None:
-        event, level, _ = record
-        if level == "debug" and not self._is_verbose:
-            return
-        for writer in self._writers:
-            writer.put(record)
-        if event == self._held_until:
-            self._release()
-
-    @property
-    def lost(self) -> int:
-        return self._writers[0].lost
-
-    def close(self, deadline_s: float) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._release()
         until = time.monotonic() + deadline_s
-        are_written = [writer.close(max(0.0, until - time.monotonic())) for writer in self._writers]
-        if are_written[0]:  # else a thread still uses the file
-            self._file.close()
-
-    def _release(self) -> None:
-        for writer in self._writers:
-            writer.may_render.set()
+        for output in self._outputs:
+            output.may_render.set()
+        for output in self._outputs:
+            output.close(max(0.0, until - time.monotonic()))
 
 
-class _LineWriter:
-    """Renders records in a thread of its own, once `may_render` is set, and gives the text to `sink`, which returns whether it took it."""
+class _Output:
+    """Renders records in a thread of its own, so that a hung disk does not silence the terminal, and gives the text to `sink`.
 
-    def __init__(self, name: str, log_format: LogFormat, sink: Callable[[str], bool]) -> None:
+    may_render: nothing is rendered before it is set, for HELD_S at most. sink: returns whether it took the text. end: called when all is
+    written.
+    """
+
+    def __init__(self, name: str, log_format: LogFormat, sink: Callable[[str], bool], end: Callable[[], None] = lambda: None) -> None:
         self.may_render = threading.Event()
-        self._log_format = log_format
-        self._sink = sink
+        self._log_format, self._sink, self._end = log_format, sink, end
         self._render: Callable[[Record], str] | None = None
+        self._is_closed = False
         self._writer: BackgroundWriter[Record] = BackgroundWriter(name, self._write)
 
     def put(self, record: Record) -> None:
@@ -122,8 +98,11 @@ class _LineWriter:
     def lost(self) -> int:
         return self._writer.dropped
 
-    def close(self, deadline_s: float) -> bool:
-        return self._writer.close(deadline_s)
+    def close(self, deadline_s: float) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            if self._writer.close(deadline_s):  # else its thread still uses the sink
+                self._end()
 
     def _write(self, record: Record, lost: int) -> bool:
         if not self.may_render.wait(HELD_S):
@@ -199,14 +178,13 @@ def open_log(
     held_until: nothing is rendered before this event, for at most HELD_S, or before the log is closed.
     """
     file = _BoundedFile(state / FILE_NAME, limit_bytes)
-    writers = [_LineWriter("eventlog", "ecs" if log_format == "ecs" else "json", file.write)]
+    outputs = [_Output("eventlog", "ecs" if log_format == "ecs" else "json", file.write, file.close)]
     if terminal is not None:
         shown_as = ("console" if terminal.is_a_tty() else "json") if log_format == "auto" else log_format
-        writers.append(_LineWriter("eventlog-shown", shown_as, terminal.lines))
-    if held_until is None:
-        for writer in writers:
-            writer.may_render.set()
-    return EventLog(_Outputs(file, writers, held_until))
+        outputs.append(_Output("eventlog-shown", shown_as, terminal.lines))
+    for output in outputs if held_until is None else ():
+        output.may_render.set()
+    return EventLog(outputs, held_until)
 
 
 def _now() -> str:

@@ -64,21 +64,21 @@ class JobNodesStatus:
     no_store: str = ""
 
 
-def nodes_page(found: JobNodesStatus, address: str, incidents: Sequence[Fact] = ()) -> FactPage:
+def nodes_page(job: JobNodesStatus, address: str, incidents: Sequence[Fact] = ()) -> FactPage:
     """Return the page. address: the options by which our other commands find the job. incidents: facts on the last one."""
-    members = [one for one in found.nodes if one.number is not None]
-    others = [one for one in found.nodes if one.number is None]
-    bad = [one for one in members if one.tone is not Tone.PLAIN]
+    members = [node for node in job.nodes if node.number is not None]
+    others = [node for node in job.nodes if node.number is None]
+    bad = [node for node in members if node.tone is not Tone.PLAIN]
     count = f"{len(members)} {'node' if len(members) == 1 else 'nodes'}"
-    title = f"job {found.job} on {count}: attempt {found.attempt}" + (f", {len(bad)} not there" if bad else "")
+    title = f"job {job.job} on {count}: attempt {job.attempt}" + (f", {len(bad)} not there" if bad else "")
     facts = [
         *_listed("nodes", members),
         *_listed("others", others),
-        Fact("store", f"the control store on {found.store} answered" if found.store else found.no_store),
+        Fact("store", f"the control store on {job.store} answered" if job.store else job.no_store),
         *incidents,
         Fact("look", f"supervise status {address}", copied=True),
     ]
-    tone = max((one.tone for one in members), key=list(_ORDER).index, default=Tone.GOOD)
+    tone = max((node.tone for node in members), key=list(_ORDER).index, default=Tone.GOOD)
     return FactPage(title, tuple(facts), Tone.GOOD if tone is Tone.PLAIN else tone)
 
 
@@ -89,32 +89,32 @@ def _listed(label: str, nodes: Sequence[NodeStatus]) -> list[Fact]:
     """Return a line for each node; of very many, for those that are not as most are, and one for the rest."""
     rest: list[NodeStatus] = []
     if len(nodes) > MOST_LISTED:
-        states = [one.state for one in nodes]
+        states = [node.state for node in nodes]
         usual = max(set(states), key=states.count)
-        rest = [one for one in nodes if one.state == usual]
-        nodes = [one for one in nodes if one.state != usual]
-    texts = [(_text(one), one.tone) for one in nodes]
+        rest = [node for node in nodes if node.state == usual]
+        nodes = [node for node in nodes if node.state != usual]
+    texts = [(_text(node), node.tone) for node in nodes]
     if rest:
         texts.append((_together(rest), rest[0].tone))
     return [Fact("" if at else label, text, tone) for at, (text, tone) in enumerate(texts)]
 
 
-def _text(one: NodeStatus) -> str:
+def _text(node: NodeStatus) -> str:
     known = [
-        f"{one.state}{f': {one.why}' if one.why else ''}",
-        *([] if one.attempt is None else [f"attempt {one.attempt}"]),
-        *([wording.step_text(one.step, relative=one.relative)] if one.step is not None else []),
-        *([f"phase {one.phase}"] if one.phase not in {"", "unknown"} else []),
-        *([one.ranks] if one.ranks else []),
-        *([f"{one.gpus_out} GPUs out of use"] if one.gpus_out else []),
+        f"{node.state}{f': {node.why}' if node.why else ''}",
+        *([] if node.attempt is None else [f"attempt {node.attempt}"]),
+        *([wording.step_text(node.step, relative=node.relative)] if node.step is not None else []),
+        *([f"phase {node.phase}"] if node.phase not in {"", "unknown"} else []),
+        *([node.ranks] if node.ranks else []),
+        *([f"{node.gpus_out} GPUs out of use"] if node.gpus_out else []),
     ]
-    age = "" if one.age_s is None or one.source == "here" else f", {span_text(one.age_s)} ago"
-    return f"{one.name}: {', '.join(known)} ({SOURCES[one.source]}{age})"
+    age = "" if node.age_s is None or node.source == "here" else f", {span_text(node.age_s)} ago"
+    return f"{node.name}: {', '.join(known)} ({SOURCES[node.source]}{age})"
 
 
 def _together(nodes: Sequence[NodeStatus]) -> str:
-    steps = sorted(one.step for one in nodes if one.step is not None)
-    ages = [one.age_s for one in nodes if one.age_s is not None]
+    steps = sorted(node.step for node in nodes if node.step is not None)
+    ages = [node.age_s for node in nodes if node.age_s is not None]
     text = f"{len(nodes)} more: {nodes[0].state}"
     text += f", step {steps[0]}" + (f" to {steps[-1]}" if steps[-1] != steps[0] else "") if steps else ""
     return text + (f"; the oldest news is {span_text(max(ages))} old" if ages else "")

@@ -41,7 +41,7 @@ class TerminalWriter:
         self._quiet = quiet
         self._deadline_s = deadline_s
         self._to_journal = journald.is_journal(fd, os.environ)
-        self._stuck = False
+        self._stuck = self._is_closed = False
         self._lock = threading.Lock()  # the log's thread prints too
         self._line_end = b""  # what ends the ranks' unfinished line, before the next of ours
         self._writer = BackgroundWriter("terminal", self._write)
@@ -80,8 +80,10 @@ class TerminalWriter:
             self._line_end = b"\n"
 
     def close(self, deadline_s: float = _WRITE_DEADLINE_S) -> None:
-        """Wait until all is written, at most `deadline_s`. Later lines are not printed."""
-        self._writer.close(deadline_s)
+        """Wait until all is written, at most `deadline_s`. Later lines are not printed. A second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._writer.close(deadline_s)
 
     def _put(self, level: Level, begins: bytes, lines: Sequence[str]) -> None:
         head = (journald.prefix(level).encode() if self._to_journal else b"") + begins

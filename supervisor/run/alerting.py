@@ -16,6 +16,7 @@ from supervisor.alerts.router import AlertFilter, AlertRouter
 from supervisor.alerts.sinks import AlertSink, SinkOptions
 from supervisor.alerts.text import AlertDetail
 from supervisor.config import secret_files
+from supervisor.config.sink_kinds import kind_of
 from supervisor.core.model import Cause
 from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError
@@ -64,7 +65,7 @@ def configured(settings: Settings, environ: Mapping[str, str]) -> list[Configure
     webhook = settings.alerts.webhook
     if webhook.url:
         options = SinkOptions(WEBHOOK, webhook.url, secret_files.webhook_secret(settings).encode() or None)
-        seen = sinks.kind_of(webhook.url)
+        seen = kind_of(webhook.url)
         found.append(ConfiguredSink(WEBHOOK, WEBHOOK, sinks.make(options), AlertFilter(), webhook.deadline_s, "outbox", seen))
     for section in settings.alerts.sinks:
         if section.called == WEBHOOK and webhook.url:
@@ -73,7 +74,7 @@ def configured(settings: Settings, environ: Mapping[str, str]) -> list[Configure
         secret = secret_files.sink_key(section, environ).encode() or None
         options = SinkOptions(section.kind, url, secret, section.command, AlertDetail(section.detail), start_program)
         wanted = AlertFilter(AlertSeverity(section.severity), frozenset(map(Cause, section.causes)), section.runs)
-        seen = sinks.kind_of(url)
+        seen = kind_of(url)
         one = ConfiguredSink(
             section.called, section.kind, sinks.make(options), wanted, section.deadline_s, f"alerts/{section.called}",
             seen if seen != section.kind else "",
@@ -85,7 +86,7 @@ def configured(settings: Settings, environ: Mapping[str, str]) -> list[Configure
 
 
 def start_program(argv: tuple[str, ...], environ: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start the program of an `exec` sink (alerts/sinks/program.py). Raises OSError."""
+    """Start the program of an `exec` sink (alerts/sinks/exec.py). Raises OSError."""
     return orphans.started(
         lambda: subprocess.Popen(  # noqa: S603 -- the user's own program, without a shell
             argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True

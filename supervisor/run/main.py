@@ -149,7 +149,8 @@ class JobRun:
     def go(self) -> int:
         """Run the loop between a tidy beginning and a tidy end."""
         threading.excepthook = self._thread_failed
-        with contextlib.closing(self.log):  # what waits is written also if the run ends by an error, before its ranks are started or later
+        # a run that ends by an error, before its ranks are started or later, writes and shows first what waits in the log
+        with contextlib.closing(self.terminal), contextlib.closing(self.log):
             self.signals.catch()  # before the journal names this run: from then on every end is recorded
             self._start_alerts()
             self._begin_journal()

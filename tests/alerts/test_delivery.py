@@ -8,16 +8,17 @@ import os
 import re
 import threading
 import time
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
 from supervisor.alerts.delivery import AlertSender, RetryPace, Undelivered, start
 from supervisor.alerts.outbox import CAP, Outbox, count_dropped
 from supervisor.alerts.outbox_thread import OutboxThread, QueuedAlert
-from supervisor.alerts.sinks import SINKS
 from supervisor.alerts.sinks.webhook import WebhookSink
+from supervisor.config.sink_kinds import SinkKind
 from supervisor.report.log_events import LogEvent
 from tests.support.figures import within
 
@@ -425,5 +426,5 @@ def test_each_event_logged_is_in_the_closed_list() -> None:
 
 
 def test_every_sink_of_the_table_can_be_made() -> None:
-    for name in SINKS:
-        assert callable(__import__(SINKS[name], fromlist=["make"]).make), name
+    for kind in get_args(SinkKind):
+        assert callable(import_module(f"supervisor.alerts.sinks.{kind}").make), kind

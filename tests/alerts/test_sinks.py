@@ -10,15 +10,16 @@ import json
 import re
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
 from supervisor.alerts import sinks
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
-from supervisor.alerts.sinks import SINKS, SinkOptions, kind_of
+from supervisor.alerts.sinks import SinkOptions
 from supervisor.alerts.text import AlertDetail, sentences
 from supervisor.alerts.threads import Notification, NotificationState
+from supervisor.config.sink_kinds import SinkKind, kind_of
 from supervisor.core.model import Cause
 from supervisor.core.time_text import timestamp
 from supervisor.errors import SuperviseError
@@ -346,7 +347,7 @@ def test_the_sentences_of_a_slack_message_say_what_happened_and_what_is_done(not
     assert "resumed" not in scratch
 
 
-@pytest.mark.parametrize("kind", SINKS)
+@pytest.mark.parametrize("kind", get_args(SinkKind))
 def test_an_odd_job_name_fits_every_service(kind: str, notification: Callable[..., Notification]) -> None:
     sent = notification()
     odd = dataclasses.replace(

@@ -48,9 +48,9 @@ def start(supervise: Callable[..., Supervised], tmp_path: Path) -> Callable[...,
     (tmp_path / "watched.py").write_text(WATCHED)
     (tmp_path / "rank.py").write_text(RANK)
 
-    def start(*options: str) -> Supervised:
+    def start(*options: str, **environment: str) -> Supervised:
         ours = [sys.executable, "watched.py", "--job", "e2e", "--state-dir", str(tmp_path / "state"), *options]
-        return supervise(*ours, "--", "python", "rank.py", around=Surroundings(without_us=True))
+        return supervise(*ours, "--", "python", "rank.py", around=Surroundings(without_us=True), **environment)
 
     return start
 
@@ -72,8 +72,10 @@ def test_what_was_logged_is_written_when_the_run_ends_by_an_error_before_its_ran
     start: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     (tmp_path / "no-directory").write_text("")
-    run = start("--checkpoints=saves/*.pt", f"--mirror=file://{tmp_path / 'no-directory'}")
+    options = "--checkpoints=saves/*.pt", f"--mirror=file://{tmp_path / 'no-directory'}"
+    run = start(*options, SUPERVISE_TERMINAL_VERBOSITY="verbose")
     assert run.exit_code() not in {0, None}
     assert not (tmp_path / "started").exists()
     assert [line["event"] for line in logged(run)][:1] == ["run.started"], run.stderr
     assert (tmp_path / "imported").exists()
+    assert '"event": "run.started"' in run.stderr

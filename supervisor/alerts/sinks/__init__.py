@@ -1,4 +1,4 @@
-"""What a place that alerts go to must be able to do, and the table of those there are: one file each.
+"""What a place that alerts go to must be able to do: one file for each kind of supervisor/config/sink_kinds.py, with its name.
 
 A sink writes a notification as requests, and reports the outcome of one try. delivery.py decides when to try again, in which order, and
 what is kept. A sink's file is imported only when it is configured.
@@ -7,13 +7,11 @@ what is kept. A sink's file is imported only when it is configured.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from supervisor.alerts.text import AlertDetail, title
 from supervisor.alerts.threads import Notification, single
@@ -91,33 +89,9 @@ class _SinkModule(Protocol):
     def make(self, options: SinkOptions) -> AlertSink: ...
 
 
-#: Sink kind (as in the settings) -> the module that has `make(options)`.
-SINKS: Final = {
-    kind: f"supervisor.alerts.sinks.{kind}" for kind in ("webhook", "slack", "pagerduty", "discord", "teams", "alertmanager")
-} | {"exec": "supervisor.alerts.sinks.program"}
-#: Whose address it is, by host and path.
-_ADDRESSES: Final = {
-    "slack": r"hooks\.slack(-gov)?\.com/",
-    "discord": r"([\w-]+\.)?discord(app)?\.com/api/webhooks/",
-    "teams": r"[\w.-]+\.(webhook\.office\.com|logic\.azure\.com|api\.powerplatform\.com|powerautomate\.com)/",
-    "pagerduty": r"events\.(eu\.)?pagerduty\.com/",
-    "alertmanager": r"[^/]*/(.*/)?api/v[12]/alerts$",
-}
-
-
 def make(options: SinkOptions) -> AlertSink:
     """Import and make a sink; raises SuperviseError for options that it cannot use."""
-    return cast("_SinkModule", import_module(SINKS[options.kind])).make(options)
-
-
-def kind_of(url: str) -> str:
-    """Return the kind that an address looks like, "" if like none."""
-    try:
-        parts = urlsplit(url)
-        place = f"{parts.hostname}{parts.path}"
-    except ValueError:
-        return ""
-    return next((kind for kind, pattern in _ADDRESSES.items() if re.match(pattern, place)), "")
+    return cast("_SinkModule", import_module(f"{__name__}.{options.kind}")).make(options)
 
 
 def as_notification(sent: OutgoingAlert | Notification) -> Notification:

@@ -74,10 +74,10 @@ def _is_address(text: str) -> bool:
 
 
 def refuse_without_nodes(values: dict[str, object]) -> None:
-    """Raise SuperviseError (64) where an option of the node check stands without --nodes: it would say nothing."""
+    """Raise SuperviseError (64) where an option of the node check stands without --nodes, which it belongs to."""
     for name in _NAMES:
         if values.get(name) not in (None, ()):
             option = "--" + name.replace("_", "-")
             raise SuperviseError(
-                f"{option} says nothing without --nodes", hint=f"Write `supervise doctor --nodes {option} …`.", exit_code=ExitCode.USAGE
+                f"{option} requires --nodes", hint=f"Write `supervise doctor --nodes {option} …`.", exit_code=ExitCode.USAGE
             )

@@ -99,28 +99,28 @@ def steps_per_second(samples: Sequence[PaceSample], attempt: int, now: float) ->
     if not newest:
         return 0.0
     first, last = newest[0], newest[-1]
-    began_t, made = first.t, last.step - first.step
+    began_t, steps = first.t, last.step - first.step
     if first.step_s is not None and first.step_s > 0:  # the steps before the first report too, of which only their pace is known
-        began_t, made = began_t - first.step_s, made + 1
+        began_t, steps = began_t - first.step_s, steps + 1
     took_s = max(last.t, now - REPORTED_S) - began_t
-    return made / took_s if made > 0 and took_s > 0 else 0.0
+    return steps / took_s if steps > 0 and took_s > 0 else 0.0
 
 
-def _of_the_counters(found: RunCounters) -> Iterator[MetricSample]:
+def _of_the_counters(counters: RunCounters) -> Iterator[MetricSample]:
     """Yield each count, also where it is 0: Prometheus sees no increase of a series that was not there."""
     for cause in (*(cause.value for cause in Cause), *NO_FAILURE):
-        yield MetricSample(Metric.RESTARTS, found.restarts[cause], (cause,))
+        yield MetricSample(Metric.RESTARTS, counters.restarts[cause], (cause,))
     for cause in (cause.value for cause in Cause):
         for action in PlanKind:
-            yield MetricSample(Metric.INCIDENTS, found.incidents[cause, action.value], (cause, action.value))
-    yield MetricSample(Metric.RECOVERY, found.recovery_s, events=found.recoveries)
-    yield MetricSample(Metric.CHECKPOINTS, found.verified)
-    if found.verified_t is not None:
-        yield MetricSample(Metric.CHECKPOINT_TIME, found.verified_t)
-    if found.verified_step is not None:
-        yield MetricSample(Metric.CHECKPOINT_STEP, found.verified_step)
-    if found.mirrored_t is not None:
-        yield MetricSample(Metric.MIRROR_TIME, found.mirrored_t)
+            yield MetricSample(Metric.INCIDENTS, counters.incidents[cause, action.value], (cause, action.value))
+    yield MetricSample(Metric.RECOVERY, counters.recovery_s, events=counters.recoveries)
+    yield MetricSample(Metric.CHECKPOINTS, counters.verified)
+    if counters.verified_t is not None:
+        yield MetricSample(Metric.CHECKPOINT_TIME, counters.verified_t)
+    if counters.verified_step is not None:
+        yield MetricSample(Metric.CHECKPOINT_STEP, counters.verified_step)
+    if counters.mirrored_t is not None:
+        yield MetricSample(Metric.MIRROR_TIME, counters.mirrored_t)
 
 
 def _of_the_mirror(mirror: MirrorFacts) -> Iterator[MetricSample]:
@@ -134,11 +134,15 @@ def _of_the_node(live: LiveFacts) -> Iterator[MetricSample]:
     for check, worst in sorted(live.checks.items()):
         for result in _SHOWN if worst in _SHOWN else ():
             yield MetricSample(Metric.HEALTH, worst is result, (check, result.value))
-    named = {one.subject: str(one.value.get("index", "")) for one in live.readings.of("gpu.identity") if isinstance(one.value, dict)}
+    named = {
+        reading.subject: str(reading.value.get("index", ""))
+        for reading in live.readings.of("gpu.identity")
+        if isinstance(reading.value, dict)
+    }
     for metric, name, part, unit in _GPU_READINGS:
-        for one in live.readings.of(name):
-            value = one.value.get(part) if isinstance(one.value, dict) else one.value
-            if one.subject in named and isinstance(value, int | float) and live.now - one.t < live.fresh_s:
-                yield MetricSample(metric, value * unit, (named[one.subject], one.subject.removeprefix("gpu:")))
+        for reading in live.readings.of(name):
+            value = reading.value.get(part) if isinstance(reading.value, dict) else reading.value
+            if reading.subject in named and isinstance(value, int | float) and live.now - reading.t < live.fresh_s:
+                yield MetricSample(metric, value * unit, (named[reading.subject], reading.subject.removeprefix("gpu:")))
     for gpu in live.state.gpus:
         yield MetricSample(Metric.GPU_QUARANTINED, bool(gpu.quarantined), (str(gpu.index), gpu.uuid))

@@ -26,7 +26,8 @@ from health.probing.runner import OUTCOME, Runner, asked
 from supervisor.config.health import healthset
 from supervisor.core.model import Evidence, Finding
 from supervisor.core.values import dataclass
-from supervisor.launch import orphans, rendezvous_ports
+from supervisor.guardian import ownership
+from supervisor.launch import rendezvous_ports
 from supervisor.node import gpu_changes
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class HealthWatch:
         self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
         self.probes += tuple(self._set.plugged.probes) * self.has_gpus
         self.enabled = settings.health.enabled and bool(self.probes)
-        self._runner = Runner(self._set.plugged.probes, job.environ, start=orphans.started)
+        self._runner = Runner(self._set.plugged.probes, job.environ, start=ownership.started)
         self._turn = threading.Lock()  # of the runner
         self._hung: set[str] = set()
         self._failures: set[str] = set()  # checks and probes whose own failure was reported

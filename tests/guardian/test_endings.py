@@ -71,7 +71,7 @@ def test_kill_9_of_the_guardian_is_told_and_swept_by_the_supervisor(tmp_path: Pa
     code = textwrap.dedent("""
         import json, os, signal, sys, threading, time
         from supervisor.launch.guardian_client import GuardianClient
-        from supervisor.launch.orphans import Orphans
+        from supervisor.guardian.ownership import Orphans
         script, *names = sys.argv[1:]
         died = threading.Event()
         orphans = Orphans("c" * 32)

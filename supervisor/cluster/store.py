@@ -3,8 +3,9 @@
 `step(state, message) -> (state, answers)`, without a clock and without IO. The caller carries the answers out in their order: `KeepRows`
 comes first. One store serves one job.
 
-A member of the newest epoch is lost if its lease runs out: no message for `lease_s`, or its connection closed for `gone_s`. Only the store
-counts, by one clock. Where its own ticks stand still for `pause_s`, it was stopped itself, and that time counts for nobody.
+A member of the newest epoch is lost if its lease runs out: no message for `lease_s`, or its connection closed for
+`disconnect_timeout_s`. Only the store counts, by one clock. Where its own ticks stand still for longer than `suspension_s`, it was
+suspended itself, and that time counts for nobody.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def _taken(state: StoreState, given: StoreInput) -> tuple[StoreState, tuple[Stor
     if isinstance(given, StoreTick):
         pause_s = given.t - state.t
         state = changed(state, t=given.t)
-        return (_without_pause(state, pause_s) if pause_s > state.rules.pause_s else state), ()
+        return (_without_pause(state, pause_s) if pause_s > state.rules.suspension_s else state), ()
     if isinstance(given, NodeClosed):
         connected = {node: sent for node, sent in state.connected.items() if node != given.node}
         return changed(state, connected=connected, closed={**state.closed, given.node: given.t}), ()
@@ -240,12 +241,12 @@ def _silence(state: StoreState, node: str) -> str:
     """Return why the lease of a node has run out, "" while it has not."""
     rules = state.rules
     answered_t = max(state.last_message.get(node, state.began_t), state.began_t)
-    lease_s = rules.return_s if state.young and node not in state.last_message else rules.lease_s
+    lease_s = rules.rejoin_window_s if state.young and node not in state.last_message else rules.lease_s
     if state.t - answered_t > lease_s:
         return f"silent for {lease_s:g} s"
     closed_t = state.closed.get(node)
-    if closed_t is not None and state.t - max(closed_t, state.began_t) > rules.gone_s:
-        return f"its supervise is gone for {rules.gone_s:g} s"
+    if closed_t is not None and state.t - max(closed_t, state.began_t) > rules.disconnect_timeout_s:
+        return f"its supervise is gone for {rules.disconnect_timeout_s:g} s"
     return ""
 
 
@@ -266,7 +267,7 @@ def _with_number(state: StoreState) -> StoreState:
         if len(met) < met[0].count or state.is_open or state.is_over or any(one.epoch > newest for one in met):
             continue
         members = tuple(one.node for one in met)
-        if epoch is None and len(met) < state.rules.nodes and state.t - state.began_t < state.rules.return_s:
+        if epoch is None and len(met) < state.rules.nodes and state.t - state.began_t < state.rules.rejoin_window_s:
             continue  # an earlier store on another machine may have numbered epochs, and their members are on their way
         number = max(newest + 1, *(one.number for one in met))
         key, value = Epoch(number, members, state.host, token).row()

@@ -1,7 +1,7 @@
 """The guardian's main loop: it carries out the supervisor's requests, and ends the job when the supervisor dies.
 
-After the supervisor's death everything that descends from here is ended within 4 s; after `finish` nothing is killed. The guardian is deaf
-to the signals that a terminal or a scheduler sends to the whole group. It uses handlers for that and never SIG_IGN, which an exec would
+After the supervisor's death everything that descends from here is ended within 4 s; after `finish` nothing is killed. The guardian ignores
+the signals that a terminal or a scheduler sends to the whole group. It uses handlers for that and never SIG_IGN, which an exec would
 pass on to the job.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .messages import GuardianRequest, ProcessesEnded, SurvivorsFound
     from .streams import OutputStream
 
-DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 #: After the supervisor's death: the time between TERM and KILL, and when all must be over, from its death on (4 s are promised).
 TERM_GRACE_S = 1.0
 GONE_WITHIN_S = 3.5
@@ -78,7 +78,7 @@ class GuardianLoop:
         os.set_blocking(self._signals, False)
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        for signum in (*DEAF_TO, signal.SIGCHLD, signal.SIGWINCH):
+        for signum in (*IGNORED_SIGNALS, signal.SIGCHLD, signal.SIGWINCH):
             signal.signal(signum, _ignore)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         self._reactor.watch(self._signals, self._read_signals)

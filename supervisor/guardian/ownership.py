@@ -224,7 +224,7 @@ class DetachRequests:
 
     def detached(self, processes: Collection[ProcessStat]) -> set[int]:
         """Select them; blocks at most ANSWERS_S. A process that was not asked in that time counts among them until the next round."""
-        waiting = collections.deque(one for one in processes if one.key not in self._silent)
+        waiting = collections.deque(process for process in processes if process.key not in self._silent)
         until = time.monotonic() + ANSWERS_S
         while waiting and time.monotonic() < until:
             thread = threading.Thread(target=self._ask, args=(waiting,), daemon=True)
@@ -233,9 +233,9 @@ class DetachRequests:
             while thread.is_alive() and before != len(waiting):
                 before = len(waiting)
                 thread.join(min(SLOW_ANSWER_S, max(0.0, until - time.monotonic())))
-        unasked = {one.key for one in waiting}
+        unasked = {process.key for process in waiting}
         waiting.clear()
-        return {one.pid for one in processes if one.key in self._asked_for_it or one.key in unasked}
+        return {process.pid for process in processes if process.key in self._asked_for_it or process.key in unasked}
 
     def _ask(self, waiting: collections.deque[ProcessStat]) -> None:
         while True:

@@ -415,7 +415,7 @@ def stuck(side: Callable[..., Side]) -> Iterator[tuple[Side, int]]:
 def test_an_end_that_is_not_over_spares_what_is_started_after_it(stuck: tuple[Side, int]) -> None:
     one, pid = stuck
     one.call("end", "all", grace_s=0.0)
-    assert [(left["pid"], left["killed"]) for left in one.wait("ended")["left"]] == [(pid, False)]  # no attempt waits for it
+    assert [(left["pid"], left["unkilled"]) for left in one.wait("ended")["left"]] == [(pid, False)]  # no attempt waits for it
     one.call("end", "all", grace_s=0.0)
     one.call("spawn", **one.command(["sleep", "600"], attempt=2))
     command = one.wait("spawned")["pid"]

@@ -1,7 +1,7 @@
 """The duty of process 1 of a container before a run catches its signals: to end when it is asked to.
 
 The kernel delivers no signal to process 1 that it has no handler for (pid_namespaces(7)). Without these handlers a TERM that comes while
-modules are imported would be lost, and the pod would be killed when its grace is over. Process 1 also reaps: launch/orphans.py.
+modules are imported would be lost, and the pod would be killed when its grace is over. Process 1 also reaps: guardian/ownership.py.
 """
 
 from __future__ import annotations

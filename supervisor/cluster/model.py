@@ -34,22 +34,17 @@ RESTART, STOP, SUCCESS = "restart", "stop", "success"
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """Seconds, and the greatest number of nodes of the job.
+    """The times of the protocol in seconds, and the size of the job."""
 
-    beat_s: between two beats of a node. lease_s: a member without a beat for so long is lost. gone_s: and one whose connection has been
-    closed for so long. return_s: in place of both where the store began after the epoch; and how long a store without memory waits for
-    nodes that know more. report_s: the leader waits so long for reports. meeting_s: a meeting that gets no number in this time has failed.
-    pause_s: a gap in the store's ticks that is a pause of the store.
-    """
-
-    nodes: int = 1
-    beat_s: float = 2.0
-    lease_s: float = 6.0
-    gone_s: float = 2.0
-    return_s: float = 20.0
-    report_s: float = 60.0
-    meeting_s: float = 60.0
-    pause_s: float = 1.5
+    nodes: int = 1  # the greatest number of nodes of the job
+    beat_s: float = 2.0  # between two beats of a node
+    lease_s: float = 6.0  # a member without a beat for so long is lost,
+    disconnect_timeout_s: float = 2.0  # and one whose connection has been closed for so long
+    #: in place of both where the store began after the epoch; and how long a store without memory waits for nodes that know more
+    rejoin_window_s: float = 20.0
+    report_s: float = 60.0  # how long the leader waits for reports
+    meeting_s: float = 60.0  # a meeting that gets no number in this time has failed
+    suspension_s: float = 1.5  # a longer gap in the store's ticks means that the store itself was suspended
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ class StoreServer:
         lines = self._listener.accept()
         if lines is None:
             return
-        strangers = [one for one in self._connections.values() if not one.is_greeted]
+        strangers = [connection for connection in self._connections.values() if not connection.is_greeted]
         if len(strangers) >= MOST_STRANGERS:
             self._drop(strangers[0])
         self._connections[lines.fileno()] = _NodeConnection(lines, time.monotonic())
@@ -227,8 +227,9 @@ class StoreServer:
                 self._selector.modify(connection.lines.sock, events)
 
     def _drop_strangers(self, now: float) -> None:
-        for connection in [one for one in self._connections.values() if not one.node and now - one.since_t > GREETING_S]:
-            self._drop(connection)
+        for connection in list(self._connections.values()):
+            if not connection.node and now - connection.since_t > GREETING_S:
+                self._drop(connection)
 
     def _drop(self, connection: _NodeConnection) -> None:
         """Close a connection; the store learns of it where it was its node's newest."""

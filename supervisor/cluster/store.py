@@ -3,8 +3,9 @@
 `step(state, message) -> (state, answers)`, without a clock and without IO. The caller carries the answers out in their order: `KeepRows`
 comes first. One store serves one job.
 
-A member of the newest epoch is lost if its lease runs out: no message for `lease_s`, or its connection closed for `gone_s`. Only the store
-counts, by one clock. Where its own ticks stand still for `pause_s`, it was stopped itself, and that time counts for nobody.
+A member of the newest epoch is lost if its lease runs out: no message for `lease_s`, or its connection closed for
+`disconnect_timeout_s`. Only the store counts, by one clock. Where its own ticks stand still for longer than `suspension_s`, it was
+suspended itself, and that time counts for nobody.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def _taken(state: StoreState, given: StoreInput) -> tuple[StoreState, tuple[Stor
     if isinstance(given, StoreTick):
         pause_s = given.t - state.t
         state = changed(state, t=given.t)
-        return (_without_pause(state, pause_s) if pause_s > state.rules.pause_s else state), ()
+        return (_without_pause(state, pause_s) if pause_s > state.rules.suspension_s else state), ()
     if isinstance(given, NodeClosed):
         connected = {node: sent for node, sent in state.connected.items() if node != given.node}
         return changed(state, connected=connected, closed={**state.closed, given.node: given.t}), ()
@@ -182,8 +183,8 @@ def _taken(state: StoreState, given: StoreInput) -> tuple[StoreState, tuple[Stor
             return _with_meeting(state, message), ()
         case ReadReports(_, number):
             prefix = f"report/{number}/"
-            found = tuple((key[len(prefix) :], value) for key, value in state.rows.items() if key.startswith(prefix))
-            return state, (SendToNode(node, StoreReports(state.name, number, found)),)
+            reports = tuple((key[len(prefix) :], value) for key, value in state.rows.items() if key.startswith(prefix))
+            return state, (SendToNode(node, StoreReports(state.name, number, reports)),)
         case _:
             assert_never(message)
 
@@ -203,8 +204,8 @@ def _without_pause(state: StoreState, pause_s: float) -> StoreState:
 
 
 def _rows_since(state: StoreState, since: int, beat_t: float = 0.0, store_t: float = 0.0) -> StoreRows:
-    found = itertools.islice(state.rows.items(), max(since - state.first, 0), None)
-    rows = tuple((key, "" if key.startswith("report/") else value) for key, value in found)
+    newer = itertools.islice(state.rows.items(), max(since - state.first, 0), None)
+    rows = tuple((key, "" if key.startswith("report/") else value) for key, value in newer)
     return StoreRows(state.name, state.host, since, state.revision, rows, beat_t, store_t)
 
 
@@ -240,12 +241,12 @@ def _silence(state: StoreState, node: str) -> str:
     """Return why the lease of a node has run out, "" while it has not."""
     rules = state.rules
     answered_t = max(state.last_message.get(node, state.began_t), state.began_t)
-    lease_s = rules.return_s if state.young and node not in state.last_message else rules.lease_s
+    lease_s = rules.rejoin_window_s if state.young and node not in state.last_message else rules.lease_s
     if state.t - answered_t > lease_s:
         return f"silent for {lease_s:g} s"
     closed_t = state.closed.get(node)
-    if closed_t is not None and state.t - max(closed_t, state.began_t) > rules.gone_s:
-        return f"its supervise is gone for {rules.gone_s:g} s"
+    if closed_t is not None and state.t - max(closed_t, state.began_t) > rules.disconnect_timeout_s:
+        return f"its supervise is gone for {rules.disconnect_timeout_s:g} s"
     return ""
 
 
@@ -253,22 +254,22 @@ def _with_meeting(state: StoreState, message: MeetNodes) -> StoreState:
     """Return the state in which a node takes part in this meeting, and in no other. A message that comes late starts none again."""
     if message.token in state.numbered:
         return state
-    known = {token: tuple(one for one in met if one.node != message.node) for token, met in state.meetings}
-    others = (one for one in known.get(message.token, ()) if one.index != message.index)
-    known[message.token] = tuple(sorted((*others, message), key=lambda one: one.index))
-    return changed(state, meetings=tuple((token, met) for token, met in known.items() if met)[-_KEPT_MEETINGS:])
+    meetings = {token: tuple(member for member in members if member.node != message.node) for token, members in state.meetings}
+    others = (member for member in meetings.get(message.token, ()) if member.index != message.index)
+    meetings[message.token] = tuple(sorted((*others, message), key=lambda member: member.index))
+    return changed(state, meetings=tuple((token, members) for token, members in meetings.items() if members)[-_KEPT_MEETINGS:])
 
 
 def _with_number(state: StoreState) -> StoreState:
     """Give the next number to a meeting in which all nodes take part, once the newest epoch that one of them knows is over."""
-    for token, met in state.meetings:
+    for token, messages in state.meetings:
         epoch, newest = state.epoch, 0 if state.epoch is None else state.epoch.number
-        if len(met) < met[0].count or state.is_open or state.is_over or any(one.epoch > newest for one in met):
+        if len(messages) < messages[0].count or state.is_open or state.is_over or any(message.epoch > newest for message in messages):
             continue
-        members = tuple(one.node for one in met)
-        if epoch is None and len(met) < state.rules.nodes and state.t - state.began_t < state.rules.return_s:
+        members = tuple(message.node for message in messages)
+        if epoch is None and len(members) < state.rules.nodes and state.t - state.began_t < state.rules.rejoin_window_s:
             continue  # an earlier store on another machine may have numbered epochs, and their members are on their way
-        number = max(newest + 1, *(one.number for one in met))
+        number = max(newest + 1, *(message.number for message in messages))
         key, value = Epoch(number, members, state.host, token).row()
         rows = {name: kept for name, kept in state.rows.items() if _epoch_of(name) >= newest + 1 - _KEPT_EPOCHS}
         first = state.first + len(state.rows) - len(rows)

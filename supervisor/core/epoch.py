@@ -286,7 +286,7 @@ def on_left_behind(state: JobState, event: LeftBehind) -> Step:
         return state, ()
     runs = state.stage in {Stage.STARTING, Stage.RUNNING}
     state = changed(state, attempt=changed(state.attempt, decided=ASIDE, awaits_agreement=False))
-    text = "the job went on without this node, and what was decided is not known any more: it joins the next attempt"
+    text = "this node was cut off while the others continued; it rejoins at the next restart"
     state, actions = _stopped_for(state, event.t, text) if runs else follow_if_ready(state, event.t)
     return state, (PrintMessage("warning", text), *actions)
 
@@ -331,7 +331,7 @@ def on_decision_overdue(state: JobState, t: float) -> Step:
         return state, ()
     waited_s = state.run.policy.peer_deadline_s
     verdict = Verdict(Cause.RENDEZVOUS, 0.7, f"no decision of the nodes within {waited_s:.0f} s", "peer:silent", transient=True)
-    plan = Plan(PlanKind.STOP, "without it the nodes would part ways", "the scheduler's requeue continues this run", "peer", 75)
+    plan = Plan(PlanKind.STOP, "nodes would otherwise diverge", "the scheduler's requeue continues this run", "peer", 75)
     opening: tuple[Action, ...] = ()
     if state.run.incident is None:
         state, opening = start.with_incident(state, t, verdict.summary)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from . import killing, process_tree, protocol
+from . import ownership, process_tree, protocol
 from .plain_standby import PlainStandby
 from .spawn import CommandOutput, SpawnedCommand, open_outlets, spawn
 
@@ -32,7 +32,7 @@ class Children:
     def __init__(self, reactor: Reactor, send: Callable[[GuardianEvent], None], outputs: Outputs, ignored: Collection[int]) -> None:
         self.job_dir = ""
         self.childless = True
-        self.detach_requests = killing.DetachRequests()
+        self.detach_requests = ownership.DetachRequests()
         self._reactor = reactor
         self._send = send
         self._outputs = outputs
@@ -122,7 +122,7 @@ class Children:
             commands = [one for one in self._commands.values() if one.pid in processes]
             targets = [processes[one.pid] for one in commands if one.forked_at > group_received_at or os.getpgid(one.pid) != os.getpgrp()]
         for process in targets:
-            killing.send(process, signum)
+            ownership.send(process, signum)
 
     def _read_exec_result(self, command: SpawnedCommand) -> None:
         """Report whether the exec succeeded, once that is known."""

@@ -1,7 +1,7 @@
 """The guardian's main loop: it carries out the supervisor's requests, and ends the job when the supervisor dies.
 
-After the supervisor's death everything that descends from here is ended within 4 s; after `finish` nothing is killed. The guardian is deaf
-to the signals that a terminal or a scheduler sends to the whole group. It uses handlers for that and never SIG_IGN, which an exec would
+After the supervisor's death everything that descends from here is ended within 4 s; after `finish` nothing is killed. The guardian ignores
+the signals that a terminal or a scheduler sends to the whole group. It uses handlers for that and never SIG_IGN, which an exec would
 pass on to the job.
 """
 
@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 
-from . import killing, process_tree, protocol
+from . import process_tree, protocol
 from .children import Children
 from .libc import become_subreaper, keep_little_memory
 from .link import GuardianLink
 from .outputs import Outputs
+from .ownership import TreeTermination
 from .reactor import Reactor
 from .streams import DrainRequest
 
@@ -25,10 +26,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .messages import GuardianRequest, ProcessesEnded, RemainingProcess, SurvivorsFound
+    from .messages import GuardianRequest, ProcessesEnded, SurvivorsFound
     from .streams import OutputStream
 
-DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 #: After the supervisor's death: the time between TERM and KILL, and when all must be over, from its death on (4 s are promised).
 TERM_GRACE_S = 1.0
 GONE_WITHIN_S = 3.5
@@ -62,9 +63,7 @@ class GuardianLoop:
         self._link = GuardianLink(self._reactor, options.link_fd, self._on_request, self._on_supervisor_gone)
         self._outputs = Outputs(self._reactor, self._link.send, self._link.read, options.log_bytes)
         self._children = Children(self._reactor, self._link.send, self._outputs, options.ignored)
-        self._endings: dict[
-            str, tuple[killing.TreeTermination, Callable[[killing.TreeTermination], None]]
-        ] = {}  # by their target: orphans or all
+        self._endings: dict[str, tuple[TreeTermination, Callable[[TreeTermination], None]]] = {}  # by their target: orphans or all
         self._stuck: frozenset[tuple[int, int]] = frozenset()
         self._tick_s = _FIRST_TICK_S
         self._finishing = False
@@ -79,7 +78,7 @@ class GuardianLoop:
         os.set_blocking(self._signals, False)
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        for signum in (*DEAF_TO, signal.SIGCHLD, signal.SIGWINCH):
+        for signum in (*IGNORED_SIGNALS, signal.SIGCHLD, signal.SIGWINCH):
             signal.signal(signum, _ignore)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         self._reactor.watch(self._signals, self._read_signals)
@@ -143,10 +142,8 @@ class GuardianLoop:
             self._endings.clear()
         self._begin(what, signum, grace_s, None, lambda ended: self._answer_end(what, ended))
 
-    def _begin(self, what: str, signum: int, grace_s: float, hard_s: float | None, done: Callable[[killing.TreeTermination], None]) -> None:
-        ending = killing.TreeTermination(
-            os.getpid(), signum, grace_s, hard_s, given_up=self._stuck, detach_requests=self._children.detach_requests
-        )
+    def _begin(self, what: str, signum: int, grace_s: float, hard_s: float | None, done: Callable[[TreeTermination], None]) -> None:
+        ending = TreeTermination(os.getpid(), signum, grace_s, hard_s, given_up=self._stuck, detach_requests=self._children.detach_requests)
         self._endings[what] = (ending, done)
         self._tick_soon(0.0)
 
@@ -175,11 +172,13 @@ class GuardianLoop:
             return set()
         return self._children.standby.pids | (self._children.pids if what == "orphans" else set())
 
-    def _answer_end(self, what: str, ending: killing.TreeTermination) -> None:
-        left: list[RemainingProcess] = [
-            {"pid": one.pid, "start_ticks": one.start_ticks, "why": why, "killed": ending.killed(one)} for one, why in ending.left
-        ]
-        answer: ProcessesEnded = {"ev": "ended", "what": what, "killed": len(ending.signalled), "left": left}
+    def _answer_end(self, what: str, ending: TreeTermination) -> None:
+        answer: ProcessesEnded = {
+            "ev": "ended",
+            "what": what,
+            "killed": len(ending.signalled),
+            "left": [process.row() for process in ending.left],
+        }
         self._outputs.flush_then(lambda: self._send_last(answer), within_s=0.5)
 
     def _send_last(self, answer: ProcessesEnded | SurvivorsFound) -> None:
@@ -240,7 +239,7 @@ class GuardianLoop:
         hard_s = self._gone_at + GONE_WITHIN_S - time.monotonic()
         self._begin("all", signal.SIGTERM, TERM_GRACE_S, hard_s, self._leave_as_orphan)
 
-    def _leave_as_orphan(self, ending: killing.TreeTermination) -> None:
+    def _leave_as_orphan(self, ending: TreeTermination) -> None:
         # only processes that asked to be left alone are left: their output goes on being read
         self._outputs.drain.sync(DrainRequest(_leave, pass_s=0.4, log_s=0.4, to_the_end=bool(ending.detached)))
 

@@ -153,12 +153,12 @@ class StandbyUsed(TypedDict):
 
 
 class RemainingProcess(TypedDict):
-    """A process that could not be ended, or was spared. killed: KILL was sent to it. start_ticks: field 22 of /proc/PID/stat."""
+    """A process that could not be ended, or was spared. unkilled: KILL was sent to it. start_ticks: field 22 of /proc/PID/stat."""
 
     pid: int
     start_ticks: int
     why: str
-    killed: bool
+    unkilled: bool
 
 
 class ProcessesEnded(TypedDict):

@@ -1,4 +1,4 @@
-"""Reads processes from /proc: their identity, their parents, who descends from whom. killing.py has the rules of what may be killed.
+"""Reads processes from /proc: their identity, their parents, who descends from whom. ownership.py has the rules of what may be killed.
 
 All of `supervisor` reads a process's stat and environment here, and not with psutil: the guardian has no third-party package, and raw start
 ticks prove a process's identity.
@@ -98,7 +98,7 @@ def has_only(pids: Collection[int]) -> bool:
 
 
 def environment(pid: int) -> list[bytes]:
-    """Return the NAME=value pairs with which a process was started, none where they may not be read. May block: see killing.py."""
+    """Return the NAME=value pairs with which a process was started, none where they may not be read. May block: see ownership.py."""
     return _read_proc(pid, "environ").split(b"\0")
 
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 
-from . import killing, process_tree
+from . import ownership, process_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Standby:
         self._state = GONE
         if self._process is None or _reaped(self.pid):
             return
-        killing.send(self._process, signal.SIGKILL)
+        ownership.send(self._process, signal.SIGKILL)
         until = time.monotonic() + KILLED_S
         while not _reaped(self.pid) and time.monotonic() < until:
             time.sleep(0.002)

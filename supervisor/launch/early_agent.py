@@ -12,8 +12,8 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from supervisor.guardian import ownership
 from supervisor.knobs import torchrun
-from supervisor.launch import orphans
 from supervisor.launch.environment import job_environment
 from supervisor.launch.guardian_client import GuardianClient
 
@@ -32,7 +32,7 @@ class EarlyAgent:
 
     def __init__(self, job: Job, argv: list[str], ignored: Collection[int]) -> None:
         """Start both. Raises SuperviseError where the guardian does not start."""
-        self.orphans = orphans.Orphans(job.cookie)
+        self.orphans = ownership.Orphans(job.cookie)
         self._held: list[Callable[[], None]] = []
         self._on_event: OnEvent | None = None
         self._on_died: Callable[[], None] | None = None

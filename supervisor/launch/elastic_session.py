@@ -180,12 +180,12 @@ class ElasticSession:
         if self._is_ready:
             self._send_leave(action.signum, action.grace_s, 128 + action.signum)
         else:
-            self._ending.sweep("all", "stopped", 0.0)  # nothing of the user's runs yet, and the agent is deaf to TERM from its first line
+            self._ending.kill("all", "stopped", 0.0)  # nothing of the user's runs yet, and the agent ignores TERM from its first line
 
     def end(self, action: EndLauncher) -> None:
         """See Session."""
         del action
-        self._ending.sweep("all", "stopped" if self._context.loop.state.stops_ranks else "failed", 0.0)
+        self._ending.kill("all", "stopped" if self._context.loop.state.stops_ranks else "failed", 0.0)
 
     def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]], renewed: Sequence[str]) -> None:
         """See Session."""
@@ -208,7 +208,7 @@ class ElasticSession:
     def on_guardian(self, message: GuardianEvent) -> None:
         """See Session."""
         if message["ev"] == "ended":
-            self._ending.swept(message["what"], message["left"])
+            self._ending.on_killed(message["what"], message["left"])
         elif message["ev"] == "spawned" and message["kind"] == "agent":
             self._pid = message["pid"]
         elif message["ev"] == "spawn_failed":
@@ -237,7 +237,7 @@ class ElasticSession:
             return
         self._agent_gone()
         if self._context.loop.state.stops_ranks:
-            self._ending.sweep("all", "stopped", 0.0)
+            self._ending.kill("all", "stopped", 0.0)
         elif self._finished and message["code"] == 0:
             self._ending.done("succeeded")
         elif not self._fits and message["code"]:
@@ -346,7 +346,7 @@ class ElasticSession:
         for tail in message.log_tails:
             self._ending.facts.append(Evidence("tail", tail.name, tail.text, rank=tail.rank, free_text=True))
         if message.outcome != "succeeded":
-            self._ending.sweep("orphans", message.outcome, self._context.job.settings.stop.grace_s)
+            self._ending.kill("orphans", message.outcome, self._context.job.settings.stop.grace_s)
 
     def _recorded(self, rank: int, message: str, traceback: str) -> None:
         """Keep an exception that torch's @record wrote down.

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.guardian import protocol
+from supervisor.guardian import ownership, protocol
 from supervisor.guardian.libc import become_subreaper
 from supervisor.guardian.messages import EVENTS, GuardianEvent, GuardianRequest, SpawnRequest, StreamTail
-from supervisor.launch import orphans
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -88,7 +87,7 @@ class GuardianClient:
         log_bytes: size of one log file; five are kept of each.
         """
         _become_subreaper()
-        orphans.collect_zombies()
+        ownership.collect_zombies()
         options = ["--ignored", ",".join(str(int(number)) for number in sorted(ignored))]
         options += ["--orphan-grace-s", str(orphan_grace_s), "--log-bytes", str(log_bytes)]
         tries = 0
@@ -274,7 +273,7 @@ def _launch(options: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.soc
     argv = [sys.executable, "-I", "-S", str(PROGRAM), "--link-fd", str(guardian_end.fileno()), *options]
     try:
         # the job inherits what the user's shell gave us (a job server, a log on fd 3)
-        process = orphans.started(lambda: subprocess.Popen(argv, pass_fds=[guardian_end.fileno(), *_inheritable_fds()]))  # noqa: S603 - our own program
+        process = ownership.started(lambda: subprocess.Popen(argv, pass_fds=[guardian_end.fileno(), *_inheritable_fds()]))  # noqa: S603 - our own program
     except OSError as error:
         own_end.close()
         raise _no_start(error.strerror or str(error)) from error

@@ -98,10 +98,10 @@ class PlainSession:
     def stop(self, action: StopRanks) -> None:
         """See Session. A person's signal goes to the command alone, also before the guardian reported it: it ends its loaders itself."""
         if action.why == "failure":
-            self._ending.sweep("command", "failed", action.grace_s)
+            self._ending.kill("command", "failed", action.grace_s)
             return
         if not self._may_run:
-            self._ending.sweep("all", "stopped", action.grace_s)
+            self._ending.kill("all", "stopped", action.grace_s)
             return
         self._context.guardian().signal(action.signum, to="command")
         attempt = action.attempt
@@ -109,12 +109,12 @@ class PlainSession:
 
     def _grace_over(self, attempt: int) -> None:
         if attempt == self._ending.attempt and self._may_run:
-            self._ending.sweep("all", "stopped", KILL_GRACE_S)
+            self._ending.kill("all", "stopped", KILL_GRACE_S)
 
     def end(self, action: EndLauncher) -> None:
         """See Session."""
         del action
-        self._ending.sweep("all", "stopped" if self._context.loop.state.stops_ranks else "failed", KILL_GRACE_S)
+        self._ending.kill("all", "stopped" if self._context.loop.state.stops_ranks else "failed", KILL_GRACE_S)
 
     def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]], renewed: Sequence[str]) -> None:
         """See Session."""
@@ -150,7 +150,7 @@ class PlainSession:
         """See Session."""
         attempt = self._ending.attempt
         if message["ev"] == "ended":
-            self._ending.swept(message["what"], message["left"])
+            self._ending.on_killed(message["what"], message["left"])
         elif message.get("attempt") != attempt:
             return
         elif message["ev"] == "standbys":
@@ -171,12 +171,12 @@ class PlainSession:
         self._may_run = False
         self._ending.not_spawned(f"{self._program}: {text}")
         if self._context.loop.state.stops_ranks:
-            self._ending.sweep("all", "stopped", KILL_GRACE_S)
+            self._ending.kill("all", "stopped", KILL_GRACE_S)
         else:
             self._context.loop.post(LauncherExited(self._context.loop.clock.now(), self._ending.attempt, "command", code=1))
 
     def _left_well(self, attempt: int, hidden: tuple[Evidence, ...]) -> None:
-        if attempt == self._ending.attempt and not self._ending.asked:  # else a stop came meanwhile, and its answer comes
+        if attempt == self._ending.attempt and not self._ending.kill_scope:  # else a stop came meanwhile, and its answer comes
             self._ending.done("succeeded", hidden)
 
     def _exited(self, message: CommandExited) -> None:
@@ -184,7 +184,7 @@ class PlainSession:
         loop, attempt = self._context.loop, self._ending.attempt
         self._context.last_sample()
         if loop.state.stops_ranks:
-            self._ending.sweep("all", "stopped", self._context.job.settings.stop.grace_s)
+            self._ending.kill("all", "stopped", self._context.job.settings.stop.grace_s)
         elif message["code"] == 0 and loop.clock.at_monotonic_ns(message["at_ns"]) < (loop.state.attempt.over_t or math.inf):
             self._context.look_at_ranks(lambda hidden: self._left_well(attempt, hidden))
         elif message["code"] != 0:  # a script that saves when it gets our TERM may leave with 0 too: that is no success
@@ -192,4 +192,4 @@ class PlainSession:
             self._ending.rank_died(death)
             loop.post(RankExited(loop.clock.now(), attempt, death))
             if loop.state.run.stop is not None:  # it ended by itself while it was left alone to save
-                self._ending.sweep("all", "stopped", self._context.job.settings.stop.grace_s)
+                self._ending.kill("all", "stopped", self._context.job.settings.stop.grace_s)

@@ -196,18 +196,18 @@ class AttemptEnding:
     context: SessionContext
     attempt: int = 0
     outcome: str | None = None
-    asked: str = ""  # what the guardian is ending: orphans, command or all
+    kill_scope: str = ""  # what the guardian is ending: orphans, command or all
     facts: list[Evidence] = field(default_factory=list)
 
     def start(self, attempt: int) -> None:
         """A new attempt has no end yet."""
-        self.attempt, self.outcome, self.asked, self.facts = attempt, None, "", []
+        self.attempt, self.outcome, self.kill_scope, self.facts = attempt, None, "", []
 
-    def sweep(self, what: str, outcome: str, grace_s: float, signum: int = 15) -> None:
-        """Have the guardian end `what` (orphans, command or all); `outcome` is posted when it has. A second sweep hurries the first."""
+    def kill(self, what: str, outcome: str, grace_s: float, signum: int = 15) -> None:
+        """Have the guardian end `what` (orphans, command or all); `outcome` is posted when it has. A second order hurries the first."""
         self.outcome = self.outcome or outcome
-        self.asked = "all" if self.asked == "all" else what
-        self.context.guardian().end(self.asked, grace_s=grace_s, signum=signum)
+        self.kill_scope = "all" if self.kill_scope == "all" else what
+        self.context.guardian().end(self.kill_scope, grace_s=grace_s, signum=signum)
 
     def launcher_died(self, code: int | None, signum: int | None, who: str) -> None:
         """Keep, as evidence, how what runs the ranks ended."""
@@ -233,9 +233,9 @@ class AttemptEnding:
             t = self.context.loop.clock.at_monotonic_ns(death.at_ns)
             self.facts.append(Evidence("exit", "core", "it dumped core", rank=death.rank, t=t))
 
-    def swept(self, what: str, left: list[RemainingProcess]) -> None:
+    def on_killed(self, what: str, left: list[RemainingProcess]) -> None:
         """The guardian has answered. That orphans are gone is no answer where all was asked for since: what all ends is still there."""
-        if what != self.asked:
+        if what != self.kill_scope:
             return
         if left:
             self.context.left(self.attempt, left)
@@ -245,7 +245,7 @@ class AttemptEnding:
         """Post the end, once."""
         if outcome is None:
             return
-        self.outcome, self.asked = None, ""
+        self.outcome, self.kill_scope = None, ""
         self.context.last_sample()
         self.context.ended()
         self.context.loop.post(AttemptEnded(self.context.loop.clock.now(), self.attempt, outcome, hidden))

@@ -95,22 +95,22 @@ def host_names(text: str) -> tuple[str, ...]:
 
 
 def _expanded(word: str) -> Iterator[str]:
-    found = _BRACKETS.search(word)
-    if found is None:
+    brackets = _BRACKETS.search(word)
+    if brackets is None:
         yield word
         return
-    for part in found[1].split(","):
+    for part in brackets[1].split(","):
         first, dash, last = part.partition("-")
         # the first number's width is that of all: [08-10] is 08, 09, 10
         for number in range(int(first), int(last) + 1) if dash else (int(first),):
-            for rest in _expanded(word[found.end() :]):
-                yield f"{word[: found.start()]}{number:0{len(first)}}{rest}"
+            for rest in _expanded(word[brackets.end() :]):
+                yield f"{word[: brackets.start()]}{number:0{len(first)}}{rest}"
 
 
 def _repeated(text: str) -> tuple[int, ...]:
     """Return the numbers of a list as Slurm writes it: 2(x3),1 is 2, 2, 2 and 1."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    return tuple(int(number) for number, times in found for _ in range(int(times or 1)))
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return tuple(int(number) for number, times in groups for _ in range(int(times or 1)))
 
 
 def _number(text: str, default: int) -> int:
@@ -128,10 +128,10 @@ class SlurmStart:
 
 def at_start(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
     """Return what Slurm's variables mean for a command. environ: the user's own."""
-    found = _of_place(command, environ)
+    start = _of_place(command, environ)
     # torchrun says to its ranks how many they are, and sets no store by Slurm's figures
     missing = "" if torchrun.recognise(command, path=environ.get("PATH")) is not None else slurm.missing_tasks(environ)
-    return replace(found, warning="; ".join(filter(None, (found.warning, missing))))
+    return replace(start, warning="; ".join(filter(None, (start.warning, missing))))
 
 
 def _of_place(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
@@ -139,17 +139,17 @@ def _of_place(command: Sequence[str], environ: Mapping[str, str]) -> SlurmStart:
     if job and not is_step:
         return SlurmStart({}, warning=outside_warning(job))
     step = step_of(environ)
-    found = torchrun.recognise(command, path=environ.get("PATH")) if step is not None and step.size > 1 else None
-    if step is None or found is None:
+    launcher = torchrun.recognise(command, path=environ.get("PATH")) if step is not None and step.size > 1 else None
+    if step is None or launcher is None:
         return SlurmStart({})
-    if _runs_on_one_node(found, environ):
+    if _runs_on_one_node(launcher, environ):
         text = f"Slurm step {step.name} has {step.size} nodes, and by its options torchrun runs on one: each node trains by itself"
         return SlurmStart({}, warning=text)
-    added = _completed(found, environ, step)
+    added = _completed(launcher, environ, step)
     options = " ".join(f"--{name}={value}" for name, value in added.items())
     ends = f"; the job's time ends at {time.strftime('%Y-%m-%d %H:%M', time.localtime(step.end_t))}" if step.end_t else ""
     line = f"Slurm step {step.name}, node {step.node} of {step.size}: torchrun gets {options}{ends}" if added else ""
-    unread = not step.nodes and not any(torchrun.is_given(found, environ, name) for name in ("rdzv-endpoint", "master-addr"))
+    unread = not step.nodes and not any(torchrun.is_given(launcher, environ, name) for name in ("rdzv-endpoint", "master-addr"))
     text = f"the nodes of Slurm step {step.name} cannot be read from {environ.get(_NODES, '')!r}: give torchrun --rdzv-endpoint"
     return SlurmStart({torchrun.variable(name): value for name, value in added.items()}, line, text if unread else "")
 
@@ -175,8 +175,8 @@ def _completed(command: torchrun.Torchrun, environ: Mapping[str, str], step: Slu
     else:  # an etcd is where the user has it
         head = {"rdzv-endpoint": f"{step.nodes[0]}:{step.port}"} if step.nodes and backend == "c10d" else {}
         meeting = {"rdzv-backend": backend, **head, "rdzv-id": step.meeting}
-    found = {"nnodes": str(step.size), **meeting}
-    return {name: value for name, value in found.items() if not is_given(name)}
+    options = {"nnodes": str(step.size), **meeting}
+    return {name: value for name, value in options.items() if not is_given(name)}
 
 
 def _runs_on_one_node(command: torchrun.Torchrun, environ: Mapping[str, str]) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from health.probing.process_groups import kill_group
 from supervisor.core.values import dataclass
-from supervisor.launch import orphans
+from supervisor.guardian import ownership
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ def run_system_command(argv: Sequence[str], deadline_s: float, environ: Mapping[
             if given_up.is_set():
                 return
             try:
-                process = orphans.started(
+                process = ownership.started(
                     lambda: subprocess.Popen(  # noqa: S603 -- no shell, and nothing of a stranger's in it
                         argv,
                         env=None if environ is None else dict(environ),

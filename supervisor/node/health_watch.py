@@ -26,7 +26,8 @@ from health.probing.runner import OUTCOME, Runner, asked
 from supervisor.config.health import thresholds
 from supervisor.core.model import Evidence, Finding
 from supervisor.core.values import dataclass
-from supervisor.launch import orphans, rendezvous_ports
+from supervisor.guardian import ownership
+from supervisor.launch import rendezvous_ports
 from supervisor.node import gpu_changes
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class HealthWatch:
         known = registry.fast() if self.has_gpus else DISKS
         self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
         self.enabled = settings.health.enabled and bool(self.probes)
-        self._runner = Runner(job.environ, start=orphans.started)
+        self._runner = Runner(job.environ, start=ownership.started)
         self._turn = threading.Lock()  # of the runner
         self._hung: set[str] = set()
         self._failures: set[str] = set()  # checks whose own failure was reported

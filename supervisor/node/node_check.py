@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from health.probing.process_groups import kill_group
 from supervisor.core.values import dataclass
-from supervisor.launch import orphans
+from supervisor.guardian import ownership
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -143,7 +143,7 @@ class NodeCheck:
         if place.gpus:
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
         try:
-            process = orphans.started(
+            process = ownership.started(
                 lambda: subprocess.Popen(  # noqa: S603  our own program, by the ranks' interpreter
                     argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
                 )

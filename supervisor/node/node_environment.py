@@ -26,8 +26,8 @@ from health.model import HOST, Ask, Reading, Readings
 from health.probing.runner import Runner
 from supervisor.classify import redact
 from supervisor.core.values import dataclass
+from supervisor.guardian import ownership
 from supervisor.knobs import programs
-from supervisor.launch import orphans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,7 +74,7 @@ class NodeEnvironment:
             if script.kind == "file":
                 path = place / script.target
                 place, options = path.parent, {"script": str(path)}
-            runner = Runner(environ=self._job.environ, start=orphans.started)
+            runner = Runner(environ=self._job.environ, start=ownership.started)
             try:
                 ask = Ask(deadline_s=READ_S, environ=self._job.environ, options={"code": str(place), **options})
                 self._readings = runner.sweep(PROBES, ask)

@@ -17,8 +17,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from supervisor.classify.logs.match import PlainScanner
+from supervisor.guardian import ownership
 from supervisor.guardian.libc import return_free_memory
-from supervisor.launch import orphans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,7 +94,7 @@ class UpgradingScanner:
         with self._lock:
             if self._closed:
                 return b""
-            child = self._child = orphans.started(
+            child = self._child = ownership.started(
                 lambda: subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # noqa: S603  our own words
             )
         try:

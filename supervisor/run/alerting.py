@@ -20,7 +20,7 @@ from supervisor.config.sink_kinds import kind_of
 from supervisor.core.model import Cause
 from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError
-from supervisor.launch import orphans
+from supervisor.guardian import ownership
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,7 @@ def configured(settings: Settings, environ: Mapping[str, str]) -> list[Configure
 
 def start_program(argv: tuple[str, ...], environ: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start the program of an `exec` sink (alerts/sinks/exec.py). Raises OSError."""
-    return orphans.started(
+    return ownership.started(
         lambda: subprocess.Popen(  # noqa: S603 -- the user's own program, without a shell
             argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
         )

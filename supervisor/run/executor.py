@@ -323,7 +323,7 @@ class Executor:
             guardian.kill()
 
     def _sweep_without_guardian(self, attempt: int) -> None:
-        left = self._factory.sweep_descendants()
+        left = self._factory.end_orphans()
         self._loop.call_soon(lambda: self.left.report_from_us(attempt, left, "still there after the guardian's death"))
         self.ended()
         self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "failed"))

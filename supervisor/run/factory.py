@@ -14,11 +14,10 @@ from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.config import loss_rules, signatures
 from supervisor.config.health import directories
 from supervisor.core.model import Gpu, Launcher
-from supervisor.guardian import process_tree
+from supervisor.guardian import ownership, process_tree
 from supervisor.guardian.libc import return_free_memory
 from supervisor.job import identity
 from supervisor.knobs import python_command, torchrun
-from supervisor.launch import orphans, previous_processes
 from supervisor.launch.early_agent import agent_argv, start_guardian
 from supervisor.launch.plain_session import PlainSession
 from supervisor.node import gpu_quarantine, visible_gpus
@@ -35,10 +34,10 @@ if TYPE_CHECKING:
     from supervisor.classify.logs.match import Scanner
     from supervisor.classify.losses.rules import LossRule
     from supervisor.core.actions import Quarantine
+    from supervisor.guardian.ownership import LeftProcess
     from supervisor.job.job import Job
     from supervisor.launch.early_agent import EarlyAgent
     from supervisor.launch.guardian_client import GuardianClient, OnEvent
-    from supervisor.launch.orphans import LeftProcess
     from supervisor.launch.session import Session, SessionContext
     from supervisor.run.job_nodes import AttemptOrders
     from supervisor.run.loop import Loop
@@ -70,7 +69,7 @@ class JobFactory:
         self._scanner: anchor_scanner.UpgradingScanner | None = None
         self._reading = threading.Lock()
         self._early = early
-        self._orphans = orphans.Orphans(job.cookie) if early is None else early.orphans
+        self._orphans = ownership.Orphans(job.cookie) if early is None else early.orphans
         self._gpus: tuple[Gpu, ...] = ()
         self.ledger = GpuQuarantine(identity.state_root(job.state), job.node, job.settings.gpus.quarantine_days)
         self.torchrun = torchrun.recognise(job.command, path=job.environ.get("PATH"))
@@ -134,7 +133,7 @@ class JobFactory:
         In memory: it must outlive us, not the machine. The guardian itself has no cookie, and ends by itself.
         """
         processes = process_tree.snapshot()
-        orphans.collect_zombies(processes)
+        ownership.collect_zombies(processes)
         found = process_tree.below(root, processes)
         self._orphans.seen(found)
         for process in found:
@@ -169,17 +168,17 @@ class JobFactory:
 
         return PlainSession(context, shape, self._shim("launcher"))
 
-    def sweep_descendants(self) -> tuple[LeftProcess, ...]:
+    def end_orphans(self) -> tuple[LeftProcess, ...]:
         """End the job's processes that became this process's children when the guardian died."""
         return self._orphans.end(SWEEP_GRACE_S)
 
-    def sweep_predecessors(self) -> previous_processes.SweepResult:
-        """End the processes that are proven to be of an earlier supervisor of this job."""
+    def end_predecessors(self) -> tuple[LeftProcess, ...]:
+        """End the processes that are proven to be of an earlier supervisor of this job; return what is left of it, or may be."""
         file = self._job.scratch / PROCESSES
-        result = previous_processes.sweep_records(previous_processes.read_records(file))
+        left = ownership.end_recorded(ownership.read_records(str(file)), identity.boot_id()).left
         file.unlink(missing_ok=True)
-        self._record((one.pid for one in result.left if one.unkilled), previous_processes.UNKILLED)
-        return result
+        self._record((process.pid for process in left if process.unkilled), ownership.UNKILLED)
+        return left
 
     def remove_scratch(self, unkilled: Iterable[int]) -> None:
         """Remove the files of the running job, but the record of processes that KILL did not end: the next start waits for them."""
@@ -188,11 +187,11 @@ class JobFactory:
         if pids:
             with contextlib.suppress(OSError):
                 self._job.scratch.mkdir(mode=0o700, exist_ok=True)
-                self._record(pids, previous_processes.UNKILLED)
+                self._record(pids, ownership.UNKILLED)
 
     def _record(self, pids: Iterable[int], role: str) -> None:
         for pid in pids:
-            previous_processes.record_process(self._job.scratch / PROCESSES, pid, self._job.cookie, role)
+            ownership.record_process(str(self._job.scratch / PROCESSES), pid, identity.boot_id(), self._job.cookie, role)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return the GPUs that the job can see, with the ledger's entry on each. Raises OSError.

@@ -172,8 +172,8 @@ class JobNodes:
             self._loop.state.run.policy.nodes,
             beat_s=lease_s / 3,
             lease_s=lease_s,
-            gone_s=min(rules.gone_s, lease_s / 3),
-            return_s=max(rules.return_s, 2 * lease_s),
+            disconnect_timeout_s=min(rules.disconnect_timeout_s, lease_s / 3),
+            rejoin_window_s=max(rules.rejoin_window_s, 2 * lease_s),
             meeting_s=max(rules.meeting_s, 4 * lease_s),
         )
 

@@ -6,8 +6,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from supervisor.core import actions as act
-from supervisor.launch import unkilled
-from supervisor.launch.orphans import LeftProcess
+from supervisor.guardian import ownership
+from supervisor.guardian.ownership import LeftProcess
 from supervisor.observe.hangs import procfs
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from supervisor.report.reporter import Reporter
     from supervisor.run.loop import Loop
 
+#: How long an attempt waits for the end of processes that KILL did not end before it is refused. Much memory takes seconds to be freed.
+UNKILLED_S = 20.0
 #: The time for finding out what a process waits for. The kernel may not answer: the process may hold the lock of its own memory.
 ANSWER_S = 0.5
 
@@ -27,37 +29,39 @@ class LeftProcesses:
     def __init__(self, loop: Loop, reporter: Reporter) -> None:
         self._loop = loop
         self._reporter = reporter
-        self._unkilled = unkilled.UnkilledProcesses()
+        self._unkilled: dict[tuple[int, int], LeftProcess] = {}  # those that were not seen to end
 
     def report_from_guardian(self, attempt: int, left: Sequence[RemainingProcess]) -> None:
         """Report the processes that the guardian did not end."""
         if left:
             self._reporter.note("processes.left", {"attempt": attempt, "left": left})
-        self._alert(attempt, [LeftProcess(one["pid"], one["why"], one["start_ticks"], unkilled=one["killed"]) for one in left])
+        self._alert(attempt, [LeftProcess(**row) for row in left])
 
     def report_from_us(self, attempt: int, left: Sequence[LeftProcess], others: str) -> None:
         """Report the processes that this one could not end by itself.
 
         others: begins the warning about those that KILL need not have ended.
         """
-        for one in left:
-            if not one.unkilled:
-                self._reporter.print_message(act.PrintMessage("warning", f"{others}: process {one.pid}: {one.why}"))
+        for process in left:
+            if not process.unkilled:
+                self._reporter.print_message(act.PrintMessage("warning", f"{others}: process {process.pid}: {process.why}"))
         self._alert(attempt, left)
 
-    def refusal(self) -> str:
+    def refusal(self, within_s: float = UNKILLED_S) -> str:
         """Wait until those that KILL did not end are gone. Return why no attempt is started, "" if all are. In a worker thread."""
-        before = self._unkilled.known()
-        left = self._unkilled.await_end(unkilled.UNKILLED_S) if before else ()
-        ended = [one.pid for one in before if one not in left]
+        before = tuple(self._unkilled.values())
+        left = ownership.await_end(before, within_s) if before else ()
+        ended = [process for process in before if process not in left]
+        for process in ended:
+            self._unkilled.pop(process.key, None)
         if ended:
-            self._loop.call_soon(lambda: self._ended(ended))
-        return refusal([one.pid for one in left]) if left else ""
+            self._loop.call_soon(lambda: self._ended([process.pid for process in ended]))
+        return refusal([process.pid for process in left]) if left else ""
 
     @property
     def unkilled_pids(self) -> tuple[int, ...]:
         """Those that the next attempt waits for."""
-        return tuple(one.pid for one in self._unkilled.known())
+        return tuple(process.pid for process in tuple(self._unkilled.values()))
 
     @property
     def names(self) -> str:
@@ -65,12 +69,15 @@ class LeftProcesses:
         return ", ".join(map(description, self.unkilled_pids))
 
     def _alert(self, attempt: int, left: Sequence[LeftProcess]) -> None:
-        for one in self._unkilled.add(left):
-            named = description(one.pid)
+        for process in left:
+            if not process.unkilled or process.key in self._unkilled:
+                continue
+            self._unkilled[process.key] = process
+            named = description(process.pid)
             # a process that waits for nothing is on its way out: its memory is being freed, which takes seconds where it is much
             how = "has not ended yet after KILL, and waits for no disk and no driver" if ", state R" in named else "survives KILL"
             text = f"{named} {how}: no attempt is started beside it"
-            self._reporter.alerted(act.Alert("unkilled", attempt, text, str(one.pid)))
+            self._reporter.alerted(act.Alert("unkilled", attempt, text, str(process.pid)))
 
     def _ended(self, pids: Sequence[int]) -> None:
         for pid in pids:

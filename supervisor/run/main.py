@@ -293,7 +293,7 @@ class JobRun:
     def _tidy_up(self) -> None:
         """Clean up after an earlier supervisor: end the processes that are proven its, and move an earlier run's logs aside."""
         with contextlib.suppress(OSError):
-            left = self.factory.sweep_predecessors().left
+            left = self.factory.end_predecessors()
             self.executor.left.report_from_us(self.past.state.attempt.number, left, "may be of this job's last run and is left alone")
             self.factory.clear_scratch(keep_attempts=self.continues)
         if not self.continues and self.past.last_run is not None:

@@ -17,9 +17,9 @@ def starts(tree: ast.AST) -> set[int]:
 
 
 def owned(tree: ast.Module) -> set[int]:
-    """Return those of them that are handed to orphans.started: as a lambda, or as a function of that file."""
+    """Return those of them that are handed to ownership.started: as a lambda, or as a function of that file."""
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    handed = [node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "orphans.started"]
+    handed = [node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "ownership.started"]
     return set().union(*(starts(functions[one.id] if isinstance(one, ast.Name) else one) for one in handed))
 
 

@@ -103,7 +103,7 @@ def test_fewer_nodes_than_there_may_be_wait_at_a_store_that_knows_of_no_epoch() 
 
 def test_the_wait_for_nodes_that_know_more_counts_from_the_start_of_the_hosts_supervisor() -> None:
     played = Played()
-    played.state = new_store("s", "a", RULES, played.t, since_t=played.t - RULES.return_s + 2.0)
+    played.state = new_store("s", "a", RULES, played.t, since_t=played.t - RULES.rejoin_window_s + 2.0)
     played.meets("m", "a", "b")
     played.passes(1.5, "a", "b")
     assert "epoch/1" not in played.state.rows

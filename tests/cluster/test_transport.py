@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 KEY = "key of the job"
-RULES = ClusterRules(nodes=3, beat_s=0.4, lease_s=6.0, gone_s=2.0, return_s=12.0)
+RULES = ClusterRules(nodes=3, beat_s=0.4, lease_s=6.0, disconnect_timeout_s=2.0, rejoin_window_s=12.0)
 
 
 class Relay:
@@ -244,7 +244,7 @@ def test_a_node_whose_loop_stands_still_is_lost_and_one_whose_process_ends_soone
     cluster.members[2].close()
     wait_for(lambda: len(cluster.members[0].all_of(protocol.EpochEnded)) == 2, "the end", 20)
     assert "gone" in cluster.members[0].all_of(protocol.EpochEnded)[1].end.text
-    assert time.monotonic() - began >= RULES.gone_s
+    assert time.monotonic() - began >= RULES.disconnect_timeout_s
 
 
 def test_a_store_that_starts_again_at_its_port_goes_on_with_what_it_kept(cluster: Cluster) -> None:

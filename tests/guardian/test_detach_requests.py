@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.guardian import killing, process_tree
+from supervisor.guardian import ownership, process_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[Silence]:
         assert name == "environ"
         if pid in silent:
             answer.wait(60)
-        return killing.DETACH + b"\0A=1\0" if pid % 2 else b"A=1\0"
+        return ownership.DETACH + b"\0A=1\0" if pid % 2 else b"A=1\0"
 
     monkeypatch.setattr(process_tree, "_read_proc", read)
     yield silent, answer
@@ -44,18 +44,18 @@ def took(ask: Callable[[], set[int]]) -> tuple[set[int], float]:
 
 def test_one_that_does_not_answer_holds_nobody_up_and_is_not_asked_twice(silence: Silence) -> None:
     silence[0].add(4)
-    detach_requests, all_of_them = killing.DetachRequests(), [process(pid) for pid in range(1, 10)]
+    detach_requests, all_of_them = ownership.DetachRequests(), [process(pid) for pid in range(1, 10)]
     asked, first_s = took(lambda: detach_requests.detached(all_of_them))
     assert asked == {1, 3, 5, 7, 9}
-    assert first_s < killing.ANSWERS_S + 0.5
+    assert first_s < ownership.ANSWERS_S + 0.5
     asked, second_s = took(lambda: detach_requests.detached(all_of_them))
     assert asked == {1, 3, 5, 7, 9}
-    assert second_s < killing.SLOW_ANSWER_S
+    assert second_s < ownership.SLOW_ANSWER_S
 
 
 def test_many_that_do_not_answer_take_a_bounded_time_and_then_ask_for_nothing(silence: Silence) -> None:
     silence[0].update(range(2, 20, 2))
-    detach_requests, all_of_them = killing.DetachRequests(), [process(pid) for pid in range(2, 20, 2)]
+    detach_requests, all_of_them = ownership.DetachRequests(), [process(pid) for pid in range(2, 20, 2)]
     rounds = 0
     while detach_requests.detached(all_of_them):  # those that could not be asked yet
         rounds += 1
@@ -64,7 +64,7 @@ def test_many_that_do_not_answer_take_a_bounded_time_and_then_ask_for_nothing(si
 
 def test_an_answer_that_comes_late_still_counts(silence: Silence) -> None:
     silence[0].add(3)
-    detach_requests = killing.DetachRequests()
+    detach_requests = ownership.DetachRequests()
     assert detach_requests.detached([process(3)]) == set()
     silence[1].set()
     until = time.monotonic() + 10

@@ -71,7 +71,7 @@ def test_kill_9_of_the_guardian_is_told_and_swept_by_the_supervisor(tmp_path: Pa
     code = textwrap.dedent("""
         import json, os, signal, sys, threading, time
         from supervisor.launch.guardian_client import GuardianClient
-        from supervisor.launch.orphans import Orphans
+        from supervisor.guardian.ownership import Orphans
         script, *names = sys.argv[1:]
         died = threading.Event()
         orphans = Orphans("c" * 32)
@@ -415,7 +415,7 @@ def stuck(side: Callable[..., Side]) -> Iterator[tuple[Side, int]]:
 def test_an_end_that_is_not_over_spares_what_is_started_after_it(stuck: tuple[Side, int]) -> None:
     one, pid = stuck
     one.call("end", "all", grace_s=0.0)
-    assert [(left["pid"], left["killed"]) for left in one.wait("ended")["left"]] == [(pid, False)]  # no attempt waits for it
+    assert [(left["pid"], left["unkilled"]) for left in one.wait("ended")["left"]] == [(pid, False)]  # no attempt waits for it
     one.call("end", "all", grace_s=0.0)
     one.call("spawn", **one.command(["sleep", "600"], attempt=2))
     command = one.wait("spawned")["pid"]

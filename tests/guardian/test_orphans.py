@@ -12,7 +12,7 @@ import pytest
 
 from health.model import Ask
 from health.probing.runner import OUTCOME, Runner
-from supervisor.launch import orphans
+from supervisor.guardian import ownership
 from tests.support.waiting import wait_for
 
 from .conftest import alive
@@ -25,7 +25,7 @@ AS_FIRST = textwrap.dedent("""
     import os, signal, subprocess, sys, threading, time
     from supervisor.guardian import process_tree
     from supervisor.launch.guardian_client import GuardianClient
-    from supervisor.launch.orphans import Orphans, collect_zombies
+    from supervisor.guardian.ownership import Orphans, collect_zombies
 
     job = '''import os, signal, sys, time
     def orphan(name, environ):
@@ -82,10 +82,10 @@ def test_as_process_1_only_what_is_proven_is_ended(tmp_path: Path, *, seen: bool
 #: Nobody else's processes can be among our children here: what was not started by us fell to us.
 BESIDE = textwrap.dedent("""
     import os, subprocess
-    from supervisor.launch import orphans
+    from supervisor.guardian import ownership
 
-    ours = orphans.Orphans("c" * 32, first_process=False)
-    owned = orphans.started(lambda: subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE, text=True))
+    ours = ownership.Orphans("c" * 32, first_process=False)
+    owned = ownership.started(lambda: subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE, text=True))
     fallen = subprocess.Popen(["sleep", "600"])
     ours.end(0.5)
     print(owned.poll(), os.path.exists(f"/proc/{fallen.pid}"))
@@ -102,9 +102,9 @@ def test_what_we_started_ourselves_outlives_a_guardians_death(tmp_path: Path) ->
 
 def test_the_exit_status_of_a_prober_is_its_owners_whenever_zombies_are_collected() -> None:
     """Whoever else waits for a child leaves its owner with 0."""
-    runner = Runner({"foreign": "no_such_module"}, start=orphans.started)
-    ended = orphans.started(lambda: subprocess.Popen([sys.executable, "-c", "raise SystemExit(78)"]))
+    runner = Runner({"foreign": "no_such_module"}, start=ownership.started)
+    ended = ownership.started(lambda: subprocess.Popen([sys.executable, "-c", "raise SystemExit(78)"]))
     wait_for(lambda: Path(f"/proc/{ended.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "it is a zombie", 10)
-    orphans.collect_zombies()
+    ownership.collect_zombies()
     assert ended.wait() == 78
     assert runner.sweep(("foreign",), Ask(deadline_s=5.0)).of(OUTCOME)

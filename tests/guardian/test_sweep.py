@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.launch.previous_processes import ProcessRecord, read_records, record_process, sweep_records
+from supervisor.guardian.ownership import ProcessRecord, end_recorded, read_records, record_process
+from supervisor.job.identity import boot_id
 
 from .conftest import alive, read_pid, until
 
@@ -37,8 +37,8 @@ def leftover(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], ProcessR
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "SUPERVISE_JOB_COOKIE": COOKIE}, cwd=tmp_path)  # noqa: S603
     until((tmp_path / f"up{process.pid}").exists)
     below = read_pid(tmp_path / "below")
-    record_process(tmp_path / "processes", process.pid, COOKIE, "agent")
-    yield process, read_records(tmp_path / "processes")[0]
+    record_process(str(tmp_path / "processes"), process.pid, boot_id(), COOKIE, "agent")
+    yield process, read_records(str(tmp_path / "processes"))[0]
     for pid in (process.pid, below):
         if alive(pid):
             os.kill(pid, 9)
@@ -48,7 +48,7 @@ def leftover(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], ProcessR
 def test_what_is_proven_is_ended_with_all_below_it(leftover: tuple[subprocess.Popen[bytes], ProcessRecord], tmp_path: Path) -> None:
     process, record = leftover
     below = read_pid(tmp_path / "below")
-    result = sweep_records([record, record])
+    result = end_recorded([record, record], boot_id())
     assert (result.ended, result.left) == (tuple(sorted((process.pid, below))), ())
     assert not alive(process.pid)
     assert not alive(below)
@@ -61,17 +61,19 @@ def test_what_is_proven_is_ended_with_all_below_it(leftover: tuple[subprocess.Po
 )
 def test_incomplete_proof_is_left(leftover: tuple[subprocess.Popen[bytes], ProcessRecord], change: dict[str, str], *, named: bool) -> None:
     process, record = leftover
-    result = sweep_records([replace(record, **change)])
+    for name, value in change.items():
+        setattr(record, name, value)
+    result = end_recorded([record], boot_id())
     assert result.ended == ()
     assert [left.pid for left in result.left] == ([process.pid] if named else [])
     assert process.poll() is None
 
 
 def test_the_record_survives_a_torn_line_and_a_missing_file(tmp_path: Path) -> None:
-    file = tmp_path / "processes"
+    file = str(tmp_path / "processes")
     assert read_records(file) == ()
-    record_process(file, os.getpid(), COOKIE, "guardian")
-    record_process(file, 2**22 + 1, COOKIE, "nobody")
-    with file.open("a") as torn:
+    record_process(file, os.getpid(), boot_id(), COOKIE, "guardian")
+    record_process(file, 2**22 + 1, boot_id(), COOKIE, "nobody")
+    with (tmp_path / "processes").open("a") as torn:
         torn.write('{"pid": 12, "sta')
     assert [record.pid for record in read_records(file)] == [os.getpid()]

@@ -148,7 +148,7 @@ def test_the_deciding_thread_waits_for_no_process_that_survives_a_kill(monkeypat
     monkeypatch.setattr(module.procfs, "waits", lambda _pid: answers.wait() and SimpleNamespace(state="D", file=None, wchan="nfs_wait"))
     loop: Any = SimpleNamespace(call_soon=lambda _call: None)
     reporter: Any = SimpleNamespace(note=lambda *_: None, print_message=lambda _: None, alerted=lambda _: None, alert_over=lambda *_: None)
-    left: Any = [{"pid": 10_000_000 + n, "why": "survives KILL", "start_ticks": 1, "killed": True} for n in range(2)]
+    left: Any = [{"pid": 10_000_000 + n, "why": "survives KILL", "start_ticks": 1, "unkilled": True} for n in range(2)]
     thread = threading.Thread(target=lambda: LeftProcesses(loop, reporter).report_from_guardian(1, left), daemon=True)
     thread.start()
     thread.join(2.0)

@@ -15,9 +15,9 @@ from supervisor.classify.engine import classify
 from supervisor.config.settings import Settings
 from supervisor.config.signatures import configured
 from supervisor.core.model import Cause, Evidence
-from supervisor.guardian import killing, process_tree
-from supervisor.launch import previous_processes, unkilled
-from supervisor.launch.orphans import LeftProcess, left_by
+from supervisor.guardian import ownership, process_tree
+from supervisor.guardian.ownership import LeftProcess
+from supervisor.job.identity import boot_id
 from supervisor.observe import collect
 from supervisor.run import left_processes
 from tests.checkpointing import mounts
@@ -41,25 +41,26 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def left(process: subprocess.Popen[bytes], **change: int) -> LeftProcess:
     found = process_tree.read(process.pid)
     assert found is not None
-    return LeftProcess(process.pid, "still there after KILL", change.get("start_ticks", found.start_ticks), unkilled=True)
+    return LeftProcess(process.pid, change.get("start_ticks", found.start_ticks), "still there after KILL", unkilled=True)
 
 
 def test_an_end_is_seen_when_it_comes(sleeper: subprocess.Popen[bytes]) -> None:
-    known = unkilled.UnkilledProcesses()
-    one = left(sleeper)
-    assert known.add([one, LeftProcess(1, "it may not be signalled")]) == (one,)
-    assert known.add([one]) == ()  # it is reported once
-    assert known.await_end(0.01) == (one,)
+    reporter = MagicMock()
+    processes = left_processes.LeftProcesses(MagicMock(), reporter)
+    unkilled = left(sleeper)
+    for _ in range(2):
+        processes.report_from_us(1, [unkilled, LeftProcess(1, 1, "it may not be signalled")], "others")
+    assert reporter.alerted.call_count == 1, "it is reported once"
+    assert processes.unkilled_pids == (sleeper.pid,)
+    assert f"pid {sleeper.pid} " in processes.refusal(0.01)
     killer = threading.Timer(0.05, sleeper.kill)
     killer.start()
-    assert known.await_end(30.0) == ()
-    assert known.known() == ()
+    assert not processes.refusal(30.0)
+    assert not processes.unkilled_pids
 
 
 def test_another_process_with_its_pid_is_not_waited_for(sleeper: subprocess.Popen[bytes]) -> None:
-    known = unkilled.UnkilledProcesses()
-    known.add([left(sleeper, start_ticks=1)])
-    assert known.await_end(30.0) == ()
+    assert ownership.await_end([left(sleeper, start_ticks=1)], 30.0) == ()
 
 
 def test_one_in_uninterruptible_sleep_is_named_with_its_file_and_waited_for_at_the_next_start(tmp_path: Path) -> None:
@@ -71,20 +72,20 @@ def test_one_in_uninterruptible_sleep_is_named_with_its_file_and_waited_for_at_t
             try:
                 wait_for(lambda: (found := process_tree.read(process.pid)) and found.state == "D", "state D")
                 top = process_tree.read(process.pid)
-                ending = killing.TreeTermination(process.pid, signal.SIGKILL, 0.0, 0.2, top=top)
+                ending = ownership.TreeTermination(process.pid, signal.SIGKILL, 0.0, 0.2, top=top)
                 ends = threading.Event()
                 t = 0.0
                 while not ending.tick(t):
                     ends.wait(0.02)
                     t += 0.02
-                (one,) = left_by(ending)
+                (one,) = ending.left
                 assert (one.pid, one.unkilled) == (process.pid, True)
                 text = left_processes.refusal([one.pid])
                 assert f"pid {process.pid} (python" in text
                 assert f"state D, in write of {file} on {disk.place} (ext4))" in text
-                record = tmp_path / "processes"
-                previous_processes.record_process(record, process.pid, "c" * 32, previous_processes.UNKILLED)
-                (again,) = previous_processes.sweep_records(previous_processes.read_records(record)).left
+                record = str(tmp_path / "processes")
+                ownership.record_process(record, process.pid, boot_id(), "c" * 32, ownership.UNKILLED)
+                (again,) = ownership.end_recorded(ownership.read_records(record), boot_id()).left
                 assert (again.pid, again.start_ticks, again.unkilled) == (one.pid, one.start_ticks, True)
             finally:
                 disk.thaw()

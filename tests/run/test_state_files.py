@@ -19,7 +19,7 @@ from supervisor.checkpoints.discovery import record
 from supervisor.checkpoints.origin.baseline import Baseline
 from supervisor.checkpoints.recording.meeting import MeetingRecord
 from supervisor.errors import SuperviseError
-from supervisor.launch import previous_processes
+from supervisor.guardian import ownership
 from supervisor.node.gpu_quarantine import GpuQuarantine
 from supervisor.run import lock
 
@@ -52,7 +52,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuQuarantine(path.parents[1], "n", 7.0).held(0.0)),
     "the lock, by who takes it": ("lock", lambda path: lock.acquire(path, job="j")),
     "the lock, by who looks": ("lock", lock.holder),
-    "our processes": ("processes", previous_processes.read_records),
+    "our processes": ("processes", lambda path: ownership.read_records(str(path))),
 }
 #: What these hold is found out anew where it cannot be read: nothing is said.
 ANEW: dict[str, tuple[str, Callable[[Path], object]]] = {

@@ -21,7 +21,7 @@ import msgspec
 
 from checkpointing.mirror import keys
 from checkpointing.mirror.messages import EVENTS
-from supervisor.launch import orphans
+from supervisor.guardian import ownership
 from supervisor.launch.environment import job_environment
 from supervisor.report.text import clean
 
@@ -188,7 +188,7 @@ class MirrorLink:
                 start_new_session=True,
             )
 
-        with orphans.started(start) as process:
+        with ownership.started(start) as process:
             assert process.stdin is not None  # noqa: S101 (says it to the type checker)
             self._process = process
             reader = threading.Thread(target=self._listen, args=(process,), name="mirror-out", daemon=True)

@@ -20,7 +20,7 @@ import msgspec
 from supervisor.checkpoints.discovery import record
 from supervisor.checkpoints.mirror.process import mirrors, s3_options
 from supervisor.checkpoints.mirror.restore_permission import refusal
-from supervisor.launch import orphans
+from supervisor.guardian import ownership
 from supervisor.launch.environment import job_environment
 from supervisor.report.text import clean
 
@@ -114,7 +114,7 @@ def restore(job: Job, say: Callable[[str], None], save: str = "") -> RestoreAnsw
     try:
         with (
             os.fdopen(os.memfd_create("stderr"), "w+b") as errors,
-            orphans.started(
+            ownership.started(
                 lambda: subprocess.Popen(  # noqa: S603 (our own program)
                     argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=job_environment(job.environ), text=True
                 )

@@ -1,7 +1,7 @@
 """`supervise doctor --fix`: clears away what our jobs left behind on this node, where that is proven.
 
 It visits each job of the state directory whose supervisor on this node is gone. It ends the processes that are proven ours
-(launch/previous_processes.py has the proof), removes the job's directory in /dev/shm, and gives up its stale lock. Meanwhile it holds the
+(guardian/ownership.py has the proof), removes the job's directory in /dev/shm, and gives up its stale lock. Meanwhile it holds the
 job's own lock, so that no supervisor starts. It skips a job whose holder lives, or cannot be seen from here.
 """
 
@@ -12,8 +12,8 @@ import shutil
 from typing import TYPE_CHECKING
 
 from supervisor.errors import SuperviseError
+from supervisor.guardian import ownership
 from supervisor.job import identity
-from supervisor.launch import previous_processes
 from supervisor.run import lock
 from supervisor.run.factory import PROCESSES
 
@@ -65,7 +65,7 @@ def _job(state: Path, name: str, shm: Path) -> Iterator[str]:
 
 def _cleared(scratch: Path, name: str) -> Iterator[str]:
     try:
-        swept = previous_processes.sweep_records(previous_processes.read_records(scratch / PROCESSES))
+        swept = ownership.end_recorded(ownership.read_records(str(scratch / PROCESSES)), identity.boot_id())
     except OSError as error:
         yield f"{name}: {scratch}: {error.strerror or error}"
         return

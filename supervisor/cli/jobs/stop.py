@@ -32,7 +32,7 @@ from supervisor.cli.jobs.job_files import (
 from supervisor.core.model import Phase
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.guardian import killing, process_tree
+from supervisor.guardian import ownership, process_tree
 from supervisor.job import identity
 from supervisor.report.command_line import command_line, quoted
 from supervisor.report.wording import step_text
@@ -142,7 +142,7 @@ def _seen(place: JobFiles) -> tuple[LockRecord | None, LockRecord | None]:
 def _send(job: str, holder: LockRecord) -> None:
     """Send TERM to exactly this process; one that is gone has stopped. Raises SuperviseError if it is somebody else's."""
     process = process_tree.read(holder.process.pid)
-    if process is None or process.start_ticks != holder.process.start_ticks or killing.send(process, signal.SIGTERM):
+    if process is None or process.start_ticks != holder.process.start_ticks or ownership.send(process, signal.SIGTERM):
         return
     if process_tree.read(holder.process.pid) is not None and lock.is_alive(holder):
         raise SuperviseError(

@@ -54,7 +54,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], St
     monkeypatch.setattr("supervisor.cluster.server.TICK_S", 0.05)
 
     def start(job: JobOfNodes) -> StoreAddress:
-        rules = ClusterRules(nodes=1, beat_s=0.1, lease_s=600.0, gone_s=600.0, return_s=600.0)
+        rules = ClusterRules(nodes=1, beat_s=0.1, lease_s=600.0, disconnect_timeout_s=600.0, rejoin_window_s=600.0)
         state = new_store("store", f"{HERE}/id", rules, time.monotonic())
         epoch = Epoch(1, tuple(f"{host}/id" for host in job.hosts), f"{HERE}/id", "t")
         for key, value in (epoch.row(), (f"lost/1/{job.hosts[1]}/id", "silent for 6 s")):

@@ -94,6 +94,7 @@ sys.meta_path.insert(0, Bend())
     assert not list(tmp_path.glob("facts-*"))
 
 
+@pytest.mark.slow
 def test_a_system_that_gives_no_pidfds_is_named_before_anything_runs(start: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("""
 import errno, os
@@ -106,6 +107,7 @@ os.pidfd_open = pidfd_open
     assert agent.wait_exit() == 79
 
 
+@pytest.mark.slow
 def test_ranks_forked_from_torchrun_itself_are_left_to_torchrun(start: Callable[..., Any]) -> None:
     agent = start("--standalone", "--run-path")
     assert "--run-path" in agent.expect("unfit", 0)["missing"][0]
@@ -154,6 +156,7 @@ if any(word.endswith("supervisor/agent/__main__.py") for word in sys.orig_argv):
 """
 
 
+@pytest.mark.slow
 def test_the_import_of_torch_is_not_held_up_by_collections(start: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(COLLECTED)

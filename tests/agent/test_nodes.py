@@ -114,6 +114,7 @@ def test_no_rank_starts_before_the_supervisors_have_found_each_other_and_agreed(
     assert {fact["MARK"] for fact in facts} == {"agreed"}
 
 
+@pytest.mark.slow
 def test_a_stop_of_a_node_that_waits_for_the_others_success_ends_it(start: Callable[..., Any], tmp_path: Path) -> None:
     first, second = pair(start, tmp_path, "0 sleep;1 exit=0")
     second.expect("ranks_done", 1)

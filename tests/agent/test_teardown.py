@@ -99,6 +99,7 @@ def test_the_latency_of_ending_peers(start: Callable[..., Any]) -> None:
     assert statistics.median(took) <= 50
 
 
+@pytest.mark.slow
 @pytest.mark.bench
 def test_an_agent_that_is_deaf_in_a_store_wait_still_answers_and_leaves(start: Callable[..., Any]) -> None:
     """Node 1 of 2 of a static rendezvous whose node 0 never comes: torch's main thread sits in a connect of 15 minutes."""
@@ -121,6 +122,7 @@ def test_an_agent_that_is_deaf_in_a_store_wait_still_answers_and_leaves(start: C
             assert within(5, since=asked)
 
 
+@pytest.mark.slow
 def test_a_storm_of_signals_is_not_heard_and_an_ignored_hup_stays_ignored(start: Callable[..., Any], tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -162,6 +164,7 @@ def test_an_executable_that_is_not_there_is_told_with_torchs_own_words(start: Ca
     assert "FileNotFoundError" in agent.errors()
 
 
+@pytest.mark.slow  # tests/e2e/test_newcomer.py shows it
 def test_wrong_arguments_are_torchruns_own_affair(start: Callable[..., Any]) -> None:
     agent = start("--no-such-option=1")
     assert "did not accept" in agent.expect("failed", 0)["text"]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.few import few
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -32,7 +34,7 @@ sys.exit(sender.close(10.0))
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strike", range(3))
+@pytest.mark.parametrize("strike", few(range(3)))
 def test_killed_between_write_and_send(
     strike: int, tmp_path: Path, endpoint: Endpoint, alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
 ) -> None:

@@ -26,6 +26,7 @@ from supervisor.checkpoints.recording.reports import CheckpointAlert, Checkpoint
 from supervisor.cli.checkpoints import verify
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.job.job import Job
+from tests.support.few import few
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -337,7 +338,7 @@ def test_where_no_copy_can_be_had_that_is_reported_once_unless_a_save_replaces_i
     assert (copy.manifest.step, shares) == (3, True)
 
 
-@pytest.mark.parametrize("removed", [1, 2])
+@pytest.mark.parametrize("removed", few([1, 2]))
 def test_a_checkpoint_that_the_script_removed_as_too_old_is_not_reported(tmp_path: Path, removed: int) -> None:
     node = Node(tmp_path, paths=("*.pt",))
     node.run("run-a")
@@ -455,7 +456,7 @@ def test_another_runs_files_fill_no_quota_and_are_not_removed(tmp_path: Path) ->
     assert chosen(node.stops(1))[1] == 99_000
 
 
-@pytest.mark.parametrize("files", ["here", "gone"])
+@pytest.mark.parametrize("files", few(["here", "gone"]))
 def test_files_of_nobody_knows_when_stand_behind_those_of_a_run(tmp_path: Path, files: str) -> None:
     node = Node(tmp_path)
     (node.here / "ckpt").mkdir()

@@ -25,6 +25,7 @@ from supervisor.checkpoints.mirror import restore_process
 from supervisor.core.actions import SelectCheckpoint
 from tests.checkpoints.test_node_agreement import Nodes, ignore
 from tests.support import node_parts
+from tests.support.few import few
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.process
@@ -425,7 +426,7 @@ def test_a_supervisor_that_takes_over_removes_the_older_parts_of_its_run(tmp_pat
     assert [nodes.on_disk(node) for node in (0, 1)] == [[40, 60]] * 2
 
 
-@pytest.mark.parametrize("changes", ["a file of somebody's", "written since", "a link leads to it"])
+@pytest.mark.parametrize("changes", few(["a file of somebody's", "written since", "a link leads to it"]))
 def test_keep_leaves_a_part_that_is_not_as_this_job_wrote_it(tmp_path: Path, changes: str) -> None:
     nodes = PartNodes(tmp_path, keep=1)
     nodes.save_together(20)

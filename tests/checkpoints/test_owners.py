@@ -21,6 +21,7 @@ from supervisor.checkpoints.recording.newest_save import NewestSave
 from supervisor.checkpoints.recording.reports import CheckpointFound
 from supervisor.core.model import CheckpointOwner
 from tests.checkpoints.test_lineages import Node, identity
+from tests.support.few import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,7 +168,7 @@ def of_another_node(job: Restarted) -> str:
 
 @pytest.mark.parametrize(
     "ready",
-    [own, linked, hard_linked, copied, renamed, torn_and_put_back, restored_from_the_mirror, of_an_earlier_run, of_another_node],
+    few([own, linked, hard_linked, copied, renamed, torn_and_put_back, restored_from_the_mirror, of_an_earlier_run, of_another_node], 5),
 )
 def test_the_ordinary_ways_are_all_this_jobs_own(job: Restarted, ready: Callable[[Restarted], str]) -> None:
     name = ready(job)

@@ -18,6 +18,7 @@ from supervisor.config.settings import Checkpoints
 from supervisor.core.model import Cause, Evidence
 from tests.checkpoints.test_layouts import pair
 from tests.checkpoints.test_repair import disk, stat_of
+from tests.support.few import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,7 +160,7 @@ def test_a_temporary_name_that_a_killed_save_left_is_a_leftover(disk: JobOnDisk)
     assert (cause, fields["leftover"]) == (Cause.CHECKPOINT_LEFTOVER, str(left))
 
 
-@pytest.mark.parametrize("below", ["", "/meta.json"])
+@pytest.mark.parametrize("below", few(["", "/meta.json"]))
 @pytest.mark.parametrize("way", ["relative", "absolute", "through a link"])
 def test_a_script_that_looks_for_what_was_set_aside_gets_it_back_and_keeps_it(disk: JobOnDisk, below: str, way: str) -> None:
     torn = torn_set(disk)

@@ -14,6 +14,7 @@ import pytest
 
 from supervisor.classify import redact, secret_forms
 from tests.support.canaries import CANARY, PLANTED
+from tests.support.few import few
 from tests.support.figures import costs_at_most
 
 
@@ -220,17 +221,20 @@ def test_a_document_keeps_its_form() -> None:
 @pytest.mark.bench
 @pytest.mark.parametrize(
     "line",
-    [
-        "x" * 500_000,
-        "a-" * 250_000,
-        "token" * 100_000,
-        " " * 500_000,
-        "a://" * 125_000,
-        "x=" * 250_000,
-        'token="' * 75_000,
-        "token=|" + "\n" * 500_000,
-        "Cookie: " * 62_000,
-    ],
+    few(
+        [
+            "x" * 500_000,
+            "a-" * 250_000,
+            "token" * 100_000,
+            " " * 500_000,
+            "a://" * 125_000,
+            "x=" * 250_000,
+            'token="' * 75_000,
+            "token=|" + "\n" * 500_000,
+            "Cookie: " * 62_000,
+        ],
+        3,
+    ),
 )
 def test_a_long_line_costs_no_more_than_its_length(line: str) -> None:
     with costs_at_most(2):

@@ -110,6 +110,7 @@ def test_what_was_moved_aside_is_moved_back(place: Path) -> None:
     assert "nothing was moved" in run(place, "checkpoints", "undo").stdout
 
 
+@pytest.mark.slow
 def test_show_names_the_files_of_a_directory(place: Path) -> None:
     root = place / "global_step5"
     root.mkdir()
@@ -119,6 +120,7 @@ def test_show_names_the_files_of_a_directory(place: Path) -> None:
     assert "mp_rank_00_model_states.pt" in shown.stdout
 
 
+@pytest.mark.slow
 def test_records_that_a_supervisor_holds_are_not_changed_behind_its_back(place: Path) -> None:
     done = run(place, "--job", JOB, "--", "supervise", "checkpoints", "quarantine", "--job", JOB, "ckpt/step_1.pt")
     assert done.returncode != 0

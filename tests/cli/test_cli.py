@@ -18,6 +18,7 @@ from supervisor.cli import main
 from supervisor.cli.commands import COMMANDS, load_command
 from supervisor.cli.jobs.log_output import LogSelection
 from supervisor.config.settings import ROWS
+from tests.support.few import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -349,7 +350,7 @@ LIGHT = [
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
+@pytest.mark.parametrize("arguments", few(LIGHT, 4), ids=" ".join)
 def test_nothing_heavy_is_imported_for_a_quick_answer(tmp_path: Path, arguments: list[str]) -> None:
     code = f"import sys\nfrom supervisor.cli.main import main\nmain({arguments!r})\nprint(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-P", "-c", code]
@@ -411,7 +412,7 @@ def test_an_empty_environment_will_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("closed", [[1], [2], [1, 2], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("closed", few([[1], [2], [1, 2], [0, 1, 2]]), ids=str)
 def test_closed_standard_streams_harm_nothing_and_no_file_takes_their_place(tmp_path: Path, closed: list[int]) -> None:
     (tmp_path / "supervise.toml").write_text("restart.intensity = 2\n", encoding="utf-8")
 
@@ -485,8 +486,8 @@ READING = [
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("arguments", READING, ids=" ".join)
+@pytest.mark.parametrize("unbuffered", few(["", "1"]), ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("arguments", few(READING, 3), ids=" ".join)
 def test_a_reader_that_has_read_enough_is_no_error(failed_job: Path, arguments: list[str], unbuffered: str) -> None:
     environ = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
     reader, writer = os.pipe()

@@ -83,6 +83,7 @@ def fill(root: Path, name: str) -> None:
         mine.quarantine(entry(f"GPU-{name}-{number}"))
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_several_supervisors_of_one_host_write_at_once(ledger: GpuQuarantine, tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")

@@ -19,6 +19,7 @@ from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 from tests.cli.jobs.conftest import Written
 from tests.cli.jobs.several import JobOfNodes
 from tests.e2e.conftest import clean_environment
+from tests.support.few import few_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,21 +134,24 @@ def test_no_job_begins_on_an_excluded_node_and_the_line_says_why_and_what_allows
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("excluded", "before", "requeue", "update", "calls", "code", "line"),
-    [
-        ((), "(null)", 0, 0, ["requeue 4711"], 0, ""),
-        (("a.x", "b"), "(null)", 0, 0, ["-o show job 4711", "requeue 4711", "update JobId=4711 ExcNodeList=a,b"], 0, "without a, b"),
-        (("b",), "n[1-3]", 0, 0, ["-o show job 4711", "requeue 4711", "update JobId=4711 ExcNodeList=n[1-3],b"], 0, "without b"),
-        (
-            ("b",),
-            "(null)",
-            0,
-            1,
-            ["-o show job 4711", "requeue 4711", "update JobId=4711 ExcNodeList=b"],
-            0,
-            "may begin on an excluded node",
-        ),
-        (("b",), "(null)", 1, 0, ["-o show job 4711", "requeue 4711"], 1, "does not requeue job 4711"),
-    ],
+    few_rows(
+        [
+            ((), "(null)", 0, 0, ["requeue 4711"], 0, ""),
+            (("a.x", "b"), "(null)", 0, 0, ["-o show job 4711", "requeue 4711", "update JobId=4711 ExcNodeList=a,b"], 0, "without a, b"),
+            (("b",), "n[1-3]", 0, 0, ["-o show job 4711", "requeue 4711", "update JobId=4711 ExcNodeList=n[1-3],b"], 0, "without b"),
+            (
+                ("b",),
+                "(null)",
+                0,
+                1,
+                ["-o show job 4711", "requeue 4711", "update JobId=4711 ExcNodeList=b"],
+                0,
+                "may begin on an excluded node",
+            ),
+            (("b",), "(null)", 1, 0, ["-o show job 4711", "requeue 4711"], 1, "does not requeue job 4711"),
+        ],
+        2,
+    ),
     ids=["none", "some", "beside the job's own", "not permitted", "not requeued"],
 )
 def test_slurm_is_asked_for_other_nodes_once_it_has_taken_the_job_back(  # noqa: PLR0913, PLR0917  a case

@@ -76,6 +76,7 @@ def test_a_traceback_alone_names_the_users_file_and_line(supervise: Callable[...
     assert "ValueError: batch of 7 items, 8 expected" in run.stderr
 
 
+@pytest.mark.slow  # tests/classify/test_precision.py shows it of saved logs
 def test_failures_that_a_rank_prints_as_data_do_not_explain_its_kill(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("quoted"), options=ONCE)
     found = verdict(run)
@@ -90,6 +91,7 @@ def test_a_loader_that_was_killed_is_named(supervise: Callable[..., Supervised])
     assert is_within(found["after_s"], VERDICT_S)
 
 
+@pytest.mark.slow  # tests/classify shows it of saved logs
 def test_ranks_that_call_different_collectives_are_unsynced(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("mismatch"), options=ONCE, TORCH_DISTRIBUTED_DEBUG="DETAIL")
     assert verdict(run)["cause"] == "ddp_unsynced"
@@ -127,6 +129,7 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory(
     assert is_within(found["after_s"], VERDICT_S)
 
 
+@pytest.mark.slow  # tests/classify shows it of saved evidence
 def test_a_rank_that_touches_shared_memory_which_is_not_there(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings]
 ) -> None:

@@ -80,6 +80,7 @@ for step in range(first + 1, 31):
 """
 
 
+@pytest.mark.slow  # test_program_resume.py shows a switch
 def test_a_switch_is_used_once_a_save_was_seen_though_no_place_is_declared(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(light.IMPORT + SWITCHED)

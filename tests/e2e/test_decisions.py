@@ -116,6 +116,7 @@ def test_the_same_failure_at_the_same_step_twice_is_given_up_with_65(supervise: 
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow  # the scenarios show the cap
 def test_max_restarts_given_to_torchrun_is_the_cap(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*TORCHRUN, "--max-restarts=1", NO_TORCH, "--pids=pids", "--fail-rank=1", "--fail-at-step=3", "--fail-how=kill")
     assert run.exit_code() == 128 + signal.SIGKILL
@@ -124,8 +125,8 @@ def test_max_restarts_given_to_torchrun_is_the_cap(supervise: Callable[..., Supe
     assert "--max-restarts=1 is used up" in run.stderr
 
 
-SOME = (64,)
-OTHERS = (1, 42, 255, 65, 75, 78, 124, 137)
+SOME = ()  # test_main_job.py and test_ends.py have one of each kind
+OTHERS = (64, 1, 42, 255, 65, 75, 78, 124, 137)
 
 
 @pytest.mark.parametrize("own", [*SOME, *(pytest.param(own, marks=pytest.mark.slow) for own in OTHERS)])
@@ -184,6 +185,7 @@ def test_a_script_without_an_optimizer_gets_one_restart_and_the_same_exception_a
     assert run.attempts() == 2
 
 
+@pytest.mark.slow  # tests/scenarios shows it
 @pytest.mark.parametrize(
     ("script", "end"),
     [
@@ -241,6 +243,7 @@ def test_a_script_that_never_loads_anything_is_not_started_again_after_the_limit
     assert "restarting" not in run.stderr
 
 
+@pytest.mark.slow  # tests/scenarios shows it
 def test_within_the_limit_it_is_started_from_scratch_and_that_is_reported(supervise: Callable[..., Supervised]) -> None:
     once = ["--fail-rank=0", "--fail-at-step=3", "--fail-how=kill", "--fail-once-file=failed"]
     run = supervise(*PLAIN, "--steps=6", "--pids=pids", *once)
@@ -261,7 +264,7 @@ BY_PLACEHOLDER = "sys.argv = [a for a in sys.argv if a != '--resume=']\n"
 
 
 HANDED_OVER = [
-    ("plain", "environment"),
+    pytest.param("plain", "environment", marks=pytest.mark.slow),
     ("plain", "placeholder"),
     ("plain", "arguments"),
     pytest.param("torchrun", "placeholder", marks=pytest.mark.slow),
@@ -457,7 +460,10 @@ HOPELESS = ["--fail-rank=0", "--fail-how=exit:3"]
 
 @pytest.mark.parametrize(
     ("fault", "code", "events"),  # no hook sees how this job loads
-    [(RECOVERS, 0, ["opened", "resume_suspect", "resolved"]), (HOPELESS, 3, ["opened", "given_up"])],
+    [
+        (RECOVERS, 0, ["opened", "resume_suspect", "resolved"]),
+        pytest.param(HOPELESS, 3, ["opened", "given_up"], marks=pytest.mark.slow),
+    ],
     ids=["recovers", "hopeless"],
 )
 def test_the_webhook_gets_the_alerts(  # a fixture and a case
@@ -524,6 +530,7 @@ def test_an_attempt_that_ignores_its_checkpoint_is_called_what_it_is_everywhere(
     assert "resumed" not in run.stderr + card
 
 
+@pytest.mark.slow  # tests/alerts shows it
 @pytest.mark.parametrize("endpoint", [pytest.param("refuses", marks=pytest.mark.slow), "never answers"])
 def test_a_dead_endpoint_does_not_hold_the_job_up(supervise: Callable[..., Supervised], endpoint: str) -> None:
     with socket.socket() as listener:

@@ -203,6 +203,7 @@ def test_200_mib_of_output_on_a_disk_of_32_mib_that_a_stranger_then_fills_costs_
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_state_directory_that_is_deleted_under_us_harms_nobody(supervise: Run, tmp_path: Path) -> None:
     job = [*PLAIN, "--steps=60", "--step-ms=20", "--save-every=1", "--progress=progress", "--pids=pids"]
     run = supervise(*job, options=RESUMING)
@@ -251,6 +252,7 @@ def test_a_stop_is_obeyed_while_the_jobs_own_directory_hangs(supervise: Run, sur
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_without_dev_shm_heartbeats_are_kept_in_the_state_directory(supervise: Run, surroundings: type[Surroundings]) -> None:
     can_have(*NO_SHM)
     job = [

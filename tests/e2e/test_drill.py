@@ -79,9 +79,9 @@ def test_a_preempted_job_is_started_again_and_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["bitrot", "--yes"], "Add --checkpoints"),
+        pytest.param(["bitrot", "--yes"], "Add --checkpoints", marks=pytest.mark.slow),
         (["bitrot", *RESUMED], "Add --yes"),
-        (["nan"], "add --yes"),
+        pytest.param(["nan"], "add --yes", marks=pytest.mark.slow),
         (["kill", "--no-instrument"], "Leave out --no-instrument"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0] + str(len(value)),
@@ -93,6 +93,7 @@ def test_a_drill_that_cannot_be_or_may_do_harm_is_refused_before_anything_is_sta
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_before_the_step_is_reported_and_no_success(tmp_path: Path) -> None:
     done = drill(tmp_path, "kill", "--", "true")
     assert done.returncode == 1
@@ -119,6 +120,7 @@ def test_a_flipped_bit_is_found_an_older_checkpoint_taken_and_the_original_put_b
     assert damaged.name in loads(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_unnoticed_is_let_go_on(tmp_path: Path) -> None:
     job = [*JOB[:3], str(ROOT / "tests" / "jobs" / "ddp_small.py"), "--light", "--save-on-term", "--step-ms=20", *JOB[4:]]
     done = drill(tmp_path, "hang", "--at-step", "7", "--rank", "1", "--patience-s", "2", *RESUMED, "--", *job)

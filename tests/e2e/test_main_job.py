@@ -64,6 +64,7 @@ def test_a_rank_that_exits_42_before_its_first_step_gives_42(supervise: Callable
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow  # test_decisions.py shows it of a plain script
 @pytest.mark.bench
 def test_an_import_error_at_the_start_is_not_tried_again(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*NO_TORCH, "--fail-rank=0", "--fail-how=import-error", "--pids=pids", "--step-ms=100", "--steps=600")

@@ -76,6 +76,7 @@ def test_a_job_that_was_restarted_shows_it_over_http_and_in_the_textfile(supervi
     assert not list(run.place.glob("*.prom"))
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_a_warning_and_the_job_is_done(supervise: Callable[..., Supervised]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

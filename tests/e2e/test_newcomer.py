@@ -28,10 +28,10 @@ def words(run: Supervised) -> str:
     ("options", "said"),
     [
         (["--resume-args", "--resume {ckpt}"], "no placeholder but {resume}"),
-        (["--resume-args", "--resume"], "Write '--resume {resume}'"),
-        (["--checkpoints", ""], "checkpoints.paths = ['']"),
+        pytest.param(["--resume-args", "--resume"], "Write '--resume {resume}'", marks=pytest.mark.slow),
+        pytest.param(["--checkpoints", ""], "checkpoints.paths = ['']", marks=pytest.mark.slow),
         (["--job", "a/b"], "a name of up to 64 letters"),
-        (["--state-dir", ""], "job.state_dir = ''"),
+        pytest.param(["--state-dir", ""], "job.state_dir = ''", marks=pytest.mark.slow),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_64_and_nothing_is_started(
@@ -43,7 +43,7 @@ def test_an_option_that_cannot_be_meant_is_64_and_nothing_is_started(
     assert not (run.place / "started").exists()
 
 
-@pytest.mark.parametrize("what", ["a directory", "a link to"])
+@pytest.mark.parametrize("what", ["a directory", pytest.param("a link to", marks=pytest.mark.slow)])
 def test_a_configuration_that_is_no_file_is_78_and_named(supervise: Callable[..., Supervised], tmp_path: Path, what: str) -> None:
     path = tmp_path / "supervise.toml"
     path.mkdir() if what == "a directory" else path.symlink_to("missing.toml")

@@ -51,6 +51,7 @@ def test_a_guardian_that_does_not_answer_cannot_hold_up_the_end(supervise: Calla
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_who_empties_the_directory_in_memory_costs_no_more_than_the_heartbeats(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_what_matters_is_named_on_both_nodes_with_both_values_and_the_job_runs(
         assert is_within(compared_s(run), COMPARED_S)
 
 
+@pytest.mark.slow  # tests/health/nodecheck/test_environments.py shows it
 def test_what_cannot_work_ends_both_nodes_with_78_before_a_rank_starts(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     files = [f"--progress={tmp_path}/progress", "--steps=3"]
     runs = start_both(supervise, tmp_path, [*DDP, *files], [*DDP, *files], TORCH_DISTRIBUTED_DEBUG="DETAIL")

@@ -353,6 +353,7 @@ def test_a_progress_bar_on_a_terminal_is_as_without_us(
     assert shown[False].split("\r\n", OPENING_LINES)[OPENING_LINES] == f"{shown[True]}supervise: done, no incident\r\n"
 
 
+@pytest.mark.slow
 def test_under_torchrun_on_a_terminal_the_rank_has_one(
     supervise: Run, surroundings: type[Surroundings], terminal: Callable[[], Terminal], tmp_path: Path
 ) -> None:
@@ -418,7 +419,7 @@ INTERRUPTED = """
 """
 
 
-@pytest.mark.parametrize("how", ["^C", "kill"])
+@pytest.mark.parametrize("how", ["^C", pytest.param("kill", marks=pytest.mark.slow)])
 def test_an_interrupt_reaches_the_job_once_so_that_it_can_save(
     supervise: Run, surroundings: type[Surroundings], terminal: Callable[[], Terminal], tmp_path: Path, how: str
 ) -> None:
@@ -520,7 +521,7 @@ def test_few_lines_at_the_start_one_at_the_end_and_none_when_quiet(supervise: Ru
     assert said.stdout == quiet.stdout == "done\n"
 
 
-@pytest.mark.parametrize("options", [[], ["--quiet"]], ids=["normal", "quiet"])
+@pytest.mark.parametrize("options", [[], pytest.param(["--quiet"], marks=pytest.mark.slow)], ids=["normal", "quiet"])
 def test_the_card_is_the_last_thing_after_a_failure(
     supervise: Run, surroundings: type[Surroundings], tmp_path: Path, options: list[str]
 ) -> None:

@@ -47,6 +47,7 @@ def script(place: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow  # tests/scenarios shows it
 def test_the_same_step_from_scratch_without_a_step_counter_is_deterministic_at_the_second_time(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ def test_by_usr1_with_10_s_left_two_ranks_save_at_one_step_and_the_next_start_go
     assert first == second == step < third == fourth
 
 
+@pytest.mark.slow
 def test_a_script_that_knows_nothing_is_stopped_in_good_time(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*TORCHRUN, "--never-ask", **PATHS, **LEFT)
     wait_for_steps(run, 5)
@@ -111,7 +112,7 @@ def test_a_script_that_asks_and_never_gets_to_its_save_is_stopped_before_the_tim
     assert len(told(run)) == 2
 
 
-@pytest.mark.parametrize("then", ["ends", "goes on"])
+@pytest.mark.parametrize("then", ["ends", pytest.param("goes on", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_plain_script_that_saves_by_its_own_means_is_to_go_on_later(
     supervise: Callable[..., Supervised], tmp_path: Path, then: str, signum: int
@@ -133,6 +134,7 @@ def test_a_person_is_not_kept_waiting_for_a_save(supervise: Callable[..., Superv
     assert not (tmp_path / "saved").exists()
 
 
+@pytest.mark.slow
 def test_a_notice_that_reaches_the_ranks_too_kills_no_script_that_asks(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     run = supervise("python", "-c", PLAIN, "ends", **PATHS, **LEFT)
     wait_for_ask(run)

@@ -42,6 +42,7 @@ def card(run: Supervised) -> str:
     return " ".join(max(run.state.glob("*/nodes/*/incidents/*/card.txt")).read_text().split())
 
 
+@pytest.mark.slow  # tests/scenarios shows it
 def test_what_a_rank_read_too_early_is_not_rejected_and_the_next_attempt_resumes_from_it(
     tmp_path: Path, supervise: Callable[..., Supervised]
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_batch_of_12_finds_what_fits_at_the_same_global_batch(supervise: Calla
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow  # tests/cli and the scenarios show it
 def test_without_a_knob_the_arguments_stay_and_the_job_stops_with_the_line_that_would_arm_it(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*torchrun(2), JOB, "--batch-size=32", "--fits=8", **FAST)
     assert run.exit_code() != 0

@@ -228,6 +228,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--no-instrument", pytest.param("--instrument", marks=pytest.mark.slow)])
 def test_an_exception_that_torch_wrote_down_is_evidence_where_ours_is_missing(
     supervise: Callable[..., Supervised], tmp_path: Path, option: str

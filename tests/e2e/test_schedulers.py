@@ -66,6 +66,7 @@ def elastic(port: int) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow  # test_nodes.py and tests/slurm show the parts
 @pytest.mark.parametrize("who", ["slurm", pytest.param("trainer", marks=pytest.mark.slow), pytest.param("elastic", marks=pytest.mark.slow)])
 def test_two_nodes_meet(who: str, supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(MEETS)

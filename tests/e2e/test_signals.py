@@ -61,9 +61,7 @@ PHASES: dict[str, tuple[list[str], Callable[[Supervised], object]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "phase", [phase if phase in {"train", "start"} else pytest.param(phase, marks=pytest.mark.slow) for phase in PHASES]
-)
+@pytest.mark.parametrize("phase", [phase if phase == "train" else pytest.param(phase, marks=pytest.mark.slow) for phase in PHASES])
 @pytest.mark.parametrize("launcher", [PLAIN, pytest.param(LAUNCHED, marks=pytest.mark.slow)], ids=["plain", "torchrun"])
 def test_term_ends_the_job_in_every_phase_with_143_and_is_no_failure(
     supervise: Callable[..., Supervised], tmp_path: Path, launcher: list[str], phase: str
@@ -113,6 +111,7 @@ def test_a_stop_while_the_agent_imports_torch_ends_within_a_second_or_two_and_no
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [PLAIN, pytest.param(LAUNCHED, marks=pytest.mark.slow)], ids=["plain", "torchrun"])
 @pytest.mark.bench
 def test_twenty_terms_in_a_tenth_of_a_second_are_one(supervise: Callable[..., Supervised], launcher: list[str]) -> None:
@@ -146,7 +145,7 @@ def test_terms_up_to_the_last_moment_end_it_with_143_and_not_by_a_signal(supervi
 @pytest.mark.parametrize(
     ("launcher", "first"),
     [
-        pytest.param(PLAIN, "supervise", id="supervise-plain"),
+        pytest.param(PLAIN, "supervise", id="supervise-plain", marks=pytest.mark.slow),
         pytest.param(LAUNCHED, "ranks", id="ranks-torchrun", marks=pytest.mark.slow),
         pytest.param(PLAIN, "ranks", id="ranks-plain"),
         pytest.param(LAUNCHED, "supervise", id="supervise-torchrun", marks=pytest.mark.slow),
@@ -284,6 +283,7 @@ def test_quit_shows_the_stacks_of_all_ranks_and_the_training_goes_on(supervise: 
     assert incidents(run) == 0
 
 
+@pytest.mark.slow  # test_ends.py shows it of a daemon
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 def test_a_tmux_server_and_a_slow_uploader_live_on_after_a_job_that_ended_well(
     supervise: Callable[..., Supervised], tmp_path: Path

@@ -230,6 +230,7 @@ class Soak:
         assert (int(step), digest) == (last + EVERY, self.reference(last + EVERY)[last + EVERY])
 
 
+@pytest.mark.slow  # tests/simulation/fleet/test_months.py plays hundreds
 def test_a_dozen_kills_of_one_kind_with_the_default_settings_end_nothing(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     torch.save({"weights": torch.zeros(4)}, tmp_path / "template.pt")
     command = [sys.executable, JOBS / "killed.py", "--template=template.pt", "--kills=12"]

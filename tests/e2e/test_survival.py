@@ -209,6 +209,7 @@ for step in range(1, 100000):
 """
 
 
+@pytest.mark.slow
 def test_the_step_of_an_attempt_that_died_with_its_supervisor_is_its_last(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     script = tmp_path / "beats.py"
     script.write_text(BEATS)
@@ -226,6 +227,7 @@ def test_the_step_of_an_attempt_that_died_with_its_supervisor_is_its_last(superv
     second.exit_code()
 
 
+@pytest.mark.slow
 def test_what_supervisor_and_guardian_left_when_killed_in_one_instant_is_ended_at_the_next_start_and_no_stranger(
     supervise: Callable[..., Supervised],
 ) -> None:
@@ -289,6 +291,7 @@ def test_term_ends_an_agent_that_awaits_a_store_for_ever(
     assert not (run.place / "pids").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.bench
 def test_term_ends_a_job_whose_agent_is_stopped(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*TORCHRUN, NO_TORCH, "--steps=100000", *STEADY, *DAEMON, options=["--stop-deadline-s", "1"])

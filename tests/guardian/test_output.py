@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.few import few
 from tests.support.figures import within
 
 from .conftest import Side, alive, until
@@ -179,7 +180,7 @@ def test_a_slow_reader_slows_the_job_and_loses_nothing_while_stderr_flows(side: 
     assert out.join() == b"".join(b"%09d\n" % n for n in range(400_000)) + b"the end\n"
 
 
-@pytest.mark.parametrize("farewell", ["finish", "end"])
+@pytest.mark.parametrize("farewell", few(["finish", "end"]))
 def test_what_a_slow_reader_has_not_read_at_the_end_is_not_lost(side: Callable[..., Side], farewell: str) -> None:
     out = Reader(pace_s=0.01, chunk=4096)
     one = side(stdout=out.write_fd)

@@ -20,6 +20,7 @@ from supervisor.launch.plain_session import PlainSession
 from supervisor.launch.session import SessionContext
 from tests.guardian.conftest import Side, until
 from tests.launch.conftest import make_job
+from tests.support.few import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +94,7 @@ class Loop:
             self.session.on_guardian(msgspec.convert(self._guardian.wait(kind), EVENTS[kind]))
 
 
-@pytest.mark.parametrize("signum", [2, 15])
+@pytest.mark.parametrize("signum", few([2, 15]))
 def test_a_stop_before_the_start_was_reported_is_the_persons_signal_and_lets_the_command_save(
     side: Callable[..., Side], tmp_path: Path, signum: int
 ) -> None:

@@ -24,6 +24,7 @@ from health.model import Ask, CheckResult, Reading, Readings, Result
 from health.probing.runner import OUTCOME
 from health.thresholds import Thresholds
 from supervisor.job import identity
+from tests.support.few import few_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -206,20 +207,23 @@ def test_it_works_without_root_s_rights(fake_nvml: FakeNvml, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        ("--nodes --kernel-log -", "--nodes does not look at this node: --kernel-log says nothing beside it"),
-        ("--nodes --fix", "--nodes does not look at this node: --fix says nothing beside it"),
-        ("--kernel-log - --watch 1", "--kernel-log does not look at this node: --watch says nothing beside it"),
-        ("--kernel-log - --all", "--kernel-log does not look at this node: --all says nothing beside it"),
-        ("--nodes --all", "--nodes does not look at this node: --all says nothing beside it"),
-        ("--nnodes 3", "--nnodes requires --nodes"),
-        ("--nodes --nnodes 3", "--nnodes needs --node-rank and --master"),
-        ("--nodes --nnodes 2 --node-rank 2 --master a:1", "--node-rank 2 is not below --nnodes 2"),
-        ("--nodes --node-rank 1", "--node-rank 1 is not below --nnodes 1"),
-        ("--nodes --nnodes 2 --node-rank 0 --master a", "--master a is no HOST:PORT"),
-        ("--nodes --nnodes 2 --node-rank 0 --master a:70000", "--master a:70000 is no HOST:PORT"),
-        ("--nodes --rehearse bogus", "argument --rehearse: no fault: 'bogus'"),
-    ],
+    few_rows(
+        [
+            ("--nodes --kernel-log -", "--nodes does not look at this node: --kernel-log says nothing beside it"),
+            ("--nodes --fix", "--nodes does not look at this node: --fix says nothing beside it"),
+            ("--kernel-log - --watch 1", "--kernel-log does not look at this node: --watch says nothing beside it"),
+            ("--kernel-log - --all", "--kernel-log does not look at this node: --all says nothing beside it"),
+            ("--nodes --all", "--nodes does not look at this node: --all says nothing beside it"),
+            ("--nnodes 3", "--nnodes requires --nodes"),
+            ("--nodes --nnodes 3", "--nnodes needs --node-rank and --master"),
+            ("--nodes --nnodes 2 --node-rank 2 --master a:1", "--node-rank 2 is not below --nnodes 2"),
+            ("--nodes --node-rank 1", "--node-rank 1 is not below --nnodes 1"),
+            ("--nodes --nnodes 2 --node-rank 0 --master a", "--master a is no HOST:PORT"),
+            ("--nodes --nnodes 2 --node-rank 0 --master a:70000", "--master a:70000 is no HOST:PORT"),
+            ("--nodes --rehearse bogus", "argument --rehearse: no fault: 'bogus'"),
+        ],
+        2,
+    ),
 )
 def test_options_that_do_not_go_together_are_refused(options: str, said: str, tmp_path: Path) -> None:
     done = doctor(*options.split(), cwd=tmp_path)

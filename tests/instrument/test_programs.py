@@ -122,6 +122,7 @@ def test_a_framework_is_known_by_its_classes(attempt: Attempt, tmp_path: Path, n
     assert found is None or dict(found.values) == wanted["values"]
 
 
+@pytest.mark.slow
 def test_a_framework_that_fails_in_a_process_without_a_rank_is_known(attempt: Attempt, tmp_path: Path) -> None:
     lay_out(tmp_path, "transformers.trainer", ARGS + "class Trainer:\n    args = Args()\n    def train(self): raise MemoryError\n")
     script = "from transformers.trainer import Trainer\nTrainer().train()"
@@ -132,6 +133,7 @@ def test_a_framework_that_fails_in_a_process_without_a_rank_is_known(attempt: At
     assert (found.programs, dict(found.values)["batch_size"]) == (("hf_trainer",), "32")
 
 
+@pytest.mark.slow
 def test_an_exception_shows_the_framework_that_the_first_step_did_not(attempt: Attempt, tmp_path: Path) -> None:
     lay_out(tmp_path, "transformers.trainer", ARGS + "class Trainer:\n    args = Args()\n    def train(self): raise MemoryError\n")
     script = LOOP + "norm = torch.nn.BatchNorm1d(2)\ntrain(None)\nfrom transformers.trainer import Trainer\nTrainer().train()"
@@ -159,6 +161,7 @@ def test_the_real_accelerate_is_known_by_what_it_prepared(attempt: Attempt, wher
     assert written(attempt) == {"programs": ["accelerate"], "values": {"grad_accum": "4"}, "batchnorm": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "beside", [pytest.param(True, id="with its configurator"), pytest.param(False, id="of the same names", marks=pytest.mark.slow)]
 )

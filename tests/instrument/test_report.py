@@ -14,6 +14,7 @@ from supervisor.core.model import Phase
 from supervisor.job.job import Job
 from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.launch.environment import attempt_variables
+from tests.support.few import few
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +42,7 @@ def test_an_uncaught_exception_is_written_down_with_who_and_where(attempt: Attem
     assert "in inner" in error.traceback
 
 
-@pytest.mark.parametrize("ending", ["raise ValueError", "sys.exit(3)"])
+@pytest.mark.parametrize("ending", few(["raise ValueError", "sys.exit(3)"]))
 @pytest.mark.parametrize(("after_s", "phase"), [(3.2, Phase.UNKNOWN), (0.2, Phase.IMPORT)], ids=["ran on", "at once"])
 def test_what_ends_seconds_after_its_last_import_was_not_importing(attempt: Attempt, ending: str, after_s: float, phase: Phase) -> None:
     """It may train by numpy, or play: three seconds are more than lie between two imports."""

@@ -222,6 +222,7 @@ def test_what_has_no_name_is_not_logged_and_saves_all_the_same(done: Done) -> No
     assert (done.place / "nameless" / "n").stat().st_size
 
 
+@pytest.mark.slow
 def test_the_file_stays_small_and_keeps_the_newest_of_each_path(died: Done) -> None:
     rows, place = died.rows("many"), died.place / "many"
     assert (died.directory / "saves-0.jsonl").stat().st_size <= 300 << 10

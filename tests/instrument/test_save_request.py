@@ -118,7 +118,7 @@ def test_every_rank_sees_the_request_at_the_same_call(attempt: Attempt, tmp_path
     ("how", "went_on", "saved"),
     [
         ("save", True, True),  # and ends in order
-        ("save dies", False, False),
+        pytest.param("save dies", False, False, marks=pytest.mark.slow),
         pytest.param("asks", True, False, marks=pytest.mark.slow),
         pytest.param("own dies", True, True, marks=pytest.mark.slow),
         pytest.param("save asks", True, True, marks=pytest.mark.slow),
@@ -245,7 +245,7 @@ def test_a_rank_that_does_not_come_is_waited_for_a_while_and_nobody_saves_alone(
     assert not any(two.call(1)), "and when it comes, it finds that the others have gone on"
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
 def test_whatever_the_timing_all_or_none_see_the_request(two: Ranks, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save_agreement, "WAIT_S", 0.3)
     chance = random.Random(seed)  # noqa: S311 - the same again for a seed

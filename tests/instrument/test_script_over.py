@@ -54,6 +54,7 @@ step()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "is_over"),
     [

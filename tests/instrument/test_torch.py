@@ -298,6 +298,7 @@ def test_the_one_process_of_a_launcher_that_names_no_rank_claims_when_it_trains(
     assert ["CalledProcessError" in error.exc_type for error in scan.unclaimed] == [True] * len(scan.unclaimed)
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_number_that_dies_of_a_load_names_the_file(attempt: Attempt, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

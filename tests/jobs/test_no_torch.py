@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.few import few_rows
+
 JOB = [sys.executable, str(Path(__file__).with_name("no_torch.py"))]
 
 pytestmark = pytest.mark.process
@@ -40,15 +42,18 @@ def test_its_checkpoints_are_torch_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [
-        ("exit:42", 42),
-        ("exception", 1),
-        ("import-error", 1),
-        ("segv", -signal.SIGSEGV),
-        ("abort", -signal.SIGABRT),
-        ("kill", -signal.SIGKILL),
-        ("term", -signal.SIGTERM),
-    ],
+    few_rows(
+        [
+            ("exit:42", 42),
+            ("exception", 1),
+            ("import-error", 1),
+            ("segv", -signal.SIGSEGV),
+            ("abort", -signal.SIGABRT),
+            ("kill", -signal.SIGKILL),
+            ("term", -signal.SIGTERM),
+        ],
+        3,
+    ),
 )
 def test_a_fault_strikes_its_rank_before_its_step_and_once(tmp_path: Path, how: str, code: int) -> None:
     options = ["--steps=5", "--progress=progress", "--fail-rank=1", "--fail-at-step=3", f"--fail-how={how}", "--fail-once-file=failed"]

@@ -19,6 +19,7 @@ from supervisor.cli.invocation import Invocation
 from supervisor.cli.main import root
 from supervisor.errors import ExitCode
 from tests.e2e.conftest import clean_environment
+from tests.support.few import few_rows
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "docs/operations/Dockerfile"
@@ -146,12 +147,14 @@ def test_a_probe_is_a_command_of_ours(made: dict[str, list[dict[str, Any]]]) -> 
 
 @pytest.mark.parametrize(
     ("words", "error"),
-    [
-        (["--job", "Bert_1", *TRAIN], "no name for a Job: 'Bert_1'"),
-        (["--job", "b" * 53, *TRAIN], "no name for a Job"),
-        (["--job", "bert"], "no command given"),
-        (["--nodes", "2", "--", "torchrun", "--standalone", "t.py"], "torchrun --standalone runs on one node"),
-    ],
+    few_rows(
+        [
+            (["--job", "Bert_1", *TRAIN], "no name for a Job: 'Bert_1'"),
+            (["--job", "b" * 53, *TRAIN], "no name for a Job"),
+            (["--job", "bert"], "no command given"),
+            (["--nodes", "2", "--", "torchrun", "--standalone", "t.py"], "torchrun --standalone runs on one node"),
+        ]
+    ),
 )
 def test_what_cannot_be_is_an_error(words: list[str], error: str) -> None:
     done = printed(*words)

@@ -11,6 +11,7 @@ import pytest
 from supervisor.journal.records import Ended, Record, RunBegan, scan
 from supervisor.run.upkeep import record_pause_s
 from tests.e2e.conftest import clean_environment
+from tests.support.few import few, few_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,8 +53,8 @@ def bodies(place: Path) -> list[Any]:
     return [record.body for journal in place.glob("state/**/journal.jsonl") for record in scan(journal) if isinstance(record, Record)]
 
 
-@pytest.mark.parametrize(("signum", "code"), [(2, 130), (15, 143)], ids=["INT", "TERM"])
-@pytest.mark.parametrize("before", ["_begin_journal", "_tidy_up"])
+@pytest.mark.parametrize(("signum", "code"), few_rows([(2, 130), (15, 143)]), ids=["INT", "TERM"])
+@pytest.mark.parametrize("before", few(["_begin_journal", "_tidy_up"]))
 def test_a_signal_before_the_first_attempt_ends_the_run_with_a_record_and_starts_no_job(
     tmp_path: Path, before: str, signum: int, code: int
 ) -> None:

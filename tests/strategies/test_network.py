@@ -11,6 +11,7 @@ from supervisor.core.model import Cause, Evidence, PlanKind, Policy
 from supervisor.strategies import propose
 from supervisor.strategies.network import OPTIONAL, SOCKETS, TRANSPORTS
 from tests.strategies.test_ladders import situation
+from tests.support.few import few
 
 SWITCHES = {f"env:{variable}" for variable, _, _ in TRANSPORTS.values()}
 DOWN = Evidence("network", "interface", "eth0", fields=(("name", "eth0"), ("state", "down"), ("used", "yes")))
@@ -22,7 +23,7 @@ def subsets(names: tuple[str, ...]) -> list[tuple[str, ...]]:
     return list(chain.from_iterable(combinations(names, count) for count in range(len(names) + 1)))
 
 
-@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("cause", few(CAUSES))
 @pytest.mark.parametrize("is_down", [False, True])
 @pytest.mark.parametrize("theirs", [(), ("NCCL_IB_DISABLE",), SOCKETS, ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME")])
 def test_only_what_is_named_acts_and_never_on_a_variable_of_the_users(cause: Cause, is_down: bool, theirs: tuple[str, ...]) -> None:  # noqa: FBT001

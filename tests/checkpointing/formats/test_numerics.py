@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from checkpointing.formats import numerics
+from tests.support.few import few
 from tests.support.figures import costs_at_most
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def test_every_bit_pattern_that_is_not_finite_is_found(look: Callable[..., str],
     ],
     ids=["causal", "all", "scalar", "ones", "zeros_and_ones", "late"],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", few([torch.float32, torch.bfloat16, torch.float16], 2), ids=str)
 def test_a_mask_may_hold_inf(look: Callable[..., str], mask: torch.Tensor, dtype: torch.dtype) -> None:
     assert look(mask.to(dtype)) == ""
 
@@ -127,7 +128,7 @@ def test_names_of_kinds(name: str, kind: str | None) -> None:
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", few([torch.float32, torch.bfloat16, torch.float16]), ids=str)
 def test_it_is_fast_enough_to_go_unnoticed_beside_a_crc(look: Callable[..., str], dtype: torch.dtype) -> None:
     values = torch.randn(8 << 20).to(dtype)
     raw_bytes = values.numel() * values.element_size()

@@ -1,4 +1,4 @@
-"""What tests of the mirror share: one server for all workers, a bucket per test, a proxy before the server, checkpoints, the process."""
+"""What tests of the mirror share: one server for all workers, a bucket per test, a proxy before it, checkpoints, and the process."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ KINDS = [
     "file",
     pytest.param("swift", marks=[pytest.mark.s3, pytest.mark.process]),
     pytest.param("older_swift", marks=[pytest.mark.s3, pytest.mark.process, pytest.mark.slow]),
-    pytest.param("moto", marks=[pytest.mark.s3, pytest.mark.process]),
+    pytest.param("moto", marks=[pytest.mark.s3, pytest.mark.process, pytest.mark.slow]),
 ]
 
 

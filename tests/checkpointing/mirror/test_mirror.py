@@ -50,10 +50,10 @@ def test_a_directory_arrives_whole_with_its_empty_and_small_files(place: Place) 
 @pytest.mark.parametrize(
     ("what", "match", "after"),
     [
-        (RESET, "^PUT.*partNumber=2", 1 << 20),
+        pytest.param(RESET, "^PUT.*partNumber=2", 1 << 20, marks=pytest.mark.slow),
         (LOSE, "^POST.*uploadId", 0),
         (FLIP, "^PUT.*partNumber=2", 0),
-        ("503 SlowDown", "^PUT.*partNumber", 0),
+        pytest.param("503 SlowDown", "^PUT.*partNumber", 0, marks=pytest.mark.slow),
         pytest.param(RESET, "^POST.*uploads", 0, marks=pytest.mark.slow),
         pytest.param(LOSE, "^PUT.*partNumber=1", 0, marks=pytest.mark.slow),
         pytest.param(LOSE, "^PUT.*manifest.json", 0, marks=pytest.mark.slow),

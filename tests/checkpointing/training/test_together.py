@@ -75,6 +75,7 @@ def test_ranks_with_a_disk_of_their_own_load_the_newest_that_all_of_them_have_wh
     }
 
 
+@pytest.mark.slow
 def test_a_sharded_save_on_disks_that_are_not_shared_fails_on_every_rank_before_anything_is_written(tmp_path: Path) -> None:
     first, second = ranks("sharded_on_one_disk_each", 2, tmp_path)
     assert first["failed"][0] == second["failed"][0] == "CheckpointingError"

@@ -12,6 +12,7 @@ from supervisor.classify.gpu.xid import CAUSES
 from supervisor.classify.logs import text
 from supervisor.config import signatures
 from supervisor.core.model import Cause
+from tests.support.few import few
 from tests.support.figures import costs_at_most
 
 LAST_LISTED = 173
@@ -95,7 +96,7 @@ def test_the_codes_that_jobs_meet(code: int, action: xids.Action, retry: xids.Re
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize("text", ["\n", " ", "a.", "Error: ", "[1] ", '"'])
+@pytest.mark.parametrize("text", few(["\n", " ", "a.", "Error: ", "[1] ", '"'], 2))
 def test_no_pattern_is_slow_on_hostile_text(text: str) -> None:
     """Of a line at most text.LONGEST_LINE bytes are searched; no row may take long for them, or a flood would be awaited."""
     hostile = (text * HOSTILE_CHARACTERS)[:HOSTILE_CHARACTERS]

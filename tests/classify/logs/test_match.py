@@ -272,6 +272,7 @@ def test_a_flood_is_read_in_bounded_memory(flood: bytes) -> None:
     assert len(reader.finish()) <= 2 * match.MOST_HITS + 3 * match.MOST_TRACEBACKS + 600
 
 
+@pytest.mark.slow
 def test_open_tracebacks_hold_little_whatever_their_messages_are() -> None:
     reader = Reader(CATALOGUE)
     tracemalloc.start()

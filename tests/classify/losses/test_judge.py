@@ -10,6 +10,7 @@ import pytest
 from supervisor.classify.losses.judge import MOST_NAMES, NumberJudge
 from supervisor.classify.losses.lines import NumberReader, NumberReading, captures
 from supervisor.config import loss_rules
+from tests.support.few import few
 
 LOGS = sorted((Path(__file__).parents[2] / "corpus" / "logs").glob("*.log"))
 RULES = loss_rules.packaged()
@@ -68,7 +69,7 @@ def test_a_series_is_reported_once_and_once_that_it_is_over(name: str) -> None:
     assert changes(*lines) == expected
 
 
-@pytest.mark.parametrize("spread", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("spread", few([0.1, 0.5, 1.0]))
 def test_healthy_trainings_with_noise_are_never_strange(spread: float) -> None:
     _, rules = captures(RULES)
     for seed in range(70):

@@ -146,6 +146,7 @@ def test_a_damaged_journal_is_reported_on_with_its_damage(written: Any, capsys: 
         report(written.settings, "train")
 
 
+@pytest.mark.slow
 def test_a_report_on_five_thousand_attempts_takes_seconds(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.close()
     bodies: list[tuple[float, Body]] = [(0.0, Header("train", written.node)), (0.0, RunBegan("run-1"))]

@@ -101,6 +101,7 @@ def test_how_to_start_again_is_the_whole_command_with_a_variable_for_each_secret
     assert first == "set HUB_TOKEN first: secrets are not shown"
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_stop_that_takes_longer_goes_on_and_can_be_hurried(
     tmp_path: Path, supervise: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

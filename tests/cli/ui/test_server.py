@@ -304,6 +304,7 @@ def fingerprint(root: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_readers_who_never_read_hurt_nobody(serve: Serve, root: Path, written: Any, sleeper: Sleeper) -> None:
     job = running(written, sleeper().pid)
     page = serve(root)

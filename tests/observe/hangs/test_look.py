@@ -202,6 +202,7 @@ exchange(torch.zeros(1))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "text"),
     [

@@ -97,6 +97,7 @@ def check(seed: int) -> set[TimeState]:
     return seen
 
 
+@pytest.mark.slow  # the journals of all end-to-end tests are added up
 def test_the_states_of_simulated_jobs_add_up() -> None:
     seen = check(0)
     assert seen > {TimeState.PRODUCTIVE, TimeState.REWORK, TimeState.START_AND_LOAD, TimeState.TEAR_DOWN, TimeState.PREEMPTED}

@@ -203,7 +203,15 @@ def world(seed: int, plant: Plant) -> World:
     return made
 
 
-@pytest.mark.parametrize("plant", PLANTED, ids=[plant.__name__ for plant in PLANTED])
+#: Those that the fast tests plant, too: that the laws see anything at all. They are found in a moment.
+FAST = (rows_are_overwritten, leader_acts_on_what_it_proposed, admitted_when_one_node_has_saved)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [pytest.param(plant, marks=() if plant in FAST else pytest.mark.slow) for plant in PLANTED],
+    ids=[plant.__name__ for plant in PLANTED],
+)
 def test_a_law_is_broken(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     assert any(is_broken(world(seed, plant)) for seed in (TRIED_FIRST.get(plant, 0), *range(SEEDS)))

@@ -84,7 +84,7 @@ def _judged(row: dict[str, Json], read_t: float) -> CheckResult | None:
     if row.get("reason"):
         parts.append(str(row["reason"]))
     if not isinstance(age, int | float):
-        parts.append("at a time that is not known")
+        parts.append("time unknown")
     elif not recent:
         parts.append(f"{age / RECENT_S:.0f} days ago")
     repair = Repair(str(row.get("repair", "none"))) if failed else Repair.NONE

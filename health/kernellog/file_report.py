@@ -35,6 +35,7 @@ _OTHERS: Final = {
     b"(\xb5/\xfd": ("it is packed by zstd", "Unpack it: `zstd -dc {path} | supervise doctor --kernel-log -`."),
     b"BZh": ("it is packed by bzip2", "Unpack it: `bzip2 -dc {path} | supervise doctor --kernel-log -`."),
     b"PK\x03\x04": ("it is a zip archive", "Unpack it: `unzip -p {path} | supervise doctor --kernel-log -`."),
+    b"__": ("it is in journalctl's export format", "Save text: `journalctl -k > FILE`."),
     b"LPKSHHRH": (
         "it is a file of the journal",
         "Let journalctl read it: `journalctl --file {path} -k | supervise doctor --kernel-log -`.",
@@ -202,5 +203,6 @@ def _as_text(found: Sequence[LogFinding]) -> str:
         written.append(f"          {one.meaning}{'; ' + one.reason if one.reason else ''}\n")
         if one.repair in _COMMANDS:
             written.append(f"          repair: {one.repair.value}: {_COMMANDS[one.repair]}\n")
-        written.append(f"          line {one.number}: {one.line.strip()[:_SHOWN]}\n")
+        when = " (time unknown)" if one.t is None else ""
+        written.append(f"          line {one.number}{when}: {one.line.strip()[:_SHOWN]}\n")
     return "".join(written)

@@ -106,8 +106,8 @@ def _lines(one: CheckResult) -> Iterable[str]:
 def _summary(found: Diagnosis, *, in_full: bool) -> Iterable[str]:
     """Yield a row for each kind that is not here and each thing that was not seen, the counts of the rows above, and the verdict."""
     if not in_full:  # else each has a row above
-        yield from sorted({f"not here: {one.check}: {one.reason}" for one in found.results if one.result is Result.SKIPPED})
-    yield from (f"not seen: {line}" for line in found.unseen)
+        yield from sorted({f"skipped: {one.check}: {one.reason}" for one in found.results if one.result is Result.SKIPPED})
+    yield from (f"could not be checked: {line}" for line in found.unseen)
     counts = Counter(one.result for one in merged(found.results))
     judged = ", ".join(f"{counts[result]} {result.value}" for result in WORST_FIRST if counts[result])
     yield f"{platform.node()}: {judged or 'nothing was judged'}, {stamped(found.t).rstrip()}, in {found.seconds:.1f} s"

@@ -62,7 +62,7 @@ def _ls(invocation: Invocation, *, as_json: bool) -> int:
 @click.argument("node", metavar="NODE")
 @click.option("--why", default="", metavar="TEXT", help="Shown wherever the node is refused.")
 def exclude_command(invocation: Invocation, *, node: str, why: str) -> int:
-    """What runs there goes on. It counts from the next start of a job on. A requeue by `supervise slurm requeue` asks for other nodes."""
+    """Running jobs are not affected; the node is skipped from the next job start. `supervise slurm requeue` asks for other nodes."""
     return exclude(invocation.settings_to_read_with(), node, why)
 
 

@@ -108,9 +108,9 @@ def test_an_event_has_the_time_of_a_clock_on_the_wall_and_each_row_is_one_line()
         "                        look: dmesg -T",
     ]
     assert lines[5:8] == [
-        "not here: disk_nvme: none is here",
-        "not here: net_reach: none is here",
-        "not seen: nvml: x: not permitted, root may",
+        "skipped: disk_nvme: none is here",
+        "skipped: net_reach: none is here",
+        "could not be checked: nvml: x: not permitted, root may",
     ]
     assert "1 degraded, 2 skipped" in lines[8], "counted as they are shown"
 
@@ -201,18 +201,18 @@ def test_it_works_without_root_s_rights(fake_nvml: FakeNvml, tmp_path: Path) -> 
     )
     assert done.returncode in {0, 69}, "the rest of this node is not the test's"
     assert done.stderr == ""
-    assert "not seen: nvml: gpu.processes: not permitted, root may" in done.stdout
+    assert "could not be checked: nvml: gpu.processes: not permitted, root may" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--nodes --kernel-log -", "--nodes does not look at this node: --kernel-log says nothing beside it"),
-        ("--nodes --fix", "--nodes does not look at this node: --fix says nothing beside it"),
-        ("--kernel-log - --watch 1", "--kernel-log does not look at this node: --watch says nothing beside it"),
-        ("--kernel-log - --all", "--kernel-log does not look at this node: --all says nothing beside it"),
-        ("--nodes --all", "--nodes does not look at this node: --all says nothing beside it"),
-        ("--nnodes 3", "--nnodes says nothing without --nodes"),
+        ("--nodes --kernel-log -", "--kernel-log cannot be combined with --nodes, which does not examine this node"),
+        ("--nodes --fix", "--fix cannot be combined with --nodes, which does not examine this node"),
+        ("--kernel-log - --watch 1", "--watch cannot be combined with --kernel-log, which does not examine this node"),
+        ("--kernel-log - --all", "--all cannot be combined with --kernel-log, which does not examine this node"),
+        ("--nodes --all", "--all cannot be combined with --nodes, which does not examine this node"),
+        ("--nnodes 3", "--nnodes requires --nodes"),
         ("--nodes --nnodes 3", "--nnodes needs --node-rank and --master"),
         ("--nodes --nnodes 2 --node-rank 2 --master a:1", "--node-rank 2 is not below --nnodes 2"),
         ("--nodes --node-rank 1", "--node-rank 1 is not below --nnodes 1"),

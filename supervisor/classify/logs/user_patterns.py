@@ -112,10 +112,9 @@ class _StepCount:
         return product if name != "GROUPREF_EXISTS" else 2 * product
 
     def _ways_of_repeat(self, repeat: Any, following: frozenset[str], rest: Sequence[Node], before: float) -> float:  # noqa: ANN401
-        least, most, item = repeat
-        nodes = list(item)
+        least, nodes = int(repeat[0]), list(repeat[2])
         first, nullable = self._first(nodes)
-        most = min(most, LONGEST)
+        most = min(int(repeat[1]), LONGEST)
         of_item = self.ways(nodes, (first | following) if most > 1 else following, 0.0 if most > 1 else before)
         if of_item > 1 or (nullable and most > 1):
             return float("inf") if most * _digits(max(of_item, 2.0)) > 300 else of_item**most  # noqa: PLR2004  a float's largest power

@@ -318,8 +318,8 @@ def _json_entry(value: Any, raw: str, number: int) -> Iterator[Entry]:  # noqa: 
     """Yield the messages of a row of journalctl's or of dmesg's."""
     rows = value.get("dmesg", value) if isinstance(value, dict) else value
     if isinstance(rows, list):
-        for one in rows:
-            yield from _json_entry(one, json.dumps(one), number)
+        for row in rows:
+            yield from _json_entry(row, json.dumps(row), number)
     elif isinstance(rows, dict):
         line = raw if "\n" not in raw else json.dumps(rows)
         found = _of_dmesg(rows, line, number) if "msg" in rows else _of_journal(rows, line, number)
@@ -338,7 +338,7 @@ def _of_dmesg(row: dict[str, Any], line: str, number: int) -> Entry | None:
 def _of_journal(row: dict[str, Any], line: str, number: int) -> Entry | None:
     message = row.get("MESSAGE")
     if isinstance(message, list):  # bytes that are no text
-        message = bytes(one for one in message if isinstance(one, int) and 0 <= one < 256).decode("utf-8", "replace")  # noqa: PLR2004  a byte
+        message = bytes(byte for byte in message if isinstance(byte, int) and 0 <= byte < 256).decode("utf-8", "replace")  # noqa: PLR2004  a byte
     if not isinstance(message, str):
         return None
     transport, facility, tag = (row.get(key) for key in ("_TRANSPORT", "SYSLOG_FACILITY", "SYSLOG_IDENTIFIER"))

@@ -18,7 +18,6 @@ from supervisor.classify.losses import rules
 from supervisor.cli.commands import COMMANDS, load_command
 from supervisor.config import loss_rules as own_loss_rules
 from supervisor.config.alert_settings import SINK_ROWS
-from supervisor.config.classify_settings import SIGNATURE_ROWS
 from supervisor.config.loss_settings import RULE_ROWS
 from supervisor.config.recover_settings import RECOVER_ROWS
 from supervisor.config.setting_columns import MOST, MOST_SECONDS
@@ -64,7 +63,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 #: Every setting: those of the tree, and those of the lists and of the user's own rows.
-LISTED = (*ROWS, *SINK_ROWS, *RULE_ROWS, *SIGNATURE_ROWS, *RECOVER_ROWS)
+LISTED = (*ROWS, *SINK_ROWS, *RULE_ROWS, *RECOVER_ROWS)
 
 
 def settings(section: str) -> str:

@@ -46,11 +46,11 @@ class Diagnosis:
     @property
     def exit_code(self) -> int:
         """0, or UNFIT where anything of the node is FAILED, whether it would hold a start back or not."""
-        return UNFIT if any(one.result is Result.FAILED and one.check not in OF_A_JOB for one in self.results) else 0
+        return UNFIT if any(row.result is Result.FAILED and row.check not in OF_A_JOB for row in self.results) else 0
 
     def to_json(self) -> dict[str, Json]:
         """Return it as JSON."""
-        counts: dict[str, Json] = {result.value: sum(1 for one in self.results if one.result is result) for result in WORST_FIRST}
+        counts: dict[str, Json] = {result.value: sum(1 for row in self.results if row.result is result) for result in WORST_FIRST}
         return {
             "v": VERSION,
             "node": platform.node(),
@@ -59,7 +59,7 @@ class Diagnosis:
             "fit": self.exit_code == 0,
             "blocks_a_start": bool(blocking(self.results)),
             "counts": counts,
-            "results": [one.to_json() for one in self.results],
+            "results": [row.to_json() for row in self.results],
             "unseen": [*self.unseen],
         }
 
@@ -133,5 +133,5 @@ def _unseen(now: Readings, results: Iterable[CheckResult]) -> tuple[str, ...]:
         if reading.problem == PERMISSION:
             refused.setdefault(reading.probe, []).append(reading.name)
     lines = [f"{probe}: {', '.join(dict.fromkeys(names))}: not permitted, root may" for probe, names in refused.items()]
-    lines += [f"{one.check}: {one.reason}" for one in results if one.result is Result.UNKNOWN]
+    lines += [f"{row.check}: {row.reason}" for row in results if row.result is Result.UNKNOWN]
     return tuple(dict.fromkeys(lines))

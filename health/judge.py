@@ -45,4 +45,4 @@ def judge(
 
 def blocking(results: tuple[CheckResult, ...]) -> tuple[CheckResult, ...]:
     """Return the results that should block an attempt."""
-    return tuple(one for one in results if one.blocks)
+    return tuple(result for result in results if result.blocks)

@@ -298,7 +298,7 @@ class Readings:
 
     def to_json(self) -> list[Json]:
         """Return them as JSON: for a baseline that is kept."""
-        return [[one.probe, one.subject, one.name, one.value, one.problem, one.t] for one in self._all]
+        return [[reading.probe, reading.subject, reading.name, reading.value, reading.problem, reading.t] for reading in self._all]
 
     @classmethod
     def from_json(cls, rows: Json) -> Readings:
@@ -332,9 +332,9 @@ def elapsed_s(now: Readings, before: Readings | None, name: str, subject: str) -
 
 def worst(results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
     """Return them worst first; within one result those that block first, then by check and subject."""
-    return tuple(sorted(results, key=lambda one: (WORST_FIRST.index(one.result), not one.blocks, one.check, one.subject)))
+    return tuple(sorted(results, key=lambda result: (WORST_FIRST.index(result.result), not result.blocks, result.check, result.subject)))
 
 
-def worse(one: Severity, other: Severity) -> Severity:
+def worse(severity: Severity, other: Severity) -> Severity:
     """Return the worse of two."""
-    return max(one, other, key=SEVERITIES.index)
+    return max(severity, other, key=SEVERITIES.index)

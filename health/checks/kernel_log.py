@@ -50,8 +50,10 @@ def kernel_log(now: Readings, before: Readings | None, _limits: Thresholds) -> I
         )
         return
     known = {_key(row) for row in before.rows("kernel.findings", KERNEL)} if before is not None else set()
-    shown = [one for row in now.rows("kernel.findings", KERNEL) if _key(row) not in known and (one := _judged(row, reading.t)) is not None]
-    shown.sort(key=lambda one: one.result is not Result.FAILED)
+    shown = [
+        result for row in now.rows("kernel.findings", KERNEL) if _key(row) not in known and (result := _judged(row, reading.t)) is not None
+    ]
+    shown.sort(key=lambda result: result.result is not Result.FAILED)
     yield from shown[:MOST_SHOWN]
     if len(shown) > MOST_SHOWN:
         yield CheckResult("kernel_log", KERNEL, Result.DEGRADED, f"{len(shown) - MOST_SHOWN} more findings in the kernel's log", look=_LOOK)
@@ -79,12 +81,12 @@ def _judged(row: dict[str, Json], read_t: float) -> CheckResult | None:
     failed = severity == "critical" and recent and row.get("repair") != Repair.RESTART_JOB
     pci, subject = row.get("pci"), row.get("subject")
     code = f"{row.get('kind')} {row.get('code')}"
-    where = " ".join(str(one) for one in (pci, subject) if one)
+    where = " ".join(str(word) for word in (pci, subject) if word)
     parts = [f"{code} {where}".strip(), str(row.get("meaning", ""))]
     if row.get("reason"):
         parts.append(str(row["reason"]))
     if not isinstance(age, int | float):
-        parts.append("at a time that is not known")
+        parts.append("time unknown")
     elif not recent:
         parts.append(f"{age / RECENT_S:.0f} days ago")
     repair = Repair(str(row.get("repair", "none"))) if failed else Repair.NONE
@@ -99,5 +101,5 @@ def _judged(row: dict[str, Json], read_t: float) -> CheckResult | None:
         repair,
         look=_LOOK,
         t=t,
-        event=" ".join(str(one) for one in (row.get("kind"), row.get("code"), subject) if one),
+        event=" ".join(str(word) for word in (row.get("kind"), row.get("code"), subject) if word),
     )

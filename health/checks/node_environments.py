@@ -116,19 +116,19 @@ def _listed(nodes: list[str]) -> str:
 
 def merge_nodes(nodes: Mapping[str, Readings]) -> Readings:
     """Return the environments of nodes as readings of one sweep, each with the subject `node:NAME`."""
-    made: list[Reading] = []
+    merged: list[Reading] = []
     for node, readings in nodes.items():
         for name in _COMPARED:
-            one = readings.one(name)
-            if one is not None:
-                made.append(Reading(one.probe, f"{_NODE}{node}", name, one.value, one.problem, one.t))
+            reading = readings.one(name)
+            if reading is not None:
+                merged.append(Reading(reading.probe, f"{_NODE}{node}", name, reading.value, reading.problem, reading.t))
         mtus: dict[str, Json] = {
-            one.subject.removeprefix("nic:"): row.get("mtu")
-            for one in readings.of("nic.state")
-            if (row := readings.table("nic.state", one.subject)).get("carrier") is True and row.get("virtual") is False
+            reading.subject.removeprefix("nic:"): row.get("mtu")
+            for reading in readings.of("nic.state")
+            if (row := readings.table("nic.state", reading.subject)).get("carrier") is True and row.get("virtual") is False
         }
-        made.append(Reading("ethernet", f"{_NODE}{node}", "env.mtus", mtus))
-    return Readings(made)
+        merged.append(Reading("ethernet", f"{_NODE}{node}", "env.mtus", mtus))
+    return Readings(merged)
 
 
 @check(
@@ -148,8 +148,8 @@ def env_nodes(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
     if len(nodes) < 2:  # noqa: PLR2004 -- to be alike takes two
         yield CheckResult("env_nodes", HOST, Result.SKIPPED, "readings of one node only")
         return
-    found = [_result(one) for one in differences(now)]
-    yield from found or [CheckResult("env_nodes", HOST, Result.OK, f"{len(nodes)} nodes have the same environment")]
+    results = [_result(difference) for difference in differences(now)]
+    yield from results or [CheckResult("env_nodes", HOST, Result.OK, f"{len(nodes)} nodes have the same environment")]
 
 
 def differences(now: Readings) -> tuple[NodeDifference, ...]:
@@ -159,7 +159,7 @@ def differences(now: Readings) -> tuple[NodeDifference, ...]:
 
 
 def _nodes(now: Readings) -> tuple[str, ...]:
-    return tuple(one.subject for one in now.of("env.versions") if one.subject.startswith(_NODE))
+    return tuple(reading.subject for reading in now.of("env.versions") if reading.subject.startswith(_NODE))
 
 
 def _values(now: Readings, nodes: tuple[str, ...], name: str) -> Iterator[tuple[str, dict[str, str]]]:
@@ -226,13 +226,13 @@ def clocks(offsets: Mapping[str, float]) -> tuple[NodeDifference, ...]:
     return (NodeDifference("the clock", values, Weight.MATTERS, "which node failed first is judged by their clocks"),)
 
 
-def _result(one: NodeDifference) -> CheckResult:
-    counts = Counter(one.values.values())
+def _result(difference: NodeDifference) -> CheckResult:
+    counts = Counter(difference.values.values())
     usual = max(counts, key=lambda value: (counts[value], value))
-    others = {node: value for node, value in one.values.items() if value != usual}
+    others = {node: value for node, value in difference.values.items() if value != usual}
     shown = ", ".join(f"{node}: {value}" for node, value in list(others.items())[:8])
     more = f" and {len(others) - 8} more" if len(others) > 8 else ""  # noqa: PLR2004 -- a line's worth
-    why = f"{one.what} is not the same on all nodes: {shown}{more}; {counts[usual]} of {len(one.values)} have {usual}"
-    evidence = tuple(f"{node}: {value}" for node, value in one.values.items())
-    result = Result.FAILED if one.strict or one.weight is Weight.CANNOT_WORK else Result.DEGRADED
+    why = f"{difference.what} is not the same on all nodes: {shown}{more}; {counts[usual]} of {len(difference.values)} have {usual}"
+    evidence = tuple(f"{node}: {value}" for node, value in difference.values.items())
+    result = Result.FAILED if difference.strict or difference.weight is Weight.CANNOT_WORK else Result.DEGRADED
     return CheckResult("env_nodes", HOST, result, why, evidence, Repair.CONFIGURE, look=("supervise doctor --json",))

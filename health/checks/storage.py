@@ -191,7 +191,7 @@ def disk_nvme(now: Readings, before: Readings | None, _limits: Thresholds) -> It
         return
     rows = now.rows("nvme.controllers")
     lost = {_nvme_name(row) for row in before.rows("nvme.controllers")} - {_nvme_name(row) for row in rows} if before is not None else set()
-    found = [
+    results = [
         CheckResult("disk_nvme", HOST, Result.FAILED, f"NVMe disk {who} is gone since the job started", (), Repair.REPLACE, look=_NVME_LOOK)
         for who in sorted(lost)
     ]
@@ -201,10 +201,10 @@ def disk_nvme(now: Readings, before: Readings | None, _limits: Thresholds) -> It
             continue
         result, repair = (Result.DEGRADED, Repair.NONE) if state in _TRANSIENT_STATES else (Result.FAILED, Repair.REPLACE)
         why = f"NVMe disk {_nvme_name(row)} is {state}"
-        found.append(CheckResult("disk_nvme", HOST, result, why, (f"model {row.get('model')}",), repair, look=_NVME_LOOK))
-    if not rows and not found:
+        results.append(CheckResult("disk_nvme", HOST, result, why, (f"model {row.get('model')}",), repair, look=_NVME_LOOK))
+    if not rows and not results:
         yield CheckResult("disk_nvme", HOST, Result.SKIPPED, "no NVMe disk is here")
-    yield from found or ([CheckResult("disk_nvme", HOST, Result.OK, f"{len(rows)} NVMe disks are live")] if rows else [])
+    yield from results or ([CheckResult("disk_nvme", HOST, Result.OK, f"{len(rows)} NVMe disks are live")] if rows else [])
 
 
 def _nvme_name(row: dict[str, Json]) -> str:

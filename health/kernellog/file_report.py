@@ -35,6 +35,7 @@ _OTHERS: Final = {
     b"(\xb5/\xfd": ("it is packed by zstd", "Unpack it: `zstd -dc {path} | supervise doctor --kernel-log -`."),
     b"BZh": ("it is packed by bzip2", "Unpack it: `bzip2 -dc {path} | supervise doctor --kernel-log -`."),
     b"PK\x03\x04": ("it is a zip archive", "Unpack it: `unzip -p {path} | supervise doctor --kernel-log -`."),
+    b"__": ("it is in journalctl's export format", "Save text: `journalctl -k > FILE`."),
     b"LPKSHHRH": (
         "it is a file of the journal",
         "Let journalctl read it: `journalctl --file {path} -k | supervise doctor --kernel-log -`.",
@@ -176,31 +177,34 @@ def _judged(stream: parse.Source) -> LogReport:
 
 def show(judged: LogReport, *, as_json: bool, out: TextIO) -> int:
     """Print the findings of a saved log. Returns the exit code. Raises OSError where nothing can be printed."""
-    found, forgotten = judged.findings, sum(judged.forgotten.values())
+    findings, forgotten = judged.findings, sum(judged.forgotten.values())
     if as_json:
-        out.writelines(json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in found)
+        out.writelines(json.dumps(finding.to_json(), ensure_ascii=False) + "\n" for finding in findings)
     elif not judged.messages:
         out.write("this log has no kernel message, so it proves nothing about the node\n")
     else:
-        out.write(_as_text(found))
+        out.write(_as_text(findings))
     if forgotten:
-        counts = ", ".join(f"{judged.forgotten[one]} {one.value}" for one in reversed(SEVERITIES) if judged.forgotten.get(one))
+        counts = ", ".join(
+            f"{judged.forgotten[severity]} {severity.value}" for severity in reversed(SEVERITIES) if judged.forgotten.get(severity)
+        )
         note = f"{forgotten} older findings are not shown ({counts}): judge the log in parts to see them"
         print(note, file=sys.stderr if as_json else out)
-    critical = judged.forgotten.get(Severity.CRITICAL) or any(one.severity is Severity.CRITICAL for one in found)
+    critical = judged.forgotten.get(Severity.CRITICAL) or any(finding.severity is Severity.CRITICAL for finding in findings)
     return FOUND if critical else 0
 
 
-def _as_text(found: Sequence[LogFinding]) -> str:
-    if not found:
+def _as_text(findings: Sequence[LogFinding]) -> str:
+    if not findings:
         return "nothing in this log needs attention\n"
     written = []
-    for one in sorted(found, key=lambda one: -SEVERITIES.index(one.severity)):
-        where = " ".join(part for part in (one.pci, one.subject) if part)
-        again = f" ({one.count} lines)" if one.count > 1 else ""
-        written.append(f"{one.severity.value:8}  {one.kind} {one.code}  {where}{again}\n")
-        written.append(f"          {one.meaning}{'; ' + one.reason if one.reason else ''}\n")
-        if one.repair in _COMMANDS:
-            written.append(f"          repair: {one.repair.value}: {_COMMANDS[one.repair]}\n")
-        written.append(f"          line {one.number}: {one.line.strip()[:_SHOWN]}\n")
+    for finding in sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity)):
+        where = " ".join(part for part in (finding.pci, finding.subject) if part)
+        again = f" ({finding.count} lines)" if finding.count > 1 else ""
+        written.append(f"{finding.severity.value:8}  {finding.kind} {finding.code}  {where}{again}\n")
+        written.append(f"          {finding.meaning}{'; ' + finding.reason if finding.reason else ''}\n")
+        if finding.repair in _COMMANDS:
+            written.append(f"          repair: {finding.repair.value}: {_COMMANDS[finding.repair]}\n")
+        when = " (time unknown)" if finding.t is None else ""
+        written.append(f"          line {finding.number}{when}: {finding.line.strip()[:_SHOWN]}\n")
     return "".join(written)

@@ -3,6 +3,9 @@
 The formats: records of /dev/kmsg, `dmesg` with any of its options, `journalctl` short, iso, monotonic, full, unix, cat or JSON, syslog
 files with and without host, RFC 5424, rsyslog's `#012` for a newline. A line that names another facility, program tag or transport is left
 out. A line without marks may be the kernel's; its `sure` is False.
+
+A line in another dress (a collector's prefix, a date in another language) is read where the kernel's own mark stands in it; its time is
+unknown.
 """
 
 from __future__ import annotations
@@ -60,23 +63,14 @@ _RFC5424 = re.compile(r"(?P<host>\S+) kernel (?:-|\d+) \S+ (?:-|\[[^\]]*\]) (?:\
 _OTHERS = re.compile(r"(?P<host>[\w.@-]+) (?P<tag>[\w./@()-]+?)(?:\[(?P<pid>\d+)\])?: (?P<text>.*)")
 #: Messages whose beginning looks like a host and a program.
 _DRIVER = re.compile(r"(?:nvme|mlx\d_core|pcieport|amdgpu|nvidia|EDAC|XFS|BTRFS|EXT4-fs|NETDEV|INFO:|watchdog:) ")
-#: A prefix with a clock, in any language: `[日 11月 22 19:51:14 2026] ` of dmesg -T, which nobody else writes,
-#: or `Th11 22 19:51:14 ` of journalctl. When it was is not known, unless the month is a number.
-_FOREIGN = re.compile(
-    r"(?P<dmesg>\[(?:[^\[\]\s]{1,12}\s+){0,3}?(?:(?P<mon>\d{1,2})[月월]\s+(?P<d>\d{1,2})\s+)?(?:[^\[\]\s]{1,12}\s+){0,3}?"
-    r"(?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:\s+(?P<y>\d{4}))?[^\[\]]{0,12}\])" + _CALLER + r"|"
-    r"(?:(?P<month>\d{1,2})[月월]\s+(?P<day>\d{1,2})\s+|(?:[^\s:]{1,16}\s+){1,4}?)(?P<time>\d\d:\d\d:\d\d)(?:[.,]\d{1,9})?\s+(?:\d{4}\s+)?(?:[AP]M\s+)?"
+#: Marks of the kernel's behind a time or a prefix of unknown form: its tag, the time of dmesg, or a date in brackets.
+_UNREAD = re.compile(
+    r"(?:(?:[^:]|(?<=\d):(?=\d\d)){1,120}? kernel: ?|[^\[]{1,80}?(?=\[ *\d{1,12}\.\d{6}\] )|\[[^\[\]]{0,40}\d\d:\d\d:\d\d[^\[\]]{0,20}\] ?)"
+    r"(?:\[ *(?:\d{1,12}\.\d{6}|[TC]\d+)\] ?)*"
 )
 #: Only the driver's messages begin so. In a line of unknown form, the text before one is left out.
 _OWN = re.compile(r"(?<=[\s\])}>|;,])(?:NVRM: |nvidia-nvswitch\d*: )")
 _OF_A_PROGRAM = re.compile(r"[\w./@()-]+(?:\[\d+\])?: ?$")
-#: `journalctl -o export`: the first field of each entry.
-_EXPORT = re.compile(r"__[A-Z_]+=")
-_FIELD = re.compile(r"([A-Z_][A-Z0-9_]*)(?:=(.*))?$", re.DOTALL)
-#: Talos: `10.0.0.7: kern: warning: [2026-04-22T21:27:51.291660856Z]: message`.
-_TALOS = re.compile(r"(?P<host>\S+): (?P<facility>[a-z0-9]+): +[a-z]+: \[(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?P<us>\.\d+)?Z\]: ")
-#: The prefix that pdsh, ansible and loops over ssh put before each line of dmesg.
-_COLLECTED = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*): (?=\[ *\d+\.\d{6}\] )")
 _NETWORKD = re.compile(r"(?P<nic>\S+): (?:Lost|Gained) carrier")
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})")
 _BLANK = "\ufeff \t\r\n\x1e"
@@ -112,9 +106,7 @@ def streamed(stream: Source) -> Iterator[Entry]:
     number = 0
     while (first := stream.readline(LONGEST_ROW)) and not first.strip(_BLANK):
         number += 1
-    if _EXPORT.match(first.lstrip(_BLANK)):
-        yield from _of_export(stream, first.lstrip(_BLANK), number + 1)
-    elif _is_document(first):
+    if _is_document(first):
         text = first + stream.read(LONGEST_DOCUMENT)
         if len(text) > LONGEST_DOCUMENT:
             raise LogTooLongError(f"a document of JSON of more than {LONGEST_DOCUMENT >> 20} MiB")
@@ -182,16 +174,11 @@ class Lines:
         if match := _KMSG.match(text):
             since = int(match["us"]) / 1e6
             return None if int(match["pri"]) >> 3 else self._made(_Head(_unescaped(match["rest"]), since, since, sure=True), raw)
-        if match := _TALOS.match(text):
-            t = datetime.fromisoformat(f"{match['time']}+00:00").timestamp() + float(match["us"] or 0)
-            return self._made(_Head(text[match.end() :], t, sure=True, host=match["host"]), raw) if match["facility"] == "kern" else None
-        collected = _COLLECTED.match(text)
-        head = _marked(_Head(text) if collected is None else _Head(text[collected.end() :], host=collected["host"]))
+        head = _marked(_Head(text))
         if head is not None:
             head = _tagged(self._stamped(head))
-        if head is not None and not head.sure and (own := _OWN.search(head.text)):
-            before = head.text[: own.start()]
-            head = None if _OF_A_PROGRAM.search(before) else replace(head, text=head.text[own.start() :])
+        if head is not None and not head.sure:
+            head = _of_unknown_form(head)
         return None if head is None else self._made(head, raw)
 
     def _made(self, head: _Head, raw: str) -> Entry:
@@ -219,10 +206,6 @@ class Lines:
         if match := _CTIME.match(text):
             t = self._wall(match["mon"], match["d"], match["clock"], match["y"], None)
             return replace(head, text=text[match.end() :], t=t, sure=True, dated=True)
-        if match := _FOREIGN.match(text):
-            month, day = match["mon"] or match["month"], match["d"] or match["day"]
-            t = self._of_month(int(month), day, match["clock"] or match["time"], match["y"], None) if month else None
-            return replace(head, text=text[match.end() :], t=t, sure=head.sure or match["y"] is not None, dated=True)
         return head
 
     def _time(self, text: str) -> tuple[str, float | None, bool]:
@@ -241,18 +224,17 @@ class Lines:
         return text, None, False
 
     def _wall(self, month: str, day: str, clock: str, year: str | None, us: str | None) -> float | None:
-        """Return the time of a date; None of a month in a language that we do not know."""
+        """Return the time of a date; None of a month that is not in English."""
         number = _MONTHS.get(month.lower()[:3])
-        return None if number is None else self._of_month(number, day, clock, year, us)
-
-    def _of_month(self, number: int, day: str, clock: str, year: str | None, us: str | None) -> float | None:
+        if number is None:
+            return None
         try:
             t = datetime.fromisoformat(f"{year or self._year}-{number:02d}-{int(day):02d}T{clock}").replace(tzinfo=UTC).timestamp()
         except ValueError:
             return None
         if year is None and self._t is not None and self._t - t > _HALF_A_YEAR_S:  # a new year began
             self._year += 1
-            return self._of_month(number, day, clock, year, us) if self._year < _SOME_YEAR + 100 else t
+            return self._wall(month, day, clock, year, us) if self._year < _SOME_YEAR + 100 else t
         return t + _fraction(us)
 
 
@@ -282,6 +264,16 @@ def _tagged(head: _Head) -> _Head | None:
             return replace(head, text=match["text"], sure=True, host=match["host"])
         return None
     return head
+
+
+def _of_unknown_form(head: _Head) -> _Head | None:
+    """Take off what stands before a mark of the kernel's, or before a message of the GPU driver's; None of one that a program quotes."""
+    if not head.dated and (match := _UNREAD.match(head.text)):
+        return replace(head, text=head.text[match.end() :], sure=True)
+    own = _OWN.search(head.text)
+    if own is None:
+        return head
+    return None if _OF_A_PROGRAM.search(head.text[: own.start()]) else replace(head, text=head.text[own.start() :])
 
 
 def _fraction(digits: str | None) -> float:
@@ -322,35 +314,12 @@ def _of_json(text: str, number: int) -> Iterator[Entry]:
         at = end
 
 
-def _of_export(stream: Source, line: str, number: int) -> Iterator[Entry]:
-    """Yield the messages of `journalctl -o export`: entries of lines NAME=VALUE, an empty line after each."""
-    fields: dict[str, str] = {}
-    began, name, binary = number, "", False
-    while line:
-        match = None if binary else _FIELD.match(line.rstrip("\n"))
-        ended = not binary and not line.strip()
-        if match is not None:
-            name, binary = match[1], match[2] is None
-            fields[name] = (match[2] or "")[:LONGEST_LINE]
-        elif name and not ended:  # no text, or several lines: the eight bytes of its length, the last ones of which are zero, come first
-            fields[name] = f"{fields[name]}{line}"[:LONGEST_LINE]
-            binary = binary and "\x00" not in line
-        line = stream.readline(LONGEST_ROW)
-        number += 1
-        if ended or not line:
-            message = fields.get("MESSAGE", "").rpartition("\x00")[2].rstrip("\n")
-            found = _of_journal({**fields, "MESSAGE": message}, message, began) if "MESSAGE" in fields else None
-            if found is not None:
-                yield found
-            fields, began, name = {}, number, ""
-
-
 def _json_entry(value: Any, raw: str, number: int) -> Iterator[Entry]:  # noqa: ANN401  whatever JSON holds
     """Yield the messages of a row of journalctl's or of dmesg's."""
     rows = value.get("dmesg", value) if isinstance(value, dict) else value
     if isinstance(rows, list):
-        for one in rows:
-            yield from _json_entry(one, json.dumps(one), number)
+        for row in rows:
+            yield from _json_entry(row, json.dumps(row), number)
     elif isinstance(rows, dict):
         line = raw if "\n" not in raw else json.dumps(rows)
         found = _of_dmesg(rows, line, number) if "msg" in rows else _of_journal(rows, line, number)
@@ -369,7 +338,7 @@ def _of_dmesg(row: dict[str, Any], line: str, number: int) -> Entry | None:
 def _of_journal(row: dict[str, Any], line: str, number: int) -> Entry | None:
     message = row.get("MESSAGE")
     if isinstance(message, list):  # bytes that are no text
-        message = bytes(one for one in message if isinstance(one, int) and 0 <= one < 256).decode("utf-8", "replace")  # noqa: PLR2004  a byte
+        message = bytes(byte for byte in message if isinstance(byte, int) and 0 <= byte < 256).decode("utf-8", "replace")  # noqa: PLR2004  a byte
     if not isinstance(message, str):
         return None
     transport, facility, tag = (row.get(key) for key in ("_TRANSPORT", "SYSLOG_FACILITY", "SYSLOG_IDENTIFIER"))

@@ -53,8 +53,8 @@ def main() -> None:
         started = time.thread_time()
         try:
             for reading in _readings(module, Ask.from_json(request["ask"]), sessions):
-                one: list[Json] = [reading.probe, reading.subject, reading.name, reading.value, reading.problem, reading.t or time.time()]
-                _send(out, {"id": number, "reading": one})
+                row: list[Json] = [reading.probe, reading.subject, reading.name, reading.value, reading.problem, reading.t or time.time()]
+                _send(out, {"id": number, "reading": row})
             _send(out, {"id": number, "done": time.thread_time() - started})
         except Exception as error:  # noqa: BLE001  whatever a probe meets is its answer
             with contextlib.suppress(KeyError):

@@ -174,39 +174,39 @@ class Runner:
 
     def sweep(self, names: Iterable[str], ask: Ask) -> Readings:
         """Ask probes, each in a process of its own, all at once. Takes as long as the slowest, and no longer than its deadline."""
-        found: list[Reading] = []
+        readings: list[Reading] = []
         jobs: list[_Job] = []
         for name in names:
-            process = self._started(name, found)
+            process = self._started(name, readings)
             if process is not None:
                 jobs.append(self._job(name, replace(ask, lasting=False), process))
         self._wait(jobs)
         for job in jobs:
-            found += self._finished(job)
+            readings += self._finished(job)
             if job.outcome["state"] != "hung":
                 job.process.end()
-        return Readings(found)
+        return Readings(readings)
 
     def sample(self, names: Iterable[str], ask: Ask) -> Readings:
         """Ask probes one after another, in one process that lasts from one call to the next."""
-        found: list[Reading] = []
+        readings: list[Reading] = []
         for name in names:
             if self._lasting is not None and self._lasting.popen.poll() is not None:
                 self.close()  # it died since the last call, and what it started may live
             if self._lasting is None:
-                self._lasting = self._started(name, found)
-            elif name in self._stuck and not self._freed(name, found):
+                self._lasting = self._started(name, readings)
+            elif name in self._stuck and not self._freed(name, readings):
                 continue
             if self._lasting is None:
                 continue
             job = self._job(name, replace(ask, lasting=True), self._lasting)
             self._wait([job])
-            found += self._finished(job)
+            readings += self._finished(job)
             if job.outcome["state"] in ("hung", "not_started"):
                 if job.outcome["state"] == "not_started":
                     self._lasting.end()
                 self._lasting = None
-        return Readings(found)
+        return Readings(readings)
 
     def close(self) -> None:
         """End what runs. One that is in the kernel for ever is left behind: nothing can end it."""
@@ -214,8 +214,8 @@ class Runner:
             self._lasting.end()
             self._lasting = None
 
-    def _started(self, name: str, found: list[Reading]) -> _Process | None:
-        if not self._freed(name, found):
+    def _started(self, name: str, readings: list[Reading]) -> _Process | None:
+        if not self._freed(name, readings):
             return None
         try:
             popen = self._start(
@@ -229,7 +229,7 @@ class Runner:
                 )
             )
         except OSError as error:
-            found.append(_outcome(name, {"state": "not_started", "why": f"no process could be started: {error.strerror or error}"}))
+            readings.append(_outcome(name, {"state": "not_started", "why": f"no process could be started: {error.strerror or error}"}))
             return None
         process = _Process(popen)
         for pipe in (popen.stdin, popen.stdout):
@@ -237,7 +237,7 @@ class Runner:
                 os.set_blocking(pipe.fileno(), False)
         return process
 
-    def _freed(self, name: str, found: list[Reading]) -> bool:
+    def _freed(self, name: str, readings: list[Reading]) -> bool:
         """Tell whether a probe may be asked: not while its last process hangs in the kernel."""
         stuck = self._stuck.get(name)
         if stuck is None:
@@ -246,7 +246,7 @@ class Runner:
             del self._stuck[name]
             return True
         since = time.monotonic() - stuck.since
-        found.append(_outcome(name, {**stuck.outcome, **_seen(stuck.process.popen.pid), "seconds": round(since, 3)}))
+        readings.append(_outcome(name, {**stuck.outcome, **_seen(stuck.process.popen.pid), "seconds": round(since, 3)}))
         return False
 
     def _job(self, name: str, ask: Ask, process: _Process) -> _Job:
@@ -314,7 +314,7 @@ def _answer(line: bytes) -> ProberAnswer | None:
 
 def asked(readings: Readings) -> frozenset[str]:
     """Return the probes that were asked."""
-    return frozenset(one.subject.removeprefix("probe:") for one in readings.of(OUTCOME))
+    return frozenset(reading.subject.removeprefix("probe:") for reading in readings.of(OUTCOME))
 
 
 def _receive(job: _Job) -> None:
@@ -370,5 +370,5 @@ def _seen(pid: int) -> dict[str, Json]:
                 # the thread that listens for requests sleeps in a pipe, always
                 if "pipe" not in wchan or task.name == str(pid):
                     states.append((state, wchan))
-    state, wchan = min(states, key=lambda one: "DRS".find(one[0]) % 4, default=("", ""))
+    state, wchan = min(states, key=lambda thread: "DRS".find(thread[0]) % 4, default=("", ""))
     return {"process": state, "wchan": wchan, "pid": pid}

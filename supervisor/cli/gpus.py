@@ -53,7 +53,10 @@ def group(invocation: Invocation, *, as_json: bool) -> int | None:
 @setting_options(*JOB)
 @json_option
 def ls_command(invocation: Invocation, *, as_json: bool) -> int:
-    """GPU is the number of NVML and `nvidia-smi`, CUDA the one that a job started here would use. Exits with 1 if NVML does not answer."""
+    """GPU is the number of NVML and `nvidia-smi`, CUDA the number that a job started here would use.
+
+    Exits with 1 if NVML does not answer.
+    """
     return ls(invocation.settings(), as_json=as_json)
 
 

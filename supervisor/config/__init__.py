@@ -1,1 +1,1 @@
-"""Settings, and the files that users bring: their trust, signatures and plug-ins."""
+"""Settings, and the files that users bring: their trust and signatures."""

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from checkpointing.mirror.urls import KEYS_HINT, URL_FORM, has_keys, is_mirror_url
 from supervisor.config.alert_settings import SINKS_KEY
-from supervisor.config.classify_settings import SIGNATURES_KEY
 from supervisor.config.loss_settings import RULES_KEY
 from supervisor.config.recover_settings import RECOVER_KEY
 from supervisor.config.settings import JOB_NAME_FORM, ROWS, Origin, Settings, is_job_name, with_values
@@ -155,9 +154,8 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
     settings = with_values(Settings(cwd=str(cwd)), values, origins)
     alerts = replace(settings.alerts, sinks=lists.get(SINKS_KEY, ()))
     loss = replace(settings.loss, rules=lists.get(RULES_KEY, ()))
-    classify = replace(settings.classify, own=lists.get(SIGNATURES_KEY, ()))
     recover = tuple(row for key, rows in lists.items() if key.startswith(f"{RECOVER_KEY}.") for row in rows)
-    settings = replace(settings, alerts=alerts, loss=loss, classify=classify, recover=recover)
+    settings = replace(settings, alerts=alerts, loss=loss, recover=recover)
     with checked():
         _require_placeholder(settings)
     return settings
@@ -168,7 +166,7 @@ def show(settings: Settings, *, as_json: bool) -> str:
     shown: list[tuple[str, Value, Origin | str]] = [
         (row.key, _digest(settings.value(row.key)) if row.secret else settings.value(row.key), settings.origin(row.key)) for row in ROWS
     ]
-    lists = {SINKS_KEY: settings.alerts.sinks, RULES_KEY: settings.loss.rules, SIGNATURES_KEY: settings.classify.own}
+    lists = {SINKS_KEY: settings.alerts.sinks, RULES_KEY: settings.loss.rules}
     for kind, found in ((LISTS[key], cast("tuple[Any, ...]", sections)) for key, sections in lists.items()):
         for number, section in enumerate(found):
             for name, row in kind.by_name.items():

@@ -7,12 +7,10 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from supervisor.classify.logs.user_patterns import UserPattern
 from supervisor.classify.losses.rules import LossRule, RuleKind, merged
-from supervisor.config.user_patterns import Bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from supervisor.config.loss_settings import LossRuleSection
     from supervisor.config.settings import Settings
 
@@ -25,14 +23,11 @@ def packaged() -> tuple[LossRule, ...]:
     return tuple(_of_table(row) for row in tomllib.loads(PACKAGED.read_text(encoding="utf-8"))["rule"])
 
 
-def configured(settings: Settings, report: Callable[[str], None]) -> tuple[LossRule, ...]:
-    """Return the rules in use, none if the loss is not watched. report: gets at most one line for each pattern that is too slow.
-
-    The patterns were checked when the settings were read.
-    """
+def configured(settings: Settings) -> tuple[LossRule, ...]:
+    """Return the rules in use, none if the loss is not watched. The patterns were checked when the settings were read."""
     if not settings.loss.watch:
         return ()
-    users = tuple(_of_user(section, report) for section in settings.loss.rules if section.enabled)
+    users = tuple(_of_user(section) for section in settings.loss.rules if section.enabled)
     return merged(packaged(), users, frozenset(section.id for section in settings.loss.rules if not section.enabled))
 
 
@@ -41,16 +36,13 @@ def _of_table(row: dict[str, Any]) -> LossRule:
     return LossRule(**{**row, "kind": RuleKind(row["kind"]), "names": names})
 
 
-def _of_user(section: LossRuleSection, report: Callable[[str], None]) -> LossRule:
-    def slow(reason: str) -> None:
-        report(f"loss rule {section.id} is not in use: {reason}")
-
+def _of_user(section: LossRuleSection) -> LossRule:
     return LossRule(
         section.id,
         RuleKind(section.kind),
         section.words,
-        Bounded(section.pattern, slow) if section.pattern else None,
-        Bounded(section.names, slow) if section.names else None,
+        UserPattern(section.pattern) if section.pattern else None,
+        UserPattern(section.names) if section.names else None,
         section.threshold,
         section.times,
         section.after,

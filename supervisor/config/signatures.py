@@ -1,12 +1,11 @@
 """Reads the files of signatures: ours, which lie beside the classification, and those that the user's config names.
 
-A file that cannot be read is a problem and no error, as is a bad row: both are left out. So is a row of the user's that takes too long
-to search for. Only a file that the settings name must exist, and be trusted like the file that names it.
+A file that cannot be read is a problem and no error, as is a bad row: both are left out. So is a row of the user's whose pattern may take
+too long. Only a file that the settings name must exist, and be trusted like the file that names it.
 """
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,38 +14,32 @@ from supervisor.classify.logs import catalogue
 from supervisor.classify.logs.patterns import KernelMessage
 from supervisor.classify.logs.rows import Problem
 from supervisor.config.trust import LIMIT_BYTES, read_trusted
-from supervisor.config.user_patterns import Bounded
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from supervisor.classify.logs.catalogue import Catalogue
     from supervisor.config.settings import Settings
 
-#: The characters of a line with which a pattern of the user's is tried at the start.
-LONG = 8000
 #: Where ours lie.
 PACKAGED = Path(__file__).parents[1] / "classify" / "signatures"
 
 
-def read(extra: Iterable[Path] = (), report: Callable[[str], None] = warnings.warn) -> tuple[Catalogue, tuple[Problem, ...]]:
-    """Return all signatures: ours, and those of the files `extra`.
-
-    report: is called, from whichever thread searches, at most once for each row of `extra`: the row took too long and is out of use.
-    """
+def read(extra: Iterable[Path] = ()) -> tuple[Catalogue, tuple[Problem, ...]]:
+    """Return all signatures: ours, and those of the files `extra`."""
     problems: list[Problem] = []
     users = _texts(extra, problems)
-    found, wrong = _with_ours(users, report)
+    found, wrong = _with_ours(users)
     return found, (*problems, *wrong)
 
 
-def configured(settings: Settings, report: Callable[[str], None]) -> tuple[Catalogue, tuple[Problem, ...]]:
-    """Return all signatures: ours, those of [[classify.signature]], and those of the files of classify.signatures.
+def configured(settings: Settings) -> tuple[Catalogue, tuple[Problem, ...]]:
+    """Return all signatures: ours, and those of the files of classify.signatures.
 
     Raises SuperviseError (78) for a file that is not to be trusted.
     """
-    texts = [(own.place, own.toml) for own in settings.classify.own]
+    texts = []
     for name in settings.classify.signatures:
         path = Path(settings.cwd) / Path(name).expanduser()
         text = read_trusted(path, "signatures")  # the text that was checked is the text that is used
@@ -56,38 +49,15 @@ def configured(settings: Settings, report: Callable[[str], None]) -> tuple[Catal
                 hint=f"Correct classify.signatures ({settings.origin('classify.signatures')}), or leave it out.",
             )
         texts.append((str(path), text))
-    return _with_ours(texts, report)
+    return _with_ours(texts)
 
 
-def require_fast(settings: Settings) -> None:
-    """Raise SuperviseError (78) for a pattern of [[classify.signature]] that takes too long on one of a few long lines.
-
-    What is slow on another text only is found while it is searched, and then no longer in use.
-    """
-    for own in settings.classify.own:
-        slow: list[str] = []
-        try:
-            pattern = Bounded(own.pattern, slow.append)
-        except ValueError as error:
-            slow.append(str(error))
-        else:
-            words = (own.pattern, *own.anchors)
-            for text in (f"{word} {letter * LONG}!" for word in words for letter in "a0x ./_-="):
-                pattern.search(text)
-        if slow:
-            raise SuperviseError(
-                f"a pattern is too slow: classify.signature.pattern of {own.id} in {own.place}: {slow[0].partition(';')[0]}",
-                hint="Make it begin with what is always there, and repeat no group that repeats something itself.",
-            )
-
-
-def _with_ours(users: Iterable[tuple[str, str]], report: Callable[[str], None]) -> tuple[Catalogue, tuple[Problem, ...]]:
+def _with_ours(users: Iterable[tuple[str, str]]) -> tuple[Catalogue, tuple[Problem, ...]]:
     problems: list[Problem] = []
     ours = _texts(sorted(PACKAGED.glob("*.toml")), problems)
     found, wrong = catalogue.load(
         ours,
         users,
-        lambda pattern, name, origin: Bounded(pattern, lambda reason: report(str(Problem(origin, name, reason)))),
         {name: tuple(KernelMessage(form.anchor, form.expression) for form in forms) for name, forms in messages.named().items()},
     )
     return found, (*problems, *wrong)

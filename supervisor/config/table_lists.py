@@ -1,19 +1,16 @@
-"""Reads the settings that are lists of tables: [[alerts.sink]], [[loss.rule]], [[classify.signature]].
+"""Reads the settings that are lists of tables: [[alerts.sink]], [[loss.rule]].
 
 loading.py knows how a value is checked.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.losses.rules import problem_of
 from supervisor.config.alert_settings import SINK_ROWS, SINKS_KEY, AlertSinkSection
-from supervisor.config.classify_settings import SIGNATURE_ROWS, SIGNATURES_KEY, SignatureSection
 from supervisor.config.loss_settings import RULE_ROWS, RULES_KEY, LossRuleSection
 from supervisor.config.setting_columns import SettingRow
-from supervisor.core.model import Cause
 from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError, nearest
 
@@ -29,7 +26,7 @@ class TableList:
 
     key: str
     rows: tuple[SettingRow, ...]
-    section: type[AlertSinkSection | LossRuleSection | SignatureSection]
+    section: type[AlertSinkSection | LossRuleSection]
     required: str
     called: str
 
@@ -42,7 +39,6 @@ class TableList:
 LISTS = {
     SINKS_KEY: TableList(SINKS_KEY, SINK_ROWS, AlertSinkSection, "kind", "alert sinks"),
     RULES_KEY: TableList(RULES_KEY, RULE_ROWS, LossRuleSection, "id", "loss rules"),
-    SIGNATURES_KEY: TableList(SIGNATURES_KEY, SIGNATURE_ROWS, SignatureSection, "id", "signatures"),
 }
 
 
@@ -77,9 +73,6 @@ def tables(
         at_keys = {name: f"{path}:{lines[f'{place}.{name}']}" for name in values if f"{place}.{name}" in lines}
         if isinstance(section, LossRuleSection):
             _require_whole(section, where, at_keys)
-        if isinstance(section, SignatureSection):
-            section = replace(section, place=where)
-            _require_usable(section, at_keys)
         if section.called in {other.called for other in found}:
             remedy = "Give each a name of its own with name =." if isinstance(section, AlertSinkSection) else "Give each an id of its own."
             raise SuperviseError(f"two {kind.called} are called {section.called}: {where}", hint=remedy)
@@ -104,29 +97,6 @@ def _require_whole(rule: LossRuleSection, where: str, at: Mapping[str, str]) -> 
             f"words and pattern belong together: {RULES_KEY} {rule.id} in {where}",
             hint=f"Write words = [...], of {_SHORTEST_WORD} characters or more, of which each line that the pattern matches has one.",
         )
-
-
-def _require_usable(row: SignatureSection, at: Mapping[str, str]) -> None:
-    """Refuse a signature that could find nothing."""
-    from supervisor.classify.logs import rows as signature_rows  # noqa: PLC0415  few have signatures here
-
-    _, problems = signature_rows.parse(row.toml, row.place)
-    if not problems:
-        return
-    text = problems[0].text
-    key = next((key for key in ("cause", "anchors", "where", "pattern") if key in text), "pattern")
-    hints = {
-        "cause": f"Write cause = with a name of docs/reference/causes.md{_nearest_cause(row.cause)}.",
-        "anchors": "Write anchors = [...], texts of four characters or more of which each line that the pattern matches has one.",
-        "where": f"Write where = [...] of {', '.join(signature_rows.PLACES)}.",
-        "pattern": "Write a regular expression such as pattern = 'solver diverged at \\d+', in single quotes.",
-    }
-    raise SuperviseError(f"wrong signature: {SIGNATURES_KEY}.{key} of {row.id} in {at.get(key, row.place)}: {text}", hint=hints[key])
-
-
-def _nearest_cause(name: str) -> str:
-    meant = nearest(name, list(Cause))
-    return f"; the nearest is {meant}" if meant else ""
 
 
 _SHORTEST_WORD = 2

@@ -1,20 +1,22 @@
-"""Reads or sets one key in the text of a configuration file, and leaves the rest of the text alone.
+"""Reads or sets keys in the text of a configuration file; every other value of the file stays as it is.
 
-JSON and YAML keep every character but the value's: their own decoders find where a value begins and ends, and only that part is
-replaced. If a key stands twice the last counts, as for every reader of these forms. tomlkit keeps the comments and the order of TOML.
-PyYAML and tomlkit are imported where such a file is edited and nowhere else; the extra `files` brings them (docs/guides/knobs.md).
+The libraries of each form do both: json, ruamel.yaml in its round-trip form (it keeps tags, anchors and how a value is written, so that
+`no` or `1e-4` mean to every reader what they meant before), and tomlkit. What they wrote is read again: a text in which another value than
+the wanted ones differs is refused. Layout may differ, and in JSON the first of two equal keys goes: the last counts for every reader.
+ruamel.yaml and tomlkit are imported where such a file is read or edited and nowhere else; the extra `files` brings them
+(docs/guides/knobs.md).
 """
 
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import re
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from supervisor.core.values import dataclass
 from supervisor.knobs import bindings
 
 if TYPE_CHECKING:
@@ -23,9 +25,14 @@ if TYPE_CHECKING:
     from supervisor.knobs.bindings import FileKey
 
 _MOST_BYTES = 4 << 20
+#: Values of a YAML file with its aliases written out: a file that is larger is made to be.
+_MOST_VALUES: Final = 1_000_000
 _NUMBER = re.compile(r"-?\d+")
-_BLANKS = re.compile(r"[ \t\r\n]*")
 _WORDS = {"true": True, "false": False}
+#: How YAML 1.1, which PyYAML reads, writes truth.
+_YAML_WORDS = {"yes": True, "on": True, "no": False, "off": False} | _WORDS
+_BOM = "\ufeff"
+_ANCHORED = "is an anchor, an alias or tagged: write its value in its own place"
 
 
 class EditError(Exception):
@@ -34,7 +41,7 @@ class EditError(Exception):
 
 def value_at(text: str, form: str, key: str) -> str | None:
     """Return the value at `key`; None: there is none, or null. Raises EditError for a map or a list."""
-    node: Any = _parsed(text, form)
+    node: Any = _plain(text, form) if form == "toml" else _tree(text, form)
     for part in key.split("."):
         if not isinstance(node, dict):
             raise EditError(f"{key} runs through something that has no keys")
@@ -43,16 +50,28 @@ def value_at(text: str, form: str, key: str) -> str | None:
         node = node[part]
     if isinstance(node, dict | list):
         raise EditError(f"{key} is no single value")
+    if form == "yaml" and type(node) is str:
+        node = _YAML_WORDS.get(node.lower(), node)
     if isinstance(node, bool):
         return str(node).lower()
-    return None if node is None else str(node)
+    return None if node is None else str(int(node)) if isinstance(node, int) else str(node)
 
 
 def with_keys(text: str, form: str, values: Mapping[str, str | None]) -> str:
-    """Return the text with these values; digits become a number, true and false a boolean. A value of None removes the key (JSON)."""
+    """Return the text with these values; digits become a number, true and false a boolean. A value of None removes the key (JSON).
+
+    Raises EditError, also where another value would change.
+    """
+    document = _tree(text, form)
     for key, value in values.items():
-        text = _EDITS[form](text, key, value)
-    return text
+        _put(document, form, key, value)
+    after = _dumped(document, form, text)
+    before, now = _plain(text, form), _plain(after, form)
+    for key in values:
+        before, now = _without(before, key.split(".")), _without(now, key.split("."))
+    if repr(before) != repr(now):  # two NaN are alike
+        raise EditError(f"{', '.join(values)} cannot be changed alone: another value would change too (does an alias stand for both?)")
+    return _BOM + after if text.startswith(_BOM) else after
 
 
 def with_key(text: str, form: str, key: str, value: str) -> str:
@@ -96,25 +115,131 @@ def _typed(value: str) -> str | int | bool:
     return int(value) if _NUMBER.fullmatch(value) else _WORDS.get(value, value)
 
 
-def _parsed(text: str, form: str) -> dict[str, Any]:
+def _tree(text: str, form: str) -> dict[str, Any]:
+    """Return the document as the form's library holds it, so that `_dumped` writes the rest as it was."""
+    text = text.removeprefix(_BOM)
     try:
         if form == "json":
             tree = json.loads(text)
         elif form == "toml":
-            tree = tomllib.loads(text)
+            _plain(text, form)  # tomlkit reads some texts that are no TOML
+            tree = _library("tomlkit", "tomlkit", form).parse(text)
         else:
-            yaml = _library("yaml", "pyyaml", form)
-            try:
-                tree = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise EditError(f"it is no YAML that PyYAML reads: {_one_line(error)}") from error
-    except ValueError as error:  # of json and tomllib both
+            tree = _yaml(text)
+    except (ValueError, RecursionError) as error:
         raise EditError(f"it is no {form.upper()}: {_one_line(error)}") from error
-    if tree is None:
-        return {}
     if not isinstance(tree, dict):
         raise EditError("it holds no keys")
     return tree
+
+
+def _put(document: dict[str, Any], form: str, key: str, value: str | None) -> None:
+    """Set the value at the key, or take it away; tables on the way to it are made."""
+    *parents, leaf = key.split(".")
+    node: Any = document
+    for part in parents:
+        if value is None and part not in node:
+            return
+        if node.get(part) is None and (part not in node or form == "yaml"):
+            node[part] = importlib.import_module("tomlkit").table() if form == "toml" else {}
+        node = node[part]
+        if not isinstance(node, dict):
+            raise EditError(f"{key} runs through something that has no keys")
+    if value is None:
+        if form != "json":
+            raise EditError(f"{key} cannot be taken out of {form.upper()}")
+        node.pop(leaf, None)
+        return
+    if form != "yaml":
+        node[leaf] = _typed(value)
+        return
+    old = node.get(leaf)
+    if isinstance(old, dict | list):
+        raise EditError(f"{key} is no single value")
+    if ((anchor := getattr(old, "anchor", None)) is not None and anchor.value) or getattr(old, "tag", None) is not None:
+        raise EditError(f"{key} {_ANCHORED}")
+    typed = _typed(value)  # in quotes: 100:120 is a number of base 60 for PyYAML
+    node[leaf] = importlib.import_module("ruamel.yaml.scalarstring").DoubleQuotedScalarString(typed) if isinstance(typed, str) else typed
+
+
+def _dumped(document: dict[str, Any], form: str, text: str) -> str:
+    """Return the text of a document. text: as it was."""
+    if form == "json":
+        return json.dumps(document, indent=2 if "\n" in text else None)
+    out = io.StringIO()
+    if form == "toml":
+        importlib.import_module("tomlkit").dump(document, out)
+    else:
+        _round_trip().dump(document, out)
+    return out.getvalue()
+
+
+def _round_trip() -> Any:  # noqa: ANN401  ruamel.yaml's reader and writer, of the library that is there or not
+    yaml = _library("ruamel.yaml", "ruamel.yaml", "yaml").YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 1 << 30
+    return yaml
+
+
+def _yaml(text: str) -> Any:  # noqa: ANN401  whatever YAML holds
+    yaml = _round_trip()
+    try:
+        tree = yaml.load(text)
+    except importlib.import_module("ruamel.yaml.error").YAMLError as error:
+        raise EditError(f"it is no YAML that can be edited: {_one_line(error)}") from error
+    return yaml.map() if tree is None else tree
+
+
+def _plain(text: str, form: str) -> Any:  # noqa: ANN401  whatever the form holds
+    """Return the values of a text, those of YAML as they are written: what they are depends on who reads them."""
+    text = text.removeprefix(_BOM)
+    if form == "json":
+        return json.loads(text)
+    if form == "toml":
+        try:
+            return tomllib.loads(text)
+        except ValueError as error:
+            raise EditError(f"it is no TOML: {_one_line(error)}") from error
+    count = 0
+
+    def values(node: Any) -> Any:  # noqa: ANN401  a node of any kind
+        nonlocal count
+        count += 1
+        if count > _MOST_VALUES:
+            raise EditError("its aliases stand for more values than can be compared")
+        if node is None:
+            return {}
+        if isinstance(node.value, str):
+            tag = str(node.tag)
+            return (tag, node.style in {'"', "'"}, _written(node.value, tag))
+        if str(node.id) == "sequence":
+            return [str(node.tag), *map(values, node.value)]
+        return {key.value if isinstance(key.value, str) else repr(values(key)): values(value) for key, value in node.value}
+
+    try:
+        return values(_round_trip().compose(text))
+    except RecursionError as error:
+        raise EditError("an alias in it stands for what holds it") from error
+
+
+def _written(value: str, tag: str) -> str:
+    """Return a scalar's text in one spelling, where the writer has its own."""
+    if tag.endswith(":null"):
+        return ""
+    if tag.endswith(":bool"):
+        return str(_YAML_WORDS.get(value.lower(), value))
+    return value.removeprefix("+") if tag.endswith(":int") else value
+
+
+def _without(tree: Any, parts: Sequence[str]) -> Any:  # noqa: ANN401  whatever a document holds
+    """Return the tree without the key, and without a table on the way that holds nothing else."""
+    if not isinstance(tree, dict) or parts[0] not in tree:
+        return tree
+    rest = {key: value for key, value in tree.items() if key != parts[0]}
+    if len(parts) == 1:
+        return rest
+    inner = _without(tree[parts[0]], parts[1:])
+    return {key: (inner if key == parts[0] else value) for key, value in tree.items()} if inner else rest
 
 
 def _library(name: str, package: str, form: str) -> Any:  # noqa: ANN401  a module, which is typed nowhere
@@ -126,139 +251,3 @@ def _library(name: str, package: str, form: str) -> Any:  # noqa: ANN401  a modu
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """One `"key": value` of a JSON object: where the key begins in the text, where the value begins and ends."""
-
-    key: str
-    at: int
-    start: int
-    end: int
-
-
-def _members(text: str, at: int) -> list[_Member]:
-    """Return what the object holds that opens at `at`. The text is known to be JSON."""
-    found: list[_Member] = []
-    decoder = json.JSONDecoder()
-    at = _past_blanks(text, at + 1)
-    while text[at] != "}":
-        key, end = decoder.raw_decode(text, at)
-        start = _past_blanks(text, _past_blanks(text, end) + 1)  # past the colon
-        _, end = decoder.raw_decode(text, start)
-        found.append(_Member(key, at, start, end))
-        at = _past_blanks(text, end)
-        if text[at] == ",":
-            at = _past_blanks(text, at + 1)
-    return found
-
-
-def _past_blanks(text: str, at: int) -> int:
-    match = _BLANKS.match(text, at)
-    return match.end() if match else at
-
-
-def _json(text: str, key: str, value: str | None) -> str:
-    _parsed(text, "json")
-    parts = key.split(".")
-    at = _past_blanks(text, 0)
-    for depth, part in enumerate(parts):
-        if text[at] != "{":
-            raise EditError(f"{key} runs through something that has no keys")
-        members = _members(text, at)
-        found = next((member for member in reversed(members) if member.key == part), None)
-        if found is None:
-            return text if value is None else _json_with_new(text, at, members, parts[depth:], value)
-        if depth < len(parts) - 1:
-            at = found.start
-    assert found is not None  # noqa: S101  a key has one part at least
-    if value is None:
-        return _json(_json_without(text, members, members.index(found)), key, None)  # one that it hid would count from now on
-    return text[: found.start] + _json_text(_typed(value), text) + text[found.end :]
-
-
-def _json_text(value: object, text: str) -> str:
-    return json.dumps(value, ensure_ascii=text.isascii())
-
-
-def _json_with_new(text: str, at: int, members: list[_Member], parts: list[str], value: str) -> str:
-    """Put a new member behind the object's last, on a line of its own where that is."""
-    new: Any = _typed(value)
-    for part in reversed(parts[1:]):
-        new = {part: new}
-    entry = f"{_json_text(parts[0], text)}: {_json_text(new, text)}"
-    if not members:
-        return f"{text[: at + 1]}{entry}{text[at + 1 :]}"
-    last = members[-1]
-    blanks = text[len(text[: last.at].rstrip()) : last.at]
-    return f"{text[: last.end]},{blanks or ' '}{entry}{text[last.end :]}"
-
-
-def _json_without(text: str, members: list[_Member], number: int) -> str:
-    gone = members[number]
-    if number + 1 < len(members):
-        return text[: gone.at] + text[members[number + 1].at :]
-    return text[: members[number - 1].end if number else gone.at] + text[gone.end :]
-
-
-def _toml(text: str, key: str, value: str | None) -> str:
-    if value is None:
-        raise EditError(f"{key} cannot be taken out of TOML")
-    kit = _library("tomlkit", "tomlkit", "toml")
-    _parsed(text, "toml")  # so that the error is the same as from value_at
-    document = kit.parse(text)
-    *parents, leaf = key.split(".")
-    node: Any = document
-    for part in parents:
-        if part not in node:
-            node[part] = kit.table()
-        node = node[part]
-        if not isinstance(node, dict):
-            raise EditError(f"{key} runs through something that has no keys")
-    node[leaf] = _typed(value)
-    return str(kit.dumps(document))
-
-
-def _yaml(text: str, key: str, value: str | None) -> str:
-    if value is None:
-        raise EditError(f"{key} cannot be taken out of YAML")
-    yaml = _library("yaml", "pyyaml", "yaml")
-    _parsed(text, "yaml")
-    new = json.dumps(_typed(value))  # every scalar of JSON is one of YAML
-    parts = key.split(".")
-    node = yaml.compose(text)
-    if node is None:
-        return text + ("" if not text or text.endswith("\n") else "\n") + _nested(parts, new) + "\n"
-    for depth, part in enumerate(parts):
-        if not isinstance(node, yaml.MappingNode):
-            raise EditError(f"{key} runs through something that has no keys")
-        found = next(((k, v) for k, v in reversed(node.value) if k.value == part), None)
-        if found is None:
-            return _yaml_with_new(text, node, _nested(parts[depth:], new))
-        before, node = found
-        if node.start_mark.index < before.end_mark.index or text[node.start_mark.index : node.end_mark.index][:1] in ("&", "*", "!"):
-            raise EditError(f"{'.'.join(parts[: depth + 1])} is an anchor, an alias or tagged: write its value in its own place")
-    if not isinstance(node, yaml.ScalarNode):
-        raise EditError(f"{key} is no single value")
-    start, end = node.start_mark.index, node.end_mark.index
-    return text[:start] + (" " if start == end and text[start - 1] == ":" else "") + new + text[end:]
-
-
-def _yaml_with_new(text: str, node: Any, entry: str) -> str:  # noqa: ANN401  yaml's node
-    """Put a new entry in front of a mapping's first."""
-    start = node.start_mark.index
-    if node.flow_style:
-        comma = ", " if node.value else ""
-        return f"{text[: start + 1]}{entry}{comma}{text[start + 1 :]}"
-    return f"{text[:start]}{entry}\n{' ' * node.start_mark.column}{text[start:]}"
-
-
-def _nested(parts: list[str], value: str) -> str:
-    text = value
-    for part in reversed(parts[1:]):
-        text = f"{{{part}: {text}}}"
-    return f"{parts[0]}: {text}"
-
-
-_EDITS = {"json": _json, "yaml": _yaml, "toml": _toml}

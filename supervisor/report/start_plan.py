@@ -237,7 +237,6 @@ def document(settings: Settings, command: Sequence[str], cause: str | None) -> d
     found = job_knobs.find(settings, command, os.environ, Path(settings.cwd))
     launcher = torchrun.launcher(_torchrun(command, os.environ))
     policy = to_policy(settings, launcher, tuple(replace(knob, seen=True) for knob in found.knobs), likely=found.likely, environ=os.environ)
-    signatures.require_fast(settings)
     return _data(settings, command, found, policy, _cause(cause) if cause else None)
 
 
@@ -315,10 +314,9 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
 
 def _users_signatures(settings: Settings) -> list[dict[str, Any]]:
     """Return the signatures of the user's own, with those that cannot be used."""
-    if not settings.classify.own and not settings.classify.signatures:
+    if not settings.classify.signatures:
         return []
-    slow: list[str] = []
-    catalogue, problems = signatures.configured(settings, slow.append)
+    catalogue, problems = signatures.configured(settings)
     ours = str(signatures.PACKAGED)
     rows = [
         {"id": row.id, "cause": row.cause.value, "where": list(row.where), "origin": row.origin, "problem": ""}

@@ -49,20 +49,17 @@ PROCESSES = "processes.jsonl"
 class JobFactory:
     """Makes parts for one job. `ignored` are the signals that were ignored when we were started.
 
-    `warn` prints a warning, from any thread. `report` gets what is found of the checkpoints, from worker threads. `early`: an agent and
-    a guardian that run already.
+    `report` gets what is found of the checkpoints, from worker threads. `early`: an agent and a guardian that run already.
     """
 
     def __init__(
         self,
         job: Job,
         ignored: Collection[int],
-        warn: Callable[[str], None],
         report: Callable[[CheckpointReport], None],
         early: EarlyAgent | None = None,
     ) -> None:
         self._job = job
-        self._warn = warn
         self._ignored = ignored
         self._recorded: set[tuple[int, int]] = set()
         self._signatures: tuple[Catalogue, Scanner] | None = None
@@ -112,7 +109,7 @@ class JobFactory:
         """Return all signatures and what finds their anchors, made at the first call: some 0.1 s and 3 MiB. From any thread."""
         with self._reading:
             if self._signatures is None:
-                catalogue, _ = signatures.configured(self._job.settings, self._warn)
+                catalogue, _ = signatures.configured(self._job.settings)
                 self._scanner = anchor_scanner.made_apart(catalogue.anchors)
                 self._signatures = catalogue, self._scanner
                 return_free_memory()  # the rows are read from text that is larger than they are
@@ -120,7 +117,7 @@ class JobFactory:
 
     def loss_rules(self) -> tuple[LossRule, ...]:
         """Return the loss rules in use."""
-        return loss_rules.configured(self._job.settings, self._warn)
+        return loss_rules.configured(self._job.settings)
 
     def close(self) -> None:
         """End the scanner if it is still being made."""

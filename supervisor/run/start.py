@@ -153,9 +153,8 @@ def _require_right(settings: Settings, knobs: tuple[Knob, ...], warn: Callable[[
         for sink in alerting.configured(settings, os.environ):
             if sink.warning:
                 warn(sink.warning)
-    if not settings.classify.signatures and not settings.classify.own:
+    if not settings.classify.signatures:
         return ()
     from supervisor.config import signatures  # noqa: PLC0415  as above
 
-    signatures.require_fast(settings)
-    return signatures.configured(settings, warn)[1]
+    return signatures.configured(settings)[1]

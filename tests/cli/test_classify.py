@@ -371,7 +371,7 @@ def test_nothing_heavy_is_imported(tmp_path: Path, words: list[str], needed: set
     assert {module.partition(".")[0] for module in modules} & set(HEAVY) == needed, "rich lays the page out"
 
 
-def test_a_pattern_of_the_users_own_that_has_no_end_is_put_out_of_use_with_one_word(tmp_path: Path) -> None:
+def test_a_pattern_of_the_users_own_that_has_no_end_is_left_out_with_one_word(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         '[[signature]]\nid = "data_error.endless"\ncause = "data_error"\nwhere = ["line"]\n'
         'anchors = ["xxxx"]\npattern = "(?:(x+x+)+y)"\nweight = 0.9\n'
@@ -381,7 +381,7 @@ def test_a_pattern_of_the_users_own_that_has_no_end_is_put_out_of_use_with_one_w
     assert answers(done)[0]["cause"] == "cuda_oom"
     told = done.stderr.decode()
     assert told.count("data_error.endless") == 1
-    assert "is not in use: its pattern searched one text of 12000 characters for more than 0.1 s" in told
+    assert "is not in use: its search of one line may take too long (without end)" in told
 
 
 def test_a_file_of_signatures_that_cannot_be_read_is_called_that(tmp_path: Path) -> None:

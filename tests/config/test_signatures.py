@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-
 from supervisor.config import signatures
 from supervisor.config.settings import Settings
 from supervisor.config.trust import read_trusted
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 GOOD = """
@@ -37,7 +37,7 @@ def test_what_was_found_trustworthy_is_what_is_used(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(signatures, "read_trusted", swapped)
     settings = replace(Settings(), cwd=str(tmp_path), classify=replace(Settings().classify, signatures=("mine.toml",)))
-    catalogue, problems = signatures.configured(settings, pytest.fail)
+    catalogue, problems = signatures.configured(settings)
     assert not problems
     assert catalogue.row("cuda_oom.x") is not None
     assert catalogue.row("cuda_oom.slipped_in") is None

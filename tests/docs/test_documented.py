@@ -16,7 +16,6 @@ from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity
 from supervisor.cli.main import root
 from supervisor.config import signatures
 from supervisor.config.alert_settings import SINK_ROWS, SINKS_KEY
-from supervisor.config.classify_settings import SIGNATURE_ROWS, SIGNATURES_KEY
 from supervisor.config.loss_settings import RULE_ROWS, RULES_KEY
 from supervisor.config.recover_settings import RECOVER_KEY, RECOVER_ROWS
 from supervisor.config.settings import ROWS
@@ -48,7 +47,7 @@ def first_words(page: str) -> list[str]:
 
 def test_every_setting_is_documented_with_its_default_variable_and_flag_and_no_other() -> None:
     documented = {row[0].strip("`"): row for row in table("settings.md") if len(row) == 4}
-    rows = (*ROWS, *SINK_ROWS, *RULE_ROWS, *SIGNATURE_ROWS, *RECOVER_ROWS)
+    rows = (*ROWS, *SINK_ROWS, *RULE_ROWS, *RECOVER_ROWS)
     assert list(documented) == [row.key for row in rows]
     for row in rows:
         _, default, names, meaning = documented[row.key]
@@ -79,7 +78,7 @@ def test_every_stage_of_a_job_and_every_layout_of_a_checkpoint_is_documented() -
 
 def test_the_sections_of_the_settings_page_are_those_of_a_file() -> None:
     headings = re.findall(r"^## \[(.+)\]$", page_text("settings.md"), flags=re.MULTILINE)
-    lists = [f"[{key}]" for key in (SINKS_KEY, RULES_KEY, SIGNATURES_KEY)]
+    lists = [f"[{key}]" for key in (SINKS_KEY, RULES_KEY)]
     assert headings == [*dict.fromkeys(row.key.rpartition(".")[0] for row in ROWS), *lists, f"{RECOVER_KEY}.CAUSE"]
 
 
@@ -147,7 +146,7 @@ def test_the_tables_of_a_page_have_their_places(page: Path) -> None:
 
 
 def test_every_row_of_which_a_table_is_made_has_its_text() -> None:
-    rows = {row.key: row.help for row in (*ROWS, *SINK_ROWS, *RULE_ROWS, *SIGNATURE_ROWS, *RECOVER_ROWS)}
+    rows = {row.key: row.help for row in (*ROWS, *SINK_ROWS, *RULE_ROWS, *RECOVER_ROWS)}
     rows |= {event.value: event.when for event in LogEvent} | {metric.value: metric.text for metric in Metric}
     rows |= {code.name: code.meaning and code.remedy for code in ExitCode} | {name: rung.summary for name, rung in RUNGS.items()}
     rows |= {row.id: row.source for row in signatures.read()[0].rows}

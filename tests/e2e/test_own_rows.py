@@ -26,13 +26,19 @@ if batch > 8 or reader != "slow":
 SETTINGS = """
 [knobs]
 declared = ["batch_size=--batch-size"]
-[[classify.signature]]
-id = "our.reader"
-cause = "data_error"
-pattern = 'shard is damaged: \\d+'
-anchors = ["shard is damaged"]
+[classify]
+signatures = ["mine.toml"]
 [recover.data_error]
 set = { batch_size = 8, "env:READER" = "slow", "env:READER_TOKEN" = "hunter2-of-the-reader" }
+"""
+SIGNATURE = """
+[[signature]]
+id = "our.reader"
+cause = "data_error"
+where = ["exception", "line"]
+pattern = 'shard is damaged: \\d+'
+anchors = ["shard is damaged"]
+weight = 0.95
 """
 SECRET = "hunter2-of-the-reader"  # noqa: S105
 
@@ -49,7 +55,9 @@ def test_a_signature_of_ones_own_gives_the_cause_and_its_row_gives_the_next_atte
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "supervise.toml").write_text(SETTINGS)
-    (tmp_path / "supervise.toml").chmod(0o600)
+    (tmp_path / "mine.toml").write_text(SIGNATURE)
+    for name in ("supervise.toml", "mine.toml"):
+        (tmp_path / name).chmod(0o600)
     run = supervise("python", "train.py", "--batch-size", "32", SUPERVISE_RESTART_BACKOFF_BASE_S="0")
     assert run.exit_code() == 0
     assert (tmp_path / "seen").read_text().splitlines() == ["32 fast none", f"8 slow {SECRET}"]

@@ -209,11 +209,11 @@ def test_it_works_without_root_s_rights(fake_nvml: FakeNvml, tmp_path: Path) -> 
     ("options", "said"),
     few_rows(
         [
-            ("--nodes --kernel-log -", "--nodes does not look at this node: --kernel-log says nothing beside it"),
-            ("--nodes --fix", "--nodes does not look at this node: --fix says nothing beside it"),
-            ("--kernel-log - --watch 1", "--kernel-log does not look at this node: --watch says nothing beside it"),
-            ("--kernel-log - --all", "--kernel-log does not look at this node: --all says nothing beside it"),
-            ("--nodes --all", "--nodes does not look at this node: --all says nothing beside it"),
+            ("--nodes --kernel-log -", "--kernel-log cannot be combined with --nodes, which does not examine this node"),
+            ("--nodes --fix", "--fix cannot be combined with --nodes, which does not examine this node"),
+            ("--kernel-log - --watch 1", "--watch cannot be combined with --kernel-log, which does not examine this node"),
+            ("--kernel-log - --all", "--all cannot be combined with --kernel-log, which does not examine this node"),
+            ("--nodes --all", "--all cannot be combined with --nodes, which does not examine this node"),
             ("--nnodes 3", "--nnodes requires --nodes"),
             ("--nodes --nnodes 3", "--nnodes needs --node-rank and --master"),
             ("--nodes --nnodes 2 --node-rank 2 --master a:1", "--node-rank 2 is not below --nnodes 2"),

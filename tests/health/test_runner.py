@@ -228,7 +228,11 @@ def _fails(_now: Readings, _before: Readings | None, _limits: Thresholds) -> lis
 
 def test_a_check_is_silent_where_its_probe_did_not_run_and_one_that_fails_is_reported() -> None:
     now = Readings([Reading("runner", "probe:a", OUTCOME, {"state": "answered"})])
-    given = {"here": Check(("a",), _answers), "not asked": Check(("a", "b"), _answers), "broken": Check((), _fails)}
+    given = {
+        "here": Check("here", "host", ("a",), _answers, "a"),
+        "not asked": Check("not asked", "host", ("a", "b"), _answers, "a and b"),
+        "broken": Check("broken", "host", (), _fails, "nothing"),
+    }
     results = judge(now, checks=given)
     assert [(one.check, one.result) for one in results] == [("said", Result.DEGRADED), ("broken", Result.UNKNOWN)]
     assert [one.check for one in blocking(results)] == ["said"]

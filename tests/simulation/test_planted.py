@@ -18,6 +18,7 @@ from supervisor.strategies import LADDERS, RUNGS, consent, memory, repetition, s
 from supervisor.strategies.situation import Situation
 from tests.scenarios import driver, test_scenarios
 from tests.simulation import seeds
+from tests.support.silent_rungs import silence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,11 +95,11 @@ def requeue_loses_overrides(patch: pytest.MonkeyPatch) -> None:
 
 
 def recurring_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(RUNGS, "recurring")
+    silence(patch, "recurring")
 
 
 def own_answer_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(RUNGS, "own_code_at_once")
+    silence(patch, "own_code_at_once")
 
 
 def unknown_phase_is_early(patch: pytest.MonkeyPatch) -> None:
@@ -115,7 +116,7 @@ def counted_steps_are_no_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def race_rejected(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(RUNGS, "raced")
+    silence(patch, "raced")
 
 
 def interrupt_started_again(patch: pytest.MonkeyPatch) -> None:
@@ -128,7 +129,7 @@ def users_row_without_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def cap_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(RUNGS, "within_cap")
+    silence(patch, "within_cap")
 
 
 def stop_request_lost(patch: pytest.MonkeyPatch) -> None:

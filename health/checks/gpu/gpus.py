@@ -58,7 +58,7 @@ def label(now: Readings, subject: str) -> str:
     """Return the name of a GPU for people: the number that NVML and nvidia-smi give it, its UUID and its PCI address."""
     identity = now.table("gpu.identity", subject)
     uuid = subject.removeprefix("gpu:")
-    known = ", ".join(str(one) for one in ("" if uuid.startswith("#") else uuid, identity.get("pci")) if one)
+    known = ", ".join(str(word) for word in ("" if uuid.startswith("#") else uuid, identity.get("pci")) if word)
     return f"GPU {identity.get('index', '?')}" + (f" ({known})" if known else "")
 
 

@@ -193,7 +193,7 @@ def gpu_count(now: Readings, before: Readings | None, _limits: Thresholds) -> It
         yield CheckResult("gpu_count", old, Result.FAILED, why, evidence, Repair.REBOOT, blocks=True, look=look)
     if missing:
         return
-    lost = {one.subject.removeprefix("pci:"): "and does not answer" for one in now.of("pci.config") if one.problem}
+    lost = {reading.subject.removeprefix("pci:"): "and does not answer" for reading in now.of("pci.config") if reading.problem}
     if all_named and not _is_container(now, files, seen):
         lost = dict.fromkeys((pci for pci in there or () if pci not in seen.values()), "and not seen by the driver") | lost
     for subject, words in _not_in_errors(now, seen, lost).items():

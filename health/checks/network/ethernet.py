@@ -95,7 +95,7 @@ def _gain(new: dict[str, Json], old: dict[str, Json], keys: Iterable[str]) -> fl
 )
 def net_mtu(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Do this node's ports of one speed have one MTU? If they differ, large packets are lost and the job hangs."""
-    rows = {one.subject.removeprefix("nic:"): now.table("nic.state", one.subject) for one in now.of("nic.state")}
+    rows = {reading.subject.removeprefix("nic:"): now.table("nic.state", reading.subject) for reading in now.of("nic.state")}
     up = {name: row for name, row in rows.items() if row.get("carrier") is True and row.get("virtual") is False and row.get("mtu")}
     if not up:
         yield CheckResult("net_mtu", HOST, Result.SKIPPED, "no Ethernet port of this machine's own is up")
@@ -140,11 +140,11 @@ def net_interfaces(now: Readings, _before: Readings | None, _limits: Thresholds)
         return
     nics = [str(name) for name in names]
     hcas = [str(name) for name in devices] if isinstance(devices, list) else []
-    found = [*_socket_interfaces(now, variables, nics), *_hca_devices(now, variables, hcas)]
+    results = [*_socket_interfaces(now, variables, nics), *_hca_devices(now, variables, hcas)]
     settings = tuple(
         f"{key}={value}" for key, value in variables.items() if key in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", *_EXACT_VARIABLES)
     )
-    yield from found or [
+    yield from results or [
         CheckResult(
             "net_interfaces", HOST, Result.OK, "what the variables name is there" if settings else "left to NCCL and gloo", settings
         )
@@ -208,5 +208,5 @@ def _is_usable(now: Readings, name: str) -> bool:
 
 
 def _is_active(now: Readings, name: str) -> bool:
-    ports = [one for one in now.of("port.state") if one.subject.startswith(f"port:{name}/")]
-    return any(now.table("port.state", one.subject).get("state") == "ACTIVE" for one in ports)
+    ports = [reading for reading in now.of("port.state") if reading.subject.startswith(f"port:{name}/")]
+    return any(now.table("port.state", reading.subject).get("state") == "ACTIVE" for reading in ports)

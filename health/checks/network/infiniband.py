@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def net_infiniband(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Are the InfiniBand, RoCE and EFA ports up? Also at the rate of their siblings, and with their device files there."""
     ports = {reading.subject: now.table("port.state", reading.subject) for reading in now.of("port.state")}
-    was = {one.subject: before.table("port.state", one.subject) for one in before.of("port.state")} if before is not None else {}
+    was = {port.subject: before.table("port.state", port.subject) for port in before.of("port.state")} if before is not None else {}
     for subject in was.keys() - ports.keys():
         why = f"port {_port_name(subject)} is gone since the job started"
         yield CheckResult("net_infiniband", subject, Result.FAILED, why, (), Repair.REBOOT, look=("dmesg -T | grep -i mlx5", "ibstat"))
@@ -46,10 +46,10 @@ def net_infiniband(now: Readings, before: Readings | None, limits: Thresholds) -
             why = f"port {_port_name(subject)}: not asked: it is excluded, or reading it makes the kernel complain"
             yield CheckResult("net_infiniband", subject, Result.SKIPPED, why)
         elif _is_up(row):
-            siblings = [one for name, one in ports.items() if name != subject and _kind(one) == _kind(row)]
+            siblings = [port for name, port in ports.items() if name != subject and _kind(port) == _kind(row)]
             yield _port_up(subject, row, was.get(subject, {}), siblings, limits)
         else:
-            yield _port_down(subject, row, was.get(subject, {}), any(_is_up(one) for one in ports.values() if _kind(one) == _kind(row)))
+            yield _port_down(subject, row, was.get(subject, {}), any(_is_up(port) for port in ports.values() if _kind(port) == _kind(row)))
 
 
 def _port_down(subject: str, row: dict[str, Json], was: dict[str, Json], others_up: bool) -> CheckResult:  # noqa: FBT001 -- one caller
@@ -126,7 +126,7 @@ def _kind(row: dict[str, Json]) -> tuple[Json, Json]:
 
 def _usual_rate(siblings: list[dict[str, Json]]) -> float | None:
     """Return the rate that more of the siblings have than any other, of two alike the higher."""
-    rates = Counter(rate for one in siblings if _is_up(one) and (rate := common.number(one, "rate_gb_s")) is not None)
+    rates = Counter(rate for port in siblings if _is_up(port) and (rate := common.number(port, "rate_gb_s")) is not None)
     return max(rates, key=lambda rate: (rates[rate], rate), default=None)
 
 
@@ -190,13 +190,13 @@ def net_counters(now: Readings, before: Readings | None, limits: Thresholds) -> 
         if before is None or seconds is None:
             continue  # no baseline
         row, was = now.table("port.counters", subject), before.table("port.counters", subject)
-        found = sorted(_broken_rules(row, was, seconds, limits), key=lambda one: one[0].result is not Result.FAILED)
-        if not found:
+        results = sorted(_broken_rules(row, was, seconds, limits), key=lambda broken: broken[0].result is not Result.FAILED)
+        if not results:
             yield CheckResult("net_counters", subject, Result.OK, f"port {who}: no errors worth a word since the job started")
             continue
-        rule = found[0][0]
-        evidence = tuple(f"{one.counter} +{gain:.0f} in {seconds:.0f} s" for one, gain in found)
-        why = f"port {who}: {rule.words} ({found[0][1]:.0f} times since the job started)"
+        rule = results[0][0]
+        evidence = tuple(f"{broken.counter} +{gain:.0f} in {seconds:.0f} s" for broken, gain in results)
+        why = f"port {who}: {rule.words} ({results[0][1]:.0f} times since the job started)"
         yield CheckResult(
             "net_counters",
             subject,

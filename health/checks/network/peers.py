@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 def net_names(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Are this host's name and those of the job's other nodes resolved, and quickly? A rendezvous begins with it."""
-    rows = {one.subject: now.table("name.resolved", one.subject) for one in now.of("name.resolved")}
+    rows = {reading.subject: now.table("name.resolved", reading.subject) for reading in now.of("name.resolved")}
     alone = len(rows) == 1
     for subject, row in rows.items():
         yield _resolution(now, subject, row, limits, alone=alone)
@@ -44,7 +44,7 @@ def _resolution(now: Readings, subject: str, row: dict[str, Json], limits: Thres
     if seconds > limits.resolve_s:
         why = f"{name} took {seconds:.1f} s to be resolved: a name server does not answer"
         return CheckResult("net_names", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=look)
-    if row.get("own") is True and not alone and evidence and all(one.startswith("127.") or one == "::1" for one in evidence):
+    if row.get("own") is True and not alone and evidence and all(address.startswith("127.") or address == "::1" for address in evidence):
         why = f"this host's own name, {name}, is resolved to itself only: a rendezvous that hands it on sends others to themselves"
         return CheckResult("net_names", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look=("cat /etc/hosts",))
     return CheckResult("net_names", subject, Result.OK, f"{name} is resolved in {seconds:.3f} s", evidence)
@@ -68,23 +68,23 @@ def net_reach(now: Readings, _before: Readings | None, limits: Thresholds) -> It
     if not peers:
         yield CheckResult("net_reach", HOST, Result.SKIPPED, "no other node is known")
         return
-    times = {one.subject: common.number(now.table("peer.answer", one.subject), "seconds") for one in peers}
-    usual = median([one for one in times.values() if one is not None] or [0.0])
-    for one in peers:
-        name, seconds = one.subject.removeprefix("peer:"), times[one.subject]
+    times = {reading.subject: common.number(now.table("peer.answer", reading.subject), "seconds") for reading in peers}
+    usual = median([seconds for seconds in times.values() if seconds is not None] or [0.0])
+    for reading in peers:
+        name, seconds = reading.subject.removeprefix("peer:"), times[reading.subject]
         host, _, port = name.rpartition(":")
         look = (f"nc -vz -w 3 {quote(host)} {quote(port)}", f"ip route get {quote(host)}")
         if seconds is None:
-            words = "no answer: a firewall, or it is down" if one.problem == "timeout" else one.problem
+            words = "no answer: a firewall, or it is down" if reading.problem == "timeout" else reading.problem
             why = f"{name} cannot be reached: {words}"
-            yield CheckResult("net_reach", one.subject, Result.FAILED, why, (), Repair.CONFIGURE, look=look)
+            yield CheckResult("net_reach", reading.subject, Result.FAILED, why, (), Repair.CONFIGURE, look=look)
             continue
         evidence = (f"{seconds * 1000:.2f} ms", f"median of all {usual * 1000:.2f} ms")
         if seconds > limits.connect_s or (seconds > _SLOWER_TIMES * usual and seconds > _SLOWER_LEAST_S):
             why = f"{name} takes {seconds * 1000:.0f} ms to answer"
-            yield CheckResult("net_reach", one.subject, Result.DEGRADED, why, evidence, look=(f"mtr -rwc 10 {quote(host)}",))
+            yield CheckResult("net_reach", reading.subject, Result.DEGRADED, why, evidence, look=(f"mtr -rwc 10 {quote(host)}",))
         else:
-            yield CheckResult("net_reach", one.subject, Result.OK, f"{name} answers in {seconds * 1000:.2f} ms", evidence)
+            yield CheckResult("net_reach", reading.subject, Result.OK, f"{name} answers in {seconds * 1000:.2f} ms", evidence)
 
 
 @check(
@@ -99,32 +99,38 @@ def net_ports(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
     states = now.of("listen.state")
     if not states:
         yield CheckResult("net_ports", HOST, Result.SKIPPED, "no port is known that the job will listen on")
-    for one in states:
-        port, row, rows = one.subject.removeprefix("listen:"), now.table("listen.state", one.subject), _holders(now, one.subject)
+    for reading in states:
+        port, row, rows = (
+            reading.subject.removeprefix("listen:"),
+            now.table("listen.state", reading.subject),
+            _holders(now, reading.subject),
+        )
         if row.get("free") is True:
-            yield CheckResult("net_ports", one.subject, Result.OK, f"port {port} is free")
+            yield CheckResult("net_ports", reading.subject, Result.OK, f"port {port} is free")
             continue
         if row.get("error") != "EADDRINUSE":
             why = f"port {port} cannot be had: {row.get('error')}"
-            yield CheckResult("net_ports", one.subject, Result.FAILED, why, (), Repair.CONFIGURE, "choose another port, above 1024")
+            yield CheckResult("net_ports", reading.subject, Result.FAILED, why, (), Repair.CONFIGURE, "choose another port, above 1024")
             continue
         holders = ", ".join(map(_holder_text, rows)) or "nobody that can be seen from here"
         if rows and all(row.get("ours") is True for row in rows):
-            yield CheckResult("net_ports", one.subject, Result.OK, f"port {port} is held by this job", (holders,))
+            yield CheckResult("net_ports", reading.subject, Result.OK, f"port {port} is held by this job", (holders,))
             continue
         if any(row.get("may_be_ours") is True for row in rows):
             why = f"port {port} is held by a job that runs here, this one or another: {holders}"
-            yield CheckResult("net_ports", one.subject, Result.UNKNOWN, why, look=(f"ss -tanp sport = :{quote(port)}",))
+            yield CheckResult("net_ports", reading.subject, Result.UNKNOWN, why, look=(f"ss -tanp sport = :{quote(port)}",))
             continue
         why = f"port {port} is taken: {holders}"
-        yield CheckResult("net_ports", one.subject, Result.FAILED, why, (), Repair.CONFIGURE, look=(f"ss -tanp sport = :{quote(port)}",))
+        yield CheckResult(
+            "net_ports", reading.subject, Result.FAILED, why, (), Repair.CONFIGURE, look=(f"ss -tanp sport = :{quote(port)}",)
+        )
 
 
 def _holders(now: Readings, subject: str) -> list[dict[str, Json]]:
     rows = now.table("listen.state", subject).get("holders")
-    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    results = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     # where somebody listens, it is he: connections that he took, or that are not quite closed, have the same port
-    return [row for row in found if row.get("state") == "listening"] or found
+    return [row for row in results if row.get("state") == "listening"] or results
 
 
 def _holder_text(row: dict[str, Json]) -> str:

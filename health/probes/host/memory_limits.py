@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,12 +27,11 @@ if TYPE_CHECKING:
 
 NAME: Final = "host"
 _LIMITS: Final = {
-    "Max locked memory": "memlock",
-    "Max open files": "nofile",
-    "Max processes": "nproc",
-    "Max core file size": "core",
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+    "core": resource.RLIMIT_CORE,
 }
-_LIMIT: Final = re.compile(r"^(Max [a-z ]+?) {2,}(\S+) +(\S+)", re.MULTILINE)
 
 
 def read(ask: Ask) -> Iterator[Reading]:
@@ -40,8 +40,7 @@ def read(ask: Ask) -> Iterator[Reading]:
     yield _made("host.memory", _memory())
     yield _made("host.oom_kills", system_files.table(ask.at("/proc/vmstat")).get("oom_kill"))
     yield system_files.room(NAME, HOST, "host.shm", ask.at(system_files.SHM))
-    limits = {name: found for name, found in _limits(system_files.text(ask.at("/proc/self/limits"))).items() if found}
-    yield _made("host.limits", {**limits} or None)
+    yield _made("host.limits", _limits())
     yield _made("host.pids", _pids(ask))
     yield _made("host.files", _files(system_files.text(ask.at("/proc/sys/fs/file-nr"))))
     yield _core(ask)
@@ -60,13 +59,10 @@ def _memory() -> Json:
     return {"total": memory.total, "available": memory.available, "swap_total": swap.total, "swap_free": swap.free}
 
 
-def _limits(text: str) -> dict[str, list[Json]]:
-    found: dict[str, list[Json]] = {}
-    for match in _LIMIT.finditer(text):
-        name = _LIMITS.get(match[1])
-        if name is not None:
-            found[name] = [None if word == "unlimited" else int(word) for word in match.group(2, 3)]
-    return found
+def _limits() -> Json:
+    """Return the limits of this process, which has those of whoever asks."""
+    found = {name: resource.getrlimit(limit) for name, limit in _LIMITS.items()}
+    return {name: [None if value == resource.RLIM_INFINITY else value for value in values] for name, values in found.items()}
 
 
 def _pids(ask: Ask) -> Json:

@@ -72,7 +72,11 @@ class Processes:
             yield system_files.unread(NAME, HOST, "processes.counts", error, proc)
             return
         zombies = _states(pid for pid, status in statuses if status == psutil.STATUS_ZOMBIE)
-        stuck = [one for one in _states(pid for pid, status in statuses if status == psutil.STATUS_DISK_SLEEP) if one.parent != _KERNEL]
+        stuck = [
+            process
+            for process in _states(pid for pid, status in statuses if status == psutil.STATUS_DISK_SLEEP)
+            if process.parent != _KERNEL
+        ]
         if stuck:
             time.sleep(LOOK_S)
             stuck = _still(stuck)
@@ -80,18 +84,18 @@ class Processes:
             time.sleep(ALONE_S - LOOK_S)
             stuck = _still(stuck)
         now, wall = time.monotonic(), time.time()
-        self._since = {_key(one): self._since.get(_key(one), now) for one in (*stuck, *zombies)}
+        self._since = {_key(process): self._since.get(_key(process), now) for process in (*stuck, *zombies)}
         yield Reading(NAME, HOST, "processes.counts", {"all": len(statuses), "zombies": len(zombies), "stuck": len(stuck)})
         for name, some in (("processes.zombies", zombies), ("processes.stuck", stuck)):
             rows: list[Json] = []
-            for one in sorted(some, key=lambda one: one.started)[:MOST]:
+            for process in sorted(some, key=lambda process: process.started)[:MOST]:
                 row: dict[str, Json] = {
-                    "pid": one.pid,
-                    "parent": one.parent,
-                    "command": system_files.text(f"{proc}/{one.pid}/comm"),
-                    "age_s": round(max(0.0, wall - one.started), 1),
-                    "since_s": round(now - self._since.get(_key(one), now), 1),
-                    "wchan": system_files.text(f"{proc}/{one.pid}/wchan").strip("0"),
+                    "pid": process.pid,
+                    "parent": process.parent,
+                    "command": system_files.text(f"{proc}/{process.pid}/comm"),
+                    "age_s": round(max(0.0, wall - process.started), 1),
+                    "since_s": round(now - self._since.get(_key(process), now), 1),
+                    "wchan": system_files.text(f"{proc}/{process.pid}/wchan").strip("0"),
                 }
                 rows.append(row)
             yield Reading(NAME, HOST, name, rows)
@@ -121,9 +125,9 @@ def _states(pids: Iterator[int]) -> list[_ProcessState]:
 
 def _still(stuck: list[_ProcessState]) -> list[_ProcessState]:
     """Return those that did not run meanwhile."""
-    before = {_key(one) for one in stuck}
-    again = _states(one.pid for one in stuck)
-    return [one for one in again if one.status == psutil.STATUS_DISK_SLEEP and _key(one) in before]
+    before = {_key(process) for process in stuck}
+    again = _states(process.pid for process in stuck)
+    return [process for process in again if process.status == psutil.STATUS_DISK_SLEEP and _key(process) in before]
 
 
 def _switches(process: psutil.Process) -> tuple[float, ...]:
@@ -136,5 +140,5 @@ def _switches(process: psutil.Process) -> tuple[float, ...]:
     return (times.user, times.system)
 
 
-def _key(one: _ProcessState) -> tuple[int, float, tuple[float, ...]]:
-    return one.pid, one.started, one.switches
+def _key(process: _ProcessState) -> tuple[int, float, tuple[float, ...]]:
+    return process.pid, process.started, process.switches

@@ -1,16 +1,13 @@
 """Network interfaces: carrier, speed, MTU, errors, addresses.
 
-Reads /sys/class/net, and an ioctl for the address. Yields, of `nic:NAME`: `nic.state` (operstate, carrier: None where it is switched off,
-speed_mb_s, mtu, carrier_changes, up, loopback, virtual, ipv4), `nic.counters` (packets, errors, drops of both directions, and others of
-the kernel's).
+Reads /sys/class/net, and the addresses by psutil. The counters are the kernel's own: psutil's `dropin` has those that a switch's LLDP
+raises. Yields, of `nic:NAME`: `nic.state` (operstate, carrier: None where it is switched off, speed_mb_s, mtu, carrier_changes, up,
+loopback, virtual, ipv4), `nic.counters` (packets, errors, drops of both directions, and others of the kernel's).
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import socket
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,14 +15,13 @@ from health.model import HOST, Json, Reading
 from health.probes import system_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from health.model import Ask
 
 NAME: Final = "ethernet"
 _CLASS: Final = "/sys/class/net"
 _UP, _LOOPBACK = 0x1, 0x8
-_SIOCGIFADDR: Final = 0x8915
 _COUNTERS: Final = (
     "rx_packets",
     "tx_packets",
@@ -51,14 +47,15 @@ def read(ask: Ask) -> Iterator[Reading]:
         yield system_files.unread(NAME, HOST, "nic.names", error, root)
         return
     yield Reading(NAME, HOST, "nic.names", [*names])
+    addresses = _addresses() if ask.root == "/" else {}
     for name in names:
-        yield Reading(NAME, f"nic:{name}", "nic.state", _state(root / name, real=ask.root == "/"))
+        yield Reading(NAME, f"nic:{name}", "nic.state", _state(root / name, addresses))
         counters = {key: system_files.whole(root / name / "statistics" / key) for key in _COUNTERS}
         found: dict[str, Json] = {key: value for key, value in counters.items() if value is not None}
         yield Reading(NAME, f"nic:{name}", "nic.counters", found)
 
 
-def _state(nic: Path, *, real: bool) -> dict[str, Json]:
+def _state(nic: Path, addresses: Mapping[str, str]) -> dict[str, Json]:
     flags = system_files.text(nic / "flags")
     bits = int(flags, 16) if flags.startswith("0x") else 0
     carrier, speed = system_files.whole(nic / "carrier"), system_files.whole(nic / "speed")
@@ -71,13 +68,13 @@ def _state(nic: Path, *, real: bool) -> dict[str, Json]:
         "up": bool(bits & _UP),
         "loopback": bool(bits & _LOOPBACK),
         "virtual": not (nic / "device").exists(),
-        "ipv4": _address(nic.name) if real else system_files.text(nic / "ipv4"),
+        "ipv4": addresses.get(nic.name, ""),
     }
 
 
-def _address(name: str) -> str:
-    """Return the first IPv4 address of an interface, "" where it has none."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        got = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        return socket.inet_ntoa(got[20:24])
-    return ""
+def _addresses() -> dict[str, str]:
+    """Return the first IPv4 address of each interface that has one."""
+    import psutil  # noqa: PLC0415  a supervisor imports this module, and most look at no interface
+
+    rows = [(name, row) for name, addresses in psutil.net_if_addrs().items() for row in reversed(addresses)]
+    return {name: row.address for name, row in rows if row.family == socket.AF_INET}

@@ -16,7 +16,7 @@ from supervisor.core.values import dataclass
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from supervisor.classify.logs.rows import Bound, Messages
+    from supervisor.classify.logs.rows import Messages
 
 #: Anchors of every catalogue beside those of its rows: where a traceback, an exception or a launcher's footer may stand.
 STRUCTURE = (
@@ -57,17 +57,16 @@ def build(rows: Iterable[Signature]) -> Catalogue:
 def load(
     ours: Iterable[tuple[str, str]],
     users: Iterable[tuple[str, str]] = (),
-    bound: Bound | None = None,
     messages: Messages | None = None,
 ) -> tuple[Catalogue, tuple[Problem, ...]]:
     """Return the catalogue of TOML files, each given as (its name, its text), and all that is wrong in them.
 
-    bound: makes the patterns of the users' rows; messages: the kernel messages that rows may name (rows.parse).
+    messages: the kernel messages that rows may name (rows.parse).
     """
     rows: dict[str, Signature] = {}
     problems: list[Problem] = []
     _take(ours, rows, problems, partial(parse, messages=messages, tested=True))
-    _take(users, rows, problems, partial(parse, bound=bound, messages=messages), frozenset(rows))
+    _take(users, rows, problems, partial(parse, messages=messages), frozenset(rows))
     return build(rows.values()), tuple(problems)
 
 

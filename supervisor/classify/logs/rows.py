@@ -37,6 +37,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.logs.patterns import MessagePattern, OwnPattern, Pattern, groups_of
+from supervisor.classify.logs.user_patterns import UserPattern
 from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause
 from supervisor.core.values import dataclass
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from supervisor.classify.logs.patterns import KernelMessage, PatternMatch
 
     Messages = Mapping[str, tuple[KernelMessage, ...]]
-    Bound = Callable[[str, str, str], "Pattern"]
 
 #: The units of text in which a pattern can be searched; see classify/logs/match.py.
 PLACES = ("exception", "line", "kernel", "logged")
@@ -152,13 +152,13 @@ class Problem:
 
 
 def parse(
-    text: str, origin: str, bound: Bound | None = None, messages: Messages | None = None, *, tested: bool = False
+    text: str, origin: str, messages: Messages | None = None, *, tested: bool = False
 ) -> tuple[tuple[Signature, ...], tuple[Problem, ...]]:
     """Return the rows of a TOML file's text and what is wrong with those that are not among them. `origin` names the file.
 
     messages: by name, the kernel messages that rows may name.
-    bound: compiles the patterns of untested rows with a time limit, from (pattern, id of the row, origin); it may raise ValueError.
     tested: the rows are ours. Their patterns are compiled at their first use: all of them are known to be right, and most are never used.
+    Those of the user's rows are refused if they may be slow (user_patterns.py).
     """
     try:
         document = tomllib.loads(text)
@@ -175,10 +175,10 @@ def parse(
         name = table.get("id") if isinstance(table, dict) else None
         shown = name if isinstance(name, str) and name else f"number {number}"
         try:
-            row = _row(table, _Patterns(origin, bound or _unbounded, tested=tested), messages or {})
+            row = _row(table, _Patterns(origin, tested=tested), messages or {})
             if any(row.id == other.id for other in rows):
                 raise ValueError("its id is used twice in this file")  # noqa: TRY301 (one way out for all that is wrong with a row)
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, re.error) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             problems.append(Problem(origin, shown, f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)))
         else:
             rows.append(row)
@@ -205,24 +205,19 @@ _KNOWN = frozenset(
 )
 
 
-def _unbounded(pattern: str, _name: str, _origin: str) -> Pattern:
-    return re.compile(pattern)
-
-
 @dataclass(frozen=True, slots=True)
 class _Patterns:
     """Makes the patterns of the rows of one file."""
 
     origin: str
-    bound: Bound
     tested: bool
 
-    def made(self, expression: str, name: str) -> tuple[Pattern, tuple[str, ...]]:
-        """Return the pattern of the row `name`, and its groups. Raises re.error and ValueError, but not for a tested one."""
+    def compiled(self, expression: str) -> tuple[Pattern, tuple[str, ...]]:
+        """Return a pattern and its groups. Raises ValueError, but not for a tested one."""
         if self.tested:
             return OwnPattern(expression), groups_of(expression)
-        groups = tuple(re.compile(expression).groupindex)  # in the syntax of `re`, whoever searches with it
-        return self.bound(expression, name, self.origin), groups
+        pattern = UserPattern(expression)
+        return pattern, pattern.groups
 
 
 def _row(table: Any, patterns: _Patterns, messages: Messages) -> Signature:  # noqa: ANN401 (whatever TOML holds)
@@ -237,9 +232,9 @@ def _row(table: Any, patterns: _Patterns, messages: Messages) -> Signature:  # n
     where = _strings(table, "where")
     _need(bool(where) and set(where) <= set(PLACES), f"where is a list of {', '.join(PLACES)}")
     if "messages" in table:
-        anchors, pattern, groups = _of_messages(table, name, patterns, messages)
+        anchors, pattern, groups = _of_messages(table, patterns, messages)
     else:
-        anchors, pattern, groups = _own(table, name, patterns)
+        anchors, pattern, groups = _own(table, patterns)
     weight = table.get("weight", 0.0 if benign else None)
     _need(isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 <= weight <= 1, "weight is a number from 0 to 1")
     after = _strings(table, "consequence_of")
@@ -250,7 +245,7 @@ def _row(table: Any, patterns: _Patterns, messages: Messages) -> Signature:  # n
     _need(not wrong, f"consequence_of: no such cause: {wrong}")
     frames = None
     if "frames" in table:
-        frames, _ = patterns.made(_string(table, "frames"), name)
+        frames, _ = patterns.compiled(_string(table, "frames"))
     _need(frames is None or where == ("exception",), 'frames go with where = ["exception"]')
     fields = table.get("fields", {})
     _need(isinstance(fields, dict), "fields is a table of group = type")
@@ -275,20 +270,18 @@ def _row(table: Any, patterns: _Patterns, messages: Messages) -> Signature:  # n
     )
 
 
-def _own(table: dict[str, Any], name: str, patterns: _Patterns) -> tuple[tuple[str, ...], Pattern, AbstractSet[str]]:
+def _own(table: dict[str, Any], patterns: _Patterns) -> tuple[tuple[str, ...], Pattern, AbstractSet[str]]:
     """Return the anchors and the pattern of a row, and the pattern's groups."""
     anchors = _strings(table, "anchors")
     _need(bool(anchors), "anchors: at least one")
     short = [anchor for anchor in anchors if len(anchor) < SHORTEST_ANCHOR or "\n" in anchor]
     _need(not short, f"anchors: {short} must have {SHORTEST_ANCHOR} characters or more, in one line")
-    pattern, groups = patterns.made(_string(table, "pattern"), name)
+    pattern, groups = patterns.compiled(_string(table, "pattern"))
     _need(patterns.tested or pattern.search("") is None, "pattern matches the empty text")
     return anchors, pattern, frozenset(groups)
 
 
-def _of_messages(
-    table: dict[str, Any], name: str, patterns: _Patterns, messages: Messages
-) -> tuple[tuple[str, ...], Pattern, AbstractSet[str]]:
+def _of_messages(table: dict[str, Any], patterns: _Patterns, messages: Messages) -> tuple[tuple[str, ...], Pattern, AbstractSet[str]]:
     """Return the same of a row that names kernel messages."""
     _need(table["where"] == ["kernel"] and "anchors" not in table, 'messages go with where = ["kernel"], and without anchors')
     wanted = _strings(table, "messages")
@@ -298,7 +291,7 @@ def _of_messages(
     detail: Pattern | None = None
     own: tuple[str, ...] = ()
     if "pattern" in table:
-        detail, own = patterns.made(_string(table, "pattern"), name)
+        detail, own = patterns.compiled(_string(table, "pattern"))
     groups = {group for form in forms for group in groups_of(form.expression)}.union(own)
     return tuple(dict.fromkeys(form.anchor for form in forms)), MessagePattern(forms, detail, own), groups
 

@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor.classify.logs.patterns import Pattern
+from supervisor.classify.logs.user_patterns import UserPattern
 from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
@@ -83,9 +84,13 @@ class LossRule:
 def problem_of(pattern: str) -> str:
     """Return what is wrong with a rule's pattern, "" if nothing is."""
     try:
-        groups = re.compile(pattern).groupindex
+        re.compile(pattern)
     except re.error as error:
         return f"it is no regular expression: {error}"
+    try:
+        groups = UserPattern(pattern).groups
+    except ValueError as error:
+        return str(error)
     return "" if "value" in groups else "it has no group for the number, written as (?P<value>...)"
 
 

@@ -98,10 +98,10 @@ def command(invocation: Invocation, *, logs: tuple[str, ...], as_json: bool, sho
 
 def show_table(settings: Settings) -> int:
     """Print the signatures and the loss rules in use. Returns 0."""
-    catalogue, problems = signatures.configured(settings, lambda text: stdio.say(f"warning: {text}"))
+    catalogue, problems = signatures.configured(settings)
     for problem in problems:
         stdio.say(f"warning: {problem}")
-    stdio.write(sys.stdout, rules.table(catalogue, loss_rules.configured(settings, stdio.say)))
+    stdio.write(sys.stdout, rules.table(catalogue, loss_rules.configured(settings)))
     return 0
 
 
@@ -109,11 +109,11 @@ def classify_logs(settings: Settings, places: Sequence[str], *, as_json: bool) -
     """Print an answer for every log at `places`. Returns 0; raises SuperviseError: 64 if nothing could be read, 78."""
     keep_freed_memory()
     logs = [log for place in dict.fromkeys(places) for log in _logs(place)]
-    catalogue, problems = signatures.configured(settings, lambda text: stdio.say(f"warning: {text}"))
+    catalogue, problems = signatures.configured(settings)
     for problem in problems:
         stdio.say(f"warning: {problem}")
     scan = scanner(catalogue.anchors)
-    of_losses = loss_rules.configured(settings, lambda text: stdio.say(f"warning: {text}"))
+    of_losses = loss_rules.configured(settings)
     width = max((len(log.path) for log in logs), default=0)
     answered = False
     for log in logs:

@@ -117,13 +117,13 @@ def _largest(patterns: Sequence[str], cwd: str) -> int:
 
 
 def _refuse_both(instead: dict[str, bool], of_this_node: dict[str, bool]) -> None:
-    """Raise SuperviseError (64) where an option that looks elsewhere stands beside one that it would leave without a meaning."""
-    given_ = [option for option, is_given in instead.items() if is_given]
-    others = [*given_[1:], *(option for option, is_given in of_this_node.items() if is_given)]
-    if given_ and others:
-        hint = f"Leave one of them out: first `supervise doctor {others[0]}`, then `supervise doctor {given_[0]}`."
+    """Raise SuperviseError (64) for two options of which one looks elsewhere and the other is about this node."""
+    elsewhere = [option for option, is_given in instead.items() if is_given]
+    others = [*elsewhere[1:], *(option for option, is_given in of_this_node.items() if is_given)]
+    if elsewhere and others:
+        hint = f"Leave one of them out: first `supervise doctor {others[0]}`, then `supervise doctor {elsewhere[0]}`."
         raise SuperviseError(
-            f"{given_[0]} does not look at this node: {others[0]} says nothing beside it", hint=hint, exit_code=ExitCode.USAGE
+            f"{others[0]} cannot be combined with {elsewhere[0]}, which does not examine this node", hint=hint, exit_code=ExitCode.USAGE
         )
 
 

@@ -46,8 +46,8 @@ def check_nodes(values: dict[str, object], *, as_json: bool) -> int:
     argv = [sys.executable, "-P", spec.origin, *(["--json"] if as_json else [])]
     for name in _NAMES:
         value = values.get(name)
-        for one in value if isinstance(value, tuple) else () if value is None else (value,):
-            argv += ["--" + name.replace("_", "-"), str(one)]
+        for word in value if isinstance(value, tuple) else () if value is None else (value,):
+            argv += ["--" + name.replace("_", "-"), str(word)]
     code = subprocess.run(argv, check=False).returncode  # noqa: S603  our own module
     return ExitCode.USAGE if code == _ARGPARSE_REFUSED else code
 
@@ -60,7 +60,7 @@ def _refuse_what_does_not_fit(values: dict[str, object]) -> None:
     elif isinstance(rank, int) and rank >= (nnodes if isinstance(nnodes, int) else 1):
         message = f"--node-rank {rank} is not below --nnodes {nnodes or 1}: the first node is 0"
     elif master and not _is_address(str(master)):
-        message = f"--master {master} is no HOST:PORT"
+        message = f"--master {master} is not HOST:PORT"
     else:
         return
     all_ = nnodes if many else "N"
@@ -74,7 +74,7 @@ def _is_address(text: str) -> bool:
 
 
 def refuse_without_nodes(values: dict[str, object]) -> None:
-    """Raise SuperviseError (64) where an option of the node check stands without --nodes, which it belongs to."""
+    """Raise SuperviseError (64) where an option of the node check is given without --nodes."""
     for name in _NAMES:
         if values.get(name) not in (None, ()):
             option = "--" + name.replace("_", "-")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import tomllib
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from health.kernellog import parse
-from health.kernellog.file_report import judge
+from health.kernellog.file_report import LogFormError, judge, judge_stream, report, show
 from health.kernellog.messages import forms, recognise
 from tests.support.figures import Figures, costs_at_most
 
@@ -144,6 +145,8 @@ FOREIGN = {
     "journalctl fr in latin-1": "f\ufffdvr. 22 19:51:14 host kernel: ",
     "journalctl short-full zh": "日 2026-11-22 19:51:14 CST host kernel: ",
     "a clock of twelve hours": "11/22/2026 07:51:14 PM host kernel: ",
+    "pdsh": "gpu-17: [  123.456789] ",
+    "talosctl": "10.0.0.7: kern: warning: [2026-11-22T19:51:14.291660856Z]: ",
     "a collector's own": "2026/11/22 19:51:14.123 | node7 | ",
 }
 
@@ -158,10 +161,23 @@ def test_what_another_program_quotes_is_not_the_kernels(head: str) -> None:
     assert judge(head + XID_79) == ()
 
 
-def test_an_export_of_the_journal_is_read_also_where_a_message_is_no_text() -> None:
-    first = f"__CURSOR=s=1\n__REALTIME_TIMESTAMP=1795378656422708\n_TRANSPORT=kernel\nSYSLOG_FACILITY=0\nMESSAGE={XID_79}\n"
-    length = "\n\x01" + "\x00" * 6  # 266, of which one byte is the end of a line
-    second = f"__CURSOR=s=2\n_TRANSPORT=kernel\nMESSAGE\n{length}{XID_79.replace('3b', '5e')}\n_HOSTNAME=gpu-17\n"
-    third = f"__CURSOR=s=3\n_TRANSPORT=syslog\nMESSAGE={XID_79.replace('3b', '9a')}\n"
-    found = judge(f"{first}\n{second}\n{third}\n")
-    assert [(one.code, one.pci, one.t) for one in found] == [(79, "0000:3b:00", 1795378656.422708), (79, "0000:5e:00", None)]
+@pytest.mark.parametrize("name", ["dmesg -T zh", "dmesg -T with the caller", "journalctl ja", "a clock of twelve hours", "pdsh"])
+def test_behind_the_kernels_mark_any_message_counts_and_its_time_is_unknown(name: str) -> None:
+    out = StringIO()
+    judged = judge_stream(StringIO(f"{FOREIGN[name]}nvme nvme4: starting error recovery\n{FOREIGN[name]}a message that nobody knows\n"))
+    assert (judged.messages, [(one.kind, one.code, one.t) for one in judged.findings]) == (2, [("nvme", "connection_lost", None)])
+    show(judged, as_json=False, out=out)
+    assert "line 1 (time unknown): " in out.getvalue()
+
+
+def test_a_prefix_of_unknown_form_is_searched_in_linear_time() -> None:
+    with costs_at_most(SLOWEST_S):
+        for line in ("1:11:11" * 1500, "[" * 12_000, "[ 1" * 4000, " kernel" * 1500, "x" * 80 + "[ 1.1" * 2000):
+            judge(f"{line}\n" * 20)
+
+
+def test_journalctls_export_format_is_refused_with_the_command_that_saves_text(tmp_path: Path) -> None:
+    (tmp_path / "saved").write_text(f"__CURSOR=s=1\n_TRANSPORT=kernel\nSYSLOG_FACILITY=0\nMESSAGE={XID_79}\n\n")
+    with pytest.raises(LogFormError, match="it is in journalctl's export format") as refused:
+        report(str(tmp_path / "saved"), StringIO(), as_json=False)
+    assert "journalctl -k > FILE" in refused.value.hint

@@ -1,0 +1,17 @@
+"""A rung without an answer, as if a ladder did not have it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.strategies import RUNGS
+from supervisor.strategies.rung import nothing_missing
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def silence(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the rung of this name have no answer to any situation."""
+    patch.setitem(RUNGS, name, replace(RUNGS[name], propose=lambda _situation: None, missing=nothing_missing))

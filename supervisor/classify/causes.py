@@ -9,14 +9,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """A cause in sentences. proof: the evidence that a verdict of it stands on."""
 
     meaning: str

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.packages import install_text
 from supervisor.core.model import Cause, HangKind, Phase, Verdict
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,8 +38,7 @@ _IN_DOCS = {"gpu": "ID", "hang_ranks": "N", "hang_code": "FILE:LINE", "xid": "N"
 _NAMED = re.compile(r"\{(\w+)\}")
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """Whether the object of a hint was seen. words: behind "where" in docs/reference/causes.md."""
 
     words: str
@@ -119,8 +118,7 @@ LEFT_EARLY = Condition("the rank left with 0 before the others", lambda verdict:
 COLLECTIVES = Condition("the collectives of the ranks differ", _stands_on("ddp_unsynced.collectives"))
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(Struct, frozen=True):
     """One thing to do. text: an imperative in lower case, with `{name}` for a fact of the verdict. when: all of them must hold."""
 
     text: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from supervisor.cluster.client import StoreAddress
@@ -15,7 +16,6 @@ from supervisor.cluster.register import Register, RegisterChanged, RegisterUnrea
 from supervisor.cluster.server import StoreServer, listen
 from supervisor.cluster.store import new_store
 from supervisor.cluster.takeover import FollowStore, ServeStoreHere, StoreFinder, StoreHold
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,13 +7,12 @@ nothing any more, whatever it believes.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import msgspec
 
 from supervisor.cluster.model import ClusterDecision, Epoch, newest_epoch
-from supervisor.core.values import dataclass
 
 
 class RegisterUnreachable(Exception):  # noqa: N818  no failure of the job: it is tried again

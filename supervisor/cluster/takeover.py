@@ -13,12 +13,11 @@ to be silent for it first. Nodes that know nothing of the job begin it anew, wit
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from supervisor.cluster.model import nodes_of
 from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnreachable, StoreRecord
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

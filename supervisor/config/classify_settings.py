@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
-from supervisor.core.values import dataclass
 
 #: The key that is a list of tables, and every setting of one of them.
 SIGNATURES_KEY = "classify.signature"

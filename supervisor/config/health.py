@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from health import registry
 from health.model import Check
 from health.thresholds import Thresholds, thresholds
-from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.config.health import healthset
 from supervisor.config.plugins import ladders
 from supervisor.core.model import RESUME, Knob, Launcher, Policy
+from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
 from supervisor.strategies.network import OPTIONAL
 from supervisor.strategies.situation import VARIABLES

@@ -5,7 +5,7 @@ loading.py knows how a value is checked.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.losses.rules import problem_of
@@ -14,7 +14,6 @@ from supervisor.config.classify_settings import SIGNATURE_ROWS, SIGNATURES_KEY, 
 from supervisor.config.loss_settings import RULE_ROWS, RULES_KEY, LossRuleSection
 from supervisor.config.setting_columns import SettingRow
 from supervisor.core.model import Cause
-from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError, nearest
 
 if TYPE_CHECKING:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from supervisor.core.model import Beginning, CheckpointRef, Gpu, HeldBatch, JobDecision, PastFailures, Plan, Verdict
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 #: signal(7); core imports nothing that touches the system.
 SIGTERM = 15
 
 
-@dataclass(frozen=True, slots=True)
-class BeginAttempt:
+class BeginAttempt(Struct, frozen=True):
     """Start the ranks as `attempt`; start the launcher first where none runs. `reason` is start, failure, membership or takeover.
 
     overrides: knob (or `env:NAME`) to value, all that differs from the user's own command. gpus: UUIDs that the ranks may see, empty: as
@@ -35,8 +34,7 @@ class BeginAttempt:
     waits_for_journal: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class GatherNodes:
+class GatherNodes(Struct, frozen=True):
     """Have this node meet the others for `attempt`; start the launcher first where none runs. Answered by NodesGathered.
 
     No rank starts before BeginAttempt. nproc: as there. least_nodes: so many are waited for, 0: as many as the command says.
@@ -48,8 +46,7 @@ class GatherNodes:
     waits_for_journal: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class BroadcastStart:
+class BroadcastStart(Struct, frozen=True):
     """Send the other nodes how the ranks of this one (`node`) began. Theirs come as NodeBegan, with the same fields."""
 
     attempt: int
@@ -59,8 +56,7 @@ class BroadcastStart:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class StopRanks:
+class StopRanks(Struct, frozen=True):
     """Stop this attempt's ranks and their process trees: `signum`, then KILL after `grace_s`. Answered by AttemptEnded.
 
     why: failure, membership, stop, hurry. text: what failed. torchrun's agent stops them by itself when a rank fails.
@@ -74,8 +70,7 @@ class StopRanks:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class EndLauncher:
+class EndLauncher(Struct, frozen=True):
     """Kill the launcher and all processes below the guardian at once, because it did not answer. Answered by AttemptEnded."""
 
     attempt: int
@@ -83,8 +78,7 @@ class EndLauncher:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class CollectEvidence:
+class CollectEvidence(Struct, frozen=True):
     """Collect every observer's evidence; answered by EvidenceCollected within `deadline_s`."""
 
     attempt: int
@@ -93,8 +87,7 @@ class CollectEvidence:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class SelectCheckpoint:
+class SelectCheckpoint(Struct, frozen=True):
     """Find and verify the newest checkpoint that is not among `rejected` (paths); answered by CheckpointSelected.
 
     nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. had_checkpoint: this node knows
@@ -134,8 +127,7 @@ class SelectCheckpoint:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class CheckHealth:
+class CheckHealth(Struct, frozen=True):
     """Examine this node before the next attempt, while its checkpoint is selected; answered by HealthChecked.
 
     awaited: the attempt begins after the answer. If not, it may have begun before it, and the answer is HealthChanged.
@@ -146,8 +138,7 @@ class CheckHealth:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(Struct, frozen=True):
     """Send TimerFired(name, token) after `delay_s`. Earlier timers of that name fire too, with other tokens."""
 
     name: str
@@ -156,16 +147,14 @@ class SetTimer:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class DumpStacks:
+class DumpStacks(Struct, frozen=True):
     """Ask every instrumented rank for the stacks of its threads."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class EndForAll:
+class EndForAll(Struct, frozen=True):
     """End the attempt on all nodes. kind: failure or membership (AttemptEndedByPeer); the first end stands."""
 
     attempt: int
@@ -174,16 +163,14 @@ class EndForAll:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReportEpoch:
+class ReportEpoch(Struct, frozen=True):
     """Send the nodes what this one saw of the attempt, as the state has it. The one that decides gets ReportsGathered."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ProposeDecision:
+class ProposeDecision(Struct, frozen=True):
     """Have all nodes act on this, if no other decision is there; answered by DecisionMade. decision: None if nothing failed."""
 
     attempt: int
@@ -192,16 +179,14 @@ class ProposeDecision:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteAttempt:
+class CompleteAttempt(Struct, frozen=True):
     """All ranks of all nodes have exited 0: let the launcher end. Answered by AttemptEnded."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantine:
+class Quarantine(Struct, frozen=True):
     """Put a GPU into the ledger of this node, where it stays out of later attempts, runs and jobs until it is cleared or expires."""
 
     attempt: int
@@ -211,8 +196,7 @@ class Quarantine:
     waits_for_journal: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSave:
+class RequestSave(Struct, frozen=True):
     """Have the ranks that poll worker.should_save save now; answered by Saved, or by their end.
 
     left_s: until they are stopped; None: they train on, until all nodes have saved.
@@ -223,24 +207,21 @@ class RequestSave:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class FindUnsaved:
+class FindUnsaved(Struct, frozen=True):
     """Find which ranks have not saved as requested, and where they are; answered by UnsavedFound."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReportSaved:
+class ReportSaved(Struct, frozen=True):
     """The ranks of this node have saved as requested. When those of all nodes have, AttemptEndedByPeer (membership) ends the attempt."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class FindSave:
+class FindSave(Struct, frozen=True):
     """Search the disk for a whole checkpoint that was written since `since_t`; answered by SaveSearched."""
 
     attempt: int
@@ -249,16 +230,14 @@ class FindSave:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class KeepCopies:
+class KeepCopies(Struct, frozen=True):
     """Hold copies of the whole checkpoints that `attempt` was not seen to load and may overwrite. Each is reported (CheckpointCopied)."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class AccuseCheckpoints:
+class AccuseCheckpoints(Struct, frozen=True):
     """Record for later runs, too, what this one stepped back from: `attempt` trained from an older checkpoint. It is reported."""
 
     attempt: int
@@ -266,8 +245,7 @@ class AccuseCheckpoints:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class KeepLook:
+class KeepLook(Struct, frozen=True):
     """Keep the text of the newest look at the ranks: beside the card of `incident`, with the attempt's logs if that is 0."""
 
     attempt: int
@@ -275,8 +253,7 @@ class KeepLook:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(Struct, frozen=True):
     """Alert a person to what no incident reports.
 
     kind: recurring_failure, gpu_quarantined, memory_held, batch_changed, node_health: this node became worse, change_ignored: a rank
@@ -293,8 +270,7 @@ class Alert:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class OpenIncident:
+class OpenIncident(Struct, frozen=True):
     """An incident begins. It is reported with the decision, a moment later."""
 
     incident: int
@@ -304,8 +280,7 @@ class OpenIncident:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReportDecision:
+class ReportDecision(Struct, frozen=True):
     """The verdict and the plan of an incident: one line on stderr, its card, the journal's explanation.
 
     at_least: `step` is the last one seen, and the attempt may have gone further. alerts: False where another node alerts to it.
@@ -321,8 +296,7 @@ class ReportDecision:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReportResume:
+class ReportResume(Struct, frozen=True):
     """How an attempt began: resumed at `step` from `path`, from scratch (no path), or not `confirmed`.
 
     resume_from: the checkpoint that the ranks were given. reason: what shows a beginning from scratch. epoch: of the checkpoint, if no
@@ -353,8 +327,7 @@ class ReportResume:
         return Beginning.FROM_SCRATCH if self.path is None else Beginning.RESUMED
 
 
-@dataclass(frozen=True, slots=True)
-class CloseIncident:
+class CloseIncident(Struct, frozen=True):
     """The first progress after the incident, or the end of the run. `outcome`: resolved, given_up, or withdrawn: nothing had failed."""
 
     incident: int
@@ -364,8 +337,7 @@ class CloseIncident:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class PrintMessage:
+class PrintMessage(Struct, frozen=True):
     """Print one line at the terminal. `level` is info, warning or error."""
 
     level: str
@@ -373,8 +345,7 @@ class PrintMessage:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """The run is over: leave with `exit_code`, and `reason` in the end record. After 75 the next start continues the run.
 
     for_all: the nodes of the job end together, so that none waits for another.

@@ -31,11 +31,10 @@ from supervisor.core.model import (
 )
 from supervisor.core.state import NodeReport
 from supervisor.core.training_events import LossChanged, PaceChanged
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorStarted:
+class SupervisorStarted(Struct, frozen=True):
     """This supervisor took the job over.
 
     continues: the previous one of the same run ended without an end record, or with 75. last_alive_t: when a previous one that was killed
@@ -54,8 +53,7 @@ class SupervisorStarted:
     programs_seen: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherStarted:
+class LauncherStarted(Struct, frozen=True):
     """torchrun's agent is ready, and reports how torch parsed the command line: a cap on restarts (None: not given), and how many nodes.
 
     nproc: ranks of this node. least_nodes: an attempt begins with at least so many. 0: torch did not report it.
@@ -69,8 +67,7 @@ class LauncherStarted:
     least_nodes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherFellBack:
+class LauncherFellBack(Struct, frozen=True):
     """A name in torch that the agent needs is missing: the command runs as stock torchrun, which the supervisor restarts."""
 
     t: float
@@ -78,8 +75,7 @@ class LauncherFellBack:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodesGathered:
+class NodesGathered(Struct, frozen=True):
     """The nodes of the attempt have met, so that no rank of an earlier one lives on any of them. `node` of `nodes` is this one.
 
     number: of the attempt from now on, the same on all nodes; 0: it stays. members: the nodes in their order; empty: no control store.
@@ -95,8 +91,7 @@ class NodesGathered:
     world_size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class NodeBegan:
+class NodeBegan(Struct, frozen=True):
     """How the ranks of another node began, as their instrumentation saw it.
 
     first_step: the absolute step at which their training began, as the optimizer or the script counts. loaded_step: of the checkpoint that
@@ -110,8 +105,7 @@ class NodeBegan:
     loaded_step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptStarted:
+class AttemptStarted(Struct, frozen=True):
     """Every rank of this node's share of the attempt exists. For a plain command: the command itself, as rank 0, until RanksFound."""
 
     t: float
@@ -121,8 +115,7 @@ class AttemptStarted:
     launcher_pid: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramIdentified:
+class ProgramIdentified(Struct, frozen=True):
     """What the attempt is about to run, as it lies on the disk: digests by name (command, script, packages).
 
     What cannot be read now is left out, because a file system that does not answer is no change of the program.
@@ -133,8 +126,7 @@ class ProgramIdentified:
     program: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RanksFound:
+class RanksFound(Struct, frozen=True):
     """All ranks on this node of a plain command that started some by itself, as their environment says. Each time that one is new."""
 
     t: float
@@ -143,8 +135,7 @@ class RanksFound:
     world_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankExited:
+class RankExited(Struct, frozen=True):
     """A rank ended, well or not. Its failure ends the attempt: the agent stops the peers without asking."""
 
     t: float
@@ -152,8 +143,7 @@ class RankExited:
     exit: RankExit
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptEndedByPeer:
+class AttemptEndedByPeer(Struct, frozen=True):
     """Another node ended the attempt, for all nodes.
 
     kind: failure: a rank failed there, or the node was lost; left: it was stopped; membership: waiting nodes are to join; void: it had
@@ -167,8 +157,7 @@ class AttemptEndedByPeer:
     kind: str = "failure"
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptEnded:
+class AttemptEnded(Struct, frozen=True):
     """No rank of the attempt is left on this node, and no process of their process trees.
 
     outcome: succeeded (all exited 0), failed (a rank failed, or ranks were stopped because one did), membership (stopped to admit
@@ -181,8 +170,7 @@ class AttemptEnded:
     hidden: tuple[Evidence, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherExited:
+class LauncherExited(Struct, frozen=True):
     """The process that runs the ranks ended too early, or could not be started. `who`: agent, guardian, or command (a plain one)."""
 
     t: float
@@ -192,8 +180,7 @@ class LauncherExited:
     signal: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodesWaiting:
+class NodesWaiting(Struct, frozen=True):
     """Other nodes asked to join an elastic job (torch's num_nodes_waiting)."""
 
     t: float
@@ -201,8 +188,7 @@ class NodesWaiting:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class NodesMissing:
+class NodesMissing(Struct, frozen=True):
     """This node waits at the rendezvous, where `count` nodes are missing to begin; 0: as many are there as are needed.
 
     within_s: how long it waits for them.
@@ -214,8 +200,7 @@ class NodesMissing:
     within_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReportsGathered:
+class ReportsGathered(Struct, frozen=True):
     """This node decides for all: what the nodes of the attempt saw, and which of them report nothing, each with the reason.
 
     kind, node, text: how the attempt was ended, by which node, and why.
@@ -230,8 +215,7 @@ class ReportsGathered:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionMade:
+class DecisionMade(Struct, frozen=True):
     """The decision about an attempt, the same on all nodes. `kind`: restart, stop, success, or void: nothing is counted, they meet again.
 
     decision: None where nothing failed. elsewhere: the attempt is one in which this node takes no part, and the job is over.
@@ -244,24 +228,21 @@ class DecisionMade:
     elsewhere: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LeftBehind:
+class LeftBehind(Struct, frozen=True):
     """The job went on without this node, and what was decided about its attempt is not known any more."""
 
     t: float
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFellSilent:
+class StoreFellSilent(Struct, frozen=True):
     """The control store did not answer for the time of a lease: the other nodes may go on without this one."""
 
     t: float
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class EvidenceCollected:
+class EvidenceCollected(Struct, frozen=True):
     """The observers' evidence on the incident. `jitter` is uniform in [0, 1): the only randomness the core sees."""
 
     t: float
@@ -271,8 +252,7 @@ class EvidenceCollected:
     jitter: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSelected:
+class CheckpointSelected(Struct, frozen=True):
     """The answer to SelectCheckpoint. `chosen` None with `found` > 0: none of those found is good any more.
 
     No attempt resumes from these, each with its reason: `torn`; `dangerous`: loading them could run code; `refused`: they could not be read
@@ -329,16 +309,14 @@ class CheckpointSelected:
     without_tracker: WithoutTracker | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SelectionMoved:
+class SelectionMoved(Struct, frozen=True):
     """The selection of a checkpoint goes on: bytes come from the disk, or the nodes took another step to their agreement."""
 
     t: float
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointVerified:
+class CheckpointVerified(Struct, frozen=True):
     """The watcher verified a checkpoint that appeared while the job ran. made_in: the attempt that saved it, 0: unknown."""
 
     t: float
@@ -347,8 +325,7 @@ class CheckpointVerified:
     made_in: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressObserved:
+class ProgressObserved(Struct, frozen=True):
     """The sampler read the heartbeats: sent at the first step of an attempt, at a change of phase, and at most every few seconds.
 
     `steps_seen` counts optimizer steps in this attempt (-1: no rank is instrumented). `step` is absolute; None: unknown, and the core adds
@@ -375,8 +352,7 @@ class ProgressObserved:
         return self.steps_seen > 0 or (self.first_step is not None and self.step is not None and self.step > self.first_step)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointsLoaded:
+class CheckpointsLoaded(Struct, frozen=True):
     """Ranks loaded checkpoints before their first step: all of this attempt so far, each with who wrote it."""
 
     t: float
@@ -384,8 +360,7 @@ class CheckpointsLoaded:
     loads: tuple[LoadedCheckpoint, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NewestSaveGone:
+class NewestSaveGone(Struct, frozen=True):
     """The newest save of this run is not where it was saved any more, and none is newer; or one is newer again (`is_over`)."""
 
     t: float
@@ -394,8 +369,7 @@ class NewestSaveGone:
     is_over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StartCeilingPassed:
+class StartCeilingPassed(Struct, frozen=True):
     """These ranks sent no heartbeat: their progress and hangs are UNKNOWN."""
 
     t: float
@@ -403,8 +377,7 @@ class StartCeilingPassed:
     uninstrumented: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HangSuspected:
+class HangSuspected(Struct, frozen=True):
     """No rank made progress for `still_s` seconds, longer than the limit of the phase that the ranks are in."""
 
     t: float
@@ -414,8 +387,7 @@ class HangSuspected:
     phase: Phase = Phase.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class HangConfirmed:
+class HangConfirmed(Struct, frozen=True):
     """Two looks at the ranks showed the same, and nothing moved between them. Again when the group's own timeout has passed."""
 
     t: float
@@ -423,8 +395,7 @@ class HangConfirmed:
     hang: Hang
 
 
-@dataclass(frozen=True, slots=True)
-class HangCleared:
+class HangCleared(Struct, frozen=True):
     """A suspected or confirmed hang is over: a rank made progress, or moved between two looks. `text`: what showed it."""
 
     t: float
@@ -433,8 +404,7 @@ class HangCleared:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(Struct, frozen=True):
     """A person, systemd or Slurm requests a stop by signal `signum`.
 
     left_s: seconds from now until the environment kills, None: unknown. time_left_follows: a tool is asked for them, and TimeLeft brings
@@ -447,16 +417,14 @@ class StopRequested:
     time_left_follows: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLeft:
+class TimeLeft(Struct, frozen=True):
     """A tool's answer: the seconds from now until the environment kills. None: unknown."""
 
     t: float
     left_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramSeen:
+class ProgramSeen(Struct, frozen=True):
     """A rank's instrumentation saw which framework trains (names of rows of docs/guides/programs.md), and with which values.
 
     values: knob to value, as the framework itself holds it. batchnorm: a module whose statistics depend on the micro-batch was seen.
@@ -469,16 +437,14 @@ class ProgramSeen:
     batchnorm: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GpusListed:
+class GpusListed(Struct, frozen=True):
     """The GPUs of this node that the job may use, with the ledger's entry on each. Empty: there is none, or none could be listed."""
 
     t: float
     gpus: tuple[Gpu, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HealthChecked:
+class HealthChecked(Struct, frozen=True):
     """The answer to CheckHealth: this node's findings, worst first. Empty: it is well, or could not be examined.
 
     command_nproc: ranks that the command runs on this node, 0: unknown.
@@ -490,32 +456,28 @@ class HealthChecked:
     command_nproc: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class HealthChanged:
+class HealthChanged(Struct, frozen=True):
     """Checks of this node whose result changed while the job ran, with the new result."""
 
     t: float
     findings: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SaveOnRequestSeen:
+class SaveOnRequestSeen(Struct, frozen=True):
     """A rank polls supervisor.worker.should_save: the script saves on request. Once per attempt."""
 
     t: float
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Struct, frozen=True):
     """Every rank that polls should_save has made the requested checkpoint."""
 
     t: float
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class UnsavedFound:
+class UnsavedFound(Struct, frozen=True):
     """The answer to FindUnsaved. text: which ranks did not ask, or have not saved, and where each is; "" where all of them have."""
 
     t: float
@@ -523,8 +485,7 @@ class UnsavedFound:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class SaveSearched:
+class SaveSearched(Struct, frozen=True):
     """The answer to FindSave: the newest whole checkpoint that was written since the ranks were asked to save, None: there is none."""
 
     t: float
@@ -532,15 +493,13 @@ class SaveSearched:
     found: CheckpointRef | None
 
 
-@dataclass(frozen=True, slots=True)
-class StacksRequested:
+class StacksRequested(Struct, frozen=True):
     """SIGQUIT: dump the stacks of all ranks and go on."""
 
     t: float
 
 
-@dataclass(frozen=True, slots=True)
-class TimerFired:
+class TimerFired(Struct, frozen=True):
     """A timer of SetTimer fired. A `token` other than the state's is of an earlier stage, and void."""
 
     t: float
@@ -548,16 +507,14 @@ class TimerFired:
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class JournalDegraded:
+class JournalDegraded(Struct, frozen=True):
     """The journal did not answer within its deadline: decisions are kept in memory until it does."""
 
     t: float
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class JournalRecovered:
+class JournalRecovered(Struct, frozen=True):
     """The journal answers again, and holds everything."""
 
     t: float

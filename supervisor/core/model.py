@@ -16,7 +16,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 
 class Cause(StrEnum):
@@ -106,8 +106,7 @@ class Beginning(StrEnum):
     UNCONFIRMED = "resume_not_confirmed"
 
 
-@dataclass(frozen=True, slots=True)
-class UnusedCheckpoints:
+class UnusedCheckpoints(Struct, frozen=True):
     """Valid checkpoints at a place that the job saves to, while none was selected: no rank is known to load from that place.
 
     step, epoch: of the newest, as in CheckpointRef.
@@ -131,8 +130,7 @@ class UnusedCheckpoints:
         return f"{by_path}, --resume-switch '--YOUR-SWITCH' lets the script find it"
 
 
-@dataclass(frozen=True, slots=True)
-class WithoutTracker:
+class WithoutTracker(Struct, frozen=True):
     """A whole checkpoint that its framework does not find: the file that names the newest one is missing. command: what writes it."""
 
     newest: str
@@ -140,8 +138,7 @@ class WithoutTracker:
     command: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankInfo:
+class RankInfo(Struct, frozen=True):
     """One rank of one attempt. `start_ticks` is field 22 of /proc/PID/stat: with the pid it names a process for one boot."""
 
     rank: int
@@ -150,8 +147,7 @@ class RankInfo:
     start_ticks: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankExit:
+class RankExit(Struct, frozen=True):
     """How a rank ended: exactly one of `code` (0..255) and `signal` is set. `at_ns` (CLOCK_MONOTONIC) orders the deaths."""
 
     rank: int
@@ -167,8 +163,7 @@ class RankExit:
         return self.code != 0
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """What a signature concludes from its match. The evidence carries it, so that a verdict can be explained without the signatures.
 
     weight: its confidence if no other evidence exists, 0..1. consequence_of: the causes that this may merely follow from, "*" for any.
@@ -180,8 +175,7 @@ class Claim:
     consequence_of: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """One observed fact.
 
     `source` is the observer: exit, error_file, tail, log, hang, kernel, nvml, health, cgroup, host, network, nccl, heartbeat, launcher,
@@ -216,8 +210,7 @@ class HangKind(StrEnum):
     STILL = "still"  # nobody moves, and nothing of the above is proven
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+class Hang(Struct, frozen=True):
     """A hang on which two looks agreed (docs/explanation/hangs.md).
 
     text: one sentence, with ranks, collective, file and line. ranks: the culprits, empty where none is known; code: where they stand in the
@@ -245,8 +238,7 @@ class Hang:
         return Evidence("hang", self.kind.value, self.text, self.ranks[0] if len(self.ranks) == 1 else None, t)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """A health check's result on one part of this node, as far as a decision or a person needs it (docs/guides/health.md).
 
     subject: as health/model.py names it (`gpu:UUID`, `path:/data`, `host`). result: ok, degraded or failed. command: what repairs it, or
@@ -273,8 +265,7 @@ class Finding:
         return self.check, self.subject, self.event
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The cause of a failure. `fingerprint` is equal for equal failures: cause, exception type and innermost frames, no numbers.
 
     `facts` are for recovery (bytes asked, timeout, Xid, path, …), `gpu` is an index, UUID or PCI id, whichever the
@@ -295,8 +286,7 @@ class Verdict:
     runner_up_confidence: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Knob:
+class Knob(Struct, frozen=True):
     """One thing of the user's command that a plan may set (docs/guides/knobs.md has the closed list of names).
 
     value: as in the user's command, "" unknown. how: as a person would write it (`--batch-size`). by: who declared it, "declared" or the
@@ -317,8 +307,7 @@ class Knob:
 RESUME: Final = "resume"
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """A GPU that the job can see.
 
     index: as nvidia-smi shows it, the number by which people know a GPU. CUDA's number is its place among those that the job sees.
@@ -331,8 +320,7 @@ class Gpu:
     quarantined: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """What a plan sets: a knob's name (or `env:NAME`), its value before ("" unknown) and after, and how a person would write it."""
 
     knob: str
@@ -348,8 +336,7 @@ class PlanKind(StrEnum):
     STOP = "stop"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What is done about a verdict. `exit_code` counts for STOP only; `next_rung` describes the answer to the same failure next time.
 
     strategy: the rung that proposed it. changes: what the next attempts run with, beside what earlier plans changed. rejected: checkpoints
@@ -378,8 +365,7 @@ class Plan:
     least_nodes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRef:
+class CheckpointRef(Struct, frozen=True):
     """A checkpoint that was verified.
 
     path: as the script gets it. step: by which it is ordered, None: unknown. level: how far it was verified ("structure": zip
@@ -412,8 +398,7 @@ class CheckpointOwner(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedCheckpoint:
+class LoadedCheckpoint(Struct, frozen=True):
     """What a rank loaded before its first step where this job keeps its checkpoints."""
 
     path: str  # of the checkpoint, links resolved
@@ -423,8 +408,7 @@ class LoadedCheckpoint:
     replaced: bool = False  # after it the same rank loaded one of this job, of the same kind of name
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """How far the training is. `step` is absolute unless `relative` (hook count on top of the step resumed from)."""
 
     step: int | None = None
@@ -432,8 +416,7 @@ class Progress:
     phase: Phase = Phase.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """A past failure of this run, as much as the rules about repetition need.
 
     rung: the strategy whose plan answered it. gpu: UUID of the culprit's, "" where unknown. resumed: path of the checkpoint that the
@@ -468,8 +451,7 @@ class Failure:
         return self.progressed_since or self.passed_since
 
 
-@dataclass(frozen=True, slots=True)
-class PastFailures:
+class PastFailures(Struct, frozen=True):
     """The failures of a run that count, and what they showed, as its nodes hand them to one that joins: as in Run (core/state.py)."""
 
     failures: tuple[Failure, ...] = ()
@@ -480,8 +462,7 @@ class PastFailures:
     unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(Struct, frozen=True):
     """What an attempt ran with, as far as a plan or the nodes that meet can change it between two attempts of one command.
 
     attempt: its number, 0: there was none. overrides: of the run's plans. nodes, ranks: in all. gpus: UUIDs that its ranks saw, empty: all.
@@ -496,8 +477,7 @@ class Setup:
     program: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OwnChange:
+class OwnChange(Struct, frozen=True):
     """What differs in an attempt from the newest one that is known to start, and is not of the user (core/setups.py).
 
     before, now: what both ran with. trained: that one made a step; if not, it is the run's first. changes: what takes the plans of the run
@@ -510,8 +490,7 @@ class OwnChange:
     changes: tuple[Change, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class JobDecision:
+class JobDecision(Struct, frozen=True):
     """What was decided about a failed attempt. Where a job has several nodes it is made on one of them, and all act on it.
 
     failure: the record that counts against the budgets; None where a person has to act before a rank may start. gpu: UUID of the culprit's.
@@ -527,8 +506,7 @@ class JobDecision:
     by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBatch:
+class HeldBatch(Struct, frozen=True):
     """How an attempt keeps the global batch of its run with the ranks that it has, as one of its nodes decided (core/global_batch.py).
 
     ranks: those with which the run's own values make that batch. values: of batch knobs, for this attempt alone. text: for people, "" where
@@ -542,8 +520,7 @@ class HeldBatch:
     refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """The settings that decisions depend on. Seconds, steps and counts; the defaults are those of docs/reference/settings.md."""
 
     launcher: Launcher = Launcher.ELASTIC

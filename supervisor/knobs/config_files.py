@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.knobs import bindings
 
 if TYPE_CHECKING:
@@ -128,8 +128,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
+class _Member(Struct, frozen=True):
     """One `"key": value` of a JSON object: where the key begins in the text, where the value begins and ends."""
 
     key: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import torchrun
 
@@ -23,8 +23,7 @@ _LAST_PORT = 65535
 LEAST_HOSTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class HostList:
+class HostList(Struct, frozen=True):
     """hosts: host and port of the rendezvous of each. job, address, conf: of --rdzv-id, --local-addr and --rdzv-conf, "" for none."""
 
     job: str

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, AnyStr
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.guardian import killing, process_tree
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ _started: list[subprocess.Popen[Any]] = []
 _starting = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class LeftProcess:
+class LeftProcess(Struct, frozen=True):
     """A process that was not ended, and why. unkilled: KILL was sent and did not end it (launch/unkilled.py)."""
 
     pid: int

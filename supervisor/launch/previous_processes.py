@@ -13,11 +13,10 @@ import json
 import os
 import signal
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from checkpointing.io import durable
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, asdict
 from supervisor.guardian import killing, process_tree
 from supervisor.job.identity import boot_id
 from supervisor.launch import orphans
@@ -33,8 +32,7 @@ UNKILLED = "unkilled"
 ENVIRONMENT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessRecord:
+class ProcessRecord(Struct, frozen=True):
     """A process that we started. `role` is a word for people, which process of ours it was; `start_ticks` is field 22 of its stat."""
 
     pid: int
@@ -44,8 +42,7 @@ class ProcessRecord:
     role: str
 
 
-@dataclass(frozen=True, slots=True)
-class SweepResult:
+class SweepResult(Struct, frozen=True):
     """`ended`: processes that were proven ours and are gone now. `left`: processes without proof, or that KILL did not end, and why.
 
     A process whose environment does not answer counts as one that KILL did not end: that happens in uninterruptible sleep only.

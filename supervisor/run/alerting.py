@@ -17,7 +17,7 @@ from supervisor.alerts.sinks import AlertSink, SinkOptions
 from supervisor.alerts.text import AlertDetail
 from supervisor.config import secret_files
 from supervisor.core.model import Cause
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import SuperviseError
 from supervisor.launch import orphans
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 WEBHOOK = "webhook"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfiguredSink:
+class ConfiguredSink(Struct, frozen=True):
     """One sink of the settings. outbox: where it is below the job's directory. kind_seen: what its address looks like instead."""
 
     name: str

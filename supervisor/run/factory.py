@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from checkpointing.model import CheckpointingError
@@ -14,6 +13,7 @@ from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.config import loss_rules, signatures
 from supervisor.config.health import directories
 from supervisor.core.model import Gpu, Launcher
+from supervisor.core.values import replace
 from supervisor.guardian import process_tree
 from supervisor.guardian.libc import return_free_memory
 from supervisor.job import identity
@@ -51,20 +51,17 @@ PROCESSES = "processes.jsonl"
 class JobFactory:
     """Makes parts for one job. `ignored` are the signals that were ignored when we were started.
 
-    `warn` prints a warning, from any thread. `report` gets what is found of the checkpoints, from worker threads. `early`: an agent and
-    a guardian that run already.
+    `report` gets what is found of the checkpoints, from worker threads. `early`: an agent and a guardian that run already.
     """
 
     def __init__(
         self,
         job: Job,
         ignored: Collection[int],
-        warn: Callable[[str], None],
         report: Callable[[CheckpointReport], None],
         early: EarlyAgent | None = None,
     ) -> None:
         self._job = job
-        self._warn = warn
         self._ignored = ignored
         self._recorded: set[tuple[int, int]] = set()
         self._signatures: tuple[Catalogue, Scanner] | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.checkpoints.mirror import restore_process
@@ -28,6 +27,7 @@ from supervisor.core.events import (
 )
 from supervisor.core.model import Cause, Launcher
 from supervisor.core.planning import DECLARED
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import digest_key, identity, known_jobs, loop_beat, resume_proof
 from supervisor.job.clock import Clock
@@ -119,7 +119,7 @@ class JobRun:
         if self.continues:
             self.reporter.goes_on(self.past.state.run.incident, self.past.state.attempt.node)
         news = CheckpointNews(self.loop, self.reporter, terminal, self.log, keep=settings.checkpoints.keep, record=self._note)
-        self.factory = JobFactory(job, ignored, lambda text: terminal.message(text, "warning"), news.took, early)
+        self.factory = JobFactory(job, ignored, news.took, early)
         self.executor = Executor(job, self.loop, self.reporter, self.factory)
         self.executor.standbys.record = self._note
         self.loop.perform = self.executor.perform

@@ -7,11 +7,10 @@ name that cannot be imported. Nothing is imported here: a function that is not l
 from __future__ import annotations
 
 import sys
-from dataclasses import astuple, fields
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Change, Plan
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, asdict, astuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +39,7 @@ class PlugInError(Exception):
     """A rung of a package failed: the next rung decides, and the plan reports why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
+class Rung(Struct, frozen=True):
     """One rung. `propose` returns None where it has no answer; that of a package may raise PlugInError.
 
     summary: one line for the docs and for `supervise plan`. changes_job: its plans may change the training, for the docs; what a plan
@@ -92,7 +90,7 @@ def plug_in(name: str) -> Rung | None:
 
 def _mistyped(plan: Plan) -> str:
     """Return the name of a field of another type than declared, "" if there is none: Python does not check what a package wrote."""
-    values: dict[str, Any] = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    values: dict[str, Any] = asdict(plan)
     changes = values["changes"] if isinstance(values["changes"], tuple) else (None,)
     values["changes"] = tuple(text for change in changes for text in (astuple(change) if isinstance(change, Change) else (None,)))
     values["nproc"] = 0 if plan.nproc is None else plan.nproc

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from supervisor.classify.remedies import REMEDIES, Hint, before_the_next_start, documented, general_hints, hints
 from supervisor.core.model import Cause, Claim, Evidence, Verdict
+from supervisor.core.values import replace
 
 GIB = str(1 << 30)
 

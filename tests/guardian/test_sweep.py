@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.core.values import replace
 from supervisor.launch.previous_processes import ProcessRecord, read_records, record_process, sweep_records
 
 from .conftest import alive, read_pid, until

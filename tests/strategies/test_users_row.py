@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from supervisor.core.model import Cause, Claim, Evidence, Knob, PlanKind, Policy, Verdict
+from supervisor.core.values import replace
 from supervisor.strategies import LADDERS, ladder, propose
 from supervisor.strategies.ladders import LAST, SUSPECTS
 from supervisor.strategies.network import still_permitted

@@ -10,14 +10,13 @@ import json
 import re
 import subprocess
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import urlsplit
 
 from supervisor.alerts.text import AlertDetail, title
 from supervisor.alerts.threads import Notification, single
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,10 +21,8 @@ of what that one took over.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, assert_never
-
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

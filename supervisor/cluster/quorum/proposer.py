@@ -10,11 +10,11 @@ Where a ballot is lost to another one, the call makes the next. A lost one may s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.cluster.quorum.acceptor import AcceptCell, AcceptorRequest, Ballot, PrepareBallot, ReadCell, RegisterCell, majority
 from supervisor.cluster.register import RegisterChanged, Registered, RegisterUnreachable
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

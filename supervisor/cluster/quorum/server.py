@@ -10,7 +10,7 @@ import secrets
 import selectors
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +19,6 @@ from checkpointing.io import staging
 from supervisor.cluster.lines import LineListener, LineSocket
 from supervisor.cluster.quorum import acceptor, wire
 from supervisor.cluster.quorum.client import POLL_S, HostLink, polled
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     import socket

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from supervisor.cluster.quorum.acceptor import AcceptCell, AcceptorAnswer, JoinRegister, PrepareBallot, ReadCell
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from supervisor.cluster.quorum.acceptor import AcceptorRequest

@@ -51,17 +51,20 @@ PROCESSES = "processes.jsonl"
 class JobFactory:
     """Makes parts for one job. `ignored` are the signals that were ignored when we were started.
 
-    `report` gets what is found of the checkpoints, from worker threads. `early`: an agent and a guardian that run already.
+    `warn` prints a warning, from any thread. `report` gets what is found of the checkpoints, from worker threads. `early`: an agent and
+    a guardian that run already.
     """
 
     def __init__(
         self,
         job: Job,
         ignored: Collection[int],
+        warn: Callable[[str], None],
         report: Callable[[CheckpointReport], None],
         early: EarlyAgent | None = None,
     ) -> None:
         self._job = job
+        self._warn = warn
         self._ignored = ignored
         self._recorded: set[tuple[int, int]] = set()
         self._signatures: tuple[Catalogue, Scanner] | None = None

@@ -119,7 +119,7 @@ class JobRun:
         if self.continues:
             self.reporter.goes_on(self.past.state.run.incident, self.past.state.attempt.node)
         news = CheckpointNews(self.loop, self.reporter, terminal, self.log, keep=settings.checkpoints.keep, record=self._note)
-        self.factory = JobFactory(job, ignored, news.took, early)
+        self.factory = JobFactory(job, ignored, lambda text: terminal.message(text, "warning"), news.took, early)
         self.executor = Executor(job, self.loop, self.reporter, self.factory)
         self.executor.standbys.record = self._note
         self.loop.perform = self.executor.perform

@@ -38,7 +38,7 @@ def test_what_a_killed_supervisor_left_in_memory_is_not_taken_for_ours(job: Job,
         (job.scratch / name).touch()
     job.attempt_dir(1).mkdir()
     (job.attempt_dir(1) / "loads-0.jsonl").write_text('{"path": "old.pt"}\n')
-    JobFactory(job, (), print).clear_scratch(keep_attempts=continues)
+    JobFactory(job, (), print, print).clear_scratch(keep_attempts=continues)
     assert sorted(path.name for path in job.scratch.iterdir()) == (["attempt-0001"] if continues else [])
 
 
@@ -84,7 +84,7 @@ def test_a_gpu_that_is_put_out_of_use_is_listed_so_from_then_on_by_every_job_of_
     def of(name: str) -> JobFactory:
         state = tmp_path / "state" / name / "nodes" / "node"
         environ = {"PATH": f"{program.parent}:/usr/bin:/bin"}
-        return JobFactory(Job(name, "r", "node", ("true",), tmp_path, environ, Settings(), state, tmp_path, "cookie"), (), print)
+        return JobFactory(Job(name, "r", "node", ("true",), tmp_path, environ, Settings(), state, tmp_path, "cookie"), (), print, print)
 
     one = of("one")
     first, second = Gpu(0, "GPU-a", "0000:3b:00.0"), Gpu(1, "GPU-b", "0000:5e:00.0")
@@ -95,7 +95,7 @@ def test_a_gpu_that_is_put_out_of_use_is_listed_so_from_then_on_by_every_job_of_
 
 
 def test_where_no_gpu_could_be_listed_none_is_reported_there_when_one_is_put_out_of_use(job: Job) -> None:
-    factory = JobFactory(job, (), print)  # a takeover, whose nvidia-smi did not answer
+    factory = JobFactory(job, (), print, print)  # a takeover, whose nvidia-smi did not answer
     assert factory.quarantine(Quarantine(1, Gpu(1, "GPU-b", ""), "xid 79", "NVRM")) == ()
     assert [entry.uuid for entry in factory.held_gpus()] == ["GPU-b"]
 
@@ -112,7 +112,7 @@ def test_where_no_gpu_could_be_listed_none_is_reported_there_when_one_is_put_out
     ],
 )
 def test_the_world_of_an_attempt_is_known_where_one_node_says_it_in_figures(job: Job, command: str, nproc: int | None, world: int) -> None:
-    assert JobFactory(replace(job, command=tuple(command.split())), (), print).world_size(nproc) == world
+    assert JobFactory(replace(job, command=tuple(command.split())), (), print, print).world_size(nproc) == world
 
 
 def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is_its_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

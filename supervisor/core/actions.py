@@ -16,33 +16,28 @@ SIGTERM = 15
 
 
 class BeginAttempt(Struct, frozen=True):
-    """Start the ranks as `attempt`; start the launcher first where none runs. `reason` is start, failure, membership or takeover.
-
-    overrides: knob (or `env:NAME`) to value, all that differs from the user's own command. gpus: UUIDs that the ranks may see, empty: as
-    the user's environment says. nproc: ranks of this node, None: as the user's command says. trace: record the
-    collectives (launch/tracing.py). resume_by: whose knob hands `resume` over (Knob.by), "": none does.
-    """
+    """Start the ranks as `attempt`; start the launcher first where none runs."""
 
     attempt: int
-    reason: str
+    reason: str  # start, failure, membership or takeover
     resume: CheckpointRef | None
-    overrides: tuple[tuple[str, str], ...] = ()
-    gpus: tuple[str, ...] = ()
-    nproc: int | None = None
-    trace: bool = False
-    resume_by: str = ""
+    overrides: tuple[tuple[str, str], ...] = ()  # knob (or `env:NAME`) to value: all that differs from the user's own command
+    gpus: tuple[str, ...] = ()  # UUIDs that the ranks may see; empty: as the user's environment says
+    nproc: int | None = None  # ranks of this node; None: as the user's command says
+    trace: bool = False  # record the collectives (launch/tracing.py)
+    resume_by: str = ""  # whose knob hands `resume` over (Knob.by), "": none does
     waits_for_journal: ClassVar[bool] = True
 
 
 class GatherNodes(Struct, frozen=True):
     """Have this node meet the others for `attempt`; start the launcher first where none runs. Answered by NodesGathered.
 
-    No rank starts before BeginAttempt. nproc: as there. least_nodes: so many are waited for, 0: as many as the command says.
+    No rank starts before BeginAttempt.
     """
 
     attempt: int
-    nproc: int | None = None
-    least_nodes: int = 0
+    nproc: int | None = None  # as in BeginAttempt
+    least_nodes: int = 0  # how many nodes are waited for, 0: as many as the command says
     waits_for_journal: ClassVar[bool] = True
 
 
@@ -59,14 +54,14 @@ class BroadcastStart(Struct, frozen=True):
 class StopRanks(Struct, frozen=True):
     """Stop this attempt's ranks and their process trees: `signum`, then KILL after `grace_s`. Answered by AttemptEnded.
 
-    why: failure, membership, stop, hurry. text: what failed. torchrun's agent stops them by itself when a rank fails.
+    torchrun's agent stops them by itself when a rank fails.
     """
 
     attempt: int
     signum: int
     grace_s: float
-    why: str
-    text: str = ""
+    why: str  # failure, membership, stop or hurry
+    text: str = ""  # what failed
     waits_for_journal: ClassVar[bool] = False
 
 
@@ -88,53 +83,43 @@ class CollectEvidence(Struct, frozen=True):
 
 
 class SelectCheckpoint(Struct, frozen=True):
-    """Find and verify the newest checkpoint that is not among `rejected` (paths); answered by CheckpointSelected.
+    """Find and verify the newest checkpoint that is not rejected; answered by CheckpointSelected.
 
-    nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. had_checkpoint: this node knows
-    a good checkpoint. last_agreement: attempt of the last one that this node took part in. The node that took part in the newest decides
-    with which overrides all go on, and hands over
-    what failed before (past). least_nodes, most_nodes: that an attempt may begin with, 0: unknown. agreed_attempts: of earlier ones.
-    mixed_from_t: what was written since
-    is never used, because the nodes trained from different states; None: no such time. resume_by: as in BeginAttempt. own_only: what
-    earlier runs saved does not count. programs: those that a rank was seen to run, or that the user names. resume_knobs: whose knobs could
-    hand a checkpoint over here (Knob.by), the preferred one first. check: why this node wants the nodes tried against each other first:
-    start, doubt, or "" for no reason. gpus: UUIDs of those that its ranks may use. batch: how this node would hold the global batch.
-    ever_loaded, begun_from: as in Run (core/state.py). reached: this run's greatest step, None if none is known.
+    Of several nodes, the one that took part in the newest agreement decides with which overrides all go on, and hands over what failed
+    before.
     """
 
     attempt: int
-    rejected: tuple[str, ...] = ()
-    nodes: int = 0
-    node: int = 0
-    last_agreement: int = 0
+    rejected: tuple[str, ...] = ()  # paths
+    nodes: int = 0  # how many nodes have met, and agree on a checkpoint that all have; 0: this one is alone
+    node: int = 0  # the number of this node among them
+    last_agreement: int = 0  # attempt of the last agreement that this node took part in
     overrides: tuple[tuple[str, str], ...] = ()
-    had_checkpoint: bool = False
-    least_nodes: int = 0
-    most_nodes: int = 0
-    agreed_attempts: tuple[int, ...] = ()
+    had_checkpoint: bool = False  # this node knows a good checkpoint
+    least_nodes: int = 0  # with how many nodes an attempt may begin, 0: unknown
+    most_nodes: int = 0  # likewise
+    agreed_attempts: tuple[int, ...] = ()  # attempts of earlier agreements
+    # what was written since is never used, because the nodes trained from different states; None: no such time
     mixed_from_t: float | None = None
-    resume_by: str = ""
-    own_only: bool = False
-    programs: tuple[str, ...] = ()
-    resume_knobs: tuple[str, ...] = ()
-    past: PastFailures | None = None
-    check: str = ""
-    gpus: tuple[str, ...] = ()
-    batch: HeldBatch = HeldBatch()
-    ever_loaded: bool = False
-    reached: int | None = None
-    begun_from: tuple[str, ...] = ()
+    resume_by: str = ""  # as in BeginAttempt
+    own_only: bool = False  # what earlier runs saved does not count
+    programs: tuple[str, ...] = ()  # those that a rank was seen to run, or that the user names
+    resume_knobs: tuple[str, ...] = ()  # whose knobs could hand a checkpoint over here (Knob.by), the preferred one first
+    past: PastFailures | None = None  # what failed before
+    check: str = ""  # why this node wants the nodes tried against each other first: start, doubt, or "" for no reason
+    gpus: tuple[str, ...] = ()  # UUIDs of those that its ranks may use
+    batch: HeldBatch = HeldBatch()  # how this node would hold the global batch
+    ever_loaded: bool = False  # as in Run (core/state.py)
+    reached: int | None = None  # this run's greatest step; None: none is known
+    begun_from: tuple[str, ...] = ()  # as in Run
     waits_for_journal: ClassVar[bool] = False
 
 
 class CheckHealth(Struct, frozen=True):
-    """Examine this node before the next attempt, while its checkpoint is selected; answered by HealthChecked.
-
-    awaited: the attempt begins after the answer. If not, it may have begun before it, and the answer is HealthChanged.
-    """
+    """Examine this node before the next attempt, while its checkpoint is selected; answered by HealthChecked."""
 
     attempt: int
-    awaited: bool = True
+    awaited: bool = True  # the attempt begins after the answer; else it may have begun before it, and the answer is HealthChanged
     waits_for_journal: ClassVar[bool] = False
 
 
@@ -197,13 +182,10 @@ class Quarantine(Struct, frozen=True):
 
 
 class RequestSave(Struct, frozen=True):
-    """Have the ranks that poll worker.should_save save now; answered by Saved, or by their end.
-
-    left_s: until they are stopped; None: they train on, until all nodes have saved.
-    """
+    """Have the ranks that poll worker.should_save save now; answered by Saved, or by their end."""
 
     attempt: int
-    left_s: float | None
+    left_s: float | None  # until they are stopped; None: they train on until all nodes have saved
     waits_for_journal: ClassVar[bool] = False
 
 
@@ -281,42 +263,33 @@ class OpenIncident(Struct, frozen=True):
 
 
 class ReportDecision(Struct, frozen=True):
-    """The verdict and the plan of an incident: one line on stderr, its card, the journal's explanation.
-
-    at_least: `step` is the last one seen, and the attempt may have gone further. alerts: False where another node alerts to it.
-    """
+    """The verdict and the plan of an incident: one line on stderr, its card, the journal's explanation."""
 
     incident: int
     attempt: int
     verdict: Verdict
     plan: Plan
     step: int | None
-    at_least: bool = False
-    alerts: bool = True
+    at_least: bool = False  # `step` is the last one seen, and the attempt may have gone further
+    alerts: bool = True  # False: another node alerts to it
     waits_for_journal: ClassVar[bool] = False
 
 
 class ReportResume(Struct, frozen=True):
-    """How an attempt began: resumed at `step` from `path`, from scratch (no path), or not `confirmed`.
-
-    resume_from: the checkpoint that the ranks were given. reason: what shows a beginning from scratch. epoch: of the checkpoint, if no
-    step is known. named: the number in its name, and counted: the step at which the ranks' own count began, each if it differs from the
-    step. is_new: a beginning from scratch that loses nothing, because no earlier attempt of the run made a step or a checkpoint.
-    given_step: of the checkpoint that was given, if the ranks loaded another one, of another step.
-    """
+    """How an attempt began: resumed at `step` from `path`, from scratch (no path), or not `confirmed`."""
 
     incident: int
     attempt: int
     step: int | None
     path: str | None
     confirmed: bool
-    resume_from: str | None = None
-    reason: str = ""
-    epoch: int | None = None
-    is_new: bool = False
-    named: int | None = None
-    counted: int | None = None
-    given_step: int | None = None
+    resume_from: str | None = None  # the checkpoint that the ranks were given
+    reason: str = ""  # what shows a beginning from scratch
+    epoch: int | None = None  # of the checkpoint, if no step is known
+    is_new: bool = False  # a beginning from scratch that loses nothing: no earlier attempt of the run made a step or a checkpoint
+    named: int | None = None  # the number in its name, if it differs from the step
+    counted: int | None = None  # the step at which the ranks' own count began, if it differs from the step
+    given_step: int | None = None  # of the checkpoint that was given, if the ranks loaded another one, of another step
     waits_for_journal: ClassVar[bool] = False
 
     @property

@@ -35,36 +35,28 @@ from supervisor.core.values import Struct
 
 
 class SupervisorStarted(Struct, frozen=True):
-    """This supervisor took the job over.
-
-    continues: the previous one of the same run ended without an end record, or with 75. last_alive_t: when a previous one that was killed
-    was last known to live. heartbeats_read: the last progress in its ranks' heartbeats was posted before this. unfinished_before, of a new
-    run: the last run of the same command did not end well. programs_seen, of a new run that goes on from there: what its ranks ran.
-    """
+    """This supervisor took the job over."""
 
     t: float
     run_id: str
     policy: Policy
-    continues: bool = False
+    continues: bool = False  # the previous one of the same run ended without an end record, or with 75
     command_digest: str = ""
-    last_alive_t: float | None = None
-    heartbeats_read: bool = False
-    unfinished_before: bool = False
-    programs_seen: tuple[str, ...] = ()
+    last_alive_t: float | None = None  # when a previous one that was killed was last known to live
+    heartbeats_read: bool = False  # the last progress in its ranks' heartbeats was posted before this event
+    unfinished_before: bool = False  # a new run: the last run of the same command did not end well
+    programs_seen: tuple[str, ...] = ()  # a new run that goes on from there: what its ranks ran
 
 
 class LauncherStarted(Struct, frozen=True):
-    """torchrun's agent is ready, and reports how torch parsed the command line: a cap on restarts (None: not given), and how many nodes.
-
-    nproc: ranks of this node. least_nodes: an attempt begins with at least so many. 0: torch did not report it.
-    """
+    """torchrun's agent is ready, and reports how torch parsed the command line."""
 
     t: float
     pid: int
-    max_restarts: int | None
-    nodes: int
-    nproc: int = 0
-    least_nodes: int = 0
+    max_restarts: int | None  # a cap on restarts; None: not given
+    nodes: int  # how many
+    nproc: int = 0  # ranks of this node, 0: torch did not report it
+    least_nodes: int = 0  # an attempt begins with at least so many, 0: torch did not report it
 
 
 class LauncherFellBack(Struct, frozen=True):
@@ -76,33 +68,25 @@ class LauncherFellBack(Struct, frozen=True):
 
 
 class NodesGathered(Struct, frozen=True):
-    """The nodes of the attempt have met, so that no rank of an earlier one lives on any of them. `node` of `nodes` is this one.
-
-    number: of the attempt from now on, the same on all nodes; 0: it stays. members: the nodes in their order; empty: no control store.
-    world_size: the ranks that they have together, 0: unknown.
-    """
+    """The nodes of the attempt have met, so that no rank of an earlier one lives on any of them."""
 
     t: float
     attempt: int
-    node: int
+    node: int  # the number of this one among `nodes`
     nodes: int
-    number: int = 0
-    members: tuple[str, ...] = ()
-    world_size: int = 0
+    number: int = 0  # of the attempt from now on, the same on all nodes; 0: it stays
+    members: tuple[str, ...] = ()  # the nodes in their order; empty: no control store
+    world_size: int = 0  # the ranks that they have together, 0: unknown
 
 
 class NodeBegan(Struct, frozen=True):
-    """How the ranks of another node began, as their instrumentation saw it.
-
-    first_step: the absolute step at which their training began, as the optimizer or the script counts. loaded_step: of the checkpoint that
-    they loaded. None: unknown. `text` describes both for people.
-    """
+    """How the ranks of another node began, as their instrumentation saw it."""
 
     t: float
     attempt: int
-    text: str
-    first_step: int | None = None
-    loaded_step: int | None = None
+    text: str  # describes both for people
+    first_step: int | None = None  # the absolute step at which their training began, as the optimizer or the script counts; None: unknown
+    loaded_step: int | None = None  # of the checkpoint that they loaded; None: unknown
 
 
 class AttemptStarted(Struct, frozen=True):
@@ -144,30 +128,26 @@ class RankExited(Struct, frozen=True):
 
 
 class AttemptEndedByPeer(Struct, frozen=True):
-    """Another node ended the attempt, for all nodes.
-
-    kind: failure: a rank failed there, or the node was lost; left: it was stopped; membership: waiting nodes are to join; void: it had
-    given the meeting up before the attempt had its number.
-    """
+    """Another node ended the attempt, for all nodes."""
 
     t: float
     attempt: int
     node: str
     text: str
+    # failure: a rank failed there, or the node was lost; left: it was stopped; membership: waiting nodes are to join;
+    # void: it had given the meeting up before the attempt had its number
     kind: str = "failure"
 
 
 class AttemptEnded(Struct, frozen=True):
-    """No rank of the attempt is left on this node, and no process of their process trees.
-
-    outcome: succeeded (all exited 0), failed (a rank failed, or ranks were stopped because one did), membership (stopped to admit
-    nodes), stopped (on our request). hidden: of a command that left with 0, the failure of a rank that it did not pass on.
-    """
+    """No rank of the attempt is left on this node, and no process of their process trees."""
 
     t: float
     attempt: int
+    # succeeded: all exited 0; failed: a rank failed, or ranks were stopped because one did;
+    # membership: they were stopped to admit nodes; stopped: on our request
     outcome: str
-    hidden: tuple[Evidence, ...] = ()
+    hidden: tuple[Evidence, ...] = ()  # of a command that left with 0: the failure of a rank that it did not pass on
 
 
 class LauncherExited(Struct, frozen=True):
@@ -253,60 +233,47 @@ class EvidenceCollected(Struct, frozen=True):
 
 
 class CheckpointSelected(Struct, frozen=True):
-    """The answer to SelectCheckpoint. `chosen` None with `found` > 0: none of those found is good any more.
+    """The answer to SelectCheckpoint.
 
-    No attempt resumes from these, each with its reason: `torn`; `dangerous`: loading them could run code; `refused`: they could not be read
-    or verified, and may be good; `silent`: those of them from which no byte came; `not_finite`. `older`: further ones, oldest first, not
-    verified. `unused`: whole ones of which the script gets none. `torn_in_use`: the torn one that the last attempt tried to load;
-    `advised_move`: the command that moves it to where the script does not look.
-    `repaired`: changes to files of the job, as (path, change), by the rule of ownership (docs/explanation/checkpoints.md).
-    `kept_copies`: of torn ones that stay, as (path, newest copy). `notes`: for people. `is_foreign`: another training saved `chosen`, so
-    that it is no progress of this run. `has_saved`: ranks of this run were seen to save, or nobody could see it. `without_tracker`: of the
-    newest whole one, if the script finds its checkpoint by itself.
-
-    cannot_work: what differs between the nodes' environments so that no attempt can work, the same on all nodes. unfit: nodes that failed
-    the node check, by their number, each with the finding. not_excluded: those of them whose ledger could not be written.
-    agreement: attempt of the agreement of several nodes on it, else 0; overrides, batch, rejected and past then hold on all. node_offers:
-    what each node has if they have none in common, as (node, text), or how each resumes if `resume_differs`: only some nodes add the
-    option of a program. remedy: what helps then, with the command. programs: what ranks of any node were seen to run. ever_loaded: whether
-    those of any node were seen to load.
-    this_node_leaves: this node does not fit the others for one of these reasons, and ends. peer_leaves: only another node does.
+    Files of the job are changed by the rule of ownership (docs/explanation/checkpoints.md). Where several nodes agreed, overrides, batch,
+    rejected and past hold on all of them.
     """
 
     t: float
     attempt: int
-    chosen: CheckpointRef | None
+    chosen: CheckpointRef | None  # None where `found` > 0: none of those found is good any more
     found: int
-    torn: tuple[tuple[str, str], ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()
-    older: tuple[CheckpointRef, ...] = ()
-    repaired: tuple[tuple[str, str], ...] = ()
-    not_finite: tuple[tuple[str, str], ...] = ()
-    agreement: int = 0
+    torn: tuple[tuple[str, str], ...] = ()  # (path, reason) of each that no attempt resumes from, here and in the next such lists
+    refused: tuple[tuple[str, str], ...] = ()  # they could not be read or verified, and may be good
+    older: tuple[CheckpointRef, ...] = ()  # further ones, oldest first, not verified
+    repaired: tuple[tuple[str, str], ...] = ()  # changes to files of the job: (path, change)
+    not_finite: tuple[tuple[str, str], ...] = ()  # their weights are NaN or infinite
+    agreement: int = 0  # attempt of the agreement of several nodes on it, 0: none
     overrides: tuple[tuple[str, str], ...] = ()
     rejected: tuple[str, ...] = ()
+    # (node, text): what each node has if they have none in common, or how each resumes if `resume_differs`
     node_offers: tuple[tuple[str, str], ...] = ()
-    this_node_leaves: bool = False
-    peer_leaves: bool = False
-    notes: tuple[str, ...] = ()
-    unused: tuple[UnusedCheckpoints, ...] = ()
-    torn_in_use: str = ""
-    advised_move: str = ""
-    dangerous: tuple[tuple[str, str], ...] = ()
-    kept_copies: tuple[tuple[str, str], ...] = ()
-    programs: tuple[str, ...] = ()
-    resume_differs: bool = False
-    cannot_work: tuple[str, ...] = ()
-    past: PastFailures | None = None
-    remedy: str = ""
-    unfit: tuple[tuple[int, str], ...] = ()
-    not_excluded: tuple[int, ...] = ()
+    this_node_leaves: bool = False  # it does not fit the others for one of these reasons, and ends
+    peer_leaves: bool = False  # only another node does
+    notes: tuple[str, ...] = ()  # for people
+    unused: tuple[UnusedCheckpoints, ...] = ()  # whole ones of which the script gets none
+    torn_in_use: str = ""  # the torn one that the last attempt tried to load
+    advised_move: str = ""  # the command that moves it to where the script does not look
+    dangerous: tuple[tuple[str, str], ...] = ()  # loading them could run code
+    kept_copies: tuple[tuple[str, str], ...] = ()  # of torn ones that stay: (path, newest copy)
+    programs: tuple[str, ...] = ()  # what ranks of any node were seen to run
+    resume_differs: bool = False  # only some nodes add the option of a program
+    cannot_work: tuple[str, ...] = ()  # what differs between the nodes' environments so that no attempt can work, the same on all nodes
+    past: PastFailures | None = None  # what failed before
+    remedy: str = ""  # what helps where the nodes have none in common, with the command
+    unfit: tuple[tuple[int, str], ...] = ()  # nodes that failed the node check: (number, finding)
+    not_excluded: tuple[int, ...] = ()  # those of them whose ledger could not be written
     batch: HeldBatch = HeldBatch()
-    ever_loaded: bool = False
-    silent: tuple[tuple[str, str], ...] = ()
-    is_foreign: bool = False
-    has_saved: bool = True
-    without_tracker: WithoutTracker | None = None
+    ever_loaded: bool = False  # ranks of a node were seen to load
+    silent: tuple[tuple[str, str], ...] = ()  # those of the refused from which no byte came
+    is_foreign: bool = False  # another training saved `chosen`: it is no progress of this run
+    has_saved: bool = True  # ranks of this run were seen to save, or nobody could see it
+    without_tracker: WithoutTracker | None = None  # of the newest whole one, if the script finds its checkpoint by itself
 
 
 class SelectionMoved(Struct, frozen=True):
@@ -326,25 +293,18 @@ class CheckpointVerified(Struct, frozen=True):
 
 
 class ProgressObserved(Struct, frozen=True):
-    """The sampler read the heartbeats: sent at the first step of an attempt, at a change of phase, and at most every few seconds.
-
-    `steps_seen` counts optimizer steps in this attempt (-1: no rank is instrumented). `step` is absolute; None: unknown, and the core adds
-    `steps_seen` to the step resumed from and calls it relative. loaded: the checkpoint of this job that a rank loaded before its first
-    step. read: a file in none of the job's locations that a rank loaded, which may be data. first_step: the absolute step at which this
-    attempt's training began, as the optimizer or the script counts. loss: the newest one that a rank reported or printed, as it was
-    then; it decides nothing. total: the absolute step with which the training ends, None: unknown.
-    """
+    """The sampler read the heartbeats (observe/ranks/progress_sampler.py says how often)."""
 
     t: float
     attempt: int
-    step: int | None
-    steps_seen: int
+    step: int | None  # absolute; None: unknown, and the core adds `steps_seen` to the step resumed from and calls it relative
+    steps_seen: int  # optimizer steps in this attempt; -1: no rank is instrumented
     phase: Phase
-    loaded: str | None = None
-    read: str | None = None
-    first_step: int | None = None
-    loss: float | None = None
-    total: int | None = None
+    loaded: str | None = None  # the checkpoint of this job that a rank loaded before its first step
+    read: str | None = None  # a file in none of the job's locations that a rank loaded, which may be data
+    first_step: int | None = None  # the absolute step at which this attempt's training began, as the optimizer or the script counts
+    loss: float | None = None  # the newest that a rank reported or printed, as it was then; it decides nothing
+    total: int | None = None  # the absolute step with which the training ends; None: unknown
 
     @property
     def trains(self) -> bool:
@@ -405,16 +365,12 @@ class HangCleared(Struct, frozen=True):
 
 
 class StopRequested(Struct, frozen=True):
-    """A person, systemd or Slurm requests a stop by signal `signum`.
-
-    left_s: seconds from now until the environment kills, None: unknown. time_left_follows: a tool is asked for them, and TimeLeft brings
-    the answer.
-    """
+    """A person, systemd or Slurm requests a stop by signal `signum`."""
 
     t: float
     signum: int
-    left_s: float | None = None
-    time_left_follows: bool = False
+    left_s: float | None = None  # seconds from now until the environment kills; None: unknown
+    time_left_follows: bool = False  # a tool is asked for them, and TimeLeft brings the answer
 
 
 class TimeLeft(Struct, frozen=True):
@@ -425,16 +381,13 @@ class TimeLeft(Struct, frozen=True):
 
 
 class ProgramSeen(Struct, frozen=True):
-    """A rank's instrumentation saw which framework trains (names of rows of docs/guides/programs.md), and with which values.
-
-    values: knob to value, as the framework itself holds it. batchnorm: a module whose statistics depend on the micro-batch was seen.
-    """
+    """A rank's instrumentation saw which framework trains (names of rows of docs/guides/programs.md), and with which values."""
 
     t: float
     attempt: int
     programs: tuple[str, ...]
-    values: tuple[tuple[str, str], ...] = ()
-    batchnorm: bool = False
+    values: tuple[tuple[str, str], ...] = ()  # knob to value, as the framework itself holds it
+    batchnorm: bool = False  # a module whose statistics depend on the micro-batch was seen
 
 
 class GpusListed(Struct, frozen=True):
@@ -445,15 +398,12 @@ class GpusListed(Struct, frozen=True):
 
 
 class HealthChecked(Struct, frozen=True):
-    """The answer to CheckHealth: this node's findings, worst first. Empty: it is well, or could not be examined.
-
-    command_nproc: ranks that the command runs on this node, 0: unknown.
-    """
+    """The answer to CheckHealth: this node's findings, worst first. Empty: it is well, or could not be examined."""
 
     t: float
     attempt: int
     findings: tuple[Finding, ...]
-    command_nproc: int = 0
+    command_nproc: int = 0  # ranks that the command runs on this node, 0: unknown
 
 
 class HealthChanged(Struct, frozen=True):

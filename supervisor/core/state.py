@@ -59,41 +59,33 @@ NOTICES = frozenset({10, 12})
 
 
 class StopRequest(Struct, frozen=True):
-    """A request to stop: the signal that counts most of those that came, and how often the end was asked for.
+    """A request to stop."""
 
-    signum: INT before a notice, and a notice before TERM and HUP, in whatever order they came. first_t: when the first signal came.
-    received: the meanings that came (core/shutdown.py), each with the time of the last signal that counted. left_s: seconds that the
-    environment left at left_from_t, None: unknown. save_requested: the ranks were asked to save. spares_ranks: no rank was asked to end
-    yet. end_announced: TERM or HUP came beside a notice. rank_failed: a rank failed while they were spared, and the cause is being
-    determined. save_search: the disk is being searched for what they saved; save_search_done: it was.
-    """
-
+    # the signal that counts most of those that came: INT before a notice, and a notice before TERM and HUP, in whatever order they came
     signum: int
-    count: int
-    first_t: float
-    left_s: float | None = None
+    count: int  # how often the end was asked for
+    first_t: float  # when the first signal came
+    left_s: float | None = None  # seconds that the environment left at left_from_t; None: unknown
     left_from_t: float = 0.0
-    save_requested: bool = False
-    spares_ranks: bool = False
-    end_announced: bool = False
-    rank_failed: bool = False
-    save_search: bool = False
-    save_search_done: bool = False
+    save_requested: bool = False  # the ranks were asked to save
+    spares_ranks: bool = False  # no rank was asked to end yet
+    end_announced: bool = False  # TERM or HUP came beside a notice
+    rank_failed: bool = False  # a rank failed while they were spared, and the cause is being determined
+    save_search: bool = False  # the disk is being searched for what they saved
+    save_search_done: bool = False  # it was searched
+    # the meanings that came (core/shutdown.py), each with the time of the last signal that counted
     received: tuple[tuple[str, float], ...] = ()
 
 
 class Incident(Struct, frozen=True):
-    """The open incident. It opens at the first bad event and closes at the first progress after it, or with the run.
-
-    alerts: False where another node alerts to the decision.
-    """
+    """The open incident. It opens at the first bad event and closes at the first progress after it, or with the run."""
 
     number: int
     opened_t: float
     attempt: int
     verdict: Verdict | None = None
     plan: Plan | None = None
-    alerts: bool = True
+    alerts: bool = True  # False: another node alerts to the decision
 
 
 class SavedSteps(Struct, frozen=True):
@@ -109,31 +101,23 @@ class SavedSteps(Struct, frozen=True):
 
 
 class Losses(Struct, frozen=True):
-    """What the failures of a run cost (core/losses.py): how many incidents there were, and the seconds that are lost.
+    """What the failures of a run cost (core/losses.py)."""
 
-    since_t: since when the training is behind where it was; None: it is not. seen_t, seen_step: its newest progress since then; seen_step
-    None: none yet. scratch: the attempts that began from scratch although an earlier one had made steps. steps_again: how many steps these
-    made again.
-    """
-
-    incidents: int = 0
-    lost_s: float = 0.0
-    since_t: float | None = None
-    seen_t: float = 0.0
-    seen_step: int | None = None
-    scratch: tuple[int, ...] = ()
-    steps_again: int = 0
+    incidents: int = 0  # how many there were
+    lost_s: float = 0.0  # seconds
+    since_t: float | None = None  # since when the training is behind where it was; None: it is not
+    seen_t: float = 0.0  # of its newest progress since then
+    seen_step: int | None = None  # likewise; None: there was none yet
+    scratch: tuple[int, ...] = ()  # the attempts that began from scratch although an earlier one had made steps
+    steps_again: int = 0  # how many steps these made again
 
 
 class Admission(Struct, frozen=True):
-    """Nodes that ask to join: how many (0: they have gone again), and the step that the attempt had reached when they came.
+    """Nodes that ask to join."""
 
-    save_requested: the ranks of this node were asked to save for it, which they can be once in an attempt.
-    """
-
-    count: int
-    step: int | None = None
-    save_requested: bool = False
+    count: int  # how many, 0: they have gone again
+    step: int | None = None  # that the attempt had reached when they came
+    save_requested: bool = False  # the ranks of this node were asked to save for it, which they can be once in an attempt
 
 
 class Run(Struct, frozen=True):

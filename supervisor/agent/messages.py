@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
-
-from supervisor.core.values import dataclass
 
 
 @dataclass(frozen=True)

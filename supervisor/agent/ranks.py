@@ -16,12 +16,11 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor.agent import torch_error_files
 from supervisor.agent.messages import AgentMessage, RankReaped, RanksStarted, RanksStopped, SpawnedRank
-from supervisor.core.values import dataclass
 from supervisor.guardian import process_tree
 
 if TYPE_CHECKING:

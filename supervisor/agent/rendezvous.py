@@ -21,6 +21,7 @@ import socket
 import threading
 import time
 import uuid
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +31,6 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo
 
 from supervisor.agent.dynamic_rounds import MissingNodes, RoundOps
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

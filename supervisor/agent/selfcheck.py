@@ -13,9 +13,9 @@ import importlib
 import inspect
 import os
 import sys
+from dataclasses import dataclass
 from types import CodeType
 
-from supervisor.core.values import dataclass
 from supervisor.errors import TORCH_BUILDS
 
 #: The agent's exit code if it refused to run because torch does not have this form, or the system has no pidfds.

@@ -15,13 +15,13 @@ import subprocess
 import termios
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from supervisor.agent.ranks import MonitoredRank, spawned
 from supervisor.agent.standbys import AgentStandbys, die_with
-from supervisor.core.values import dataclass
 from supervisor.guardian.messages import RankStream
 
 PIPE_BYTES = 1 << 20

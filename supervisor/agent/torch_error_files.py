@@ -10,11 +10,11 @@ import json
 import os
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor.agent.messages import LogTail, TorchError
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

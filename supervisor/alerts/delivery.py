@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
@@ -21,7 +21,6 @@ from tenacity import RetryCallState, Retrying, retry_if_result, wait_random_expo
 from supervisor.alerts.outbox import CAP, Outbox
 from supervisor.alerts.outbox_thread import OutboxThread, QueuedAlert
 from supervisor.alerts.sinks import AlertSink, Delivered, DeliveryDeferred, DeliveryRefused, Outcome
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

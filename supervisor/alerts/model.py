@@ -15,7 +15,7 @@ from typing import Final
 
 from supervisor.core.model import Cause
 from supervisor.core.time_text import timestamp
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 #: The payload's version: it grows when a field changes its meaning or goes, not when one is added.
 VERSION = 1
@@ -91,8 +91,7 @@ class ThreadEffect(StrEnum):
     ONCE = "once"  # a message by itself
 
 
-@dataclass(frozen=True, slots=True)
-class AlertEventRow:
+class AlertEventRow(Struct, frozen=True):
     """What is fixed for one event. sentence: for people, with {subject} for the alert's; of an incident text.py writes its own."""
 
     severity: AlertSeverity
@@ -169,8 +168,7 @@ class AlertAction(StrEnum):
     RESUME_NOT_CONFIRMED = "resume_not_confirmed"
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingAlert:
+class OutgoingAlert(Struct, frozen=True):
     """One alert to send. `ts` is Unix seconds; `rank` and `step` are None where they are not known; `incident` is 0 where it is of none.
 
     about: what tells two alerts of one kind and attempt apart (two GPUs that are put out of use). It is never sent. The fields below it

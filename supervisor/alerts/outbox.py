@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from checkpointing.io import staging
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,8 +37,7 @@ DROPPED = "dropped"
 _NAME = re.compile(r"(\d{20})-([0-9a-f]{32})\.json")
 
 
-@dataclass(frozen=True, slots=True)
-class KeptAlert:
+class KeptAlert(Struct, frozen=True):
     """An alert as its file holds it. t: when it was put there (Unix seconds). reason: of one that was refused."""
 
     event_id: str

@@ -7,7 +7,6 @@ never raise; the sinks' own threads do the rest.
 from __future__ import annotations
 
 import time
-from dataclasses import field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,7 +16,7 @@ from supervisor.alerts.delivery import AlertSender
 from supervisor.alerts.model import OF_RUNS, AlertSeverity, OutgoingAlert, ThreadEffect
 from supervisor.alerts.outbox import read_threads
 from supervisor.core.model import Cause
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from supervisor.alerts.sinks import AlertSink
 
 
-@dataclass(frozen=True, slots=True)
-class AlertFilter:
+class AlertFilter(Struct, frozen=True):
     """What a sink wants. causes: empty for all; an event without a cause always passes. runs: the start and the end of a run too."""
 
     severity: AlertSeverity = AlertSeverity.INFO
@@ -44,8 +42,7 @@ class AlertFilter:
         return alert.severity.rank >= self.severity.rank and (not self.causes or alert.own_cause in self.causes | {Cause.NONE})
 
 
-@dataclass(slots=True)
-class AlertRoute:
+class AlertRoute(Struct):
     """The way to one sink. `threads` is None where events are not grouped."""
 
     wanted: AlertFilter
@@ -53,8 +50,7 @@ class AlertRoute:
     threads: threads.Threads | None = None
 
 
-@dataclass(slots=True)
-class AlertRouter:
+class AlertRouter(Struct):
     """All sinks of a job."""
 
     settle_s: float

@@ -10,7 +10,6 @@ Only `lines` may hold anything that the job printed, or a path.
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +19,7 @@ from supervisor.classify.remedies import general_hints
 from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause, Verdict
 from supervisor.core.time_text import span_text, timestamp
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:

@@ -16,12 +16,11 @@ receivers know, and what is still to be sent. delivery.py keeps it in the outbox
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
 from supervisor.alerts.model import AlertEvent, AlertSeverity, OutgoingAlert, ThreadEffect
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 
 GATHER_S: Final = 1.0
 #: Threads that are kept; beyond it the oldest goes, which a receiver then has to close itself.
@@ -39,8 +38,7 @@ class NotificationState(StrEnum):
     MESSAGE = "message"  # of no thread: it has no end
 
 
-@dataclass(frozen=True, slots=True)
-class AlertThread:
+class AlertThread(Struct, frozen=True):
     """One subject of alerts. sent: the last that was sent of it, None while nothing was.
 
     waiting: events that were not sent yet. ending: the event with which it became calm. failures: since it fires.
@@ -60,8 +58,7 @@ class AlertThread:
         return self.sent is not None or any(one.event.row.effect is ThreadEffect.OPEN for one in self.waiting)
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
+class Notification(Struct, frozen=True):
     """One message to people. `alert` is the event that leads, `also` the others of the same moment.
 
     thread: 32 hex digits, equal for all that belongs together. severity: of the thread. raised: it became critical with this one.

@@ -19,15 +19,15 @@ the same rows.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
-import json
 import os
 import secrets
 import shlex
 import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -43,7 +43,7 @@ from supervisor.checkpoints.shared_directories import DirectoryMarker
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import CheckpointRef, HeldBatch, PastFailures
 from supervisor.core.planning import DECLARED
-from supervisor.core.values import dataclass
+from supervisor.core.values import replace
 from supervisor.node.node_environment import PeerEnvironment
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def _listed(
     since = min((state.mixed_from_t for state in states if state.mixed_from_t is not None), default=None)
     here, selection = _checkpoints_here(action, node_offer, rows.rejected, problem, since)
     sees = node_offer.sees([state.markers for state in states], action.node, [state.host for state in states])
-    return replace(rows, offers=tuple(_gathered(all_gather, 2, replace(here, sees=sees))), selection=selection)
+    return dataclasses.replace(rows, offers=tuple(_gathered(all_gather, 2, dataclasses.replace(here, sees=sees))), selection=selection)
 
 
 def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
@@ -538,4 +538,4 @@ _Row = TypeVar("_Row", NodeState, CheckpointsHere, Proof)
 
 
 def _gathered(all_gather: AllGather, number: int, own_row: _Row) -> list[_Row]:
-    return [msgspec.convert(json.loads(text), type=type(own_row)) for text in all_gather(number, json.dumps(asdict(own_row)))]
+    return [msgspec.json.decode(text, type=type(own_row)) for text in all_gather(number, msgspec.json.encode(own_row).decode())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
@@ -19,7 +19,6 @@ from checkpointing.verification import NOT_TO_THE_END, identity_of
 from supervisor.checkpoints.origin.owners import FILE_CLOCKS_S
 from supervisor.checkpoints.recording.meeting import NodeMeeting
 from supervisor.checkpoints.shared_directories import LOOK_S, DirectoryMarkers
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import markers
@@ -20,6 +20,7 @@ from supervisor.checkpoints.recording.watcher import to_event, to_ref
 from supervisor.checkpoints.unused import unused_checkpoints
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import CheckpointOwner, WithoutTracker
+from supervisor.core.values import replace
 from supervisor.observe.ranks.path_patterns import checkpoint_path
 from supervisor.observe.ranks.progress_sampler import loads
 
@@ -95,7 +96,7 @@ class CheckpointSelector:
             if repaired or records.own_only:
                 left = [row for row in selection.torn if row[0] not in {path for path, _ in repaired}]
                 selection = self._newest(rejections, avoid, self._listing(records.resumable, silent), suspect=suspect)
-                selection = replace(selection, torn=tuple(dict.fromkeys((*selection.torn, *left))))
+                selection = dataclasses.replace(selection, torn=tuple(dict.fromkeys((*selection.torn, *left))))
             if reached is not None and not records.script_chooses:
                 selection = self._of_this_training(selection, rejections, avoid, reached, begun_from, suspect=suspect)
             is_foreign = selection.chosen is not None and self._owners.is_foreign(selection.chosen.path)
@@ -147,7 +148,7 @@ class CheckpointSelector:
             selection = self._newest(rejections, (*avoid, *foreign), self._records.listed(self._records.resumable), suspect=suspect)
         rejected = tuple((path, foreign.get(path, reason)) for path, reason in selection.rejected)
         notes = tuple(f"checkpoint not resumed from: {path}: {why}" for path, why in foreign.items())
-        return replace(selection, rejected=rejected, notes=(*notes, *selection.notes)) if foreign else selection
+        return dataclasses.replace(selection, rejected=rejected, notes=(*notes, *selection.notes)) if foreign else selection
 
     def select_from(
         self, listing: Listing, copies: Sequence[Spare], avoid: Collection[str] = (), *, suspect: bool, rejections: Rejections | None

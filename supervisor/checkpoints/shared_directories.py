@@ -14,10 +14,10 @@ import contextlib
 import os
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io import durable, leftovers
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

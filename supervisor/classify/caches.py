@@ -11,18 +11,16 @@ read the file and raised.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause, Claim, Evidence
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class DiskCache:
+class DiskCache(Struct, frozen=True):
     r"""A cache. path: what its files' paths contain; readers: functions of the library that read it, as parts of a frame's path.
 
     variable: the environment's name for its directory, "" where there is none. default: its directory, with `~`, `{tmp}` and `{user}`.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from supervisor.core.model import Claim, Evidence
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class CauseCandidate:
+class CauseCandidate(Struct, frozen=True):
     """A possible cause. guess: no signature matched, only the kind of the end is known. survived: more training followed."""
 
     fact: Evidence

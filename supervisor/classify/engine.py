@@ -15,7 +15,6 @@ Every fact that supports a cause is a candidate. Three rules choose, in this ord
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify import admissible, caches, exits, peers, unsynced
@@ -27,6 +26,7 @@ from supervisor.classify.gpu import xid
 from supervisor.classify.logs import footers
 from supervisor.classify.logs.tracebacks import OF_VALUES
 from supervisor.core.model import Cause, Evidence, Verdict
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

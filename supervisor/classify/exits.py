@@ -8,9 +8,9 @@ Exception types are compared by their unqualified name, because the same class t
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from supervisor.core.model import Cause, Claim
+from supervisor.core.values import replace
 
 #: signal(7), Linux on x86-64 and arm64. A table, because core and classify must not import `signal`.
 SIGNAL_NAMES = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from supervisor.classify.packages import install_text
 from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause, HangKind, Phase, Verdict
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,8 +39,7 @@ _IN_DOCS = {"gpu": "ID", "hang_ranks": "N", "hang_code": "FILE:LINE", "xid": "N"
 _NAMED = re.compile(r"\{(\w+)\}")
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """Whether the object of a hint was seen. words: behind "where" in docs/reference/causes.md."""
 
     words: str

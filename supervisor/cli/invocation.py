@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from supervisor.config.settings import ROWS, Settings
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -60,8 +59,7 @@ _CONFIG = click.option("--config", metavar="FILE", help="Read FILE instead of ./
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
+class Invocation(Struct, frozen=True):
     """What stood on the command line: flags by setting key, --config, and the command behind `--` (None: there was no `--`)."""
 
     flags: Mapping[str, Any]

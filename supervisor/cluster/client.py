@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,7 +24,6 @@ from supervisor.cluster import messages as protocol
 from supervisor.cluster import node as nodes
 from supervisor.cluster import wire
 from supervisor.cluster.lines import LineSocket
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

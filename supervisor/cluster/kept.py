@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +21,6 @@ from checkpointing.io import staging
 from supervisor.cluster.client import StoreAddress
 from supervisor.cluster.model import ClusterDecision
 from supervisor.cluster.node import NodeMemory
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from supervisor.cluster.model import ClusterDecision, Epoch, EpochEnd
-from supervisor.core.values import dataclass
 
 # a node to the store
 

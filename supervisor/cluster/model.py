@@ -19,9 +19,8 @@ A row is written once: the first value stays. So a row may come late, twice, or 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,6 +18,8 @@ The rules, each from rows alone:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import replace as changed
 from typing import assert_never
 
 from supervisor.cluster.messages import (
@@ -69,8 +71,6 @@ from supervisor.cluster.model import (
     newest_epoch,
     nodes_of,
 )
-from supervisor.core.state import changed
-from supervisor.core.values import dataclass
 
 #: What was done about one store.
 _OF_A_STORE = frozenset({"returned", "here", "read"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +12,6 @@ import msgspec
 from supervisor.cluster import wire
 from supervisor.cluster.messages import AskNodes
 from supervisor.core.numeric import rank_list
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from supervisor.cluster.client import StoreAddress

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import replace as changed
 from typing import assert_never
 
 from supervisor.cluster.messages import (
@@ -28,8 +30,6 @@ from supervisor.cluster.messages import (
     WriteRow,
 )
 from supervisor.cluster.model import PLAIN_DECISIONS, VOID, ClusterDecision, ClusterRules, Epoch, newest_epoch, nodes_of
-from supervisor.core.state import changed
-from supervisor.core.values import dataclass
 
 #: Meetings that are remembered: nodes whose agents fail again and again meet under a new token each time.
 _KEPT_MEETINGS = 16

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from supervisor.config.setting_columns import SettingRow, rows_of, setting
 from supervisor.config.sink_kinds import SinkKind
-from supervisor.core.values import dataclass
 
 #: The key that is a list of tables, and every setting of one of them.
 SINKS_KEY = "alerts.sink"
@@ -42,7 +42,7 @@ class Webhook:
 class AlertSinkSection:
     """[[alerts.sink]]: one place that alerts go to. No variable and no flag: there may be several."""
 
-    kind: SinkKind = setting("webhook", "The service, which decides the form of the request. Required.", env="")
+    kind: SinkKind = setting("webhook", "The service, which decides the form of the request. Required.", env="")  # noqa: RUF009  as below; its type has a name
     name: str = setting(
         "",
         "Name in `supervise alerts`, in the log and in the job's files; default: the kind.",

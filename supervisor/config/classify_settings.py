@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from supervisor.config.setting_columns import setting
-from supervisor.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

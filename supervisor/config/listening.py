@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
-from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 
 LOOPBACK = "127.0.0.1"

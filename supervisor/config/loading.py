@@ -16,7 +16,7 @@ import os
 import re
 import shlex
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +28,6 @@ from supervisor.config.settings import JOB_NAME_FORM, ROWS, Origin, Settings, is
 from supervisor.config.table_lists import LISTS, tables
 from supervisor.config.trust import read_trusted
 from supervisor.core.model import Cause, ResumeKind
-from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError, nearest
 
 if TYPE_CHECKING:

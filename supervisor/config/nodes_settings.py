@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from supervisor.config.setting_columns import setting
-from supervisor.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

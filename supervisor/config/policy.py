@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.config.health import thresholds
 from supervisor.core.model import RESUME, Knob, Launcher, Policy
+from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
 from supervisor.strategies.network import OPTIONAL
 from supervisor.strategies.situation import VARIABLES

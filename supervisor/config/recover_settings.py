@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from supervisor.config.setting_columns import SettingRow
-from supervisor.core.values import dataclass
 
 RECOVER_KEY = "recover"
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
-
-from supervisor.core.values import dataclass
 
 Value = str | int | float | bool | tuple[str, ...]
 

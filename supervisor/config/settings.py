@@ -10,6 +10,7 @@ import dataclasses
 import os
 import re
 import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.config.alert_settings import Alerts
@@ -22,7 +23,6 @@ from supervisor.config.setting_columns import SettingRow, rows_of, setting
 from supervisor.config.standby_settings import StandbySection
 from supervisor.config.ui_settings import UiSection
 from supervisor.config.watch_settings import HangSection, NetworkSection, PaceSection
-from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:

@@ -5,13 +5,13 @@ loading.py knows how a value is checked.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.losses.rules import problem_of
 from supervisor.config.alert_settings import SINK_ROWS, SINKS_KEY, AlertSinkSection
 from supervisor.config.loss_settings import RULE_ROWS, RULES_KEY, LossRuleSection
 from supervisor.config.setting_columns import SettingRow
-from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError, nearest
 
 if TYPE_CHECKING:

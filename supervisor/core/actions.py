@@ -9,47 +9,39 @@ from __future__ import annotations
 from typing import ClassVar
 
 from supervisor.core.model import Beginning, CheckpointRef, Gpu, HeldBatch, JobDecision, PastFailures, Plan, Verdict
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 #: signal(7); core imports nothing that touches the system.
 SIGTERM = 15
 
 
-@dataclass(frozen=True, slots=True)
-class BeginAttempt:
-    """Start the ranks as `attempt`; start the launcher first where none runs. `reason` is start, failure, membership or takeover.
-
-    overrides: knob (or `env:NAME`) to value, all that differs from the user's own command. gpus: UUIDs that the ranks may see, empty: as
-    the user's environment says. nproc: ranks of this node, None: as the user's command says. trace: record the
-    collectives (launch/tracing.py). resume_by: whose knob hands `resume` over (Knob.by), "": none does.
-    """
+class BeginAttempt(Struct, frozen=True):
+    """Start the ranks as `attempt`; start the launcher first where none runs."""
 
     attempt: int
-    reason: str
+    reason: str  # start, failure, membership or takeover
     resume: CheckpointRef | None
-    overrides: tuple[tuple[str, str], ...] = ()
-    gpus: tuple[str, ...] = ()
-    nproc: int | None = None
-    trace: bool = False
-    resume_by: str = ""
+    overrides: tuple[tuple[str, str], ...] = ()  # knob (or `env:NAME`) to value: all that differs from the user's own command
+    gpus: tuple[str, ...] = ()  # UUIDs that the ranks may see; empty: as the user's environment says
+    nproc: int | None = None  # ranks of this node; None: as the user's command says
+    trace: bool = False  # record the collectives (launch/tracing.py)
+    resume_by: str = ""  # whose knob hands `resume` over (Knob.by), "": none does
     waits_for_journal: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class GatherNodes:
+class GatherNodes(Struct, frozen=True):
     """Have this node meet the others for `attempt`; start the launcher first where none runs. Answered by NodesGathered.
 
-    No rank starts before BeginAttempt. nproc: as there. least_nodes: so many are waited for, 0: as many as the command says.
+    No rank starts before BeginAttempt.
     """
 
     attempt: int
-    nproc: int | None = None
-    least_nodes: int = 0
+    nproc: int | None = None  # as in BeginAttempt
+    least_nodes: int = 0  # how many nodes are waited for, 0: as many as the command says
     waits_for_journal: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class BroadcastStart:
+class BroadcastStart(Struct, frozen=True):
     """Send the other nodes how the ranks of this one (`node`) began. Theirs come as NodeBegan, with the same fields."""
 
     attempt: int
@@ -59,23 +51,21 @@ class BroadcastStart:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class StopRanks:
+class StopRanks(Struct, frozen=True):
     """Stop this attempt's ranks and their process trees: `signum`, then KILL after `grace_s`. Answered by AttemptEnded.
 
-    why: failure, membership, stop, hurry. text: what failed. torchrun's agent stops them by itself when a rank fails.
+    torchrun's agent stops them by itself when a rank fails.
     """
 
     attempt: int
     signum: int
     grace_s: float
-    why: str
-    text: str = ""
+    why: str  # failure, membership, stop or hurry
+    text: str = ""  # what failed
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class EndLauncher:
+class EndLauncher(Struct, frozen=True):
     """Kill the launcher and all processes below the guardian at once, because it did not answer. Answered by AttemptEnded."""
 
     attempt: int
@@ -83,8 +73,7 @@ class EndLauncher:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class CollectEvidence:
+class CollectEvidence(Struct, frozen=True):
     """Collect every observer's evidence; answered by EvidenceCollected within `deadline_s`."""
 
     attempt: int
@@ -93,61 +82,48 @@ class CollectEvidence:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class SelectCheckpoint:
-    """Find and verify the newest checkpoint that is not among `rejected` (paths); answered by CheckpointSelected.
+class SelectCheckpoint(Struct, frozen=True):
+    """Find and verify the newest checkpoint that is not rejected; answered by CheckpointSelected.
 
-    nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. had_checkpoint: this node knows
-    a good checkpoint. last_agreement: attempt of the last one that this node took part in. The node that took part in the newest decides
-    with which overrides all go on, and hands over
-    what failed before (past). least_nodes, most_nodes: that an attempt may begin with, 0: unknown. agreed_attempts: of earlier ones.
-    mixed_from_t: what was written since
-    is never used, because the nodes trained from different states; None: no such time. resume_by: as in BeginAttempt. own_only: what
-    earlier runs saved does not count. programs: those that a rank was seen to run, or that the user names. resume_knobs: whose knobs could
-    hand a checkpoint over here (Knob.by), the preferred one first. check: why this node wants the nodes tried against each other first:
-    start, doubt, or "" for no reason. gpus: UUIDs of those that its ranks may use. batch: how this node would hold the global batch.
-    ever_loaded, begun_from: as in Run (core/state.py). reached: this run's greatest step, None if none is known.
+    Of several nodes, the one that took part in the newest agreement decides with which overrides all go on, and hands over what failed
+    before.
     """
 
     attempt: int
-    rejected: tuple[str, ...] = ()
-    nodes: int = 0
-    node: int = 0
-    last_agreement: int = 0
+    rejected: tuple[str, ...] = ()  # paths
+    nodes: int = 0  # how many nodes have met, and agree on a checkpoint that all have; 0: this one is alone
+    node: int = 0  # the number of this node among them
+    last_agreement: int = 0  # attempt of the last agreement that this node took part in
     overrides: tuple[tuple[str, str], ...] = ()
-    had_checkpoint: bool = False
-    least_nodes: int = 0
-    most_nodes: int = 0
-    agreed_attempts: tuple[int, ...] = ()
+    had_checkpoint: bool = False  # this node knows a good checkpoint
+    least_nodes: int = 0  # with how many nodes an attempt may begin, 0: unknown
+    most_nodes: int = 0  # likewise
+    agreed_attempts: tuple[int, ...] = ()  # attempts of earlier agreements
+    # what was written since is never used, because the nodes trained from different states; None: no such time
     mixed_from_t: float | None = None
-    resume_by: str = ""
-    own_only: bool = False
-    programs: tuple[str, ...] = ()
-    resume_knobs: tuple[str, ...] = ()
-    past: PastFailures | None = None
-    check: str = ""
-    gpus: tuple[str, ...] = ()
-    batch: HeldBatch = HeldBatch()
-    ever_loaded: bool = False
-    reached: int | None = None
-    begun_from: tuple[str, ...] = ()
+    resume_by: str = ""  # as in BeginAttempt
+    own_only: bool = False  # what earlier runs saved does not count
+    programs: tuple[str, ...] = ()  # those that a rank was seen to run, or that the user names
+    resume_knobs: tuple[str, ...] = ()  # whose knobs could hand a checkpoint over here (Knob.by), the preferred one first
+    past: PastFailures | None = None  # what failed before
+    check: str = ""  # why this node wants the nodes tried against each other first: start, doubt, or "" for no reason
+    gpus: tuple[str, ...] = ()  # UUIDs of those that its ranks may use
+    batch: HeldBatch = HeldBatch()  # how this node would hold the global batch
+    ever_loaded: bool = False  # as in Run (core/state.py)
+    reached: int | None = None  # this run's greatest step; None: none is known
+    begun_from: tuple[str, ...] = ()  # as in Run
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class CheckHealth:
-    """Examine this node before the next attempt, while its checkpoint is selected; answered by HealthChecked.
-
-    awaited: the attempt begins after the answer. If not, it may have begun before it, and the answer is HealthChanged.
-    """
+class CheckHealth(Struct, frozen=True):
+    """Examine this node before the next attempt, while its checkpoint is selected; answered by HealthChecked."""
 
     attempt: int
-    awaited: bool = True
+    awaited: bool = True  # the attempt begins after the answer; else it may have begun before it, and the answer is HealthChanged
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(Struct, frozen=True):
     """Send TimerFired(name, token) after `delay_s`. Earlier timers of that name fire too, with other tokens."""
 
     name: str
@@ -156,16 +132,14 @@ class SetTimer:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class DumpStacks:
+class DumpStacks(Struct, frozen=True):
     """Ask every instrumented rank for the stacks of its threads."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class EndForAll:
+class EndForAll(Struct, frozen=True):
     """End the attempt on all nodes. kind: failure or membership (AttemptEndedByPeer); the first end stands."""
 
     attempt: int
@@ -174,16 +148,14 @@ class EndForAll:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReportEpoch:
+class ReportEpoch(Struct, frozen=True):
     """Send the nodes what this one saw of the attempt, as the state has it. The one that decides gets ReportsGathered."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ProposeDecision:
+class ProposeDecision(Struct, frozen=True):
     """Have all nodes act on this, if no other decision is there; answered by DecisionMade. decision: None if nothing failed."""
 
     attempt: int
@@ -192,16 +164,14 @@ class ProposeDecision:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteAttempt:
+class CompleteAttempt(Struct, frozen=True):
     """All ranks of all nodes have exited 0: let the launcher end. Answered by AttemptEnded."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantine:
+class Quarantine(Struct, frozen=True):
     """Put a GPU into the ledger of this node, where it stays out of later attempts, runs and jobs until it is cleared or expires."""
 
     attempt: int
@@ -211,36 +181,29 @@ class Quarantine:
     waits_for_journal: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSave:
-    """Have the ranks that poll worker.should_save save now; answered by Saved, or by their end.
-
-    left_s: until they are stopped; None: they train on, until all nodes have saved.
-    """
+class RequestSave(Struct, frozen=True):
+    """Have the ranks that poll worker.should_save save now; answered by Saved, or by their end."""
 
     attempt: int
-    left_s: float | None
+    left_s: float | None  # until they are stopped; None: they train on until all nodes have saved
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class FindUnsaved:
+class FindUnsaved(Struct, frozen=True):
     """Find which ranks have not saved as requested, and where they are; answered by UnsavedFound."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReportSaved:
+class ReportSaved(Struct, frozen=True):
     """The ranks of this node have saved as requested. When those of all nodes have, AttemptEndedByPeer (membership) ends the attempt."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class FindSave:
+class FindSave(Struct, frozen=True):
     """Search the disk for a whole checkpoint that was written since `since_t`; answered by SaveSearched."""
 
     attempt: int
@@ -249,16 +212,14 @@ class FindSave:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class KeepCopies:
+class KeepCopies(Struct, frozen=True):
     """Hold copies of the whole checkpoints that `attempt` was not seen to load and may overwrite. Each is reported (CheckpointCopied)."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class AccuseCheckpoints:
+class AccuseCheckpoints(Struct, frozen=True):
     """Record for later runs, too, what this one stepped back from: `attempt` trained from an older checkpoint. It is reported."""
 
     attempt: int
@@ -266,8 +227,7 @@ class AccuseCheckpoints:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class KeepLook:
+class KeepLook(Struct, frozen=True):
     """Keep the text of the newest look at the ranks: beside the card of `incident`, with the attempt's logs if that is 0."""
 
     attempt: int
@@ -275,8 +235,7 @@ class KeepLook:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(Struct, frozen=True):
     """Alert a person to what no incident reports.
 
     kind: recurring_failure, gpu_quarantined, memory_held, batch_changed, node_health: this node became worse, change_ignored: a rank
@@ -293,8 +252,7 @@ class Alert:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class OpenIncident:
+class OpenIncident(Struct, frozen=True):
     """An incident begins. It is reported with the decision, a moment later."""
 
     incident: int
@@ -304,45 +262,34 @@ class OpenIncident:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReportDecision:
-    """The verdict and the plan of an incident: one line on stderr, its card, the journal's explanation.
-
-    at_least: `step` is the last one seen, and the attempt may have gone further. alerts: False where another node alerts to it.
-    """
+class ReportDecision(Struct, frozen=True):
+    """The verdict and the plan of an incident: one line on stderr, its card, the journal's explanation."""
 
     incident: int
     attempt: int
     verdict: Verdict
     plan: Plan
     step: int | None
-    at_least: bool = False
-    alerts: bool = True
+    at_least: bool = False  # `step` is the last one seen, and the attempt may have gone further
+    alerts: bool = True  # False: another node alerts to it
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReportResume:
-    """How an attempt began: resumed at `step` from `path`, from scratch (no path), or not `confirmed`.
-
-    resume_from: the checkpoint that the ranks were given. reason: what shows a beginning from scratch. epoch: of the checkpoint, if no
-    step is known. named: the number in its name, and counted: the step at which the ranks' own count began, each if it differs from the
-    step. is_new: a beginning from scratch that loses nothing, because no earlier attempt of the run made a step or a checkpoint.
-    given_step: of the checkpoint that was given, if the ranks loaded another one, of another step.
-    """
+class ReportResume(Struct, frozen=True):
+    """How an attempt began: resumed at `step` from `path`, from scratch (no path), or not `confirmed`."""
 
     incident: int
     attempt: int
     step: int | None
     path: str | None
     confirmed: bool
-    resume_from: str | None = None
-    reason: str = ""
-    epoch: int | None = None
-    is_new: bool = False
-    named: int | None = None
-    counted: int | None = None
-    given_step: int | None = None
+    resume_from: str | None = None  # the checkpoint that the ranks were given
+    reason: str = ""  # what shows a beginning from scratch
+    epoch: int | None = None  # of the checkpoint, if no step is known
+    is_new: bool = False  # a beginning from scratch that loses nothing: no earlier attempt of the run made a step or a checkpoint
+    named: int | None = None  # the number in its name, if it differs from the step
+    counted: int | None = None  # the step at which the ranks' own count began, if it differs from the step
+    given_step: int | None = None  # of the checkpoint that was given, if the ranks loaded another one, of another step
     waits_for_journal: ClassVar[bool] = False
 
     @property
@@ -353,8 +300,7 @@ class ReportResume:
         return Beginning.FROM_SCRATCH if self.path is None else Beginning.RESUMED
 
 
-@dataclass(frozen=True, slots=True)
-class CloseIncident:
+class CloseIncident(Struct, frozen=True):
     """The first progress after the incident, or the end of the run. `outcome`: resolved, given_up, or withdrawn: nothing had failed."""
 
     incident: int
@@ -364,8 +310,7 @@ class CloseIncident:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class PrintMessage:
+class PrintMessage(Struct, frozen=True):
     """Print one line at the terminal. `level` is info, warning or error."""
 
     level: str
@@ -373,8 +318,7 @@ class PrintMessage:
     waits_for_journal: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """The run is over: leave with `exit_code`, and `reason` in the end record. After 75 the next start continues the run.
 
     for_all: the nodes of the job end together, so that none waits for another.

@@ -15,12 +15,11 @@ The rung `recurring` (strategies/guards.py) asks for infrastructure and for equa
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.causes import CAUSE_TABLE, Family
 from supervisor.core.model import Cause
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
     from supervisor.core.model import Failure, Policy
@@ -83,8 +82,7 @@ def _replaced(failures: tuple[Failure, ...], marked: list[Failure]) -> tuple[Fai
     return failures if all(new is old for new, old in zip(marked, failures, strict=True)) else tuple(marked)
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetBalance:
+class BudgetBalance(Struct, frozen=True):
     """What the budget of a family allows after one more failure.
 
     refusal: why no further restart is allowed, "" if one is. left: how many restarts may follow this one. charged: whether this failure

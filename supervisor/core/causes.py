@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +28,7 @@ class Family(StrEnum):
     PROGRAM = "program"
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(Struct, frozen=True):
     """One thing that a person can do.
 
     text: an imperative in lower case, with `{name}` for a fact of the verdict. when: names of conditions (classify/remedies.py), all of
@@ -45,8 +44,7 @@ class Hint:
         return tuple(name for _, name, _, _ in Formatter().parse(self.text) if name)
 
 
-@dataclass(frozen=True, slots=True)
-class CauseRow:
+class CauseRow(Struct, frozen=True):
     """All that is known of a cause before it happens."""
 
     #: A sentence: `supervise classify` and the card print it.

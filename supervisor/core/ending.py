@@ -15,13 +15,12 @@ any rank left with a failure: after that a handler of TERM may leave in order. A
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
 from supervisor.core.model import Beginning, Cause, Evidence, Phase, Verdict
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -83,8 +82,7 @@ SURE = 0.9
 AFTER_THE_END = "after the last step: "
 
 
-@dataclass(frozen=True, slots=True)
-class RankEnding:
+class RankEnding(Struct, frozen=True):
     """How one rank left, and what it had trained by then.
 
     t: when, 0.0 unknown. code, signal: both None where it did not end by itself, or that is not known. steps: as counted in this attempt;
@@ -126,8 +124,7 @@ class RankEnding:
         return self.steps > other.steps
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """How the ranks left, where that is a failure: WELL, LATE and HIDDEN are none, and are answered where they are seen.
 
     step: the last one that is known, absolute. early: the rank that left with 0 before the others. at_last_step: the attempt began at the

@@ -10,7 +10,6 @@ one of this node alone: nothing of the others' runs, so it judges by itself, and
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
@@ -27,6 +26,7 @@ from supervisor.core.actions import (
 )
 from supervisor.core.model import Cause, Claim, Evidence, JobDecision, Plan, PlanKind, Verdict
 from supervisor.core.state import Admission, Attempt, JobState, NodeReport, Stage, changed
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
@@ -29,6 +28,7 @@ from supervisor.core.model import (
     Verdict,
 )
 from supervisor.core.state import Attempt, JobState, Stage, changed
+from supervisor.core.values import replace
 from supervisor.strategies import propose
 from supervisor.strategies.situation import memory_text
 from supervisor.strategies.storage import without_kept

@@ -18,7 +18,7 @@ from supervisor.core.actions import Alert, BroadcastStart, PrintMessage, SelectC
 from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
 from supervisor.core.state import JobState, Stage, changed
 from supervisor.core.time_text import span_text
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
@@ -36,8 +36,7 @@ CHECKED_EVERY = 2
 STEPS_APART = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _NodesApart:
+class _NodesApart(Struct, frozen=True):
     """A stop where not all nodes can resume together: what the verdict and the plan are of it."""
 
     summary: str

@@ -7,7 +7,6 @@ ends nothing. Ranks whose scripts are over are no hang of the training: `restart
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core import failure, sharing
@@ -15,6 +14,7 @@ from supervisor.core.actions import SIGTERM, Alert, KeepLook, PrintMessage, Stop
 from supervisor.core.model import Cause, Claim, HangKind
 from supervisor.core.numeric import rank_list
 from supervisor.core.state import JobState, Stage, changed
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected

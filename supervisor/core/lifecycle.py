@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.engine import classify
@@ -20,6 +19,7 @@ from supervisor.core.actions import (
 )
 from supervisor.core.model import RESUME, Cause, Plan, PlanKind, Progress, Verdict
 from supervisor.core.state import NOTICES, JobState, Run, Stage, changed
+from supervisor.core.values import replace
 from supervisor.strategies import guards, network
 from supervisor.strategies.situation import overridden
 

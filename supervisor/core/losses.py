@@ -7,8 +7,9 @@ reports. If no absolute step is known, the first progress counts as that moment.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from supervisor.core.state import JobState, Losses, Run

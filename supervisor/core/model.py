@@ -16,7 +16,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 
 class Cause(StrEnum):
@@ -106,8 +106,7 @@ class Beginning(StrEnum):
     UNCONFIRMED = "resume_not_confirmed"
 
 
-@dataclass(frozen=True, slots=True)
-class UnusedCheckpoints:
+class UnusedCheckpoints(Struct, frozen=True):
     """Valid checkpoints at a place that the job saves to, while none was selected: no rank is known to load from that place.
 
     step, epoch: of the newest, as in CheckpointRef.
@@ -131,8 +130,7 @@ class UnusedCheckpoints:
         return f"{by_path}, --resume-switch '--YOUR-SWITCH' lets the script find it"
 
 
-@dataclass(frozen=True, slots=True)
-class WithoutTracker:
+class WithoutTracker(Struct, frozen=True):
     """A whole checkpoint that its framework does not find: the file that names the newest one is missing. command: what writes it."""
 
     newest: str
@@ -140,8 +138,7 @@ class WithoutTracker:
     command: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankInfo:
+class RankInfo(Struct, frozen=True):
     """One rank of one attempt. `start_ticks` is field 22 of /proc/PID/stat: with the pid it names a process for one boot."""
 
     rank: int
@@ -150,8 +147,7 @@ class RankInfo:
     start_ticks: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankExit:
+class RankExit(Struct, frozen=True):
     """How a rank ended: exactly one of `code` (0..255) and `signal` is set. `at_ns` (CLOCK_MONOTONIC) orders the deaths."""
 
     rank: int
@@ -167,39 +163,29 @@ class RankExit:
         return self.code != 0
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a signature concludes from its match. The evidence carries it, so that a verdict can be explained without the signatures.
-
-    weight: its confidence if no other evidence exists, 0..1. consequence_of: the causes that this may merely follow from, "*" for any.
-    """
+class Claim(Struct, frozen=True):
+    """What a signature concludes from its match. The evidence carries it, so that a verdict can be explained without the signatures."""
 
     cause: Cause
-    weight: float
+    weight: float  # its confidence if no other evidence exists, 0..1
     transient: bool = False
-    consequence_of: tuple[str, ...] = ()
+    consequence_of: tuple[str, ...] = ()  # the causes that this may merely follow from, "*" for any
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """One observed fact.
+class Evidence(Struct, frozen=True):
+    """One observed fact."""
 
-    `source` is the observer: exit, error_file, tail, log, hang, kernel, nvml, health, cgroup, host, network, nccl, heartbeat, launcher,
-    signal, loss, checkpoint. `name` is its kind within the source (exit_code, exception, traceback, phase, the id of a signature, …).
-    `free_text` marks what was read out of log lines: such evidence alone never justifies a change of the job. `t` is when it happened, 0:
-    unknown; earlier evidence outranks stronger evidence. `fields` are what a signature extracted from the text, `line` the number of the
-    line in its file (0: unknown), `node` the host that it speaks of.
-    """
-
+    # the observer: exit, error_file, tail, log, hang, kernel, nvml, health, cgroup, host, network, nccl, heartbeat, launcher,
+    # signal, loss, checkpoint
     source: str
-    name: str
+    name: str  # its kind within the source: exit_code, exception, traceback, phase, the id of a signature, …
     text: str
     rank: int | None = None
-    t: float = 0.0
-    free_text: bool = False
-    fields: tuple[tuple[str, str], ...] = ()
-    line: int = 0
-    node: str = ""
+    t: float = 0.0  # when it happened, 0: unknown; earlier evidence outranks stronger evidence
+    free_text: bool = False  # it was read out of log lines: such evidence alone never justifies a change of the job
+    fields: tuple[tuple[str, str], ...] = ()  # what a signature extracted from the text
+    line: int = 0  # the number of the line in its file, 0: unknown
+    node: str = ""  # the host that it speaks of
     claim: Claim | None = None
 
 
@@ -216,50 +202,37 @@ class HangKind(StrEnum):
     STILL = "still"  # nobody moves, and nothing of the above is proven
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """A hang on which two looks agreed (docs/explanation/hangs.md).
-
-    text: one sentence, with ranks, collective, file and line. ranks: the culprits, empty where none is known; code: where they stand in the
-    user's code, "" unknown. phase: of the culprit. still_s: since the last progress of any rank; limit_s: what that passed. calibrated:
-    the limit comes from steps of this attempt. busy: a rank used CPU time between the looks, so it may go on. group_timeout_s: of the
-    process group that is waited in, None: unknown. slow: bytes move, fewer than a sign of life, so it goes on. left_file: a file that ranks
-    wait for the end of, and that nobody is left to remove; "" for none.
-    """
+class Hang(Struct, frozen=True):
+    """A hang on which two looks agreed (docs/explanation/hangs.md)."""
 
     kind: HangKind
-    text: str
-    ranks: tuple[int, ...] = ()
-    code: str = ""
-    phase: Phase = Phase.UNKNOWN
-    still_s: float = 0.0
-    limit_s: float = 0.0
-    calibrated: bool = True
-    busy: bool = False
-    group_timeout_s: float | None = None
-    slow: bool = False
-    left_file: str = ""
+    text: str  # one sentence, with ranks, collective, file and line
+    ranks: tuple[int, ...] = ()  # the culprits; empty: none is known
+    code: str = ""  # where they stand in the user's code, "" unknown
+    phase: Phase = Phase.UNKNOWN  # of the culprit
+    still_s: float = 0.0  # since the last progress of any rank
+    limit_s: float = 0.0  # what that passed
+    calibrated: bool = True  # the limit comes from steps of this attempt
+    busy: bool = False  # a rank used CPU time between the looks, so it may go on
+    group_timeout_s: float | None = None  # of the process group that is waited in; None: unknown
+    slow: bool = False  # bytes move, fewer than a sign of life, so it goes on
+    left_file: str = ""  # a file that ranks wait for the end of, and that nobody is left to remove; "" for none
 
     def evidence(self, t: float) -> Evidence:
         """Return what the looks showed, as evidence of a failure at the time `t`. It claims no cause."""
         return Evidence("hang", self.kind.value, self.text, self.ranks[0] if len(self.ranks) == 1 else None, t)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A health check's result on one part of this node, as far as a decision or a person needs it (docs/guides/health.md).
-
-    subject: as health/model.py names it (`gpu:UUID`, `path:/data`, `host`). result: ok, degraded or failed. command: what repairs it, or
-    shows more. blocks: no attempt may begin on it. event: what happened (`xid 79`), "" for a state.
-    """
+class Finding(Struct, frozen=True):
+    """A health check's result on one part of this node, as far as a decision or a person needs it (docs/guides/health.md)."""
 
     check: str
-    subject: str
-    result: str
+    subject: str  # as health/model.py names it (`gpu:UUID`, `path:/data`, `host`)
+    result: str  # ok, degraded or failed
     reason: str
-    command: str = ""
-    blocks: bool = False
-    event: str = ""
+    command: str = ""  # what repairs it, or shows more
+    blocks: bool = False  # no attempt may begin on it
+    event: str = ""  # what happened (`xid 79`), "" for a state
 
     @property
     def gpu(self) -> str:
@@ -273,43 +246,33 @@ class Finding:
         return self.check, self.subject, self.event
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The cause of a failure. `fingerprint` is equal for equal failures: cause, exception type and innermost frames, no numbers.
-
-    `facts` are for recovery (bytes asked, timeout, Xid, path, …), `gpu` is an index, UUID or PCI id, whichever the
-    evidence names. `runner_up` is the next most likely other cause, None where nothing else was claimed.
-    """
+class Verdict(Struct, frozen=True):
+    """The cause of a failure."""
 
     cause: Cause
     confidence: float
     summary: str
-    fingerprint: str
+    fingerprint: str  # equal for equal failures: cause, exception type and innermost frames, no numbers
     rank: int | None = None
     transient: bool = False
     because: tuple[Evidence, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
-    gpu: str = ""
+    facts: tuple[tuple[str, str], ...] = ()  # for recovery: bytes asked, timeout, Xid, path, …
+    gpu: str = ""  # an index, UUID or PCI id, whichever the evidence names
     node: str = ""
-    runner_up: Cause | None = None
+    runner_up: Cause | None = None  # the next most likely other cause; None: nothing else was claimed
     runner_up_confidence: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """One thing of the user's command that a plan may set (docs/guides/knobs.md has the closed list of names).
-
-    value: as in the user's command, "" unknown. how: as a person would write it (`--batch-size`). by: who declared it, "declared" or the
-    program that was recognised. seen: False while the program was only recognised in the script's text; such a knob is enabled by
-    ProgramSeen. counts: what one unit is per. batch_size: "gpu" or "global". grad_accum: "rank", "world" or "derived" (the program computes
-    it). RESUME: a ResumeKind.
-    """
+class Knob(Struct, frozen=True):
+    """One thing of the user's command that a plan may set (docs/guides/knobs.md has the closed list of names)."""
 
     name: str
-    value: str
-    how: str
-    by: str = "declared"
-    seen: bool = True
+    value: str  # as in the user's command, "" unknown
+    how: str  # as a person would write it (`--batch-size`)
+    by: str = "declared"  # who declared it: "declared", or the program that was recognised
+    seen: bool = True  # False: the program was only recognised in the script's text; ProgramSeen enables such a knob
+    # what one unit is per. batch_size: "gpu" or "global"; grad_accum: "rank", "world" or "derived" (the program computes it);
+    # RESUME: a ResumeKind
     counts: str = ""
 
 
@@ -317,22 +280,16 @@ class Knob:
 RESUME: Final = "resume"
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU that the job can see.
+class Gpu(Struct, frozen=True):
+    """A GPU that the job can see."""
 
-    index: as nvidia-smi shows it, the number by which people know a GPU. CUDA's number is its place among those that the job sees.
-    quarantined: why the ledger keeps it out of use, "" if it does not.
-    """
-
-    index: int
+    index: int  # as nvidia-smi shows it, the number by which people know a GPU. CUDA's is its place among those that the job sees
     uuid: str
     pci: str = ""
-    quarantined: str = ""
+    quarantined: str = ""  # why the ledger keeps it out of use, "" if it does not
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """What a plan sets: a knob's name (or `env:NAME`), its value before ("" unknown) and after, and how a person would write it."""
 
     knob: str
@@ -348,38 +305,28 @@ class PlanKind(StrEnum):
     STOP = "stop"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is done about a verdict. `exit_code` counts for STOP only; `next_rung` describes the answer to the same failure next time.
-
-    strategy: the rung that proposed it. changes: what the next attempts run with, beside what earlier plans changed. rejected: checkpoints
-    that no attempt of this run resumes from any more. exclude: UUIDs of GPUs that go into the ledger. nproc: ranks of this node from now
-    on, None: as before. notes: lines for the card (arithmetic, cost, warnings). alert: text for a person beside the incident ("": none).
-    alert_kind: sends it as an alert of this kind (core/actions.py; "": terminal only). charged: whether the failure counts against the
-    budget of its family. trace: the next attempts record their collectives. least_nodes: for how many nodes the next attempts wait, 0: as
-    before.
-    """
+class Plan(Struct, frozen=True):
+    """What is done about a verdict."""
 
     kind: PlanKind
     reason: str
-    next_rung: str
-    strategy: str
-    exit_code: int = 0
+    next_rung: str  # the answer to the same failure next time
+    strategy: str  # the rung that proposed it
+    exit_code: int = 0  # of a STOP
     delay_s: float = 0.0
-    changes: tuple[Change, ...] = ()
-    rejected: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    nproc: int | None = None
-    notes: tuple[str, ...] = ()
-    alert: str = ""
-    charged: bool = True
-    alert_kind: str = ""
-    trace: bool = False
-    least_nodes: int = 0
+    changes: tuple[Change, ...] = ()  # what the next attempts run with, beside what earlier plans changed
+    rejected: tuple[str, ...] = ()  # checkpoints that no attempt of this run resumes from any more
+    exclude: tuple[str, ...] = ()  # UUIDs of GPUs that go into the ledger
+    nproc: int | None = None  # ranks of this node from now on; None: as before
+    notes: tuple[str, ...] = ()  # lines for the card: arithmetic, cost, warnings
+    alert: str = ""  # text for a person beside the incident, "": none
+    charged: bool = True  # the failure counts against the budget of its family
+    alert_kind: str = ""  # sends it as an alert of this kind (core/actions.py), "": terminal only
+    trace: bool = False  # the next attempts record their collectives
+    least_nodes: int = 0  # for how many nodes the next attempts wait, 0: as before
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRef:
+class CheckpointRef(Struct, frozen=True):
     """A checkpoint that was verified.
 
     path: as the script gets it. step: by which it is ordered, None: unknown. level: how far it was verified ("structure": zip
@@ -412,8 +359,7 @@ class CheckpointOwner(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedCheckpoint:
+class LoadedCheckpoint(Struct, frozen=True):
     """What a rank loaded before its first step where this job keeps its checkpoints."""
 
     path: str  # of the checkpoint, links resolved
@@ -423,8 +369,7 @@ class LoadedCheckpoint:
     replaced: bool = False  # after it the same rank loaded one of this job, of the same kind of name
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """How far the training is. `step` is absolute unless `relative` (hook count on top of the step resumed from)."""
 
     step: int | None = None
@@ -432,17 +377,8 @@ class Progress:
     phase: Phase = Phase.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A past failure of this run, as much as the rules about repetition need.
-
-    rung: the strategy whose plan answered it. gpu: UUID of the culprit's, "" where unknown. resumed: path of the checkpoint that the
-    attempt was given, "" for none. loading: it failed while that was being read. progressed_since: after this failure a checkpoint was
-    verified beyond any before in this run, or the run set a new highest step where none was ever verified. passed_since: after it the run
-    trained more than `same_place_steps` past the failed step, or a checkpoint beyond that was verified; the same failure there is then no
-    repetition. changed: the plan that answered it changed the job. counted: its steps since the attempt began from scratch, None where it
-    is not known to have. lasted_s: from the start of the attempt's ranks to the failure, None where it is unknown. incident: its number.
-    """
+class Failure(Struct, frozen=True):
+    """A past failure of this run, as much as the rules about repetition need."""
 
     attempt: int
     t: float
@@ -451,16 +387,20 @@ class Failure:
     step: int | None
     before_first_step: bool
     charged: bool
+    # after it a checkpoint was verified beyond any before in this run, or the run set a new highest step where none was ever
+    # verified
     progressed_since: bool = False
-    rung: str = ""
-    gpu: str = ""
-    resumed: str = ""
-    loading: bool = False
+    rung: str = ""  # the strategy whose plan answered it
+    gpu: str = ""  # UUID of the culprit's, "" unknown
+    resumed: str = ""  # path of the checkpoint that the attempt was given, "" for none
+    loading: bool = False  # it failed while that was being read
+    # after it the run trained more than `same_place_steps` past the failed step, or a checkpoint beyond that was verified; the same
+    # failure there is then no repetition
     passed_since: bool = False
-    changed: bool = False
-    counted: int | None = None
-    lasted_s: float | None = None
-    incident: int = 0
+    changed: bool = False  # the plan that answered it changed the job
+    counted: int | None = None  # its steps since the attempt began from scratch; None: it is not known to have
+    lasted_s: float | None = None  # from the start of the attempt's ranks to the failure; None: unknown
+    incident: int = 0  # its number
 
     @property
     def is_over(self) -> bool:
@@ -468,8 +408,7 @@ class Failure:
         return self.progressed_since or self.passed_since
 
 
-@dataclass(frozen=True, slots=True)
-class PastFailures:
+class PastFailures(Struct, frozen=True):
     """The failures of a run that count, and what they showed, as its nodes hand them to one that joins: as in Run (core/state.py)."""
 
     failures: tuple[Failure, ...] = ()
@@ -480,70 +419,49 @@ class PastFailures:
     unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What an attempt ran with, as far as a plan or the nodes that meet can change it between two attempts of one command.
+class Setup(Struct, frozen=True):
+    """What an attempt ran with, as far as a plan or the nodes that meet can change it between two attempts of one command."""
 
-    attempt: its number, 0: there was none. overrides: of the run's plans. nodes, ranks: in all. gpus: UUIDs that its ranks saw, empty: all.
-    program: as in Attempt (core/state.py).
-    """
-
-    attempt: int = 0
-    overrides: tuple[tuple[str, str], ...] = ()
-    nodes: int = 1
-    ranks: int = 0
-    gpus: tuple[str, ...] = ()
-    program: tuple[tuple[str, str], ...] = ()
+    attempt: int = 0  # its number, 0: there was none
+    overrides: tuple[tuple[str, str], ...] = ()  # of the run's plans
+    nodes: int = 1  # in all
+    ranks: int = 0  # in all
+    gpus: tuple[str, ...] = ()  # UUIDs that its ranks saw; empty: all
+    program: tuple[tuple[str, str], ...] = ()  # as in Attempt (core/state.py)
 
 
-@dataclass(frozen=True, slots=True)
-class OwnChange:
-    """What differs in an attempt from the newest one that is known to start, and is not of the user (core/setups.py).
+class OwnChange(Struct, frozen=True):
+    """What differs in an attempt from the newest one that is known to start, and is not of the user (core/setups.py)."""
 
-    before, now: what both ran with. trained: that one made a step; if not, it is the run's first. changes: what takes the plans of the run
-    since then back.
-    """
-
-    before: Setup
-    now: Setup
-    trained: bool
-    changes: tuple[Change, ...] = ()
+    before: Setup  # what that one ran with
+    now: Setup  # what this one ran with
+    trained: bool  # that one made a step; if not, it is the run's first
+    changes: tuple[Change, ...] = ()  # what takes the plans of the run since then back
 
 
-@dataclass(frozen=True, slots=True)
-class JobDecision:
-    """What was decided about a failed attempt. Where a job has several nodes it is made on one of them, and all act on it.
-
-    failure: the record that counts against the budgets; None where a person has to act before a rank may start. gpu: UUID of the culprit's.
-    failed_gpus: UUID and proof of each GPU that failed by itself. by: the node that made it, "" on a single one.
-    """
+class JobDecision(Struct, frozen=True):
+    """What was decided about a failed attempt. Where a job has several nodes it is made on one of them, and all act on it."""
 
     verdict: Verdict
     plan: Plan
-    failure: Failure | None = None
+    failure: Failure | None = None  # the record that counts against the budgets; None: a person has to act before a rank may start
     step: int | None = None
-    gpu: str = ""
-    failed_gpus: tuple[tuple[str, str], ...] = ()
-    by: str = ""
+    gpu: str = ""  # UUID of the culprit's
+    failed_gpus: tuple[tuple[str, str], ...] = ()  # UUID and proof of each GPU that failed by itself
+    by: str = ""  # the node that made it, "" on a single one
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBatch:
-    """How an attempt keeps the global batch of its run with the ranks that it has, as one of its nodes decided (core/global_batch.py).
+class HeldBatch(Struct, frozen=True):
+    """How an attempt keeps the global batch of its run with the ranks that it has, as one of its nodes decided (core/global_batch.py)."""
 
-    ranks: those with which the run's own values make that batch. values: of batch knobs, for this attempt alone. text: for people, "" where
-    nothing changed. kept: False where the global batch is another one. refused: no attempt may begin so.
-    """
-
-    ranks: int = 0
-    values: tuple[tuple[str, str], ...] = ()
-    text: str = ""
-    kept: bool = True
-    refused: bool = False
+    ranks: int = 0  # those with which the run's own values make that batch
+    values: tuple[tuple[str, str], ...] = ()  # of batch knobs, for this attempt alone
+    text: str = ""  # for people, "" where nothing changed
+    kept: bool = True  # False: the global batch is another one
+    refused: bool = False  # no attempt may begin so
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """The settings that decisions depend on. Seconds, steps and counts; the defaults are those of docs/reference/settings.md."""
 
     launcher: Launcher = Launcher.ELASTIC

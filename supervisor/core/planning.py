@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from supervisor.core.ending import Ending
 from supervisor.core.model import FROM_OUTSIDE, RESUME, Cause, Launcher, PastFailures, Phase, ResumeKind, Verdict
 from supervisor.core.state import changed
 from supervisor.core.time_text import span_text
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.strategies import consent
 from supervisor.strategies.gpu import fewer_ranks, usable_again
 from supervisor.strategies.guards import START_AGAIN
@@ -41,8 +40,7 @@ REQUEUE = 75
 ENDED_FROM_OUTSIDE = frozenset({129, 143})
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where in the training it failed: the absolute step, None if unknown; whether that is proven to be before the first; doing what.
 
     counted: how many steps after a beginning from scratch, None where it is not known to be one. trained: an earlier attempt of this run

@@ -19,7 +19,6 @@ request: INT of the terminal and of a wrapper, TERM with systemd's SendSIGHUP=.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.exits import signal_name, was_asked
@@ -37,6 +36,7 @@ from supervisor.core.actions import (
 )
 from supervisor.core.events import SaveSearched, StopRequested, TimeLeft
 from supervisor.core.state import NOTICES, JobState, Stage, StopRequest, changed
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core import detours, losses, node_health, planning, resumption, sharing
@@ -22,6 +21,7 @@ from supervisor.core.actions import (
 )
 from supervisor.core.model import Cause, JobDecision, Launcher, Phase, Plan, PlanKind, Verdict
 from supervisor.core.state import Attempt, Incident, JobState, Stage, changed
+from supervisor.core.values import replace
 from supervisor.strategies import propose
 
 if TYPE_CHECKING:

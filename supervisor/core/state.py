@@ -13,7 +13,7 @@ a default, so that an older journal can be read; a default is neutral and never 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from supervisor.core.model import (
     Beginning,
@@ -34,7 +34,8 @@ from supervisor.core.model import (
     Verdict,
     WithoutTracker,
 )
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
+from supervisor.core.values import replace as changed
 
 
 class Stage(StrEnum):
@@ -57,48 +58,37 @@ class Stage(StrEnum):
 NOTICES = frozenset({10, 12})
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequest:
-    """A request to stop: the signal that counts most of those that came, and how often the end was asked for.
+class StopRequest(Struct, frozen=True):
+    """A request to stop."""
 
-    signum: INT before a notice, and a notice before TERM and HUP, in whatever order they came. first_t: when the first signal came.
-    received: the meanings that came (core/shutdown.py), each with the time of the last signal that counted. left_s: seconds that the
-    environment left at left_from_t, None: unknown. save_requested: the ranks were asked to save. spares_ranks: no rank was asked to end
-    yet. end_announced: TERM or HUP came beside a notice. rank_failed: a rank failed while they were spared, and the cause is being
-    determined. save_search: the disk is being searched for what they saved; save_search_done: it was.
-    """
-
+    # the signal that counts most of those that came: INT before a notice, and a notice before TERM and HUP, in whatever order they came
     signum: int
-    count: int
-    first_t: float
-    left_s: float | None = None
+    count: int  # how often the end was asked for
+    first_t: float  # when the first signal came
+    left_s: float | None = None  # seconds that the environment left at left_from_t; None: unknown
     left_from_t: float = 0.0
-    save_requested: bool = False
-    spares_ranks: bool = False
-    end_announced: bool = False
-    rank_failed: bool = False
-    save_search: bool = False
-    save_search_done: bool = False
+    save_requested: bool = False  # the ranks were asked to save
+    spares_ranks: bool = False  # no rank was asked to end yet
+    end_announced: bool = False  # TERM or HUP came beside a notice
+    rank_failed: bool = False  # a rank failed while they were spared, and the cause is being determined
+    save_search: bool = False  # the disk is being searched for what they saved
+    save_search_done: bool = False  # it was searched
+    # the meanings that came (core/shutdown.py), each with the time of the last signal that counted
     received: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """The open incident. It opens at the first bad event and closes at the first progress after it, or with the run.
-
-    alerts: False where another node alerts to the decision.
-    """
+class Incident(Struct, frozen=True):
+    """The open incident. It opens at the first bad event and closes at the first progress after it, or with the run."""
 
     number: int
     opened_t: float
     attempt: int
     verdict: Verdict | None = None
     plan: Plan | None = None
-    alerts: bool = True
+    alerts: bool = True  # False: another node alerts to the decision
 
 
-@dataclass(frozen=True, slots=True)
-class SavedSteps:
+class SavedSteps(Struct, frozen=True):
     """The least and the greatest step of the verified checkpoints that this attempt itself saved, None where none is known."""
 
     lowest: int | None = None
@@ -110,38 +100,27 @@ class SavedSteps:
         return SavedSteps(min(known, default=None), max(known, default=None))
 
 
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """What the failures of a run cost (core/losses.py): how many incidents there were, and the seconds that are lost.
+class Losses(Struct, frozen=True):
+    """What the failures of a run cost (core/losses.py)."""
 
-    since_t: since when the training is behind where it was; None: it is not. seen_t, seen_step: its newest progress since then; seen_step
-    None: none yet. scratch: the attempts that began from scratch although an earlier one had made steps. steps_again: how many steps these
-    made again.
-    """
-
-    incidents: int = 0
-    lost_s: float = 0.0
-    since_t: float | None = None
-    seen_t: float = 0.0
-    seen_step: int | None = None
-    scratch: tuple[int, ...] = ()
-    steps_again: int = 0
+    incidents: int = 0  # how many there were
+    lost_s: float = 0.0  # seconds
+    since_t: float | None = None  # since when the training is behind where it was; None: it is not
+    seen_t: float = 0.0  # of its newest progress since then
+    seen_step: int | None = None  # likewise; None: there was none yet
+    scratch: tuple[int, ...] = ()  # the attempts that began from scratch although an earlier one had made steps
+    steps_again: int = 0  # how many steps these made again
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """Nodes that ask to join: how many (0: they have gone again), and the step that the attempt had reached when they came.
+class Admission(Struct, frozen=True):
+    """Nodes that ask to join."""
 
-    save_requested: the ranks of this node were asked to save for it, which they can be once in an attempt.
-    """
-
-    count: int
-    step: int | None = None
-    save_requested: bool = False
+    count: int  # how many, 0: they have gone again
+    step: int | None = None  # that the attempt had reached when they came
+    save_requested: bool = False  # the ranks of this node were asked to save for it, which they can be once in an attempt
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """What a run keeps over its attempts: its rules, its budgets, and what its plans changed."""
 
     id: str = ""
@@ -204,8 +183,7 @@ class Run:
     mixed_from_t: float | None = None  # no attempt resumes from what was written since: the nodes trained from different states
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """One life of the worker group, as this node sees it. `number` is 0 before the first."""
 
     number: int = 0
@@ -286,8 +264,7 @@ class Attempt:
         return () if self.ended else self.ranks
 
 
-@dataclass(frozen=True)
-class NodeReport:
+class NodeReport(Struct, frozen=True):
     """What one node saw of an attempt, once its ranks are gone. Its times are by the clock of the node that judges."""
 
     node: str
@@ -295,12 +272,8 @@ class NodeReport:
     gpus: tuple[Gpu, ...] = ()
 
 
-@dataclass(frozen=True)
-class JobState:
-    """One job on this node, as the core sees it.
-
-    No slots here and below: a copy of a dictionary takes a tenth of the time that setting the slots does (`changed`).
-    """
+class JobState(Struct, frozen=True):
+    """One job on this node, as the core sees it."""
 
     run: Run = Run()
     attempt: Attempt = Attempt()
@@ -331,20 +304,10 @@ class JobState:
 
 
 if TYPE_CHECKING:
-    from dataclasses import replace as changed
-
     from supervisor.core.actions import Action
 
     #: What each function that answers an event returns: the next state, and what is to be done.
     Step = tuple[JobState, tuple[Action, ...]]
-else:
-    _new, _set = object.__new__, object.__setattr__
-
-    def changed(value: JobState | Run | Attempt, **changes: Any) -> JobState | Run | Attempt:  # noqa: ANN401 (any field's value; checked as dataclasses.replace is)
-        """Return the value with these fields changed: dataclasses.replace, but for the time that it takes."""
-        made = _new(value.__class__)
-        _set(made, "__dict__", value.__dict__ | changes)
-        return made
 
 
 __all__ = [

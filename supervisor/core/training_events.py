@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class LossChanged:
+class LossChanged(Struct, frozen=True):
     """A number that the training prints became strange by a rule, or is good again (`is_over`). Rules: docs/explanation/loss-and-pace.md.
 
     rule, kind: of the rule (classify/losses/rules.py). name: of the number. text: what is strange, without rank and step. rank: the first
@@ -29,8 +28,7 @@ class LossChanged:
         return f"loss {self.rule} {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class PaceChanged:
+class PaceChanged(Struct, frozen=True):
     """The training became slow, or is as fast as before (`is_over`): docs/explanation/loss-and-pace.md.
 
     kind: straggler, drop or gpu_idle (observe/pace/judge.py). text: what is slow. rank: whose, None for a drop.

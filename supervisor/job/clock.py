@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Struct, frozen=True):
     """Seconds since the epoch, unaffected by changes of the wall clock since we started."""
 
     wall_at_start: float

@@ -16,12 +16,12 @@ import re
 import secrets
 import stat
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from health.probes.slurm import job_id
 from supervisor.config.settings import JOB_NAME_FORM, is_job_name
-from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.guardian import process_tree
 

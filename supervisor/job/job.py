@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from pathlib import Path
 
 from supervisor.config.settings import Settings
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, field
 from supervisor.job import identity
 from supervisor.knobs.knob_set import KnobSet
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """One run of one job on this node.
 
     state: the directory of kept files. scratch: the directory of files that may be lost (in memory): heartbeats, error files, stacks.

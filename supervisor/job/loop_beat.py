@@ -13,7 +13,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.job.identity import SHM, start_ticks, this_process
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ _WIDTH: Final = 1024
 _LONGEST_ROOT: Final = 400
 
 
-@dataclass(frozen=True, slots=True)
-class SeenLoop:
+class SeenLoop(Struct, frozen=True):
     """What the file of a loop says. until_s: monotonic seconds. ready: its ranks train, or run and cannot be seen to.
 
     root: the state directory of the job, "": not known.

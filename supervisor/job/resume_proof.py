@@ -15,11 +15,10 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io import durable, staging
-from supervisor.core.values import dataclass
 from supervisor.knobs import bindings, programs
 
 if TYPE_CHECKING:

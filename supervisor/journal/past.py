@@ -7,13 +7,12 @@ faults of the journal. Pure.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.core.state import Attempt, JobState, Run, Stage, changed
-from supervisor.core.values import dataclass
+from supervisor.core.state import JobState, Stage
+from supervisor.core.values import Struct, replace
 from supervisor.journal.records import Damage, Ended, EventTaken, Header, Record, RunBegan
 
 if TYPE_CHECKING:
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 MAX_PROBLEMS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
+class Past(Struct, frozen=True):
     """The result of reading a journal.
 
     `state`: the last recorded state; if none was recorded, a fresh one that holds only the number of incidents. `records` and `events`:
@@ -62,13 +60,7 @@ def merge(values: dict[str, Any], found: dict[str, Any]) -> None:
 
 def state_of(values: dict[str, Any]) -> JobState:
     """Convert the fields of a state from JSON. Raises msgspec.ValidationError where one does not fit."""
-    return _with_defaults(msgspec.convert(values, JobState))
-
-
-def _with_defaults(state: JobState) -> JobState:
-    """Msgspec does not put defaulted fields into `__dict__`; rebuild the state so that `changed` finds them."""
-    found = JobState(**state.__dict__)
-    return changed(found, run=Run(**found.run.__dict__), attempt=Attempt(**found.attempt.__dict__))
+    return msgspec.convert(values, JobState)
 
 
 class _Reading:
@@ -123,7 +115,7 @@ class _Reading:
             self.report(f"the recorded state is not used, because this supervise cannot read it: {error}")
             state = JobState()
         # journal_degraded belonged to the old process; reset it
-        return changed(state, incidents=max(state.incidents, self.incidents), journal_degraded=False)
+        return replace(state, incidents=max(state.incidents, self.incidents), journal_degraded=False)
 
     def died_unrecorded(self) -> bool:
         """Whether the last run's supervisor died without an end record while no incident was open (as History.with_our_death)."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from dataclasses import field
-from dataclasses import fields as fields_of
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
@@ -20,7 +18,7 @@ import msgspec
 from checkpointing.io import durable
 from supervisor.core import actions, events
 from supervisor.core.time_text import timestamp
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, asdict, field
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -51,8 +49,7 @@ _OPEN = b'{"crc":"'
 _FRAME = re.compile(rb'\{"crc":"([0-9a-f]{8})","len":([0-9]{1,10}),"rec":')
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Struct, frozen=True):
     """What the file is. `version` is that of the format."""
 
     job: str
@@ -60,8 +57,7 @@ class Header:
     version: str = VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class RunBegan:
+class RunBegan(Struct, frozen=True):
     """A supervisor took the job over. pid, start_ticks (field 22 of /proc/PID/stat) and boot_id name it for as long as it lives.
 
     `scratch` is the directory in memory where its attempts' heartbeats are. `incidents_before` is set where a new run begins: how many
@@ -80,8 +76,7 @@ class RunBegan:
     incidents_before: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EventTaken:
+class EventTaken(Struct, frozen=True):
     """One event and what `decide` made of it: attempt and stage are those of the state after it.
 
     state: the fields of the state after it that changed; where `whole`, all that differ from those of a fresh state. The fields of `run`
@@ -101,8 +96,7 @@ class EventTaken:
         return next((data for action, data in self.actions if action == name), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """The run is over."""
 
     exit_code: int
@@ -120,8 +114,7 @@ SAVES_COUNTED = "saves_counted"
 STANDBYS = "standbys"
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """A fact beside the events. `data` holds JSON values."""
 
     name: str
@@ -133,8 +126,7 @@ class Note:
 START_TIMES = "start_times"
 
 
-@dataclass(frozen=True, slots=True)
-class StartTimes:
+class StartTimes(Struct, frozen=True):
     """Where the time of one start of the ranks went. after: launch, failure or membership.
 
     parts: seconds by name, in order; a part that is not known is missing. They add up to total_s. trained: they reach to the first
@@ -156,8 +148,7 @@ KINDS: dict[str, type[Body]] = {"header": Header, "run": RunBegan, "event": Even
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """One record that checks. `body` is None for a kind that this supervise does not know."""
 
     seq: int
@@ -167,8 +158,7 @@ class Record:
     body: Body | None
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(Struct, frozen=True):
     """Bytes that are no record, `torn` where they are merely the unfinished end. offset and length are bytes."""
 
     offset: int
@@ -181,8 +171,7 @@ class Damage:
         return f"{what}: {self.length} bytes at offset {self.offset}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Envelope:
+class _Envelope(Struct, frozen=True):
     seq: int
     kind: str
     body: msgspec.Raw
@@ -206,13 +195,8 @@ def event_taken(  # noqa: PLR0913 (a record's fields)
     event: Event, taken: Iterable[Action], *, attempt: int, stage: str, state: dict[str, Any] | None = None, whole: bool = False
 ) -> EventTaken:
     """Return the record of an event: its fields and those of the actions, each under the name of its class."""
-    acts = tuple((type(a).__name__, _fields(a)) for a in taken)
-    return EventTaken(type(event).__name__, _fields(event), attempt, stage, state or {}, whole, acts)
-
-
-def _fields(value: Event | Action) -> dict[str, Any]:
-    """Shallow: msgspec writes the values below by itself."""
-    return {f.name: getattr(value, f.name) for f in fields_of(value)}
+    acts = tuple((type(action).__name__, asdict(action)) for action in taken)  # shallow: msgspec writes the values below by itself
+    return EventTaken(type(event).__name__, asdict(event), attempt, stage, state or {}, whole, acts)
 
 
 def event_of(taken: EventTaken) -> Event:
@@ -273,8 +257,7 @@ def _decode_leniently(rec: bytes) -> Record | None:
         return None
 
 
-@dataclass(slots=True)
-class JournalPosition:
+class JournalPosition(Struct):
     """How far a journal was read: the offset of the next line, in bytes."""
 
     offset: int = 0

@@ -14,12 +14,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from supervisor.classify import redact
 from supervisor.core.state import JobState
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, asdict, field, replace
 from supervisor.journal import records
 from supervisor.journal.file import JournalFile, OsFiles, earlier
 from supervisor.journal.past import read_past
@@ -58,8 +57,8 @@ def difference(after: JobState, before: JobState) -> dict[str, Any]:
 
 
 def _differing(after: JobState | Run | Attempt, before: JobState | Run | Attempt) -> dict[str, Any]:
-    old = before.__dict__
-    return {name: value for name, value in after.__dict__.items() if value is not old[name] and value != old[name]}
+    old = asdict(before)
+    return {name: value for name, value in asdict(after).items() if value is not old[name] and value != old[name]}
 
 
 class Listener(Protocol):
@@ -78,8 +77,7 @@ class Listener(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class JournalHealth:
+class JournalHealth(Struct, frozen=True):
     """How the journal does. `lost` counts records that memory had no room for; `trouble` is empty where all is well."""
 
     trouble: str
@@ -89,16 +87,14 @@ class JournalHealth:
     lost: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(Struct, frozen=True):
     seq: int
     line: bytes
     durable: bool
     taken_at: float
 
 
-@dataclass(slots=True)
-class _Shared:
+class _Shared(Struct):
     """What caller, writer and notifier share, under `Journal._changed`."""
 
     next_seq: int

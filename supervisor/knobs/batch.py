@@ -9,18 +9,16 @@ accumulation per rank, over the world, or derived (the program divides its globa
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Change
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
     from supervisor.core.model import Knob
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """micro: of one GPU. accum: of one rank, None where the program derives it from `asked`, its global batch (None: not known).
 
     world: ranks, 0 where that is not known.

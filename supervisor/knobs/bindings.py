@@ -20,7 +20,7 @@ import re
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import RESUME
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,53 +54,46 @@ OVERRIDE = re.compile(rf"(?P<prefix>\+{{0,2}})(?P<key>{KEY.pattern})=(?P<value>.
 _SHORT = len("-b")
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """`names` are one flag's spellings, the first of which is written where none stands. joined: written as --flag=value then."""
 
     names: tuple[str, ...]
     joined: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(Struct, frozen=True):
     """A flag whose value holds more than the knob's: `template` has {} where the knob's value stands."""
 
     flag: str
     template: str
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(Struct, frozen=True):
     """A word KEY=VALUE without a flag. `prefix` ("", "+", "++") is written where the word was absent."""
 
     key: str
     prefix: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Placeholder:
+class Placeholder(Struct, frozen=True):
     """`{name}` in any word of the command, and not `${name}`, which is the script's own."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Env:
+class Env(Struct, frozen=True):
     """An environment variable."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(Struct, frozen=True):
     """A word, or the part of a word behind its "=", that is exactly `text`: how a command names a file."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class FileKey:
+class FileKey(Struct, frozen=True):
     """`key` (dotted) in the file that `file` names. deepspeed: the file is DeepSpeed's, whose three batch keys belong together."""
 
     file: Flag | Word
@@ -195,8 +188,7 @@ def has_flag(argv: Sequence[str], name: str) -> bool:
     return _last(argv, Flag((name,))) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Hit:
+class _Hit(Struct, frozen=True):
     """The value is argv[at][cut:]; without one, `at` is the flag itself."""
 
     at: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from supervisor.core.model import RESUME
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.knobs.bindings import (
     COUNTS,
     DEEPSPEED_KEYS,
@@ -38,8 +38,7 @@ _RESERVED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KnobDeclaration:
+class KnobDeclaration(Struct, frozen=True):
     """`NAME[:COUNTS][:VALUE]=WHERE`. value: "" if none is given; on: the text that turns a switch on."""
 
     name: str

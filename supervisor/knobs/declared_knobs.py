@@ -5,10 +5,10 @@ An impossible declaration ends the start: SuperviseError 78, or 64 if it stands 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Knob
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.knobs import bindings, config_files, declaration
 from supervisor.knobs.bindings import Binding, Env, FileKey, Flag, Pair, Placeholder

@@ -6,12 +6,11 @@ The user's own files are never written: an attempt gets copies, made from their 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Knob
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, field
 from supervisor.errors import SuperviseError
 from supervisor.knobs import bindings, config_files
 from supervisor.knobs.bindings import Binding, Env, FileKey, Placeholder
@@ -24,8 +23,7 @@ ENV = "env:"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-@dataclass(frozen=True, slots=True)
-class BoundKnob:
+class BoundKnob(Struct, frozen=True):
     """A knob, and every place where it is written. texts: the files among these places as they were at start, by path."""
 
     knob: Knob
@@ -34,8 +32,7 @@ class BoundKnob:
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeWay:
+class ResumeWay(Struct, frozen=True):
     """How a script gets the checkpoint that it resumes from. knob.counts: a ResumeKind.
 
     args: words that are appended, with {resume} and {step} for the checkpoint's path and step. env: the variable that gets its path.
@@ -56,8 +53,7 @@ class NotEnabledError(Exception):
         self.remedy = remedy
 
 
-@dataclass(frozen=True, slots=True)
-class UnavailableKnob:
+class UnavailableKnob(Struct, frozen=True):
     """A knob of a recognised program (`by`, its name) that is not enabled. remedy: the option that would enable it; "": none."""
 
     knob: str
@@ -66,8 +62,7 @@ class UnavailableKnob:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptCommand:
+class AttemptCommand(Struct, frozen=True):
     """The command and environment of an attempt. files: the copies of the user's files that were written."""
 
     argv: tuple[str, ...]
@@ -75,8 +70,7 @@ class AttemptCommand:
     files: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class KnobSet:
+class KnobSet(Struct, frozen=True):
     """All knobs of a job. at: where the script's own arguments begin in its command. likely: of likely.py, for knobs that are not here."""
 
     bound: tuple[BoundKnob, ...] = ()

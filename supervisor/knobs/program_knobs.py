@@ -8,12 +8,11 @@ accumulation are enabled together or not at all: one without the other cannot ke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Knob
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.knobs import bindings, config_files, declaration
 from supervisor.knobs.bindings import DEEPSPEED_KEYS, DEEPSPEED_TOTAL, Env, FileKey, Flag
 from supervisor.knobs.knob_set import BoundKnob, NotEnabledError, UnavailableKnob
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 _TOGETHER = ("batch_size", "grad_accum")
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramKnobs:
+class ProgramKnobs(Struct, frozen=True):
     """The enabled and the unavailable knobs of the recognised programs, and the programs' names."""
 
     bound: tuple[BoundKnob, ...]
@@ -34,8 +32,7 @@ class ProgramKnobs:
     programs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(Struct, frozen=True):
     """The sources of a knob's value: the script's text, its arguments, those of its launcher, the environment, the working directory."""
 
     text: ScriptText

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.core.model import RESUME
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import TORCH_BUILDS, ExitCode, SuperviseError
 from supervisor.knobs import torchrun
 from supervisor.knobs.bindings import NAMES
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 TABLE = Path(__file__).with_name("programs.toml")
 
 
-@dataclass(frozen=True, slots=True)
-class KnobRow:
+class KnobRow(Struct, frozen=True):
     """One knob of a program. flags: spellings of one flag; places: flags of which at most one stands. See the head of programs.toml."""
 
     flags: tuple[str, ...] = ()
@@ -45,8 +44,7 @@ class KnobRow:
         return tuple((place,) for place in self.places) or ((self.flags,) if self.flags else ())
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeRow:
+class ResumeRow(Struct, frozen=True):
     """How a program resumes. args: what is appended; "": it finds its checkpoint by itself. See the head of programs.toml."""
 
     args: str = ""
@@ -64,8 +62,7 @@ class ResumeRow:
         return (self.args.split()[0].partition("=")[0], *self.also) if self.args else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True):
     """One row of programs.toml."""
 
     name: str
@@ -85,8 +82,7 @@ class Program:
     resume: ResumeRow | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(Struct, frozen=True):
     """The script or module of a command. `at`: where its own arguments begin in the command. kind "none": unknown."""
 
     kind: Literal["file", "module", "none"]
@@ -94,8 +90,7 @@ class Script:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class RecognisedProgram:
+class RecognisedProgram(Struct, frozen=True):
     """A program that the command runs. seen: declared, or run as a module; else the script's text shows it, and a rank must confirm."""
 
     program: Program

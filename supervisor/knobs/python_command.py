@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +30,7 @@ LAUNCHERS = frozenset(
 LAUNCHER_MODULES = LAUNCHERS | {"torch.distributed", "torch.multiprocessing"}
 
 
-@dataclass(frozen=True, slots=True)
-class PythonCommand:
+class PythonCommand(Struct, frozen=True):
     """`interpreter flags [-m|-c] target arguments`. kind: script, module or code; none: interactive (no target) or stdin."""
 
     interpreter: str

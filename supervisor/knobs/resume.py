@@ -8,11 +8,10 @@ program's.
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import RESUME, Knob, ResumeKind
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.knobs import bindings, config_files
 from supervisor.knobs.bindings import Flag
 from supervisor.knobs.knob_set import NotEnabledError, ResumeWay, UnavailableKnob
@@ -31,8 +30,7 @@ _OFF = frozenset({"0", "false", "no", "off"})
 _REMEDY = "--resume-args '--YOUR-FLAG {resume}'"
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeWays:
+class ResumeWays(Struct, frozen=True):
     """The ways of a command, the preferred one first; `unavailable`: those of recognised programs that are not enabled, if no way is."""
 
     bound: tuple[ResumeWay, ...] = ()

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import ast
 import warnings
-from dataclasses import field
 from pathlib import Path
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, field
 
 #: A script is written by hand; a larger file is data.
 MOST_BYTES = 2 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptText:
+class ScriptText(Struct, frozen=True):
     """The findings in one script.
 
     used: dotted names as imported (`transformers.Trainer`), and `.name` of every attribute that is called; called: those that are called.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from supervisor.core.model import Launcher
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.knobs import bindings
 from supervisor.knobs.python_command import first_line, is_interpreter, split_python
 
@@ -30,8 +30,7 @@ FLAGS = frozenset(
 NO_RESTARTS = "--max-restarts=0"  # we restart it
 
 
-@dataclass(frozen=True, slots=True)
-class Torchrun:
+class Torchrun(Struct, frozen=True):
     """A torchrun command. `head`: the words before torchrun's own `args`. `interpreter` None: it is unknown."""
 
     head: tuple[str, ...]

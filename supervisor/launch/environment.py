@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.agent.placeholders import filled
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.job.sd_notify import strip
 from supervisor.launch import tracing
 
@@ -34,8 +34,7 @@ _NOT_FOR_THE_JOB = ("SUPERVISE_WEBHOOK_", "SUPERVISE_JOB_")
 _HYDRA = "HYDRA_FULL_ERROR"
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeHandover:
+class ResumeHandover(Struct, frozen=True):
     """How an attempt gets its checkpoint: variables to set and to remove, arguments to append, words to replace in the command."""
 
     variables: dict[str, str]

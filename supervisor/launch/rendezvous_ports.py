@@ -13,7 +13,7 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 from health.probes.network.names import joined, split
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import SuperviseError
 from supervisor.knobs import torchrun
 from supervisor.knobs.python_command import shim_mode
@@ -30,8 +30,7 @@ _LOCAL: Final = ("localhost", "::1", "")
 _LAST_PORT: Final = 65535
 
 
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
+class Rendezvous(Struct, frozen=True):
     """hosts: `host:port` of another node (an IPv6 address in brackets). ports: that this node will listen on."""
 
     hosts: tuple[str, ...] = ()

@@ -8,12 +8,11 @@ them, AttemptEnded is posted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBack
 from supervisor.core.model import Evidence
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, field
 from supervisor.guardian.messages import RemainingProcess
 from supervisor.job.job import Job
 from supervisor.launch.guardian_client import GuardianClient
@@ -88,8 +87,7 @@ class NodesListener(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SessionContext:
+class SessionContext(Struct, frozen=True):
     """The rest of the supervisor, as every session uses it.
 
     guardian: returns the living one. last_sample: posts the progress that was made until now, before a rank's end is posted. ended: called
@@ -186,8 +184,7 @@ class Session(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class AttemptEnding:
+class AttemptEnding(Struct):
     """The end of the session's attempt: which outcome will be posted once the guardian reports that nothing is left.
 
     attempt: the one that was begun here. The state may have the next one already, which still waits for the journal.

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from health.probes import slurm
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import torchrun
 
@@ -30,8 +29,7 @@ _NODES: Final = "SLURM_STEP_NODELIST"
 _BRACKETS: Final = re.compile(r"\[([^][]*)\]")
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmStep:
+class SlurmStep(Struct, frozen=True):
     """The step. nodes: their names, none where the list cannot be read; `size`: how many they are.
 
     node: the number of this one among them. tasks: how many the step has here. end_t: Unix seconds of the job's time limit, 0: unknown.
@@ -117,8 +115,7 @@ def _number(text: str, default: int) -> int:
     return int(text) if text.isascii() and text.isdecimal() else default
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmStart:
+class SlurmStart(Struct, frozen=True):
     """What a start in Slurm makes of its place. variables: complete torchrun's options. line: reports them; warning; each "" for none."""
 
     variables: dict[str, str]

@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from health.probing.process_groups import kill_group
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.guardian import ownership
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ _START_S: Final = 0.5  # how long whoever gives up waits for a start that is und
 _NOT_RUN: Final = 127  # as a shell reports it
 
 
-@dataclass(frozen=True, slots=True)
-class SystemCommandResult:
+class SystemCommandResult(Struct, frozen=True):
     """What a program wrote, and its exit code; 127 and nothing where it could not be run."""
 
     text: str

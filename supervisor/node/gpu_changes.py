@@ -6,7 +6,6 @@ those of classify/gpu/state.py; Xids get the claims of the kernel's rows.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpu import gpus
@@ -17,7 +16,7 @@ from supervisor.classify.gpu.state import CLAIMS, SOURCE
 from supervisor.classify.gpu.state import REPEATED as REPEATED_WEIGHT
 from supervisor.classify.logs.match import claims
 from supervisor.core.model import Evidence
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -32,8 +31,7 @@ _RESET: Final = 16
 _GONE: Final = frozenset({9, 18})
 
 
-@dataclass(frozen=True, slots=True)
-class DriverXid:
+class DriverXid(Struct, frozen=True):
     """An Xid that the driver reported during an attempt. t: wall seconds."""
 
     subject: str

@@ -22,12 +22,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.io import durable
 from supervisor.classify import redact
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, asdict
 from supervisor.job import identity
 
 if TYPE_CHECKING:
@@ -44,8 +43,7 @@ _MOST_BYTES: Final = 8 << 20
 _MOST_CHARACTERS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantinedGpu:
+class QuarantinedGpu(Struct, frozen=True):
     """One GPU that is out of use. uuid or pci may be "" where nobody knew it; t: wall seconds."""
 
     uuid: str
@@ -64,8 +62,7 @@ class QuarantinedGpu:
         return self.uuid or self.pci
 
 
-@dataclass(frozen=True, slots=True)
-class NodeExclusion:
+class NodeExclusion(Struct, frozen=True):
     """No job of the state directory begins on this node. t: since when, wall seconds. by: person."""
 
     node: str

@@ -9,9 +9,9 @@ Without an NVIDIA GPU only the space on the disks is watched to which declared c
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +25,7 @@ from health.probes.gpu import pci
 from health.probing.runner import OUTCOME, Runner, asked
 from supervisor.config.health import thresholds
 from supervisor.core.model import Evidence, Finding
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.guardian import ownership
 from supervisor.launch import rendezvous_ports
 from supervisor.node import gpu_changes
@@ -62,8 +62,7 @@ _ENDED: Final = frozenset({"answered", "failed"})
 _SEVERITY: Final = {Result.OK: 0, Result.DEGRADED: 1, Result.FAILED: 2}
 
 
-@dataclass(frozen=True, slots=True)
-class NodeHealth:
+class NodeHealth(Struct, frozen=True):
     """This node before an attempt. problem: why nothing, or not everything, could be read."""
 
     readings: Readings
@@ -105,7 +104,7 @@ class HealthWatch:
         with self._turns(_START_TURN_S) as is_our_turn:
             if not is_our_turn:
                 return NodeHealth(Readings(), (), "an earlier check of this node hangs")
-            ask = replace(self._ask(DEADLINE_S, paths, need_bytes), hosts=self._rendezvous.hosts, ports=self._rendezvous.ports)
+            ask = dataclasses.replace(self._ask(DEADLINE_S, paths, need_bytes), hosts=self._rendezvous.hosts, ports=self._rendezvous.ports)
             now = self._runner.sweep(wanted, ask)
             skipped = ", ".join(sorted(self._hung))
             self._note_hung(now)

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from health.probing.process_groups import kill_group
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.guardian import ownership
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ _OF_RANKS: Final = frozenset({"node_presence", "node_failures", "node_compute", 
 _NOT_INHERITED: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCheckPlace:
+class NodeCheckPlace(Struct, frozen=True):
     """How the check runs on this node.
 
     interpreter: the ranks'. environ: theirs. gpus: UUIDs of those that they may use. store_host: where the control store is served, ""
@@ -56,8 +55,7 @@ class NodeCheckPlace:
     program: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCheckResult:
+class NodeCheckResult(Struct, frozen=True):
     """What came of the check, the same on all nodes.
 
     unfit: the nodes that failed, by their number among the nodes of the attempt, each with the finding. not_excluded: those of them that

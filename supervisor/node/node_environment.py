@@ -25,7 +25,7 @@ from health.checks.node_environments import Weight
 from health.model import HOST, Ask, Reading, Readings
 from health.probing.runner import Runner
 from supervisor.classify import redact
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.guardian import ownership
 from supervisor.knobs import programs
 
@@ -48,8 +48,7 @@ _OF_THE_MACHINE: Final = ("kernel", "driver")
 _MOST_CHARACTERS: Final = 32_768
 
 
-@dataclass(frozen=True, slots=True)
-class PeerEnvironment:
+class PeerEnvironment(Struct, frozen=True):
     """The first row of a node: its name, the digest of its environment ("": it compares nothing), and when it was sent by its clock."""
 
     host: str

@@ -14,7 +14,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpu.gpus import all_named
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.launch import system_command
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ _QUERY: Final = ("--query-gpu=index,uuid,pci.bus_id,name", "--format=csv,noheade
 _LINE: Final = re.compile(r"(\d+), *(GPU-[0-9A-Za-z-]+), *([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.[0-9A-Fa-f]), *(.*)")
 
 
-@dataclass(frozen=True, slots=True)
-class VisibleGpu:
+class VisibleGpu(Struct, frozen=True):
     """One GPU. index: nvidia-smi's; CUDA's is its place in the list. pci: as in sysfs (0000:3b:00.0)."""
 
     index: int
@@ -36,8 +35,7 @@ class VisibleGpu:
     pci: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(Struct, frozen=True):
     index: int
     uuid: str
     pci: str

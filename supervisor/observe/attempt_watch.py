@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Evidence, RankInfo
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.guardian.messages import StreamTail
 from supervisor.knobs.knob_set import ENV
 from supervisor.launch import rendezvous_ports
@@ -56,8 +56,7 @@ ENDS_S = 0.3  # for the thread that sees how ranks end
 KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline with what it has
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherFacts:
+class LauncherFacts(Struct, frozen=True):
     """What the ranks' parents know: the guardian's last lines of each stream (waits for its answer), and the launcher's facts.
 
     overrides: what the attempt was started with instead of the user's own values (Run.overrides).

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from supervisor.classify.logs.match import Reader
 from supervisor.classify.logs.text import kernel_message
 from supervisor.classify.logs.tracebacks import direct_causes, up_to_root
 from supervisor.core.model import Evidence
+from supervisor.core.values import replace
 from supervisor.observe.log_watch import AGENT
 from supervisor.observe.processes.launched_ranks import VanishedRank
 from supervisor.observe.ranks import error_files, heartbeats, save_logs

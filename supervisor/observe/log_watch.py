@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.logs.match import Reader
 from supervisor.core.model import Evidence
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.guardian.logs import KEPT
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ _STREAMS = {"out": "out", "err": "err", "log": "both"}
 AGENT = -1
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRead:
+class StreamRead(Struct, frozen=True):
     """The text that was read of one stream. `name`: out, err or both; rank -1: the agent.
 
     `skipped`: bytes that nobody read. `gaps`: how often files of any size may have been rotated away between two passes.
@@ -179,8 +178,7 @@ class LogWatch:
         self._found_at = time.monotonic()
 
 
-@dataclass(frozen=True, slots=True)
-class _TimeSlice:
+class _TimeSlice(Struct, frozen=True):
     """How long a pass may take. The last one has no `over`: no other pass follows."""
 
     until: float

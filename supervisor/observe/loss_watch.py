@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import re
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.classify.losses.judge import NumberJudge
 from supervisor.classify.losses.lines import NumberReader, NumberReading, captures
 from supervisor.core.training_events import LossChanged
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

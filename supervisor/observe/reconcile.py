@@ -8,7 +8,6 @@ must hold.
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
@@ -17,6 +16,7 @@ from supervisor.classify.engine import OWN_CODE
 from supervisor.classify.exceptions import UNCAUGHT
 from supervisor.classify.logs.tracebacks import HANDLED
 from supervisor.core.model import Cause, Evidence
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

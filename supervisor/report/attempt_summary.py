@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from supervisor.core import events
 
 if TYPE_CHECKING:
@@ -59,4 +61,4 @@ def logged_fields(event: Event) -> dict[str, Any]:
             fields |= {"cause": verdict.cause, "node": verdict.node, "rank": verdict.rank, "step": decision.step}
             fields |= {"by": decision.by, "reason": decision.plan.reason}
         return fields
-    return {name: value for name, value in asdict(event).items() if name not in {"t", "past"}}
+    return {name: value for name, value in msgspec.to_builtins(event).items() if name not in {"t", "past"}}

@@ -7,11 +7,10 @@ otherwise. An estimate is never more than its sources, so each line names them.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Cause
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.knobs import batch
 from supervisor.strategies import shortage
 from supervisor.strategies.situation import memory_text
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """An attempt that ran out of a GPU's memory. batch: what it ran with, or why that is not known."""
 
     attempt: int

@@ -13,7 +13,7 @@ import os
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class Tone(StrEnum):
     FAINT = "dim"
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Struct, frozen=True):
     """One fact under its label. A label of "" goes on under the one before. copied: a command or a path, which is never wrapped."""
 
     label: str
@@ -49,8 +48,7 @@ class Fact:
     copied: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FactPage:
+class FactPage(Struct, frozen=True):
     """What a card, `why`, `status` or `classify` shows. Texts may hold anything: they are cleaned here, each into one line."""
 
     title: str
@@ -58,8 +56,7 @@ class FactPage:
     tone: Tone = Tone.STRONG
 
 
-@dataclass(frozen=True, slots=True)
-class Surface:
+class Surface(Struct, frozen=True):
     """What a page is laid out for."""
 
     width: int = UNKNOWN_WIDTH

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core.time_text import span_text
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.report import wording
 from supervisor.report.layout import Fact, FactPage, Tone
 
@@ -21,8 +21,7 @@ SOURCES = {"here": "this node", "store": "by the control store", "journal": "by 
 MOST_LISTED = 32
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(Struct, frozen=True):
     """One node. number: among the nodes of the newest attempt, None: it takes no part in it. None and "" elsewhere: not known.
 
     state: a stage, `lost`, `left`, `done`, `waits to join`, `ended with 0`, `supervise died`, or UNKNOWN. step: of its rank that is
@@ -53,8 +52,7 @@ class NodeStatus:
         return _TONES.get(self.state, Tone.PLAIN)
 
 
-@dataclass(frozen=True, slots=True)
-class JobNodesStatus:
+class JobNodesStatus(Struct, frozen=True):
     """All nodes of a job. attempt: the newest. store: the node that serves the control store, "": none answered, for `no_store`."""
 
     job: str

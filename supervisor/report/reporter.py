@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 from supervisor.core import actions as act
@@ -16,6 +15,7 @@ from supervisor.core import events
 from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.core.training_events import LossChanged, PaceChanged
+from supervisor.core.values import asdict
 from supervisor.job import identity
 from supervisor.observe.processes import core_dumps
 from supervisor.report import unit_status, wording

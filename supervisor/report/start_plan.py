@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from supervisor.config import loading, signatures
 from supervisor.config.policy import to_policy
 from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import RESUME, Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, ResumeKind, Verdict
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.knobs import batch, bindings, job_knobs, programs, torchrun
 from supervisor.knobs.script_analysis import MOST_BYTES
@@ -75,8 +74,7 @@ _READS_CHECKPOINT = re.compile(rb"SUPERVISE_JOB_RESUME_FROM|\bload_latest\b|\bre
 _NO_BATCH_CHANGE = "on CUDA OOM: the batch stays as it is (--no-batch-change)"
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(Struct, frozen=True):
     """The answer to one of several equal failures."""
 
     strategy: str

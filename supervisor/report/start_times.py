@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from supervisor.core import events
+from supervisor.core.values import asdict
 from supervisor.job import identity
 from supervisor.journal.records import START_TIMES, Note, StartTimes
 

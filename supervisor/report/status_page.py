@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Finding, Gpu, Hang
 from supervisor.core.time_text import span_text
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.job import identity
 from supervisor.report import wording
 from supervisor.report.card import outcome_text
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _MOST_LISTED = 8
 
 
-@dataclass(frozen=True, slots=True)
-class RankStatus:
+class RankStatus(Struct, frozen=True):
     """One rank of this node that lives. None: not known. lag: steps behind the rank of this node that is furthest."""
 
     rank: int
@@ -38,8 +37,7 @@ class RankStatus:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCheckpoint:
+class StoredCheckpoint(Struct, frozen=True):
     """The newest checkpoint that was verified, or that a mirror holds. t: when that was. place: the mirror, "" for this node's disk."""
 
     path: str
@@ -48,8 +46,7 @@ class StoredCheckpoint:
     place: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StandbyStatus:
+class StandbyStatus(Struct, frozen=True):
     """The standbys of this node's ranks. text: how many, or why none."""
 
     text: str
@@ -58,8 +55,7 @@ class StandbyStatus:
     pids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     """What `status` shows. Times are Unix seconds; None is not known.
 
     supervisor_alive: None if it cannot be seen from here. exit_code: None while there is none. now: when it was read. steps_per_s: of the

@@ -18,7 +18,7 @@ from supervisor.alerts.text import AlertDetail
 from supervisor.config import secret_files
 from supervisor.config.sink_kinds import kind_of
 from supervisor.core.model import Cause
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import SuperviseError
 from supervisor.guardian import ownership
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 WEBHOOK = "webhook"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfiguredSink:
+class ConfiguredSink(Struct, frozen=True):
     """One sink of the settings. outbox: where it is below the job's directory. kind_seen: what its address looks like instead."""
 
     name: str

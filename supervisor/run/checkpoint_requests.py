@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from checkpointing.io.reader import Interrupted
@@ -17,6 +16,7 @@ from supervisor.checkpoints import node_agreement
 from supervisor.checkpoints.repair import RepairPermission
 from supervisor.core import actions as act
 from supervisor.core.model import Cause
+from supervisor.core.values import replace
 from supervisor.node.node_check import NodeCheck, NodeCheckPlace
 from supervisor.node.node_environment import EnvironmentComparison
 from supervisor.run.rank_requests import wall_t

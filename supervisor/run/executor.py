@@ -11,7 +11,6 @@ import queue
 import random
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.config import recover_rows
@@ -27,6 +26,7 @@ from supervisor.core.events import (
 )
 from supervisor.core.model import Launcher
 from supervisor.core.state import Stage
+from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import is_gone
 from supervisor.knobs import program_identity

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from checkpointing.model import CheckpointingError
@@ -14,6 +13,7 @@ from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.config import loss_rules, signatures
 from supervisor.config.health import directories
 from supervisor.core.model import Gpu, Launcher
+from supervisor.core.values import replace
 from supervisor.guardian import ownership, process_tree
 from supervisor.guardian.libc import return_free_memory
 from supervisor.job import identity

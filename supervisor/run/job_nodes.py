@@ -12,7 +12,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
@@ -30,7 +29,7 @@ from supervisor.core.gathering import began_text
 from supervisor.core.lifecycle import OUR_END_S
 from supervisor.core.model import Evidence, JobDecision
 from supervisor.core.state import Attempt, NodeReport, Stage, changed
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,8 +50,7 @@ STORE_WELL_LEASES = 20
 _FIRST_GATHER = 1
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptOrders:
+class AttemptOrders(Struct, frozen=True):
     """What the protocol orders of the session that runs the attempts, with the number of the attempt first.
 
     serve: show the others the port and the key of the store. renumber: the other number. complete: all ranks of all nodes exited 0.

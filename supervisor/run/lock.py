@@ -27,12 +27,11 @@ import json
 import os
 import secrets
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from checkpointing.io import durable
-from supervisor.core.values import dataclass
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import ProcessId, start_ticks, this_process
 

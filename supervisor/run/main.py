@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.checkpoints.mirror import restore_process
@@ -27,6 +26,7 @@ from supervisor.core.events import (
 )
 from supervisor.core.model import Launcher
 from supervisor.core.planning import DECLARED
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import digest_key, identity, known_jobs, loop_beat, resume_proof
 from supervisor.job.clock import Clock

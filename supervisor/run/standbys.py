@@ -15,7 +15,7 @@ import msgspec
 
 from supervisor.core.model import Launcher
 from supervisor.core.state import Stage
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.journal.records import STANDBYS, Note
 from supervisor.observe.host import memory_room
 from supervisor.observe.ranks import heartbeats
@@ -58,8 +58,7 @@ class RecordedImports(msgspec.Struct):
     refused: str
 
 
-@dataclass(frozen=True, slots=True)
-class ImportingRank:
+class ImportingRank(Struct, frozen=True):
     """The process that is a local rank and recorded its imports. refused: why it can have no standby, or ""."""
 
     pid: int
@@ -72,8 +71,7 @@ class ImportingRank:
 NO_INTERPRETER: Final = "what is started for each rank is not the Python that runs the script"
 
 
-@dataclass(frozen=True, slots=True)
-class StandbyState:
+class StandbyState(Struct, frozen=True):
     """What is known of the standbys. pids: all that live. why: why there is none, or one less."""
 
     pids: tuple[int, ...] = ()

@@ -7,12 +7,12 @@ not charged; and what the same failure would meet next time, found by walking th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from supervisor.core.causes import CAUSE_TABLE, GUARDS, LAST, SUSPECTS
 from supervisor.core.model import Cause, Plan, PlanKind
+from supervisor.core.values import replace
 from supervisor.strategies import (
     after_training,
     checkpoint,

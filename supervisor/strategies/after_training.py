@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.ending import EndKind, ended_text, is_held
 from supervisor.core.model import FROM_OUTSIDE, Cause, Phase, Plan, PlanKind
+from supervisor.core.values import replace
 from supervisor.strategies.guards import within_cap
 from supervisor.strategies.repetition import HANGS, restart_within_budget
 from supervisor.strategies.situation import exit_code_of

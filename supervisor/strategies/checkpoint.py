@@ -11,11 +11,11 @@ another file, and a program's own error, never steps back.
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause, Change, Plan, PlanKind
+from supervisor.core.values import replace
 from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
 from supervisor.strategies.situation import (

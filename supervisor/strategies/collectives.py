@@ -13,12 +13,12 @@ collective before it runs, which is slow; together with unused parameters it cra
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify import unsynced as explanation
 from supervisor.classify.remedies import before_the_next_start
 from supervisor.core.model import Cause, Change, HangKind, Phase, Plan, PlanKind
+from supervisor.core.values import replace
 from supervisor.strategies import network
 from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung

@@ -14,7 +14,7 @@ from health.nvidia.xids import Retry, lookup_text
 from supervisor.classify.remedies import before_the_next_start
 from supervisor.core.budget import INFRASTRUCTURE_PERIOD_S, family
 from supervisor.core.model import Cause, Change, Gpu, HangKind, Launcher, Phase, Plan, PlanKind
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.knobs import batch
 from supervisor.strategies import consent
 from supervisor.strategies.memory import BATCHNORM, batch_options
@@ -31,8 +31,7 @@ TO_GO_ON = "; to go on with them, "
 OLDER = 2
 
 
-@dataclass(frozen=True, slots=True)
-class FewerRanks:
+class FewerRanks(Struct, frozen=True):
     """How to go on with fewer ranks on this node: how many, the changes of the job, and notes for a person."""
 
     nproc: int

@@ -5,11 +5,11 @@ knobs/batch.py does the arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.remedies import hints, is_in_save
 from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Change, Phase, Plan, PlanKind
+from supervisor.core.values import replace
 from supervisor.knobs import batch
 from supervisor.knobs.bindings import ON
 from supervisor.strategies import shortage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,7 @@ def nothing_missing(_situation: Situation) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
+class Rung(Struct, frozen=True):
     """One rung. `propose` returns None where it has no answer.
 
     summary: one line for the docs and for `supervise plan`. changes_job: its plans may change the training, for the docs; what a plan

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.strategies.situation import memory_text
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 USABLE = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Shortage:
+class Shortage(Struct, frozen=True):
     """held: by the program's tensors; asked: what it then wanted; room: what it could have had in all."""
 
     held: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.remedies import has_loader, is_in_save
@@ -22,7 +21,7 @@ from supervisor.core.model import (
     RankExit,
     Verdict,
 )
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,8 +60,7 @@ VARIABLES = (
 WORKER_CAUSES = frozenset({Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER})
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(Struct, frozen=True):
     """A failure and its history.
 
     failures: the newest earlier ones of this run, oldest first; charged: how many of all of them were charged to a budget. attempts:

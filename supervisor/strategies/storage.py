@@ -7,12 +7,12 @@ the copies of killed saves on a full disk, a service of its own that answers wit
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify import caches, remedies
 from supervisor.core import budget
 from supervisor.core.model import Cause, Plan, PlanKind
+from supervisor.core.values import replace
 from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
 

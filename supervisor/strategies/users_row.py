@@ -6,10 +6,10 @@ enabled. It acts once in a run. What another rung changes after it stays as that
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Change, Plan, PlanKind
+from supervisor.core.values import replace
 from supervisor.knobs import batch
 from supervisor.strategies.rung import Rung
 

@@ -5,7 +5,6 @@ Discord's and Alertmanager's clients are in none: test_sinks.py has their fields
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, Outg
 from supervisor.alerts.sinks import Delivered, SinkOptions
 from supervisor.alerts.text import AlertDetail
 from supervisor.alerts.threads import Notification, NotificationState
+from supervisor.core.values import replace
 from tests.support import frameworks
 
 if TYPE_CHECKING:
@@ -71,11 +71,9 @@ def notifications(alert: Callable[..., OutgoingAlert]) -> list[Notification]:
     made = []
     for event in AlertEvent:
         lines = ("Traceback (most recent call last):", *("x" * 5000 for _ in range(50)))
-        one = dataclasses.replace(
-            alert(event=event), severity=event.row.severity, node="gpu-7", confidence=0.9, lines=lines, state_dir="/x"
-        )
+        one = replace(alert(event=event), severity=event.row.severity, node="gpu-7", confidence=0.9, lines=lines, state_dir="/x")
         if event is AlertEvent.GIVEN_UP:
-            one = dataclasses.replace(one, action=AlertAction.STOP)
+            one = replace(one, action=AlertAction.STOP)
         for state in NotificationState:
             severity = AlertSeverity.CRITICAL if event is AlertEvent.GIVEN_UP else one.severity
             made.append(Notification("ab" * 16, state, one, severity, failures=3, since_t=one.ts - 90))

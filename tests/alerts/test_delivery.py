@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import re
@@ -19,6 +18,7 @@ from supervisor.alerts.outbox import CAP, Outbox, count_dropped
 from supervisor.alerts.outbox_thread import OutboxThread, QueuedAlert
 from supervisor.alerts.sinks.webhook import WebhookSink
 from supervisor.config.sink_kinds import SinkKind
+from supervisor.core.values import replace
 from supervisor.report.log_events import LogEvent
 from tests.support.figures import within
 
@@ -106,7 +106,7 @@ def test_an_alert_that_cannot_be_written_is_logged_and_costs_no_other(
     begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log
 ) -> None:
     sender = begin(endpoint.url)
-    sender.enqueue(dataclasses.replace(alert(1), ts=float("inf")))  # no date
+    sender.enqueue(replace(alert(1), ts=float("inf")))  # no date
     sender.enqueue(alert(2))
     assert sender.close(10) == 0
     assert [request.event_id for request in endpoint.received] == [alert(2).event_id]
@@ -414,7 +414,7 @@ def test_neither_a_broken_log_nor_a_broken_alert_reaches_the_caller(
         raise RuntimeError
 
     sender = start(tmp_path / "outbox", WebhookSink(endpoint.url, None), 5, broken, pace=FAST)
-    sender.enqueue(dataclasses.replace(alert(), ts=float("nan")))
+    sender.enqueue(replace(alert(), ts=float("nan")))
     sender.enqueue(alert())
     assert sender.close(10) == 0
     assert [request.event_id for request in endpoint.received] == [alert().event_id]

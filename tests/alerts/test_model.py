@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.alerts.model import AlertEvent, OutgoingAlert, encode, payload
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,16 +50,16 @@ def test_state_follows_the_event(alert: Callable[..., OutgoingAlert], event: Ale
 
 def test_event_id_is_equal_for_the_same_news_only(alert: Callable[..., OutgoingAlert]) -> None:
     first = alert()
-    assert first.event_id == dataclasses.replace(first, ts=first.ts + 60, step=None, rank=None).event_id
-    others = [alert(incident=2), alert(event=AlertEvent.RESOLVED), alert(job="other"), dataclasses.replace(first, attempt=4)]
+    assert first.event_id == replace(first, ts=first.ts + 60, step=None, rank=None).event_id
+    others = [alert(incident=2), alert(event=AlertEvent.RESOLVED), alert(job="other"), replace(first, attempt=4)]
     assert len({first.event_id, *(other.event_id for other in others)}) == 5
 
 
 def test_two_gpus_of_one_attempt_are_two_pieces_of_news_and_nothing_of_them_is_sent(alert: Callable[..., OutgoingAlert]) -> None:
-    first = dataclasses.replace(alert(event=AlertEvent.GPU_QUARANTINED), about="GPU-a: xid 79")
-    second = dataclasses.replace(first, about="GPU-b: xid 79")
+    first = replace(alert(event=AlertEvent.GPU_QUARANTINED), about="GPU-a: xid 79")
+    second = replace(first, about="GPU-b: xid 79")
     assert first.event_id != second.event_id
-    assert first.event_id == dataclasses.replace(first, ts=first.ts + 60).event_id
+    assert first.event_id == replace(first, ts=first.ts + 60).event_id
     assert b"xid" not in encode(first)
 
 

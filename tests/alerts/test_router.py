@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -23,6 +22,7 @@ from supervisor.alerts.router import AlertFilter, AlertRouter
 from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, SinkOptions
 from supervisor.cli.alerts import summary
 from supervisor.core.model import Cause
+from supervisor.core.values import replace
 from supervisor.run.alerting import start_program
 from tests.support.figures import within
 from tests.support.waiting import is_running, wait_for
@@ -60,7 +60,7 @@ def router(tmp_path: Path, log: Log) -> Iterator[Callable[..., AlertRouter]]:
 def happened(alert: Callable[..., OutgoingAlert]) -> Callable[..., OutgoingAlert]:
     def make(event: AlertEvent, incident: int = 1, **changes: Any) -> OutgoingAlert:  # noqa: ANN401  its fields
         severity = event.row.severity
-        return dataclasses.replace(alert(incident, event), severity=severity, ts=time.time(), node="gpu-7", confidence=0.9, **changes)
+        return replace(alert(incident, event), severity=severity, ts=time.time(), node="gpu-7", confidence=0.9, **changes)
 
     return make
 
@@ -208,7 +208,7 @@ def test_ten_thousand_events_take_bounded_memory_delay_nobody_and_are_all_accoun
     tracemalloc.start()
     before, began = tracemalloc.get_traced_memory()[0], time.monotonic()
     for n in range(10_000):
-        one.enqueue(dataclasses.replace(first, incident=n, attempt=n))
+        one.enqueue(replace(first, incident=n, attempt=n))
     assert within(10.0, since=began), "a millisecond for each, at most"
     one.tick(time.time() + 100)
     peak = tracemalloc.get_traced_memory()[1] - before

@@ -5,7 +5,6 @@ FIELDS is those pages as data: the path of a field, its kind, and its longest te
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from datetime import datetime
@@ -22,6 +21,7 @@ from supervisor.alerts.threads import Notification, NotificationState
 from supervisor.config.sink_kinds import SinkKind, kind_of
 from supervisor.core.model import Cause
 from supervisor.core.time_text import timestamp
+from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
 from supervisor.run.alerting import start_program
 
@@ -140,7 +140,7 @@ def sink(kind: str, detail: AlertDetail = AlertDetail.SUMMARY) -> sinks.AlertSin
 def notification(alert: Callable[..., OutgoingAlert]) -> Callable[..., Notification]:
     def make(event: AlertEvent = AlertEvent.OPENED, state: str = "firing", **changes: Any) -> Notification:  # noqa: ANN401  of either
         action = AlertAction.STOP if event is AlertEvent.GIVEN_UP else AlertAction.RESUMED if state == "resolved" else AlertAction.RESTART
-        one = dataclasses.replace(
+        one = replace(
             alert(event=event), severity=AlertEvent(event).row.severity, action=action, node="gpu-7", confidence=0.9,
             lines=(CANARY, *("x" * 5000 for _ in range(50))), state_dir="/home/alice/secret-project/.supervise",
         )  # fmt: skip
@@ -331,16 +331,16 @@ def test_the_sentences_of_a_slack_message_say_what_happened_and_what_is_done(not
         "RESOLVED bert on gpu-7: it trains again. The training runs again after 90 s, resumed from a checkpoint. It failed 3 times."
     )
     full = notification()
-    full = dataclasses.replace(full, alert=dataclasses.replace(full.alert, cause=Cause.DISK_FULL))
+    full = replace(full, alert=replace(full.alert, cause=Cause.DISK_FULL))
     assert "supervise restarts it as attempt 4. To do: Make room" in text(full), "each restart waits until somebody has made room"
     given_up = text(notification(AlertEvent.GIVEN_UP, severity=AlertSeverity.CRITICAL))
     assert "given up, segfault" in given_up
     assert "a person has to look. To do: " in given_up
     stopped = notification(AlertEvent.GIVEN_UP, severity=AlertSeverity.CRITICAL)
-    stopped = dataclasses.replace(stopped, alert=dataclasses.replace(stopped.alert, action=AlertAction.RESTART))
+    stopped = replace(stopped, alert=replace(stopped.alert, action=AlertAction.RESTART))
     assert text(stopped).endswith("The run was stopped before it trained again."), "a person stopped it while an incident was open"
     finished = notification(AlertEvent.RUN_FINISHED, "message")
-    requeued = dataclasses.replace(finished, alert=dataclasses.replace(finished.alert, exit_code=75))
+    requeued = replace(finished, alert=replace(finished.alert, exit_code=75))
     assert text(requeued).endswith("The run ended with exit code 75: the next start continues it.")
     scratch = text(notification(AlertEvent.STARTED_FROM_SCRATCH))
     assert "STARTED FROM SCRATCH" in scratch
@@ -350,9 +350,7 @@ def test_the_sentences_of_a_slack_message_say_what_happened_and_what_is_done(not
 @pytest.mark.parametrize("kind", get_args(SinkKind))
 def test_an_odd_job_name_fits_every_service(kind: str, notification: Callable[..., Notification]) -> None:
     sent = notification()
-    odd = dataclasses.replace(
-        sent, alert=dataclasses.replace(sent.alert, job="<!channel> @everyone `x`\n/home/bob" + "y" * 5000, cause=Cause.NONE)
-    )
+    odd = replace(sent, alert=replace(sent.alert, job="<!channel> @everyone `x`\n/home/bob" + "y" * 5000, cause=Cause.NONE))
     bodies = b"".join(one.body for one in sink(kind).requests(odd))
     assert b"<!channel>" not in bodies
     assert len(bodies) < 28 << 10
@@ -361,6 +359,6 @@ def test_an_odd_job_name_fits_every_service(kind: str, notification: Callable[..
 @pytest.mark.parametrize("state", ["firing", "resolved"])
 def test_a_process_that_survives_kill_is_named(notification: Callable[..., Notification], state: str) -> None:
     sent = notification(AlertEvent.UNKILLED, state)
-    sent = dataclasses.replace(sent, alert=dataclasses.replace(sent.alert, subject="4242"))
+    sent = replace(sent, alert=replace(sent.alert, subject="4242"))
     assert "Process 4242 of the job survives KILL" in sentences(sent, AlertDetail.SUMMARY)
     assert "4242" not in sentences(sent, AlertDetail.NONE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,6 +11,7 @@ from supervisor.alerts import threads
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
 from supervisor.alerts.threads import MOST_THREADS, Notification, NotificationState, Threads, add_event, calm_thread, due
 from supervisor.core.model import Cause
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +23,7 @@ E = AlertEvent
 def event(kind: AlertEvent, t: float, incident: int = 1, **changes: object) -> OutgoingAlert:
     stop = AlertAction.STOP if kind is E.GIVEN_UP else AlertAction.RESTART
     made = OutgoingAlert("run", "bert", kind, kind.row.severity, incident, incident, t, stop, Cause.KILLED_UNKNOWN, node="gpu-7")
-    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]  # its own fields
+    return replace(made, **changes)  # type: ignore[arg-type]  # its own fields
 
 
 def played(events: Iterable[OutgoingAlert], until: float, known: Threads | None = None) -> tuple[Threads, list[Notification]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +15,7 @@ from checkpointing.verification import identity_of, verify
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.recording.reports import SavesCounted, SavesMissed
 from supervisor.checkpoints.watch import CheckpointWatch
+from supervisor.core.values import replace
 from tests.checkpoints.test_repair import JobOnDisk, disk
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ def pair(disk: JobOnDisk, directory: str, step: int, names: tuple[str, ...] = ("
 
 def declaring(disk: JobOnDisk, *patterns: str) -> JobCheckpoints:
     """Begin anew with declared checkpoints."""
-    checkpoints = replace(disk.job.settings.checkpoints, paths=patterns)
-    disk.job = replace(disk.job, settings=replace(disk.job.settings, checkpoints=checkpoints))
+    checkpoints = dataclasses.replace(disk.job.settings.checkpoints, paths=patterns)
+    disk.job = replace(disk.job, settings=dataclasses.replace(disk.job.settings, checkpoints=checkpoints))
     disk.checkpoints = JobCheckpoints(disk.job, disk.reports.append)
     disk.checkpoints.began(1)
     return disk.checkpoints

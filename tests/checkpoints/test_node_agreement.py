@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
@@ -21,6 +20,7 @@ from supervisor.checkpoints.node_offer import NodeOffer
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import SelectCheckpoint
 from supervisor.core.model import Cause, Failure, HeldBatch, Knob, PastFailures
+from supervisor.core.values import replace
 from supervisor.job.job import Job
 from supervisor.knobs.knob_set import KnobSet, ResumeWay
 from supervisor.node.node_check import NodeCheckResult

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.core.model import Knob
+from supervisor.core.values import replace
 from supervisor.knobs.knob_set import KnobSet, ResumeWay
 from tests.checkpoints.test_repair import JobOnDisk, Rank
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from supervisor.checkpoints.origin.owners import CheckpointOwners
 from supervisor.checkpoints.recording.newest_save import NewestSave
 from supervisor.checkpoints.recording.reports import CheckpointFound
 from supervisor.core.model import CheckpointOwner
+from supervisor.core.values import replace
 from tests.checkpoints.test_lineages import Node, identity
 from tests.support.few import few
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +16,7 @@ from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.path_faults import paths_in
 from supervisor.config.settings import Checkpoints
 from supervisor.core.model import Cause, Evidence
+from supervisor.core.values import replace
 from tests.checkpoints.test_layouts import pair
 from tests.checkpoints.test_repair import disk, stat_of
 from tests.support.few import few
@@ -95,7 +96,7 @@ def test_a_torn_file_in_the_way_of_one_that_must_be_new_is_set_aside(disk: JobOn
 
 
 def test_it_is_set_aside_too_where_the_script_is_handed_its_checkpoint(disk: JobOnDisk) -> None:
-    settings = replace(disk.job.settings, checkpoints=Checkpoints(paths=("ckpt/step-*",)))
+    settings = dataclasses.replace(disk.job.settings, checkpoints=Checkpoints(paths=("ckpt/step-*",)))
     disk.checkpoints = JobCheckpoints(replace(disk.job, settings=settings), disk.reports.append)
     disk.checkpoints.began(1)
     torn = torn_set(disk)

@@ -5,11 +5,11 @@ Every file outside the state directory is where and what it was, but for the ren
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
 import struct
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +23,7 @@ from checkpointing.verification import verify
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.repair import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
+from supervisor.core.values import replace
 from supervisor.instrument._supervise_shim import layout
 from supervisor.job.job import Job
 from supervisor.observe.ranks import heartbeats
@@ -97,7 +98,7 @@ class JobOnDisk:
         self.here, self.state = tmp_path / "here", tmp_path / "state"
         for one in (self.here, self.state, tmp_path / "scratch"):
             one.mkdir()
-        settings = replace(Settings(), checkpoints=Checkpoints())
+        settings = dataclasses.replace(Settings(), checkpoints=Checkpoints())
         self.job = Job("train", "run-1", "node", ("true",), self.here, {}, settings, self.state, tmp_path / "scratch", "cookie")
         self.rank = Rank(self.job.attempt_dir(1), self.here)
         self.reports: list[CheckpointReport] = []
@@ -344,7 +345,7 @@ def test_where_the_copy_cannot_be_put_back_what_a_link_leads_to_is_where_it_was(
 
 def test_a_copy_that_ranks_were_given_stays_whatever_is_saved_since(tmp_path: Path) -> None:
     disk = JobOnDisk(tmp_path)
-    settings = replace(disk.job.settings, checkpoints=Checkpoints(paths=("ckpt.pt",)))
+    settings = dataclasses.replace(disk.job.settings, checkpoints=Checkpoints(paths=("ckpt.pt",)))
     disk.checkpoints = checkpoints = JobCheckpoints(replace(disk.job, settings=settings), disk.reports.append)
     checkpoints.began(1)
     for step in (10, 20):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from checkpointing.model import Verdict
@@ -14,6 +14,7 @@ from supervisor.checkpoints import unused
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointCopied, CheckpointTrouble
 from supervisor.config.settings import Checkpoints
+from supervisor.core.values import replace
 from tests.checkpoints.test_repair import JobOnDisk, Rank, hf
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def test_what_is_too_large_or_must_not_be_copied_is_an_alert(tmp_path: Path, mon
     assert isinstance(alert, CheckpointAlert)
     assert alert.trouble is CheckpointTrouble.NO_COPY
     assert "no copy of it is kept: it is larger than" in alert.text
-    settings = replace(disk.job.settings, checkpoints=Checkpoints(copies_gib=0))
+    settings = dataclasses.replace(disk.job.settings, checkpoints=Checkpoints(copies_gib=0))
     none = JobCheckpoints(replace(disk.job, settings=settings), disk.reports.append)
     none.began(2)
     none.keep_unused(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from supervisor.classify.remedies import before_the_next_start, documented, general_hints, hints
 from supervisor.core.causes import CAUSE_TABLE, Hint
 from supervisor.core.model import Cause, Claim, Evidence, Verdict
+from supervisor.core.values import replace
 
 GIB = str(1 << 30)
 

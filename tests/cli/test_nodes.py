@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import pytest
 from supervisor.cli import nodes
 from supervisor.cli.clusters import slurm as batch
 from supervisor.config.settings import JobSection, Settings
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
@@ -39,7 +40,7 @@ esac
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return replace(Settings(), job=JobSection(state_dir=str(tmp_path / "state")))
+    return dataclasses.replace(Settings(), job=JobSection(state_dir=str(tmp_path / "state")))
 
 
 def ledger(settings: Settings, node: str) -> GpuQuarantine:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from supervisor.core import epoch, events
@@ -12,6 +10,7 @@ from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, CheckpointRef, Evidence, Failure, Policy
 from supervisor.core.planning import KEPT_FAILURES, KEPT_FINGERPRINTS, remembered
 from supervisor.core.state import Attempt, NodeReport, SavedSteps, changed
+from supervisor.core.values import replace
 
 T = 10_000.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +25,7 @@ from supervisor.core.model import (
     RankInfo,
 )
 from supervisor.core.state import Attempt, JobState, NodeReport, Run, Stage
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from supervisor.core.model import JobDecision

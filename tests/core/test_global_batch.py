@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -11,6 +10,7 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, Change, JobDecision, Knob, Plan, PlanKind, Policy, RankInfo, Verdict
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from supervisor.core.state import JobState

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from supervisor.core import failure, planning
@@ -11,6 +9,7 @@ from supervisor.core.decide import decide
 from supervisor.core.events import CheckpointVerified, RanksFound
 from supervisor.core.model import Cause, CheckpointRef, Evidence, Gpu, Launcher, Phase, Policy, RankInfo, Verdict
 from supervisor.core.state import Attempt, JobState, Run, Stage, changed
+from supervisor.core.values import replace
 
 REPORTED = {"as saved": (65, 70, 75), "newest first": (75, 70, 65), "twice": (70, 75, 65, 70)}
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from supervisor.core.state import Attempt, JobState, Run, Stage, changed
+from supervisor.core.values import replace
 
 
 def test_a_changed_state_is_what_replace_would_make_and_leaves_the_old_one_alone() -> None:

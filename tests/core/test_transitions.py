@@ -6,7 +6,6 @@ the random histories of test_invariants check the first half too.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +14,7 @@ from supervisor.core.decide import EVENTS, decide, initial
 from supervisor.core.events import AttemptEnded, CheckpointSelected, DecisionMade, LauncherFellBack, LauncherStarted, LeftBehind, TimerFired
 from supervisor.core.model import Finding
 from supervisor.core.state import Stage, changed
+from supervisor.core.values import replace
 from tests.scenarios import driver
 from tests.scenarios.test_scenarios import SCENARIOS, built
 from tests.support.transitions import is_declared

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core.model import Knob
+from supervisor.core.values import replace
 from supervisor.knobs.batch import Batch, changes, for_world, halved_alone, read, smaller
 
 positive = st.integers(1, 64)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
+from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
 from supervisor.report.start_plan import opening_lines
 from tests.knobs.scripts import SCRIPTS, find, values_of

@@ -8,7 +8,6 @@ import json
 import os
 import queue
 import socket
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,6 +36,7 @@ from supervisor.core.events import AttemptEnded, AttemptStarted, LauncherExited,
 from supervisor.core.model import CheckpointRef
 from supervisor.core.state import Attempt, JobState, Run, StopRequest
 from supervisor.core.state import Stage as JobStage
+from supervisor.core.values import replace
 from supervisor.guardian.messages import EVENTS
 from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.launch.elastic_session import ElasticSession, decode, exception_line

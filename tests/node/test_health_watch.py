@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import pytest
 from health.model import HOST, Check, CheckResult, Reading, Readings, Repair, Result
 from supervisor.config import signatures
 from supervisor.core.model import Finding
+from supervisor.core.values import replace
 from supervisor.node import visible_gpus
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu, is_well_again
 from supervisor.node.health_watch import MOST_CHARACTERS, HealthWatch, finding_of, has_gpus, shown
@@ -167,8 +168,8 @@ def test_each_event_is_news_of_its_own_and_a_state_is_news_once(watch: Callable[
     disk = CheckResult("kernel_log", "kernel", Result.FAILED, "nvme0 is dead", event="nvme removed nvme0")
     hot = CheckResult("gpu_temperature", "gpu:GPU-a", Result.DEGRADED, "hot")
     assert [one.reason for one in changes([oom, hot])] == ["oom", "hot"]
-    assert [one.reason for one in changes([oom, disk, replace(hot, reason="hotter")])] == ["nvme0 is dead"]
-    assert [one.result for one in changes([replace(hot, result=Result.OK)])] == ["ok"]
+    assert [one.reason for one in changes([oom, disk, dataclasses.replace(hot, reason="hotter")])] == ["nvme0 is dead"]
+    assert [one.result for one in changes([dataclasses.replace(hot, result=Result.OK)])] == ["ok"]
 
 
 def test_what_is_too_much_for_once_is_reported_the_next_time(watch: Callable[..., HealthWatch]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from supervisor.classify import exits
 from supervisor.classify.engine import classify
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Claim, Evidence, Phase, RankExit
+from supervisor.core.values import replace
 from supervisor.job.clock import Clock
 from supervisor.observe import collect
 from supervisor.observe.anchor_scanner import scanner

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from supervisor.config import loss_rules
 from supervisor.core.model import Phase
 from supervisor.core.training_events import LossChanged
+from supervisor.core.values import replace
 from supervisor.observe.log_watch import LogWatch
 from supervisor.observe.loss_watch import LossWatch
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
@@ -57,7 +57,7 @@ def test_the_newest_loss_is_the_trainings_of_the_lowest_rank() -> None:
     assert seen.watch.newest == 2.5
     first.feed(b"step 3 loss: nan\n", 3.0)
     assert seen.watch.newest is None, "a journal holds finite numbers"
-    seen.watch.sample([dataclasses.replace(BEAT, loss=1.25, losses=1)], 4.0)
+    seen.watch.sample([replace(BEAT, loss=1.25, losses=1)], 4.0)
     assert seen.watch.newest == 1.25
 
 
@@ -83,24 +83,24 @@ def test_what_is_reported_wins_over_the_log() -> None:
     assert log is not None
     log.feed(b"step 1 loss: nan\nstep 2 loss: nan\n", 1.0)
     assert seen.take() == ["+loss.nan 0"]
-    good, bad = dataclasses.replace(BEAT, loss=1.5, losses=1), dataclasses.replace(BEAT, loss=float("nan"), losses=2)
+    good, bad = replace(BEAT, loss=1.5, losses=1), replace(BEAT, loss=float("nan"), losses=2)
     seen.watch.sample([good], 2.0)
     log.feed(b"step 3 loss: nan\nstep 4 loss: nan\n", 2.0)
     assert seen.take() == ["-loss.nan None"]
     for _ in range(5):  # one report, sampled again and again
         seen.watch.sample([bad], 3.0)
     assert seen.take() == []
-    seen.watch.sample([dataclasses.replace(bad, losses=3, step=17)], 4.0)
+    seen.watch.sample([replace(bad, losses=3, step=17)], 4.0)
     (event,) = seen.posted
     assert (event.text, event.rank, event.step, event.is_over) == ("loss is NaN, 2 times in a row", 0, 17, False)
-    seen.watch.sample([dataclasses.replace(good, losses=4)], 5.0)
+    seen.watch.sample([replace(good, losses=4)], 5.0)
     assert seen.take() == ["+loss.nan 0", "-loss.nan 0"]
 
 
 def test_without_rules_nothing_is_read() -> None:
     watch = LossWatch((), 1, 0.0, lambda _event: None)
     assert watch.stream(0) is None
-    watch.sample([dataclasses.replace(BEAT, loss=float("nan"), losses=2)], 1.0)
+    watch.sample([replace(BEAT, loss=float("nan"), losses=2)], 1.0)
 
 
 def test_the_thread_that_reads_the_logs_feeds_it_while_the_job_runs(tmp_path: Path) -> None:

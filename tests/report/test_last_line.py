@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from supervisor.core.model import RESUME, Cause, CheckpointRef, Failure, Knob, Policy, Progress, ResumeKind
 from supervisor.core.state import Attempt, JobState, Losses, Run, StopRequest
+from supervisor.core.values import replace
 from supervisor.report.last_line import last_line
 
 NOTHING = Losses()

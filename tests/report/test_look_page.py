@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from supervisor.core.model import Hang, HangKind, Phase
+from supervisor.core.values import replace
 from supervisor.observe.hangs.frames import StackFrame, ThreadStack
 from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
 from supervisor.observe.hangs.procfs import FileWait, ProcessCounters, ThreadWait

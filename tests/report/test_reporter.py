@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from supervisor.core.events import AttemptEnded, AttemptStarted, CheckpointSelec
 from supervisor.core.model import Cause, Change, Claim, Evidence, Gpu, Phase, Plan, PlanKind, Verdict
 from supervisor.core.state import Attempt, Incident
 from supervisor.core.training_events import LossChanged, PaceChanged
+from supervisor.core.values import replace
 from supervisor.job.clock import Clock
 from supervisor.report.layout import render
 from supervisor.report.log_events import LogEvent
@@ -88,7 +89,7 @@ def test_what_all_nodes_see_alike_is_alerted_by_the_first_and_what_is_of_one_nod
 @pytest.mark.parametrize(("alias", "name"), [("", "b:1"), ("trainer", "node 1")])
 def test_the_line_the_card_and_the_alert_name_the_node_that_failed(reporter: Reporter, alias: str, name: str) -> None:
     job: Any = reporter.alerts._job  # noqa: SLF001  the one that was given
-    job.settings = replace(job.settings, alerts=replace(job.settings.alerts, node=alias))
+    job.settings = dataclasses.replace(job.settings, alerts=dataclasses.replace(job.settings.alerts, node=alias))
     reporter.decided(ReportDecision(1, 1, replace(VERDICT, node="b.cluster:1"), PLAN, 65))
     assert said(reporter)[0].startswith("incident 1: rank 3 was killed by SIGSEGV on b.cluster:1 at step 65; restarting")
     assert "where rank 3 on b.cluster:1, attempt 1, step 65" in " ".join(shown(reporter).split())

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from supervisor.classify.logs.match import read_text
 from supervisor.classify.remedies import remedy
 from supervisor.config import signatures
 from supervisor.core.model import Cause, PlanKind, Policy, RankExit, Verdict
+from supervisor.core.values import replace
 from supervisor.strategies import propose
 from supervisor.strategies.situation import Situation
 from tests.checkpointing import mounts

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +15,7 @@ from supervisor.checkpoints.recording.reports import CheckpointAlert, Checkpoint
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import Quarantine
 from supervisor.core.model import Gpu
+from supervisor.core.values import replace
 from supervisor.job.job import Job
 from supervisor.run.factory import JobFactory
 
@@ -27,7 +28,7 @@ def job(tmp_path: Path) -> Job:
     state, scratch = tmp_path / "state", tmp_path / "scratch"
     state.mkdir()
     scratch.mkdir()
-    settings = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)))
+    settings = dataclasses.replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)))
     return Job("train", "run-1", "node", ("true",), tmp_path, {}, settings, state, scratch, "cookie")
 
 
@@ -126,7 +127,8 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is
 
     monkeypatch.setattr(free_space, "forecast", short)
     checkpoints = JobCheckpoints(
-        replace(job, settings=replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",), scan_interval_s=0.1))), told.put
+        replace(job, settings=dataclasses.replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",), scan_interval_s=0.1))),
+        told.put,
     )
     watcher = checkpoints.watcher()
     assert watcher is not None

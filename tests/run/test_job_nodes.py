@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from supervisor.core import events
 from supervisor.core.decide import decide
 from supervisor.core.model import CheckpointRef, Evidence, Policy, RankExit, RankInfo
 from supervisor.core.state import Attempt, JobState, Stage, changed
+from supervisor.core.values import replace
 from supervisor.job.clock import Clock
 from supervisor.run.job_nodes import STORE_WELL_LEASES, AttemptOrders, JobNodes
 from supervisor.run.main import JobRun
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Under which the nodes meet.
 ID = "job"
-SETTINGS = replace(Settings(), nodes=NodesSection(lease_s=12.0))
+SETTINGS = dataclasses.replace(Settings(), nodes=NodesSection(lease_s=12.0))
 
 
 class Node:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from supervisor.config.settings import Settings
 from supervisor.core.state import JobState, Run
+from supervisor.core.values import replace
 from supervisor.job import identity
 from supervisor.job.job import Job
 from supervisor.journal.past import Past

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from supervisor.config.settings import Settings
 from supervisor.core.events import CheckpointsLoaded, HangCleared, HangConfirmed, HangSuspected, ProgressObserved
 from supervisor.core.model import CheckpointOwner, LoadedCheckpoint, RankInfo
 from supervisor.core.state import Attempt, JobState, Stage
+from supervisor.core.values import replace
 from supervisor.instrument._supervise_shim.claim import TRAINS, ProcessIdentity, claim
 from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe.hangs import look

@@ -6,11 +6,11 @@ simulator are played with each of them; one that makes neither fail shows a hole
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from supervisor.core import actions, budget, decide, epoch, events, failure, lifecycle, planning, start
 from supervisor.core.state import Attempt
+from supervisor.core.values import replace
 from supervisor.knobs import batch
 from supervisor.strategies import consent, repetition
 from supervisor.strategies.situation import Situation

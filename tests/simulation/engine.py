@@ -7,7 +7,6 @@ from the journal. Nothing here reads a clock, and the same seed gives the same e
 from __future__ import annotations
 
 import heapq
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,6 +29,7 @@ from supervisor.core.model import (
     Verdict,
 )
 from supervisor.core.state import Attempt, NodeReport, Stage
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode
 from supervisor.journal.past import state_of
 from supervisor.journal.writer import difference

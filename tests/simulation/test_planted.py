@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from supervisor.core import decide as core
 from supervisor.core import events, failure, hangs, node_health, planning, shutdown, start
 from supervisor.core.model import Cause
 from supervisor.core.state import JobState, Stage, changed
+from supervisor.core.values import replace
 from supervisor.knobs import batch
 from supervisor.strategies import LADDERS, RUNGS, consent, memory, repetition, shortage
 from supervisor.strategies.situation import Situation

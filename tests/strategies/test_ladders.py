@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from supervisor.core.budget import family
 from supervisor.core.ending import Ending
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Failure, Knob, Plan, PlanKind, Policy, RankExit, Verdict
+from supervisor.core.values import replace
 from supervisor.strategies import LADDERS, propose
 from supervisor.strategies.guards import reads_what_is_missing, start_again
 from supervisor.strategies.situation import Situation, exit_code_of

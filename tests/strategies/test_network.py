@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain, combinations
 
 import pytest
 
 from supervisor.core.model import Cause, Evidence, PlanKind, Policy
+from supervisor.core.values import replace
 from supervisor.strategies import propose
 from supervisor.strategies.network import OPTIONAL, SOCKETS, TRANSPORTS
 from tests.strategies.test_ladders import situation

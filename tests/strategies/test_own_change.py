@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from supervisor.core.model import Cause, Change, Failure, Gpu, Launcher, OwnChange, PlanKind, Policy, Setup
+from supervisor.core.values import replace
 from supervisor.strategies import propose
 from tests.strategies.test_ladders import failure, situation
 

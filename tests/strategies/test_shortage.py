@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from supervisor.core.model import Cause
+from supervisor.core.values import replace
 from supervisor.strategies.shortage import Shortage, of_message
 from tests.strategies.test_ladders import situation
 

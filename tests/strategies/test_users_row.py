@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from supervisor.core.causes import SUSPECTS
 from supervisor.core.model import Cause, Claim, Evidence, Knob, PlanKind, Policy, Verdict
+from supervisor.core.values import replace
 from supervisor.strategies import LADDERS, ladder, propose
 from supervisor.strategies.network import still_permitted
 from tests.strategies.test_ladders import failure, situation

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.decide import decide, initial
+from supervisor.core.values import replace
 from supervisor.journal.past import merge, state_of
 from supervisor.journal.records import EventTaken, Record, RunBegan, event_of
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
+from supervisor.core.values import replace
 from tests.support.virtual_job import VirtualJob, VirtualLook
 
 if TYPE_CHECKING:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from supervisor.config.watch_settings import HangSection
 from supervisor.core.model import Hang, HangKind, Phase, RankInfo
+from supervisor.core.values import replace
 from supervisor.observe.hangs.movement import Movement
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks.heartbeats import RankHeartbeat

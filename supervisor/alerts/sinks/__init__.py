@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from supervisor.alerts.text import AlertDetail, title
 from supervisor.alerts.threads import Notification, single
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,11 +11,10 @@ A file that cannot be read costs only its content. One supervisor writes it: the
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.io import durable, staging
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,9 +6,8 @@ moment of the training: equal optimizer steps, within `TOGETHER_S`. So a rank th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from checkpointing.io.read_watch import DiskSilent
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror.process import mirrors
-from supervisor.core.values import dataclass
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.records import RESTORED, Note
 

@@ -9,12 +9,12 @@ the job runs keeps its old time. The baseline compares identities, whatever the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from checkpointing.model import Lineage
 from checkpointing.verification import identity_of
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from checkpointing.manifest.documents import Manifests

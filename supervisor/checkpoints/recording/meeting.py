@@ -7,11 +7,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.io import durable, staging
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

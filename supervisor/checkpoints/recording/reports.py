@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from supervisor.core.model import CheckpointRef, UnusedCheckpoints
-from supervisor.core.values import dataclass
 
 
 class CheckpointTrouble(StrEnum):

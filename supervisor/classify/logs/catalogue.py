@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.logs import footers
 from supervisor.classify.logs.rows import Problem, Signature, parse
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,8 +31,7 @@ STRUCTURE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogue:
+class Catalogue(Struct, frozen=True):
     """A scanner is built from `anchors`; `by_anchor[i]` are the positions in `rows` of those that name anchor i."""
 
     rows: tuple[Signature, ...]

@@ -10,7 +10,7 @@ import re
 
 from supervisor.classify.exits import SIGNAL_NUMBERS
 from supervisor.core.model import Evidence
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 #: What a shell prints for a child that died of a signal (bash, dash), and srun for a task.
 _SHELL = {
@@ -46,8 +46,7 @@ _ZSH = {
 _SIGNALS = _SHELL | _ZSH
 
 
-@dataclass(frozen=True, slots=True)
-class _FooterRow:
+class _FooterRow(Struct, frozen=True):
     """A form of line. anchors: every such line contains one of them. anywhere: it need not begin the line."""
 
     anchors: tuple[str, ...]

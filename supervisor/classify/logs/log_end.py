@@ -6,11 +6,11 @@ Only the last lines are read (match.TAIL_BYTES), so a log of any size costs the 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from supervisor.classify.logs import footers, text
 from supervisor.classify.logs.rows import ANY_CAUSE
 from supervisor.core.model import Cause, Claim, Evidence
+from supervisor.core.values import replace
 
 _PROGRESS = re.compile(
     r"\d{1,3}%\|.{0,60}\| *[\d.,]+[kKMG]?/"

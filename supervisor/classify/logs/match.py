@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import deque
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,7 +26,7 @@ from supervisor.classify.logs.bounded_sample import BoundedSample
 from supervisor.classify.logs.rows import ANY_CAUSE, Signature
 from supervisor.classify.logs.tracebacks import OF_VALUES, Finder, before_header, calls, frames_in
 from supervisor.core.model import Claim, Evidence
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -95,8 +94,7 @@ class PlainScanner:
         return sorted(found, key=lambda hit: hit[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """A row that matched, and its typed values."""
 
     row: Signature
@@ -149,8 +147,7 @@ def read_text(log: str | bytes, catalogue: Catalogue, scanner: Scanner | None = 
     return reader.finish()
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+class _Written(Struct, frozen=True):
     """A traceback whose evidence was kept. by: rank and node. whole: its first line was seen. thread: it ended only a thread.
 
     passed_on: it carries another process's exception.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Protocol
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 _GROUP = re.compile(r"\(\?P<(\w+)>")
 
@@ -39,8 +39,7 @@ def groups_of(expression: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_GROUP.findall(expression)))
 
 
-@dataclass(frozen=True, slots=True)
-class OwnPattern:
+class OwnPattern(Struct, frozen=True):
     """A pattern of our own: compiled at its first use, for which a healthy job has none. Tests compile each of them."""
 
     expression: str
@@ -50,8 +49,7 @@ class OwnPattern:
         return _compiled(self.expression).search(text)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelMessage:
+class KernelMessage(Struct, frozen=True):
     """One form of a message of the kernel's: a literal that it holds, and the expression that matches it from its beginning."""
 
     anchor: str
@@ -62,8 +60,7 @@ class KernelMessage:
         return _compiled(self.expression).match(text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Groups:
+class _Groups(Struct, frozen=True):
     """The groups of a kernel message and of a row's own pattern, as one match."""
 
     values: Mapping[str, str | None]
@@ -75,8 +72,7 @@ class _Groups:
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class MessagePattern:
+class MessagePattern(Struct, frozen=True):
     """Matches a message of one of these forms in which the row's own pattern, if there is one, is found."""
 
     forms: tuple[KernelMessage, ...]

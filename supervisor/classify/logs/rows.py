@@ -33,14 +33,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify.logs.patterns import MessagePattern, OwnPattern, Pattern, groups_of
 from supervisor.classify.logs.user_patterns import UserPattern
 from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import Cause
-from supervisor.core.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 #: Of a longer line, or of an exception, only this many bytes around a hit are searched.
 LONGEST_LINE = 12288
@@ -92,8 +92,7 @@ _BAR_TAIL = re.compile(r"\[(?:\d{1,4}:){1,3}\d\d(?:<[\d:?, ]{1,24})?, {0,3}[^\]\
 _RATES = ("/s", "s/")
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """One line. kernel: the message if the line is of the kernel's log, else None. echo: it is a printed setting, help or command."""
 
     text: str

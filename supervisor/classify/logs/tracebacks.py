@@ -8,12 +8,11 @@ Traceback` inside another message (DataLoader workers, spawned processes) all be
 from __future__ import annotations
 
 import re
-from dataclasses import field
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
 from supervisor.classify.logs.text import Line
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,8 +77,7 @@ _FOREIGN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """One frame, as printed."""
 
     path: str
@@ -130,8 +128,7 @@ def direct_causes(trace: str) -> list[tuple[str, str]]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class PrintedException:
+class PrintedException(Struct, frozen=True):
     """One exception. kind: its type with modules. message: its lines. line: the line of the log where it was printed.
 
     caused_next: the next one of its chain was raised `from` it.
@@ -149,8 +146,7 @@ class PrintedException:
         return f"{self.kind}: {self.message}" if self.message else self.kind
 
 
-@dataclass(frozen=True, slots=True)
-class Traceback:
+class Traceback(Struct, frozen=True):
     """A chain of exceptions in printed order; the last one ended the program. `raised` is empty if the stream ended within the frames.
 
     whole: its first line was seen. thread: it ended a thread other than the main one.
@@ -177,8 +173,7 @@ class Traceback:
         return self.raised[first]
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """A traceback of which more lines may come."""
 
     rank: int | None

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import field
 from typing import TYPE_CHECKING
 
 from supervisor.classify.losses.rules import WINDOW, LossRule, RuleKind
 from supervisor.core.numeric import median
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +26,7 @@ MOST_REPEATED = 20
 LEAST_DIGITS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class NumberChange:
+class NumberChange(Struct, frozen=True):
     """What is strange about a number, or that it is so no more (`is_over`). text: half a sentence for people, without rank and step."""
 
     rule: LossRule
@@ -39,8 +37,7 @@ class NumberChange:
     is_over: bool = False
 
 
-@dataclass(slots=True)
-class _Track:
+class _Track(Struct):
     """One rule and one name."""
 
     rule: LossRule

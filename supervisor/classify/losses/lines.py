@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.logs import text
 from supervisor.classify.losses.rules import LossRule
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -59,8 +59,7 @@ _STEP = re.compile(r"(?i)\b(?:global_?step|step|iter|iteration|it|batch|update)s
 _EPOCH = re.compile(r"(?i)\bepoch\b[\"']?\s{0,3}[:=#]?\s{0,3}\[?\s{0,6}([\d.]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class NumberReading:
+class NumberReading(Struct, frozen=True):
     """One number that was read.
 
     capture: which of the reader's captures found it. shown: as it was printed. place: where the training stood, as far as the line shows:
@@ -78,8 +77,7 @@ class NumberReading:
     is_bar: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NumberCapture:
+class NumberCapture(Struct, frozen=True):
     """A pattern, and the rules that judge what it captures; `rule` is None for the losses."""
 
     words: tuple[bytes, ...]

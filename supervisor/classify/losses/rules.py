@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from supervisor.classify.logs.patterns import Pattern
 from supervisor.classify.logs.user_patterns import UserPattern
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +52,7 @@ class NamePattern(Protocol):
         """Return a match where the whole text matches, else None."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossRule:
+class LossRule(Struct, frozen=True):
     """One rule.
 
     words, pattern: of the lines that hold the number; empty and None: the losses that lines.py knows. names: what the number's whole name

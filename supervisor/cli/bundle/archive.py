@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from checkpointing.io import staging
 from supervisor.classify import redact, secret_forms
 from supervisor.classify.logs.text import plain
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.records import frame
 
@@ -59,8 +59,7 @@ def records(value: Any, known: KnownSecrets) -> bytes:  # noqa: ANN401
     return b"".join(frame(json.dumps(redact.document(one, known), separators=(",", ":")).encode("ascii")) for one in value)
 
 
-@dataclass(frozen=True, slots=True)
-class BundleMember:
+class BundleMember(Struct, frozen=True):
     """One file of the bundle. source: where its content comes from. is_cut: only its end is here."""
 
     name: str

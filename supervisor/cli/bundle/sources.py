@@ -21,7 +21,7 @@ from supervisor.cli.bundle.archive import AbsentError, BundleContents
 from supervisor.cli.jobs import job_status, log_files
 from supervisor.cli.jobs.job_files import MOST_LISTED, JobFiles
 from supervisor.config.loading import show
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.journal.file import earlier
@@ -52,8 +52,7 @@ _ALWAYS: Final = (b'"kind":"header"', b'"kind":"run"')
 _HEAD: Final = 120
 
 
-@dataclass(frozen=True, slots=True)
-class BundleSubject:
+class BundleSubject(Struct, frozen=True):
     """What a bundle is about. journal: the file of the incident's run. run: that run where it is an earlier one, else ""."""
 
     place: JobFiles

@@ -12,7 +12,6 @@ import json
 import os
 import stat
 import sys
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +31,7 @@ from supervisor.cli.invocation import Invocation, json_option, setting_options
 from supervisor.cli.jobs import log_files
 from supervisor.config import loss_rules, signatures
 from supervisor.core.model import Cause, Evidence, Verdict
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.guardian.libc import keep_freed_memory
 from supervisor.observe.anchor_scanner import scanner
@@ -59,24 +58,21 @@ MOST_PLACES_OF_A_KIND = 32
 FEWEST_COPIED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(Struct, frozen=True):
     """One stream of an incident: its files, the oldest first, and the rank that wrote it, None where the name does not say."""
 
     files: tuple[Path, ...]
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(Struct, frozen=True):
     """One incident: it gets one answer."""
 
     path: str
     streams: tuple[Stream, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Fed:
+class _Fed(Struct, frozen=True):
     """How much of a file was read, its newlines if they were counted, and when it was last changed (0: it is no plain file)."""
 
     size: int

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.classify import redact, remedies
 from supervisor.core.model import Cause, Verdict
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.report import wording
 from supervisor.report.layout import Fact, FactPage, Tone
 from supervisor.report.text import clean
@@ -30,16 +30,14 @@ _WIDEST_PATH = 48
 _LONGEST_CAUSE = max(len(cause) for cause in Cause)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """A file of an incident: its name, and the number under which its first line is counted in the incident."""
 
     name: str
     first_line: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """The verdict about the log, or the logs, at `path`. `kinds` are the types of facts by name, as their signatures give them.
 
     strange: what the loss rules find strange at the end of the log.

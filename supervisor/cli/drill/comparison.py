@@ -12,10 +12,9 @@ differ, nothing is shown: the data may differ, or the sums of a GPU.
 from __future__ import annotations
 
 import json
-from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 _FIRST_ROWS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class StateRow:
+class StateRow(Struct, frozen=True):
     """The state before one optimizer step. optimizer: its number in the process, from 0. steps: how many the process made before.
 
     step: the absolute one, None: unknown. weights, state, gradients: digests, "": not readable. settings: of each group of parameters.
@@ -40,8 +38,7 @@ class StateRow:
     settings: tuple[dict[str, Any], ...] = field(default=())
 
 
-@dataclass(frozen=True, slots=True)
-class StateComparison:
+class StateComparison(Struct, frozen=True):
     """The result for each part. True: equal, False: different, None: not shown. lines: the report's words, by the part's name.
 
     after: the step of the first attempt after which it had the resumed state; None: after none.
@@ -120,8 +117,7 @@ def compare(before: Mapping[int, Sequence[StateRow]], after: Mapping[int, Sequen
     return StateComparison(step, weights=True, optimizer=optimizer, step=counted, data=data, lines=lines)
 
 
-@dataclass(frozen=True, slots=True)
-class _Match:
+class _Match(Struct, frozen=True):
     """A row of the resumed attempt and the one of the first attempt with the same weights, each with the next row of its optimizer."""
 
     before: StateRow
@@ -130,8 +126,7 @@ class _Match:
     after_next: StateRow | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
+class _Pair(Struct, frozen=True):
     """One optimizer of a rank in the resumed attempt, and the steps of the first attempt after which an optimizer had its weights.
 
     The optimizers' numbers in both attempts need not agree: some scripts make a new optimizer in each epoch. first: the first

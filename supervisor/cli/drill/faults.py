@@ -25,7 +25,7 @@ from checkpointing.discover import find
 from supervisor.cli import stdio
 from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, steps_made
 from supervisor.config.settings import Origin, with_values
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.journal import records
@@ -47,8 +47,7 @@ UNDONE = "  undone     the rank was let go on by the drill"
 BIT = 0x10
 
 
-@dataclass(frozen=True, slots=True)
-class DrillOrder:
+class DrillOrder(Struct, frozen=True):
     """What is rehearsed. rank: whose fault it is. patience_s: how long a hang or NaN may go on. finish: let the job run on."""
 
     kind: str
@@ -59,8 +58,7 @@ class DrillOrder:
     yes: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Struck:
+class Struck(Struct, frozen=True):
     """The fault: when (Unix seconds), at which step, in words."""
 
     t: float
@@ -68,8 +66,7 @@ class Struck:
     what: str
 
 
-@dataclass(frozen=True, slots=True)
-class Aside:
+class Aside(Struct, frozen=True):
     """A checkpoint at `path` that was put aside as `original`; `copy` is the damaged one that stands in its place (`_identity`)."""
 
     original: Path
@@ -77,8 +74,7 @@ class Aside:
     copy: tuple[int, ...]
 
 
-@dataclass(slots=True)
-class Account:
+class Account(Struct):
     """What the journal says since the fault. Times are Unix seconds, None: it did not happen.
 
     noticed_t: first an alert or an incident; opened_t: the incident, without which the job goes on as it is.

@@ -26,7 +26,7 @@ from supervisor.cli.drill import scratch_copy
 from supervisor.cli.drill.comparison import StateComparison, StateRow, compare, rows_of
 from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, steps_made
 from supervisor.config.alert_settings import Alerts
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity, resume_proof
 from supervisor.journal.records import EventTaken
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 KIND = "resume"
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeOrder:
+class ResumeOrder(Struct, frozen=True):
     """What is rehearsed. at_step: the least step at which `rank` is killed. scratch_dir: where, "": in the state directory."""
 
     at_step: int
@@ -56,8 +55,7 @@ class ResumeOrder:
     writable: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Kill:
+class _Kill(Struct, frozen=True):
     """The fault: when (Unix seconds), after which step of the rank, and after which step the last save began (None: no save was seen)."""
 
     t: float
@@ -65,8 +63,7 @@ class _Kill:
     saved: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _WaitEnd:
+class _WaitEnd(Struct, frozen=True):
     """How the wait for a save ended: with the kill, by a failure of the job itself, or else (neither) by its end or the deadline."""
 
     kill: _Kill | None = None

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.io import durable
 from supervisor.cli.drill import confinement
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ _CACHES: Final = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR")
 _CACHES_AT_HOME: Final = ("~/.cache", "~/.triton", "~/.nv")
 
 
-@dataclass(frozen=True, slots=True)
-class ScratchCopy:
+class ScratchCopy(Struct, frozen=True):
     """One scratch directory. writable: further directories that the command may write. lock: the open root (-1: not locked)."""
 
     root: Path

@@ -7,14 +7,13 @@ there as long as the job. A journal is there for good, and is as old as its last
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.cli import stdio
 from supervisor.cli.jobs.job_files import JobFiles, history_of, other_nodes
 from supervisor.cli.jobs.job_status import status_from
 from supervisor.core.numeric import rank_list
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
 from supervisor.report.nodes_page import UNKNOWN, JobNodesStatus, NodeStatus
@@ -33,8 +32,7 @@ _MOST_TRIES = 3
 _LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeJournal:
+class NodeJournal(Struct, frozen=True):
     """What the state directory has of one node. name: by which the other nodes know it, "" where it has met none."""
 
     place: JobFiles

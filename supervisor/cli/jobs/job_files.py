@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.cli import stdio
 from supervisor.core.model import Progress
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity, known_jobs
 from supervisor.journal.file import earlier
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 MOST_LISTED = 10
 
 
-@dataclass(frozen=True, slots=True)
-class JobFiles:
+class JobFiles(Struct, frozen=True):
     """A job's files on one node."""
 
     job: str

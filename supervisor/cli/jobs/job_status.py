@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from checkpointing.manifest.documents import Manifests
@@ -12,6 +11,7 @@ from supervisor.checkpoints.recording import numerics
 from supervisor.cli import alerts
 from supervisor.cli.jobs.job_files import JobFiles, history_of, live_beats, progress_of, show_problems
 from supervisor.core import budget
+from supervisor.core.values import asdict
 from supervisor.report.status_page import RankStatus, StandbyStatus, Status, StoredCheckpoint
 from supervisor.report.text import clean
 

@@ -12,13 +12,12 @@ import os
 import sys
 import threading
 import time
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from supervisor.cli import stdio
 from supervisor.cli.jobs.log_files import TimeIndex, attempts, earlier_runs, of_run, streams
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ _END_POLLS = 10
 _CHUNK_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class LogSelection:
+class LogSelection(Struct, frozen=True):
     """Which lines are printed: of one rank or of all; the last `lines` of each file; those written at `since` (Unix seconds) or later.
 
     times: the time at which a line was begun stands before it. later_attempts: following goes on with the next attempt.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import time
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +21,7 @@ from supervisor.cli.jobs.job_files import (
 )
 from supervisor.cli.jobs.log_files import attempts, earlier_runs
 from supervisor.cli.jobs.log_output import LogSelection, show
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:

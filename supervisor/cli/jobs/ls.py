@@ -14,7 +14,7 @@ from supervisor.cli.invocation import STATE_DIR, Invocation, json_option, settin
 from supervisor.cli.jobs import job_status
 from supervisor.cli.jobs.job_files import JobFiles, changed_at, places_in, state_root
 from supervisor.core.time_text import span_text
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import SuperviseError
 from supervisor.report.status_page import Status
 from supervisor.report.wording import step_text
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 _NARROW = 60
 
 
-@dataclass(frozen=True, slots=True)
-class ListedJob:
+class ListedJob(Struct, frozen=True):
     """One job on one node: its files, where it stands, and when its journal changed last (Unix seconds)."""
 
     place: JobFiles

@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -31,6 +30,7 @@ from supervisor.cli.jobs.job_files import (
 )
 from supervisor.core.model import Phase
 from supervisor.core.state import Stage
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.guardian import ownership, process_tree
 from supervisor.job import identity

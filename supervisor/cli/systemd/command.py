@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +14,7 @@ import click
 from supervisor.cli import stdio
 from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.cli.systemd import CONFIGURATION
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from checkpointing.io import staging
 from supervisor.cli.systemd import CONFIGURATION
 from supervisor.config.settings import JOB_NAME_FORM, is_job_name
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ _HOST: Final = Path("/")
 _PASSWD: Final = "etc/passwd"  # noqa: S105  the file of users
 
 
-@dataclass(frozen=True, slots=True)
-class JobUnit:
+class JobUnit(Struct, frozen=True):
     """The facts of one job's unit."""
 
     job: str
@@ -49,8 +48,7 @@ class JobUnit:
     directory: Path
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
+class WrittenFile(Struct, frozen=True):
     """One file, and what became of it: written, replaced, unchanged, kept, protected (others could read it)."""
 
     path: Path

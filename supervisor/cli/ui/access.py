@@ -16,7 +16,7 @@ import re
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ SHORTEST_TOKEN = 16
 _HOST = re.compile(r"(\[[0-9a-f:.%]+\]|[^:\[\]/@?#\s]+)(:[0-9]{1,5})?")
 
 
-@dataclass(frozen=True, slots=True)
-class PageAccess:
+class PageAccess(Struct, frozen=True):
     """Who may read the page. names: host names in small letters. is_open: not only loopback."""
 
     token: str

@@ -6,12 +6,11 @@ All addresses are relative, so that a proxy may serve the page below a path of i
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from supervisor.core.time_text import span_text
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.report.layout import Tone
 from supervisor.report.ledger.html_page import report_sections
 from supervisor.report.ledger.html_parts import POLICY, document, escaped, fact_list, moment
@@ -41,8 +40,7 @@ _COLUMNS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PageAddress:
+class PageAddress(Struct, frozen=True):
     """Which page: that of a job on a node, or with "" the list. all_runs: of all that are kept, not of the last one only."""
 
     job: str = ""
@@ -60,8 +58,7 @@ class PageAddress:
         return f"{_segment(self.node)}/changes{'?runs=all' if self.all_runs else ''}" if self.job else "changes"
 
 
-@dataclass(frozen=True, slots=True)
-class LivePage:
+class LivePage(Struct, frozen=True):
     """A page at a moment. version: another one where anything but the time differs. is_whole: False where more is still to be read."""
 
     html: str

@@ -16,7 +16,7 @@ from supervisor.cli.jobs.job_status import status_from
 from supervisor.cli.jobs.journal_reading import JournalReading
 from supervisor.cli.jobs.ls import state_word
 from supervisor.cli.jobs.report import cards_of, earlier_journal, job_report, newest_journal
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.file import earlier
 from supervisor.journal.follower import mark_of
@@ -42,8 +42,7 @@ _READING_S = 1.0
 _STOPPED = frozenset({ExitCode.REQUEUE, 128 + signal.SIGINT, 128 + signal.SIGTERM})
 
 
-@dataclass(frozen=True, slots=True)
-class JobRow:
+class JobRow(Struct, frozen=True):
     """A job in the list. "": not known. changed_t: Unix seconds. tone: of the state. is_read: else only its place is known."""
 
     job: str
@@ -59,8 +58,7 @@ class JobRow:
     runs: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
+class JobView(Struct, frozen=True):
     """What the page of a job shows. report: None where no run is recorded yet. address: the options by which our other commands find it."""
 
     status: FactPage

@@ -13,12 +13,11 @@ import stat
 import struct
 import threading
 import time
-from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from supervisor.core.time_text import span_text
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.observe.hangs import polled, procfs
 from supervisor.observe.hangs.sockets import Connections
 
@@ -46,8 +45,7 @@ class AwaitedKind(StrEnum):
     PROCESS = "process"
 
 
-@dataclass(frozen=True, slots=True)
-class Awaited:
+class Awaited(Struct, frozen=True):
     """One object that is waited for. text: as people are shown it, behind "waits for".
 
     name: the path, `host:port`, the pid. is_left: a file whose end is waited for, older than this attempt, that no living process has open,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Hang, HangKind, Phase
 from supervisor.core.numeric import rank_list
+from supervisor.core.values import replace
 from supervisor.observe.hangs.awaited import AwaitedKind
 from supervisor.observe.hangs.movement import compare
 from supervisor.observe.hangs.standing import Doing, Standing, standing

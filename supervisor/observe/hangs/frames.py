@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 #: The most frames of a thread that are kept: the innermost. faulthandler itself writes 100.
 MOST_FRAMES = 100
@@ -27,8 +27,7 @@ _ROOT = re.compile(r"/lib(?:64)?/python3\.\d+/(?:(?:site|dist)-packages/)?|/(?:s
 _SHIM = "/_supervise_shim/"
 
 
-@dataclass(frozen=True, slots=True)
-class StackFrame:
+class StackFrame(Struct, frozen=True):
     """One Python frame. line: 0 where it is unknown."""
 
     file: str
@@ -56,8 +55,7 @@ class StackFrame:
         return f"{self.file.rpartition('/')[2]}:{self.line}"
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadStack:
+class ThreadStack(Struct, frozen=True):
     """The stack of one thread, the innermost frame first. thread: how its source names it."""
 
     thread: str

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase, RankInfo
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.guardian import process_tree
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.observe.hangs import awaited, frames, polled, procfs, py_spy, recorder
@@ -46,8 +45,7 @@ _ANOTHER_PROGRAM = "it runs another program"
 NOT_ASKED = RecordedCollectives(unreadable="it was not asked")
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessLook:
+class ProcessLook(Struct, frozen=True):
     """One process. `waits` None: it did not answer in time. `stacks`: the main thread first; `no_stacks`: why there are none.
 
     before, after: its counters at the two ends of this look, None where they could not be read. awaits: what its main thread waits for.
@@ -77,8 +75,7 @@ class ProcessLook:
         return self.state in {"", "Z", "X"}
 
 
-@dataclass(frozen=True, slots=True)
-class RankLook:
+class RankLook(Struct, frozen=True):
     """One rank. workers: the processes below it that run its program, such as a DataLoader's workers. helpers: those that run another one.
 
     phase, steps, step, script_over: of its heartbeat, None or False without one; so is world, the number of ranks that its process group is
@@ -98,8 +95,7 @@ class RankLook:
     script_over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """All ranks of this node, by rank. t: CLOCK_MONOTONIC seconds at which it began; took_s: how long it took."""
 
     t: float

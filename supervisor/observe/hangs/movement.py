@@ -13,7 +13,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.observe.hangs.awaited import AwaitedKind
 from supervisor.observe.hangs.standing import Doing, compiles, doing, standing, training_thread, waits_for_thread
 
@@ -41,8 +41,7 @@ SLOW_BYTES = 1024
 _PROCESS_MODULES = ("subprocess.py", "multiprocessing/", "concurrent/futures/process.py")
 
 
-@dataclass(frozen=True, slots=True)
-class Movement:
+class Movement(Struct, frozen=True):
     """Which ranks moved between two looks, each with what showed it. busy: what ranks do in one and the same place that takes CPU time.
 
     slow: those whose few bytes move; polling: those that only ask again and again.

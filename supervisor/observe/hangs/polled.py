@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +33,7 @@ _MAKES_PATH = frozenset({"join", "Path", "str", "fspath"})
 _LONGEST_SOURCE = 2_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class HeldFrame:
+class HeldFrame(Struct, frozen=True):
     """What one function of the main thread holds."""
 
     file: str

@@ -11,7 +11,7 @@ import os
 import platform
 import re
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 #: The system calls that wait for a file, by number: the name, and whether the first argument is a descriptor of it.
 _X86_64 = {
@@ -47,8 +47,7 @@ _LONGEST_PATH = 4096
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessCounters:
+class ProcessCounters(Struct, frozen=True):
     """Counters that only grow. `main_` is of the main thread: other threads of torch wake up now and then in a rank that hangs.
 
     switches: voluntary context switches. read_bytes and written_bytes: as io_bytes counts them, and main_bytes is their sum of the main
@@ -65,8 +64,7 @@ class ProcessCounters:
     children_cpu_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class FileWait:
+class FileWait(Struct, frozen=True):
     """The file that a system call waits for. mount: its mount point, fs_type: `nfs4`, `fuse.sshfs`; "" where they are unknown."""
 
     call: str
@@ -75,8 +73,7 @@ class FileWait:
     fs_type: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadWait:
+class ThreadWait(Struct, frozen=True):
     """What the main thread waits for, as the kernel shows it.
 
     state: the letter of /proc/PID/stat, "" if the process is gone. wchan: the kernel's function that it sleeps in, "" running or unknown.

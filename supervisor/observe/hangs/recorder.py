@@ -14,7 +14,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +26,7 @@ MOST_BYTES = 64 * 1024 * 1024
 MOST_KEPT = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Struct, frozen=True):
     """One collective. operation: without its backend (`all_reduce`). sequence: 0 where no recorder has it. done: it is over.
 
     sizes: of the input tensors.
@@ -46,8 +45,7 @@ class Collective:
         return f"{self.operation} (seq {self.sequence})" if self.sequence else self.operation
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
+class ProcessGroup(Struct, frozen=True):
     """One process group as one of its ranks sees it. `last`: its newest collectives, the oldest first.
 
     name: torch's, equal on all ranks of the group. ranks: its members, empty where unknown.
@@ -71,8 +69,7 @@ class ProcessGroup:
         return begun or next((one for one in last if not one.done), None)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCollectives:
+class RecordedCollectives(Struct, frozen=True):
     """The process groups of one rank, or why they are not known ("": they are)."""
 
     groups: tuple[ProcessGroup, ...] = ()

@@ -10,7 +10,7 @@ import struct
 import threading
 
 from health.probes.network.names import joined
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DUMP = 4, 20, 0x301
 _INET_DIAG_INFO = 2
@@ -21,8 +21,7 @@ _DONE, _ERROR = 3, 2
 _ANSWER_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
+class Connection(Struct, frozen=True):
     """One TCP connection. peer: `host:port`; port: its own. moved_bytes: those that came and those that arrived at the peer."""
 
     peer: str

@@ -9,12 +9,11 @@ Without the recorder the name of torch's function on the stack has to do, and th
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.observe.hangs.awaited import Awaited
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup
 
@@ -68,8 +67,7 @@ class Doing(StrEnum):
     UNKNOWN = "unknown"  # it could not be read
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """One rank. text: what it does, behind "rank 7 is": `in DataLoader.__next__ (data.py:88)`. place: the user's file and line, "" unknown.
 
     group and collective: that it waits in. awaits: what else it waits for. at_exit: its script is over, and it waits for a thread or a

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.hangs import CALIBRATION_STEPS
 from supervisor.core.model import Phase
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,8 +27,7 @@ TIMES_QUANTILE = 10.0
 TIMES_LONGEST = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """How long the ranks may show no sign of life, and the phase that allows it. calibrated: steps of this attempt say so."""
 
     seconds: float

@@ -19,7 +19,7 @@ from health.model import Ask
 from health.probes.network import ethernet
 from health.probes.network.names import split
 from supervisor.core.model import Evidence
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,8 +37,7 @@ _ANY_PORT = 9
 _Address = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+class Interface(Struct, frozen=True):
     """One interface: whether it is up and has a carrier, and its first IPv4 address, "" for none."""
 
     name: str

@@ -18,7 +18,7 @@ from checkpointing import markers
 from supervisor.classify import caches
 from supervisor.classify.exceptions import UNCAUGHT
 from supervisor.core.model import Cause, Evidence
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.observe.ranks import save_logs
 from supervisor.observe.ranks.path_patterns import pattern_of
 from supervisor.strategies.situation import memory_text
@@ -37,16 +37,14 @@ MOST_READ = 1 << 20
 CLOCKS_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(Struct, frozen=True):
     """When an attempt of this run began, in wall seconds."""
 
     attempt: int
     t: float
 
 
-@dataclass(frozen=True, slots=True)
-class SeenFile:
+class SeenFile(Struct, frozen=True):
     """A file, or a directory with all that is in it, that this run wrote. attempt: the one that changed it last."""
 
     path: str

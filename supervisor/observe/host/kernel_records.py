@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from health.nvidia import xids
 from supervisor.classify.logs.match import claims
 from supervisor.core.model import Cause, Evidence
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct, replace
 from supervisor.observe.processes.job_processes import ProcessOwner
 
 if TYPE_CHECKING:
@@ -36,8 +35,7 @@ _PID = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRecord:
+class KernelRecord(Struct, frozen=True):
     """One record of the kernel's log. `t`: the job's clock. `sure`: that it is the kernel's own word is certain."""
 
     text: str

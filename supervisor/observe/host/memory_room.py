@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from health.probes import system_files
 from health.probes.host import cgroup
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,8 +21,7 @@ MACHINE: Final = "the machine"
 KEEP_FREE_PART: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRoom:
+class MemoryRoom(Struct, frozen=True):
     """What may still be taken of one amount of memory, in bytes. whose: "the machine", or the path of a control group."""
 
     free: int

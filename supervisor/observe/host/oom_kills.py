@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from health.probes import control_groups
 from supervisor.core.model import Evidence
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,8 +28,7 @@ READ_EVERY_S = 1.0
 MOST_KEPT = 32
 
 
-@dataclass(frozen=True, slots=True)
-class GroupCounts:
+class GroupCounts(Struct, frozen=True):
     """What one group counts. `limit_hits`: how often memory ran short."""
 
     oom_kills: int

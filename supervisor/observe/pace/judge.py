@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from supervisor.core.numeric import median
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from supervisor.config.watch_settings import PaceSection
@@ -50,8 +50,7 @@ class PaceKind(StrEnum):
     GPU_IDLE = "gpu_idle"
 
 
-@dataclass(frozen=True, slots=True)
-class RankSample:
+class RankSample(Struct, frozen=True):
     """One rank at one time. Times are nanoseconds that only grow. last_step_ns: when its last step ended. trains: its phase is TRAIN."""
 
     steps: int
@@ -62,8 +61,7 @@ class RankSample:
     trains: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PaceNews:
+class PaceNews(Struct, frozen=True):
     """What became slow, or is so no more (`is_over`). rank: whose, None for a drop. text: without the rank's GPU."""
 
     kind: PaceKind
@@ -72,8 +70,7 @@ class PaceNews:
     is_over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _RankShare:
+class _RankShare(Struct, frozen=True):
     """Shares of an interval's time. busy: all of them."""
 
     busy: float
@@ -81,8 +78,7 @@ class _RankShare:
     blocked: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Interval:
+class _Interval(Struct, frozen=True):
     t: float
     shares: Mapping[int, _RankShare]
 

@@ -6,11 +6,10 @@ that spins while it waits (CUDA's default) is busy to the kernel, as busy as all
 
 from __future__ import annotations
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadUsage:
+class ThreadUsage(Struct, frozen=True):
     """Nanoseconds that a thread ran, and that it waited for a processor; is_blocked: it waits for a disk now."""
 
     run_ns: int

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.guardian import process_tree
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class ProcessOwner(enum.Enum):
     UNKNOWN = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _AttemptProcesses:
+class _AttemptProcesses(Struct, frozen=True):
     """The ranks of one attempt by pid, and whose each process was that descended from them."""
 
     ranks: Mapping[int, int]

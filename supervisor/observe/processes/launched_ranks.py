@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import RankExit, RankInfo
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.guardian import process_tree
 from supervisor.instrument._supervise_shim import layout
 
@@ -37,8 +37,7 @@ _STANDBY = "SUPERVISE_JOB_STANDBY"
 _RANK = (_STANDBY, "RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", *(name for names in layout.MPI_NAMES for name in names))
 
 
-@dataclass(frozen=True, slots=True)
-class VanishedRank:
+class VanishedRank(Struct, frozen=True):
     """A rank that is gone, and its parent has reaped it before anybody could see how it ended."""
 
     rank: int

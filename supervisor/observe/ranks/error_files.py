@@ -12,7 +12,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Phase
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.instrument._supervise_shim.layout import UNCLAIMED, file_name
 from supervisor.observe.ranks import heartbeats
 
@@ -27,8 +27,7 @@ MOST_FILES = 1024
 MOST_VALUE = 256  # characters of what a knob holds
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorReport:
+class ErrorReport(Struct, frozen=True):
     """An uncaught exception. `exc_type` is qualified; message ≤ 2 Ki, traceback ≤ 16 Ki characters (its end).
 
     `local_rank` and `rank` are None for a process that was not known to be a rank: a launcher, a helper, or a rank under `bash
@@ -54,8 +53,7 @@ class ErrorReport:
     peer: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedProgram:
+class ReportedProgram(Struct, frozen=True):
     """What trains: rows of docs/guides/programs.md, the outermost first, and what they hold of the knobs.
 
     batchnorm: the model has a batch norm whose statistics depend on the micro-batch.
@@ -66,16 +64,14 @@ class ReportedProgram:
     batchnorm: bool
 
 
-@dataclass(frozen=True, slots=True)
-class IgnoredErrorFile:
+class IgnoredErrorFile(Struct, frozen=True):
     """A file that was not taken as evidence, and why."""
 
     path: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorScan:
+class ErrorScan(Struct, frozen=True):
     """The error files of an attempt, each tuple first in time first.
 
     errors: of the ranks; where no rank wrote one, of the other instrumented processes: a training under `bash run.sh` or `accelerate

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from checkpointing.io import staging
 from supervisor.core.model import Phase
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.instrument._supervise_shim import layout as shim
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ SAMPLE_S, LEAST_APART_S = 1.0, 0.9
 WORDS = shim.SLOT_BYTES // 8
 
 
-@dataclass(frozen=True, slots=True)
-class RankHeartbeat:
+class RankHeartbeat(Struct, frozen=True):
     """What a rank reports of itself: all of its slot (docs/explanation/instrumentation.md). Times are CLOCK_MONOTONIC ns; None is UNKNOWN.
 
     `steps` counts training steps seen in this process: 0 means that none was seen, not that none was made. `step` is absolute, as

@@ -7,11 +7,11 @@ communicators: the beginning, which names the interface and the first channels, 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.logs.match import Reader
 from supervisor.core.model import Evidence
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.events import ProgramSeen, ProgressObserved, Saved, SaveOnRequestSeen, StartCeilingPassed
 from supervisor.core.model import Phase
+from supervisor.core.values import replace
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.observe.ranks import error_files, save_logs

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Cause, Claim, Evidence
-from supervisor.core.values import dataclass
+from supervisor.core.values import Struct
 from supervisor.observe.ranks import save_logs
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ CLOSED_S = 1.0
 BEFORE_S = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
+class _Use(Struct, frozen=True):
     """One rank's load or save of a path, in wall seconds. until_s: None while a save had not ended."""
 
     rank: int

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -16,6 +16,7 @@ from checkpointing.mirror.spool import Spool
 from supervisor.checkpoints.mirror import restore_process
 from supervisor.checkpoints.mirror.process import MirrorLink
 from supervisor.config.settings import Settings
+from supervisor.core.values import replace
 from supervisor.job.job import Job
 from supervisor.journal.records import MIRRORED, Note
 from supervisor.report.mirror_report import MirrorReport
@@ -41,7 +42,7 @@ def job(tmp_path: Path) -> Job:
     for name in ("state", "scratch", "mirror"):
         (tmp_path / name).mkdir()
     base = Settings()
-    settings = replace(base, checkpoints=replace(base.checkpoints, mirror=(str(tmp_path / "mirror"),)))
+    settings = dataclasses.replace(base, checkpoints=dataclasses.replace(base.checkpoints, mirror=(str(tmp_path / "mirror"),)))
     return Job(
         "train", "run-1", "node", ("true",), tmp_path, dict(os.environ), settings, tmp_path / "state", tmp_path / "scratch", "cookie"
     )
@@ -103,7 +104,7 @@ def test_a_process_that_dies_as_the_run_ends_is_started_once_more_to_bring_the_r
 
 
 def test_a_configuration_that_is_none_is_not_tried_again(job: Job) -> None:
-    wrong = replace(job.settings, checkpoints=replace(job.settings.checkpoints, mirror=("ftp://nowhere",)))
+    wrong = dataclasses.replace(job.settings, checkpoints=dataclasses.replace(job.settings.checkpoints, mirror=("ftp://nowhere",)))
     with linked(replace(job, settings=wrong)) as (link, events):
         wait_for(lambda: not link._thread.is_alive(), "the end of it")  # noqa: SLF001 -- what must not go on
         assert [row["what"] for row in events if row["ev"] == "alert"] == ["refused"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from supervisor.cli.jobs.job_files import JobFiles, history_of
 from supervisor.cli.jobs.job_status import status_of
 from supervisor.cli.jobs.report import job_report, read_journals
 from supervisor.core.model import Finding, Gpu
+from supervisor.core.values import replace
 from supervisor.report.card import card, why_page
 from supervisor.report.layout import FactPage, Surface, render
 from supervisor.report.ledger.page import report_page

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from supervisor.cli.jobs.why import why
 from supervisor.core.actions import ReportDecision, ReportResume, SetTimer
 from supervisor.core.events import AttemptEnded, CheckpointSelected, EvidenceCollected, HangConfirmed, RankExited, TimerFired
 from supervisor.core.model import Cause, Evidence, Hang, HangKind, Plan, PlanKind, RankExit, Verdict
+from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
 from supervisor.report.card import card

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.cli.ui.live import LivePages
 from supervisor.cli.ui.pages import LivePage, PageAddress
+from supervisor.core.values import replace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

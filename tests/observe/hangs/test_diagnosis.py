@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from supervisor.core.model import Hang, HangKind, Phase
+from supervisor.core.values import replace
 from supervisor.observe.hangs import diagnosis
 from supervisor.observe.hangs.awaited import Awaited, AwaitedKind
 from supervisor.observe.hangs.frames import StackFrame, ThreadStack

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
 
 from supervisor.config.watch_settings import HangSection
 from supervisor.core.hangs import CALIBRATION_STEPS
 from supervisor.core.model import Phase
+from supervisor.core.values import replace
 from supervisor.observe.hangs.threshold import KEPT, StepTimes, train_limit
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
@@ -129,7 +130,7 @@ def test_many_steps_between_two_samples_are_averaged_and_one_may_have_taken_it_a
     times.add([beat])
     times.add([beat])
     assert times.calibrated
-    assert times.limit([beat], replace(LIMITS, train_s=1.0)).seconds == 1.5
+    assert times.limit([beat], dataclasses.replace(LIMITS, train_s=1.0)).seconds == 1.5
 
 
 def test_a_step_that_only_the_script_reports_counts() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from supervisor.config.watch_settings import HangSection
 from supervisor.core.events import HangCleared, HangConfirmed, HangSuspected
 from supervisor.core.hangs import TORCH_ACTS_S
 from supervisor.core.model import HangKind, Phase
+from supervisor.core.values import replace
 from supervisor.observe.hangs import procfs
 from tests.support.virtual_job import VirtualJob, VirtualLook
 from tests.support.waiting import wait_for

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 from health.model import Reading, Readings, Result
 from supervisor.core.model import Gpu, Hang, HangKind, Phase, Progress, RankInfo
 from supervisor.core.state import Attempt, JobState, Run, Stage
+from supervisor.core.values import replace
 from supervisor.report.ledger.spans import PaceSample, RunLedger, TimeSpan, TimeState
 from supervisor.report.metrics.counters import RunCounters
 from supervisor.report.metrics.facts import LiveFacts, MirrorFacts, RecordedFacts
@@ -75,4 +76,4 @@ def recorded() -> RecordedFacts:
 def healthy() -> LiveFacts:
     """Return the same run without a hang."""
     facts = live()
-    return replace(facts, state=replace(facts.state, attempt=replace(facts.state.attempt, hang=None)))
+    return dataclasses.replace(facts, state=replace(facts.state, attempt=replace(facts.state.attempt, hang=None)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from supervisor.cluster import node, store
 from supervisor.cluster.messages import DecisionProposed, WriteRow
 from supervisor.cluster.model import DONE, MEMBERSHIP, ClusterDecision, EpochEnd, nodes_of
+from supervisor.core.values import replace
 from tests.simulation.cluster.faults import cuts_it_off_and_kills_host, stops_it, world_of
 from tests.simulation.cluster.laws import LawBroken
 
@@ -152,7 +152,8 @@ def decision_not_reposted(patch: pytest.MonkeyPatch) -> None:
             return None
         keep = lambda key: not key.startswith("decision/")  # noqa: E731
         after, sent = found
-        return replace(after, unseen={k: v for k, v in after.unseen.items() if keep(k)}), tuple(s for s in sent if keep(s.message.key))
+        kept = {key: row for key, row in after.unseen.items() if keep(key)}
+        return replace(after, unseen=kept), tuple(order for order in sent if keep(order.message.key))
 
     patch.setattr(node, "_RULES", tuple(_returning if rule is real else rule for rule in node._RULES))  # noqa: SLF001
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import dataclasses
+from dataclasses import dataclass, field
 from random import Random
 
 from tests.simulation.fleet.rates import Fault, Symptom
@@ -32,7 +33,7 @@ class Machines:
         again: Fault | None = None
         for fault in self.broken.values():
             after_s = course.starts_s / 2 if fault.kind.early else course.starts_s + self.rng.expovariate(1 / course.site.relapse_s)
-            relapse = replace(fault, t=begins_t + after_s, stays=True)
+            relapse = dataclasses.replace(fault, t=begins_t + after_s, stays=True)
             again = relapse if again is None or relapse.t < again.t else again
         if again is not None and (fresh is None or again.t < fresh.t):
             return again

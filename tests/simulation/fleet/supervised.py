@@ -6,7 +6,6 @@ same failures, so one state stands for all, and the node's GPUs are listed befor
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +13,7 @@ import msgspec
 from supervisor.core import events
 from supervisor.core.decide import initial
 from supervisor.core.model import CheckpointRef, Gpu, Phase, Policy, RankInfo
+from supervisor.core.values import replace
 from supervisor.errors import ExitCode
 from supervisor.journal.past import state_of
 from supervisor.journal.writer import difference

@@ -21,7 +21,6 @@ import sys
 
 from . import layout
 from .claim import COMMAND, NUMBERED, TRAINS, ProcessIdentity, claim
-from .drill import ordered
 from .heartbeat import HeartbeatWriter
 from .imports import ImportRecord
 from .layout import quiet
@@ -67,7 +66,7 @@ class Instrumentation:
         if self._identity.known_rank:
             self._claim(COMMAND if self._identity.is_command else NUMBERED)
         os.register_at_fork(after_in_child=self._disable)
-        self._hooks.begin(ordered(self._identity, self._beat))
+        self._hooks.begin()
 
     def stand_in(self, directory: str, mode: str) -> None:
         """Become the rank of an attempt that began after this process was started as a standby."""

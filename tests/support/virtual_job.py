@@ -31,7 +31,6 @@ NEW_RANK = RankHeartbeat(
     step=None,
     step_source=None,
     torch_loaded=True,
-    optim_loaded=True,
     backward_seen=False,
     save_asked=False,
 )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: USR1 and USR2 are notices of schedulers, which may reach every process of a job and would end one that does not catch them.
-DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def nothing(signum: int, frame: object) -> None:
@@ -24,15 +24,15 @@ def nothing(signum: int, frame: object) -> None:
 
 
 def guard() -> Callable[[], None]:
-    """Become deaf to INT, TERM, HUP, QUIT, USR1 and USR2. Returns a function that installs the handlers again.
+    """Ignore INT, TERM, HUP, QUIT, USR1 and USR2. Returns a function that installs the handlers again.
 
     We install handlers, because exec resets them for the ranks. A signal that was ignored at our start (nohup) stays ignored, also in the
     ranks.
     """
-    ignored = {s for s in DEAF_TO if signal.getsignal(s) is signal.SIG_IGN}
+    ignored = {s for s in IGNORED_SIGNALS if signal.getsignal(s) is signal.SIG_IGN}
 
     def again() -> None:
-        for s in DEAF_TO:
+        for s in IGNORED_SIGNALS:
             signal.signal(s, signal.SIG_IGN if s in ignored else nothing)
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # If SIGCHLD were ignored, the kernel would reap the ranks before we read their status.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .messages import GuardianRequest, ProcessesEnded, RemainingProcess, SurvivorsFound
     from .streams import OutputStream
 
-DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 #: After the supervisor's death: the time between TERM and KILL, and when all must be over, from its death on (4 s are promised).
 TERM_GRACE_S = 1.0
 GONE_WITHIN_S = 3.5
@@ -79,7 +79,7 @@ class GuardianLoop:
         os.set_blocking(self._signals, False)
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        for signum in (*DEAF_TO, signal.SIGCHLD, signal.SIGWINCH):
+        for signum in (*IGNORED_SIGNALS, signal.SIGCHLD, signal.SIGWINCH):
             signal.signal(signum, _ignore)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         self._reactor.watch(self._signals, self._read_signals)

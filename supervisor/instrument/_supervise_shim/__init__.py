@@ -140,8 +140,8 @@ class Instrumentation:
         """Claim for good at the first sign of training; the command tries again while another process that trains has its slot."""
         if not self._identity.is_command:
             self._beat.wants_slot = None
-        self._identity.number()
-        self._beat.number(self._identity.rank)
+        self._identity.set_rank()
+        self._beat.set_rank(self._identity.rank)
         self._claim(TRAINS)
 
     @quiet
@@ -168,7 +168,7 @@ class Instrumentation:
     @quiet
     def _disable(self) -> None:
         self._identity.enabled = False
-        self._beat.part()
+        self._beat.detach_after_fork()
         self._reporter.disable()
 
 

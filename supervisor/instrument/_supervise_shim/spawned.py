@@ -95,7 +95,7 @@ class SpawnedRanks:
         if not (who.known_rank or who.claimed or "LOCAL_RANK" in os.environ):
             who.rank = who.local_rank = int(index)
             who.has_index = True
-            self._beat.number(who.rank)
+            self._beat.set_rank(who.rank)
 
     def _reported(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Report what `fn` raises: torch sends its text to the parent, and no exception hook sees it."""

@@ -102,7 +102,7 @@ class GatedAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> dict[int, Any]:  # noqa: ANN401
         """Start the ranks unless the attempt was stopped meanwhile; no signal of torch's choosing may kill this process."""
         attempt = self._attempt
-        if not self._controller.ranks.open(attempt):
+        if not self._controller.ranks.may_spawn(attempt):
             return {}
         try:
             ids: dict[int, Any] = super()._start_workers(worker_group, *args, **kwargs)
@@ -110,7 +110,7 @@ class GatedAgent(LocalElasticAgent):
             self._controller.ranks.abort(attempt)
             raise
         self._controller.ignore_signals()
-        self._controller.ranks.seal(worker_group.workers[0].world_size)
+        self._controller.ranks.all_spawned(worker_group.workers[0].world_size)
         self._controller.standbys.began(attempt)
         return ids
 

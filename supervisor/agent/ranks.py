@@ -72,7 +72,7 @@ class _MonitoredAttempt:
 
     number: int
     open: bool = False  # the main thread may spawn
-    sealed: bool = False  # every rank was spawned, or none will be
+    is_complete: bool = False  # every rank was spawned, or none will be
     alive: dict[int, MonitoredRank] = field(default_factory=dict)  # by pidfd
     all: list[MonitoredRank] = field(default_factory=list)
     stopping: RankStop | None = None
@@ -136,7 +136,7 @@ class RankMonitor:
         self._on_ended = on_ended
         self._on_crash = on_crash
         self._changed = threading.Condition()
-        self._now = _MonitoredAttempt(0, sealed=True, outcome=STOPPED)
+        self._now = _MonitoredAttempt(0, is_complete=True, outcome=STOPPED)
         self._ended: dict[int, str] = {}  # how each attempt ended: the main thread may learn of it when the next has begun
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
@@ -157,7 +157,7 @@ class RankMonitor:
             if self._now.number == attempt:
                 self._now.number = number
 
-    def open(self, attempt: int) -> bool:
+    def may_spawn(self, attempt: int) -> bool:
         """May ranks be spawned? False where the attempt was stopped before it had any."""
         with self._changed:
             now = self._now
@@ -171,21 +171,21 @@ class RankMonitor:
             self._now.alive[rank.pidfd] = rank
         self._poke()
 
-    def seal(self, world_size: int) -> None:
+    def all_spawned(self, world_size: int) -> None:
         """Every rank of this node exists: report it. Deaths are reported from here on, so that none comes before its start."""
         with self._changed:
             now = self._now
         spawned = tuple(SpawnedRank(r.rank, r.local_rank, r.pid, r.start_ticks) for r in now.all)
         self._send(RanksStarted(now.number, spawned, world_size))
         with self._changed:
-            now.sealed = True
+            now.is_complete = True
         self._poke()
 
     def abort(self, attempt: int) -> None:
         """Spawning failed: end the ranks that were started and wait for no other."""
         self.stop(attempt, signal.SIGTERM, None, FAILED)
         with self._changed:
-            self._now.sealed = True
+            self._now.is_complete = True
         self._poke()
 
     def wait(self, attempt: int, timeout_s: float) -> str | None:
@@ -221,7 +221,7 @@ class RankMonitor:
                 return False
             self._begin_stopping(now, signum, grace_s, outcome)
             if not now.open:  # nothing was spawned and nothing will be
-                now.sealed = True
+                now.is_complete = True
         self._poke()
         return True
 
@@ -273,7 +273,7 @@ class RankMonitor:
                     poller.register(fd, select.POLLIN)
                 watched.update(new)
                 self._end_ranks(now)
-                if now.sealed:
+                if now.is_complete:
                     for rank in self._reap(now, watched, poller):
                         os.close(rank.pidfd)
                     self._finish(now)

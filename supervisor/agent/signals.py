@@ -24,7 +24,7 @@ def nothing(signum: int, frame: object) -> None:
 
 
 def guard() -> Callable[[], None]:
-    """Become deaf to INT, TERM, HUP, QUIT, USR1 and USR2. Returns a function that installs the handlers again.
+    """Ignore INT, TERM, HUP, QUIT, USR1 and USR2. Returns a function that installs the handlers again.
 
     We install handlers, because exec resets them for the ranks. A signal that was ignored at our start (nohup) stays ignored, also in the
     ranks.

@@ -83,7 +83,7 @@ class GuardianLoop:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         self._reactor.watch(self._signals, self._read_signals)
         self._link.start()
-        self._link.send({"ev": "hello", "pid": os.getpid(), "rss_kib": _rss_kib()})
+        self._link.send({"ev": "hello", "pid": os.getpid()})
         self._reactor.run()
 
     def _read_signals(self) -> None:
@@ -250,11 +250,6 @@ def _ignore(_signum: int, _frame: object) -> None:
 
 def _leave(_streams: list[OutputStream]) -> None:
     os._exit(0)
-
-
-def _rss_kib() -> int:
-    with open("/proc/self/status", "rb") as file:  # noqa: PTH123 - pathlib is too big for the guardian
-        return next(int(line.split()[1]) for line in file if line.startswith(b"VmRSS:"))
 
 
 def _fill_standard_streams() -> None:

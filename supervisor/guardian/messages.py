@@ -96,7 +96,6 @@ class GuardianHello(TypedDict):
 
     ev: Literal["hello"]
     pid: int
-    rss_kib: int
 
 
 class CommandSpawned(TypedDict):

@@ -142,13 +142,13 @@ class AttemptWatch:
         if self.rank_ends is not None:
             self.rank_ends.add_descendants(found)
 
-    def hurry(self) -> None:
+    def read_now(self) -> None:
         """A rank died: its last output is read while the others are stopped, and while its shared memory is still there."""
         self._shm.measure(self._clock.now())
         if self._kills is not None:
             self._kills.update(self._clock.now(), now=True)
         if self._logs is not None:
-            self._logs.hurry()
+            self._logs.read_now()
 
     def stop(self) -> None:
         """Nothing runs any more, and nobody asks why."""

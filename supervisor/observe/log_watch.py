@@ -113,7 +113,7 @@ class LogWatch:
         """Start the thread. Raises RuntimeError if none can be started."""
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
-    def hurry(self) -> None:
+    def read_now(self) -> None:
         """Read now: a rank died."""
         self._wake.set()
 

@@ -9,7 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from supervisor.core.numeric import rank_list
-from supervisor.observe.hangs.standing import standing
+from supervisor.observe.hangs.rank_activity import rank_activity
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def text_of(look: Look, hang: Hang | None = None) -> str:
 
 def _rank(look: RankLook) -> Iterator[str]:
     """Yield what one rank does, the processes that it started, and its process groups."""
-    found = standing(look)
-    made = "" if look.steps is None else f", {look.steps} steps made" if look.step is None else f", step {look.step}"
+    activity = rank_activity(look)
+    steps = "" if look.steps is None else f", {look.steps} steps made" if look.step is None else f", step {look.step}"
     phase = "" if look.phase is None else f", phase {look.phase}"
-    place = f" ({found.place})" if found.place and found.place not in found.text else ""
-    yield from _wrapped(f"rank {look.rank} is {found.text}{place}{made}{phase}")
+    place = f" ({activity.place})" if activity.place and activity.place not in activity.text else ""
+    yield from _wrapped(f"rank {look.rank} is {activity.text}{place}{steps}{phase}")
     yield from _process("process", look.process)
     for worker in look.workers:
         yield from _process("worker", worker)

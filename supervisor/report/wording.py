@@ -81,9 +81,9 @@ def cause_text(verdict: Verdict) -> str:
     return _with_cause(meaning, verdict.cause, verdict.confidence, is_transient=verdict.transient)
 
 
-def cause_text_of(cause: Cause, confidence: float, *, is_transient: bool = False) -> str:
+def cause_text_of(cause: Cause, confidence: float) -> str:
     """Return a cause in words, with its name in docs/reference/causes.md and how sure it is."""
-    return _with_cause(CAUSE_TABLE[cause].meaning, cause, confidence, is_transient=is_transient)
+    return _with_cause(CAUSE_TABLE[cause].meaning, cause, confidence, is_transient=False)
 
 
 def _with_cause(meaning: str, cause: Cause, confidence: float, *, is_transient: bool) -> str:
@@ -124,12 +124,9 @@ def evidence_facts(verdict: Verdict, facts: Sequence[Evidence], most: int) -> li
     return found
 
 
-def evidence_lines(facts: Iterable[Evidence], most: int, *, first: Sequence[Evidence] = ()) -> list[str]:
-    """Return the best evidence, a line each: who saw it, of which rank, and the line that tells most.
-
-    `first`: the evidence that a verdict stands on; it comes before all else.
-    """
-    lines = [cut(line, _LONGEST_EVIDENCE) for line in _whole_lines(facts, first)]
+def evidence_lines(facts: Iterable[Evidence], most: int) -> list[str]:
+    """Return the best evidence, a line each: who saw it, of which rank, and the line that tells most."""
+    lines = [cut(line, _LONGEST_EVIDENCE) for line in _whole_lines(facts, ())]
     return lines[:most] or [_NO_EVIDENCE]
 
 

@@ -386,7 +386,7 @@ class Executor:
         is_current = self._is_current(action.attempt)
         ranks = self._loop.state.attempt.ranks if is_current else ()
         session, began_ns = self._session if is_current else None, self._began_ns
-        self.watch.hurry()
+        self.watch.read_now()
 
         def work() -> None:
             self._gone.wait(action.deadline_s)

@@ -11,7 +11,7 @@ from checkpointing.io import staging
 from supervisor.core.events import ProgressObserved
 from supervisor.core.state import Stage
 from supervisor.job.identity import LOOK_FILE, SHM
-from supervisor.observe.hangs import diagnosis, look, movement
+from supervisor.observe.hangs import diagnosis, look, rank_progress
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks import heartbeats, start_files
 from supervisor.observe.ranks.progress_sampler import ProgressSampler
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef, Hang, LoadedCheckpoint, RankInfo
     from supervisor.job.job import Job
     from supervisor.observe.hangs.look import Look
-    from supervisor.observe.hangs.movement import Movement
+    from supervisor.observe.hangs.rank_progress import RankProgress
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
     from supervisor.run.loop import Loop
     from supervisor.run.threads import Threads
@@ -152,9 +152,9 @@ class RankLooks:
 
         self._loop.call_soon(lambda: self._threads.start("look", work, awaited=False))
 
-    def compare(self, first: Look, second: Look) -> Movement:
+    def compare(self, first: Look, second: Look) -> RankProgress:
         """Return what moved from one look to the next."""
-        return movement.compare(first, second)
+        return rank_progress.compare(first, second)
 
     def hang(self, first: Look, second: Look, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
         """Return what two looks agree on, and keep it with the page, before anybody hears of it."""

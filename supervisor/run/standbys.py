@@ -7,8 +7,6 @@ those of torchrun's ranks, the guardian that of a plain command. Whatever goes w
 from __future__ import annotations
 
 import contextlib
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,6 +20,7 @@ from supervisor.observe.ranks import heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from supervisor.core.model import RankInfo
     from supervisor.core.state import JobState
@@ -236,8 +235,9 @@ def importing_ranks(directory: Path, count: int) -> list[ImportingRank] | None:
 
 def command_line(pid: int) -> list[str]:
     """Return the words of a process's command line, none where it has ended."""
+    import psutil  # noqa: PLC0415  25 ms that a start does not need
+
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-    except OSError:
+        return list(psutil.Process(pid).cmdline())
+    except psutil.Error:
         return []
-    return [os.fsdecode(word) for word in words]

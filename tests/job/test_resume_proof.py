@@ -32,12 +32,12 @@ def line(place: Path, now: ProvenCommand) -> str:
 def place(tmp_path: Path) -> Path:
     """A working directory, and the state directory at the same time, with a proof."""
     (tmp_path / "train.py").write_text("train()")
-    resume_proof.write(tmp_path, ResumeProof(T, subject(tmp_path), ("weights", "optimizer")))
+    resume_proof.write(tmp_path, ResumeProof(T, subject(tmp_path), ("checkpoint", "losses")))
     return tmp_path
 
 
 def test_a_start_says_when_its_command_was_proven_and_prints_no_digest_of_it(place: Path) -> None:
-    assert line(place, subject(place)) == "resume: proven on 2026-11-23 for this command (weights, optimizer)"
+    assert line(place, subject(place)) == "resume: proven on 2026-11-23 for this command (checkpoint, losses)"
 
 
 TESTS = "`supervise drill resume` tests it in about a minute"
@@ -71,7 +71,7 @@ def test_a_wrapper_or_a_configuration_in_the_command_is_part_of_it(place: Path) 
     (place / "run.sh").write_text("python train.py")
     (place / "conf").mkdir()
     (place / "conf" / "small.yaml").write_text("resume: true")
-    resume_proof.write(place, ResumeProof(T, subject(place, command=command), ("weights",)))
+    resume_proof.write(place, ResumeProof(T, subject(place, command=command), ("checkpoint",)))
     assert line(place, subject(place, command=command)).startswith("resume: proven")
     (place / "conf" / "small.yaml").write_text("resume: false")
     assert "a file that the command names changed" in line(place, subject(place, command=command))
@@ -79,7 +79,7 @@ def test_a_wrapper_or_a_configuration_in_the_command_is_part_of_it(place: Path) 
 
 def test_a_pipe_in_place_of_a_script_is_never_proven(place: Path) -> None:
     os.mkfifo(place / "pipe.py")
-    resume_proof.write(place, ResumeProof(T, subject(place, command=["python", "pipe.py"]), ("weights",)))
+    resume_proof.write(place, ResumeProof(T, subject(place, command=["python", "pipe.py"]), ("checkpoint",)))
     assert "changed" in line(place, subject(place, command=["python", "pipe.py"]))
 
 

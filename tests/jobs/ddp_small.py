@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +48,14 @@ def _should_save() -> Callable[[], bool]:
     return should_save
 
 
-def main() -> None:  # noqa: PLR0915  # a training loop reads best in one piece
+def main() -> None:  # noqa: C901, PLR0915  # a training loop reads best in one piece
     """Run the job."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     parser.add_argument("--light", action="store_true", help="gradients exchanged by hand, torch._dynamo not imported")
     parser.add_argument("--loader", type=int, default=0, help="DataLoader worker processes")
     parser.add_argument("--ask", action="store_true", help="save when supervise asks for it")
+    parser.add_argument("--print-losses", action="store_true")
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--batch", type=int, default=8)
     args = parser.parse_args()
@@ -96,6 +98,8 @@ def main() -> None:  # noqa: PLR0915  # a training loop reads best in one piece
         optimizer.zero_grad()
         step += 1
         job.after_step(step)
+        if args.print_losses and job.rank == 0:
+            sys.stdout.write(f"step {step} loss {loss.item():.6f}\n")
         stopping = False
         if args.save_on_term:
             agreed = torch.tensor(float(job.term_seen))

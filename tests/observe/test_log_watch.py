@@ -88,7 +88,7 @@ def test_nothing_is_lost_where_the_guardian_rotates(watch: LogWatch, tmp_path: P
         appender.put(log, data)
         if mib % 8 == 0:
             wait_for(lambda: appender.idle, "the guardian's thread has written", 30)
-            watch.hurry()
+            watch.read_now()
             wait_for(lambda: watch.bytes_passed == written, "a look at all of it", 30)  # noqa: B023  waited for in this round
     (stream,) = watch.finish(5)
     assert os.path.exists(f"{log.path}.4")  # noqa: PTH110  it was rotated
@@ -176,7 +176,7 @@ def test_a_file_that_is_emptied_is_read_from_its_beginning(watch: LogWatch, tmp_
     (tmp_path / "0001").mkdir()
     log = tmp_path / "0001" / "rank-0.out"
     log.write_text("step 1\n" * 1000 + TRACEBACK.format(mib=1))
-    watch.hurry()
+    watch.read_now()
     wait_for(lambda: watch.bytes_passed == log.stat().st_size, "the first look", 30)
     log.write_text(TRACEBACK.format(mib=2))
     assert asked(watch.finish(5)) == [1, 2]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BEAT = RankHeartbeat(
     local_rank=0, rank=0, pid=1, start_ticks=1, hello_ns=0, phase=Phase.TRAIN, phase_since_ns=0, steps=0, last_step_ns=None, step=None,
-    step_source=None, torch_loaded=True, optim_loaded=True, backward_seen=True, save_asked=False,
+    step_source=None, torch_loaded=True, backward_seen=True, save_asked=False,
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from supervisor.config.watch_settings import HangSection
 from supervisor.core.model import Hang, HangKind, Phase, RankInfo
 from supervisor.core.values import replace
-from supervisor.observe.hangs.movement import Movement
+from supervisor.observe.hangs.rank_progress import RankProgress
 from supervisor.observe.hangs.watch import HangWatch
 from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
@@ -32,7 +32,6 @@ NEW_RANK = RankHeartbeat(
     step=None,
     step_source=None,
     torch_loaded=True,
-    optim_loaded=True,
     backward_seen=False,
     save_asked=False,
 )
@@ -82,11 +81,11 @@ class VirtualJob:
         if self.answers:
             done(self.look)
 
-    def compare(self, first: VirtualLook, second: VirtualLook) -> Movement:
+    def compare(self, first: VirtualLook, second: VirtualLook) -> RankProgress:
         """Compare what the test has set."""
         if first.place != second.place:
-            return Movement(moved=((0, f"from {first.place} to {second.place}"),))
-        return Movement()
+            return RankProgress(moved=((0, f"from {first.place} to {second.place}"),))
+        return RankProgress()
 
     def hang(self, first: VirtualLook, second: VirtualLook, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
         """Return the simplest hang."""

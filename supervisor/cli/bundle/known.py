@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from supervisor.classify import redact, secret_forms
@@ -29,13 +28,15 @@ _SHORTEST_PART: Final = 8
 
 def known_secrets(settings: Settings, environ: Mapping[str, str], processes: Iterable[int]) -> KnownSecrets:
     """Return them. processes: the supervisor and its ranks, as far as they live. A value that is the path of a file is none."""
-    found = [*_of_settings(settings, environ), *_of_environment(environ)]
+    import psutil  # noqa: PLC0415  for this command only
+
+    secrets = [*_of_settings(settings, environ), *_of_environment(environ)]
     for pid in processes:
-        for line in _words(f"/proc/{pid}/environ"):
-            name, _, value = line.partition("=")
-            found += _of_environment({name: value})
-        found += redact.secrets_in(shlex.join(_words(f"/proc/{pid}/cmdline")))
-    return KnownSecrets(value for value in found if not _is_path(value))
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            secrets += _of_environment(psutil.Process(pid).environ())
+        with contextlib.suppress(psutil.Error, OSError):
+            secrets += redact.secrets_in(shlex.join(psutil.Process(pid).cmdline()))
+    return KnownSecrets(value for value in secrets if not _is_path(value))
 
 
 def _of_settings(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
@@ -66,14 +67,6 @@ def _unless_unreadable(read: Callable[[], str]) -> str:
     with contextlib.suppress(SuperviseError):
         return read()
     return ""
-
-
-def _words(path: str) -> list[str]:
-    """Return the words of a file of /proc, none where it may not be read."""
-    try:
-        return [os.fsdecode(word) for word in Path(path).read_bytes().split(b"\0") if word]
-    except OSError:
-        return []
 
 
 def _is_path(value: str) -> bool:

@@ -44,7 +44,7 @@ def command(  # noqa: PLR0913  one for each option
 ) -> int:
     """KIND is kill, hang, oom, nan, bitrot, preempt or resume. The job runs under a name of its own, with the options of `run`.
 
-    resume trains in a scratch directory and proves that a restart goes on with the weights and the optimizer that were saved.
+    resume trains in a scratch directory, and compares what a restarted job loads and its losses with the job before the kill.
     """
     settings, words = invocation.settings_and_command()
     if kind != resume.KIND:

@@ -1,235 +1,96 @@
-"""Compares the training state with which an attempt resumed with the states that the attempt before it went through.
+"""Compares a resumed attempt with the attempt before it: which checkpoint it loaded, and whether it printed the same losses.
 
-Each rank recorded a row before each optimizer step (`_supervise_shim/resume_record.py`): digests of weights, optimizer state and gradients.
-The first state of the resumed attempt must be the state of the first attempt after some step k. The weights show which k it is, so the
-checkpoint's own format is not read. k must be greater than the steps that the resumed attempt made itself: a seeded script that begins from
-scratch repeats the first attempt, so its row 0 equals row 0.
-
-The gradients of the next step come from data, randomness and weights together. If they are equal, the data went on where it was. If they
-differ, nothing is shown: the data may differ, or the sums of a GPU.
+The first attempt trains on after its save, so the resumed attempt makes these steps again. If weights, optimizer, data and randomness went
+on, its losses are a run of those of the first attempt. The run is looked for by its values: a script that prints no steps can be compared,
+and a seeded script that begins from scratch is told by a run that begins with the first loss.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+import math
+from enum import Enum, auto
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING
 
-from supervisor.core.values import Struct, field
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
-#: The rows of the resumed attempt that may hold the resumed state: some scripts step once with zeros, to have a state to load into.
-_FIRST_ROWS = 2
-
-
-class StateRow(Struct, frozen=True):
-    """The state before one optimizer step. optimizer: its number in the process, from 0. steps: how many the process made before.
-
-    step: the absolute one, None: unknown. weights, state, gradients: digests, "": not readable. settings: of each group of parameters.
-    """
-
-    optimizer: int
-    steps: int
-    step: int | None
-    weights: str
-    state: str
-    gradients: str
-    settings: tuple[dict[str, Any], ...] = field(default=())
+#: Fewer losses show nothing.
+LEAST_LOSSES = 2
+#: The share by which equal losses may differ: float32 sums in another order differ by less.
+_TOLERANCE = 1e-4
+#: The losses of which a mean is made.
+_MEAN_OF = 5
+#: So many losses before or after the save the first one of the resumed attempt is looked for.
+_NEAR_THE_SAVE = 3
 
 
-class StateComparison(Struct, frozen=True):
-    """The result for each part. True: equal, False: different, None: not shown. lines: the report's words, by the part's name.
+class LossResult(Enum):
+    """What the losses of the resumed attempt show. NEAR: other data or randomness, and yet no start from scratch."""
 
-    after: the step of the first attempt after which it had the resumed state; None: after none.
-    """
+    SAME = auto()
+    NEAR = auto()
+    DIFFERENT = auto()
+    UNKNOWN = auto()
 
-    after: int | None
-    weights: bool | None
-    optimizer: bool | None = None
-    step: bool | None = None
-    data: bool | None = None
+
+class ResumeComparison(Struct, frozen=True):
+    """The result. loaded: a checkpoint of the first attempt was. lines: the report's words, by the row's name."""
+
+    loaded: bool
+    losses: LossResult
     lines: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_proven(self) -> bool:
-        """Whether weights and optimizer are equal, and the count of steps does not contradict them."""
-        return self.weights is True and self.optimizer is True and self.step is not False
+        """Whether the training went on: by its losses alone, or by what it loaded and losses that do not contradict."""
+        return self.losses is LossResult.SAME or (self.loaded and self.losses is LossResult.NEAR)
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The names of what is equal."""
-        names = ("weights", "optimizer", "step", "data")
-        return tuple(name for name in names if getattr(self, name) is True)
+        """The names of what is proven."""
+        return (*(("checkpoint",) if self.loaded else ()), *(("losses",) if self.losses is LossResult.SAME else ()))
 
 
-def rows_of(text: bytes) -> list[StateRow]:
-    """Return the rows of one rank's file. A line that is being written is passed over."""
-    found = []
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-            found.append(
-                StateRow(
-                    int(row["optimizer"]),
-                    int(row["steps"]),
-                    None if row["step"] is None else int(row["step"]),
-                    str(row["weights"]),
-                    str(row["state"]),
-                    str(row["gradients"]),
-                    tuple(row["settings"]),
-                )
-            )
-        except (ValueError, KeyError, TypeError):
-            continue
-    return found
+def compare(loaded: str, before: Sequence[float], after: Sequence[float], saved_at: int) -> ResumeComparison:
+    """Compare two attempts.
 
-
-def compare(before: Mapping[int, Sequence[StateRow]], after: Mapping[int, Sequence[StateRow]]) -> StateComparison:
-    """Compare the rows of the first attempt with those of the resumed one, each by rank."""
-    missing = sorted(rank for rank in before if not after.get(rank))
-    if missing or not before:
-        who = f"rank {missing[0]} made no step after the kill" if missing else "no rank made a step"
-        return StateComparison(None, weights=None, lines=(("resumed", f"no: {who}"),))
-    pairs = [_Pair.of(rank, number, rows, _of(after[rank], number)) for rank, rows in before.items() for number in _optimizers(after[rank])]
-    first_pairs = [pair for pair in pairs if pair.optimizer == 0]  # another optimizer may step at other times
-    common = set.intersection(*(set(pair.matches) for pair in first_pairs))
-    if not common or not all(pair.matches for pair in pairs):
-        return StateComparison(None, weights=False, lines=(("weights", _why_none(pairs)),))
-    step = max(common, key=lambda one: (all(pair.is_state_equal(one) for pair in first_pairs), one))
-    if all(pair.is_unchanged(step) for pair in pairs):
-        return StateComparison(None, weights=None, lines=(("weights", f"not shown: by step {step} the training had changed nothing"),))
-    matches = [pair.at(step) for pair in pairs]
-    optimizer, optimizer_text = _optimizer(matches)
-    silent = [rank for rank, rows in before.items() if len(_optimizers(after[rank])) < len(_optimizers(_after_step(rows, step)))]
-    if silent:
-        optimizer, optimizer_text = None, f"not shown: an optimizer of rank {silent[0]} made no step after the kill"
-    counted, counted_text = _counted(matches)
-    data, data_text = _data(matches)
-    ranks = len(after)
-    lines = (
-        ("resumed", f"after step {step} of the first attempt"),
-        ("weights", f"the same digests{f' on {ranks} ranks' if ranks > 1 else ''}"),
-        ("optimizer", optimizer_text),
-        ("step", counted_text),
-        ("data", data_text),
-    )
-    return StateComparison(step, weights=True, optimizer=optimizer, step=counted, data=data, lines=lines)
-
-
-class _Match(Struct, frozen=True):
-    """A row of the resumed attempt and the one of the first attempt with the same weights, each with the next row of its optimizer."""
-
-    before: StateRow
-    before_next: StateRow | None
-    after: StateRow
-    after_next: StateRow | None
-
-
-class _Pair(Struct, frozen=True):
-    """One optimizer of a rank in the resumed attempt, and the steps of the first attempt after which an optimizer had its weights.
-
-    The optimizers' numbers in both attempts need not agree: some scripts make a new optimizer in each epoch. first: the first
-    attempt's row before its first step. is_beginning: the weights are those of that row.
+    loaded: the words for the checkpoint that was loaded, "" for none. before, after: the losses of the first and of the resumed attempt, in
+    turn. saved_at: how many losses the first attempt had printed at its last save.
     """
-
-    rank: int
-    optimizer: int
-    matches: dict[int, _Match]
-    is_beginning: bool
-    first: StateRow | None
-
-    @classmethod
-    def of(cls, rank: int, optimizer: int, before: Sequence[StateRow], after: Sequence[StateRow]) -> _Pair:
-        """Return the pair of the first attempt's rows of a rank, `before`, and the resumed attempt's rows of one optimizer, `after`."""
-        matches: dict[int, _Match] = {}
-        for at, row in enumerate(after[:_FIRST_ROWS]):
-            for index, one in enumerate(before):
-                if row.weights and one.weights == row.weights and one.steps > row.steps:
-                    later = _of(before[index + 1 :], one.optimizer)
-                    matches[one.steps] = _Match(one, next(iter(later), None), row, next(iter(after[at + 1 :]), None))
-            if matches:
-                break
-        first = _of(before, optimizer)
-        is_beginning = bool(first and after) and first[0].weights == after[0].weights != ""
-        return cls(rank, optimizer, matches, is_beginning, next(iter(first), None))
-
-    def is_state_equal(self, step: int) -> bool:
-        match = self.matches[step]
-        return match.before.state == match.after.state
-
-    def is_unchanged(self, step: int) -> bool:
-        """Return whether the first attempt had changed nothing by this step: a start from scratch looks the same then."""
-        found, first = self.at(step).before, self.first
-        return first is not None and (found.weights, found.state, found.settings) == (first.weights, first.state, first.settings)
-
-    def at(self, step: int) -> _Match:
-        """Return the match of this step; of an optimizer that steps at other times its last one."""
-        return self.matches.get(step) or self.matches[max(self.matches)]
+    result, text = _compare_losses(before, after, saved_at)
+    lines = (("loaded", loaded or "no: no checkpoint of the first attempt was seen to be loaded"), ("losses", text))
+    return ResumeComparison(bool(loaded), result, lines)
 
 
-def _after_step(rows: Iterable[StateRow], step: int) -> list[StateRow]:
-    """Return the rows after so many steps of the process: one of each optimizer, if several alternate."""
-    return [row for row in rows if row.steps == step]
+def _compare_losses(before: Sequence[float], after: Sequence[float], saved_at: int) -> tuple[LossResult, str]:
+    if min(len(before), len(after)) < LEAST_LOSSES:
+        return LossResult.UNKNOWN, "not shown: both attempts have to print the loss of several steps"
+    runs = [start for start in range(len(before) - LEAST_LOSSES + 1) if _is_run(before[start:], after)]
+    if 0 in runs:
+        changed = not all(_is_same(loss, next_loss) for loss, next_loss in pairwise(before))
+        why = "it started from scratch" if changed else "the training had changed nothing by the save"
+        return LossResult.DIFFERENT, f"those of the beginning: {why}"
+    if runs:
+        return LossResult.SAME, f"the same {min(len(after), len(before) - runs[0])} as in the first attempt"
+    if any(_is_same(loss, after[0]) for loss in before[max(1, saved_at - _NEAR_THE_SAVE) : saved_at + _NEAR_THE_SAVE]):
+        return (
+            LossResult.DIFFERENT,
+            f"the first is the same, the next is {after[1]:.6g}: the optimizer's state (momentum and the like), or the data, did not go on",
+        )
+    begin, end, resumed = fmean(before[:_MEAN_OF]), fmean(before[-_MEAN_OF:]), fmean(after[:_MEAN_OF])
+    if abs(resumed - end) < abs(begin - end) / 2:
+        return LossResult.NEAR, f"not the same, but near: {resumed:.4g} on average, {end:.4g} before the kill: other data or randomness"
+    return LossResult.DIFFERENT, f"different: {resumed:.4g} on average; the first attempt began with {begin:.4g} and came to {end:.4g}"
 
 
-def _optimizers(rows: Iterable[StateRow]) -> list[int]:
-    return sorted({row.optimizer for row in rows})
+def _is_run(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Return whether one sequence begins with all of the other."""
+    return all(_is_same(loss, resumed) for loss, resumed in zip(before, after, strict=False))
 
 
-def _of(rows: Iterable[StateRow], optimizer: int) -> list[StateRow]:
-    return [row for row in rows if row.optimizer == optimizer]
-
-
-def _why_none(pairs: Sequence[_Pair]) -> str:
-    """Return why no step has the resumed weights."""
-    if all(pair.is_beginning for pair in pairs):
-        return "those of the beginning: it started from scratch"
-    ranks = sorted({pair.rank for pair in pairs if not pair.matches})
-    if not ranks:
-        return "the ranks resumed after different steps"
-    where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    return f"different: {where} resumed with weights that the first attempt had after none of its steps"
-
-
-def _optimizer(matches: Sequence[_Match]) -> tuple[bool | None, str]:
-    if any(not match.before.state or not match.after.state for match in matches):
-        return None, "not shown: its state cannot be read"
-    if any(match.before.state != match.after.state for match in matches):
-        return False, "different: its state (momentum and the like) is not the one that was saved"
-    changed = sorted({text for match in matches for text in _changed(match.before.settings, match.after.settings)})
-    if changed:
-        return False, f"the same state, other settings: {', '.join(changed)}"
-    return True, "the same state and settings"
-
-
-def _changed(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what differs in the settings of the groups of parameters."""
-    if len(before) != len(after):
-        return [f"{len(before)}→{len(after)} groups"]
-    pairs = zip(before, after, strict=True)
-    return [
-        f"{name} {one.get(name)}→{other.get(name)}" for one, other in pairs for name in {*one, *other} if one.get(name) != other.get(name)
-    ]
-
-
-def _counted(matches: Sequence[_Match]) -> tuple[bool | None, str]:
-    """Compare the absolute steps, as the script or the optimizer counts them."""
-    known = [
-        (one.step, other.step)
-        for match in matches
-        for one, other in ((match.before, match.after), (match.before_next, match.after_next))
-        if one is not None and other is not None and one.step is not None and other.step is not None
-    ]
-    if not known:
-        return None, "not shown: neither the optimizer nor worker.heartbeat(step) counts it"
-    wrong = next(((one, other) for one, other in known if one != other), None)
-    if wrong is not None:
-        return False, f"counted otherwise: {wrong[1]} where the first attempt counted {wrong[0]}"
-    return True, "counted on"
-
-
-def _data(matches: Sequence[_Match]) -> tuple[bool | None, str]:
-    if all(match.before.gradients and match.before.gradients == match.after.gradients for match in matches):
-        return True, "the next step has the same gradients, so the same data and randomness"
-    return None, "not shown: the next step has other gradients (other data, other randomness, or sums that vary)"
+def _is_same(loss: float, other: float) -> bool:
+    return math.isclose(loss, other, rel_tol=_TOLERANCE)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from supervisor.cli import stdio
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
+from supervisor.job import identity
 from supervisor.journal import records
 from supervisor.observe.ranks import heartbeats
 
@@ -51,7 +52,7 @@ class DrilledJob:
         self.status: int | None = None
 
     def order(self, content: Mapping[str, object]) -> None:
-        """Write the order that the ranks read at their start (`_supervise_shim/drill.py`)."""
+        """Write the order that the ranks read at their start (`instrument/_drill/_supervise_drill.py`)."""
         (self.scratch / "drill").write_text(json.dumps(content))
 
     def start(self) -> None:
@@ -81,15 +82,15 @@ class DrilledJob:
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status is not None
 
-    def wait(self, find: Callable[[], T | None], deadline_s: float | None = None) -> T | None:
+    def wait(self, find: Callable[[], T | None], deadline_s: float | None = None, *, every_s: float = POLL_S) -> T | None:
         """Return what `find` returns first; None if the job ended, or the time was over, before it returned anything."""
         until = None if deadline_s is None else time.monotonic() + deadline_s
         while True:
             ended = self.has_ended()
-            found = find()
-            if found or ended or (until is not None and time.monotonic() > until):
-                return found or None
-            time.sleep(POLL_S)
+            answer = find()
+            if answer or ended or (until is not None and time.monotonic() > until):
+                return answer or None
+            time.sleep(every_s)
 
     def stop(self) -> None:
         """Send TERM and wait for the end, however long it takes."""
@@ -102,10 +103,21 @@ class DrilledJob:
             os.kill(self.pid, signal.SIGTERM)  # not waited for yet, so the pid is still its
             self.wait(self.has_ended, self._settings.stop.deadline_s + END_MARGIN_S)
 
+    def newest_attempt(self) -> int:
+        """Return the number of the newest attempt, 0 before the first."""
+        return max((int(path.name.rpartition("-")[2]) for path in self.scratch.glob("attempt-[0-9]*")), default=0)
+
+    def attempt_dir(self, attempt: int) -> Path:
+        """Return where the ranks of an attempt leave their heartbeats and logs of saves and loads."""
+        return identity.attempt_dir(self.scratch, attempt)
+
+    def log_dir(self, attempt: int) -> Path:
+        """Return where the output of an attempt's ranks is kept."""
+        return self._state / "attempts" / f"{attempt:04d}"
+
     def beats(self) -> list[RankHeartbeat]:
         """Return the heartbeats of the newest attempt."""
-        attempts = sorted(self.scratch.glob("attempt-[0-9]*"))
-        return list(heartbeats.read(attempts[-1] / "heartbeat")) if attempts else []
+        return list(heartbeats.read(self.attempt_dir(self.newest_attempt()) / "heartbeat"))
 
     def journal(self, since_t: float) -> Iterator[records.Record]:
         """Yield the records of the journal from this time on (Unix seconds). Raises OSError where there is none."""

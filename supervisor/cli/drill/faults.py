@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
 
 KINDS = ("kill", "hang", "oom", "nan", "bitrot", "preempt")
+#: The faults that the ranks do to themselves.
+INSIDE = ("oom", "nan")
+#: What the ranks of these drills have on PYTHONPATH besides the instrumentation.
+SHIM = Path(__file__).resolve().parents[2] / "instrument" / "_drill"
 #: What a preempted job has: the least that a scheduler's notice is worth.
 PREEMPT_LEFT_S = 10.0
 #: The limits of a hang drill, where the user has set none: a stopped rank is found and the job started again within half a minute.
@@ -107,6 +111,12 @@ def drill(settings: Settings, command: Sequence[str], order: DrillOrder) -> int:
     return _Drill(settings, command, order, state, identity.make_job_dir(state)).go()
 
 
+def _put_shim_on_path() -> None:
+    """Put the drill's shim on the PYTHONPATH that this process, which becomes `supervise`, gives its ranks."""
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{SHIM}{os.pathsep}{path}" if path else str(SHIM)
+
+
 def _refuse(settings: Settings, order: DrillOrder) -> None:
     require_steps(settings)
     if order.kind == "nan" and not order.yes:
@@ -134,7 +144,8 @@ class _Drill:
 
     def __init__(self, settings: Settings, command: Sequence[str], order: DrillOrder, state: Path, scratch: Path) -> None:
         self._settings, self._order = settings, order
-        self._job = DrilledJob(settings, command, state, scratch, prepare=lambda: None)
+        is_inside = order.kind in INSIDE
+        self._job = DrilledJob(settings, command, state, scratch, prepare=_put_shim_on_path if is_inside else lambda: None)
         self._ended_by_us = False
         self._ended_first = False  # before anybody noticed the fault
         self._aside: Aside | None = None
@@ -142,7 +153,7 @@ class _Drill:
     def go(self) -> int:
         """Start the job, strike, await the recovery, end the job, report."""
         order = self._order
-        if order.kind in {"oom", "nan"}:
+        if order.kind in INSIDE:
             rank = None if order.kind == "nan" else order.rank  # what makes a NaN is averaged over all ranks
             self._job.order({"kind": order.kind, "step": order.at_step, "rank": rank})
         stdio.say(f"drill: {order.kind} at step {order.at_step}, as job {self._settings.job.name}")
@@ -169,7 +180,7 @@ class _Drill:
     def _strike(self) -> Struck | None:
         """Do it, once the step is made; None while it is not."""
         order = self._order
-        if order.kind in {"oom", "nan"}:
+        if order.kind in INSIDE:
             return self._struck_inside()
         beat = next((beat for beat in self._job.beats() if beat.rank == order.rank and steps_made(beat) >= order.at_step), None)
         if beat is None or not is_alive(beat):

@@ -1,9 +1,8 @@
-"""`supervise drill resume -- CMD`: trains to the first save in a scratch directory, kills a rank, and proves that the training went on.
+"""`supervise drill resume -- CMD`: trains to a save in a scratch directory, kills a rank, and proves that the training went on.
 
-The job runs under `supervise` with its own options, in a copy of the working directory (scratch_copy.py), and each rank records its state
-before each step. When a save has ended and every rank has recorded the state that was saved, the drill kills one rank. It compares the
-first states of the next attempt with those of the first one (comparison.py), and records the proof (job/resume_proof.py), which each start
-of the job reads.
+The job runs under `supervise` with its own options, in a directory of links to the working directory's files (scratch_directory.py). When a
+save has ended, and losses were printed after it, the drill kills one rank. It compares what the next attempt loads and prints with what the
+first one saved and printed (comparison.py), and records the proof (job/resume_proof.py), which each start of the job reads.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from checkpointing.verification import verify
 from supervisor.checkpoints.discovery import record as discovery_record
 from supervisor.checkpoints.records import DIRECTORY
 from supervisor.cli import stdio
-from supervisor.cli.drill import scratch_copy
-from supervisor.cli.drill.comparison import StateComparison, StateRow, compare, rows_of
+from supervisor.cli.drill import scratch_directory
+from supervisor.cli.drill.comparison import LEAST_LOSSES, ResumeComparison, compare
 from supervisor.cli.drill.drilled_job import DrilledJob, exit_on_signals, is_alive, require_steps, steps_made
+from supervisor.cli.drill.printed_losses import PrintedLosses
 from supervisor.config.alert_settings import Alerts
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
@@ -32,17 +32,21 @@ from supervisor.job import identity, resume_proof
 from supervisor.journal.records import EventTaken
 from supervisor.knobs import programs, torchrun
 from supervisor.observe.ranks import save_logs
-from supervisor.observe.ranks.path_patterns import is_within
+from supervisor.observe.ranks.path_patterns import checkpoint_path, is_within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from supervisor.cli.drill.scratch_copy import ScratchCopy
+    from supervisor.cli.drill.scratch_directory import ScratchDirectory
     from supervisor.config.settings import Settings
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 KIND = "resume"
+#: The job is looked at so often: a fast script makes few steps between two saves.
+_LOOK_S = 0.02
+#: A script that saves more often than it prints its loss is killed after so many saves.
+_MOST_SAVES = 5
 
 
 class ResumeOrder(Struct, frozen=True):
@@ -83,19 +87,19 @@ def drill(settings: Settings, command: Sequence[str], order: ResumeOrder) -> int
         _require_out_of_reach(checkpoint.path, "a checkpoint of this job lies")
     subject = resume_proof.subject_of(settings, command, identity.command_digest(command), cwd)
     parent = cwd / order.scratch_dir if order.scratch_dir else root
-    copy = scratch_copy.make(parent, cwd, checkpoints, tuple(str(cwd / path) for path in order.writable), excluded=(root,))
+    scratch = scratch_directory.make(parent, cwd, checkpoints, tuple(str(cwd / path) for path in order.writable), excluded=(root,))
     is_proven = False
     try:
-        own = _own_settings(settings, name, copy)
+        own = _own_settings(settings, name, scratch)
         node_state = identity.make_node_state(own.job.state_dir, cwd, own.job.name, node)
-        job = DrilledJob(own, command, node_state, identity.make_job_dir(node_state), prepare=copy.enter)
-        run = _ResumeDrill(own, order, copy, job)
-        found = run.go()
-        is_proven = found.is_proven
-        _record(state, resume_proof.ResumeProof(time.time(), subject, found.shown) if is_proven else None, subject)
-        return run.report(found)
+        job = DrilledJob(own, command, node_state, identity.make_job_dir(node_state), prepare=scratch.enter)
+        run = _ResumeDrill(own, order, scratch, job)
+        comparison = run.go()
+        is_proven = comparison.is_proven
+        _record(state, resume_proof.ResumeProof(time.time(), subject, comparison.shown) if is_proven else None, subject)
+        return run.report(comparison)
     finally:
-        copy.remove(keep_state=not is_proven)
+        scratch.remove(keep_state=not is_proven)
 
 
 def _refuse(settings: Settings, command: Sequence[str], writable: Sequence[str]) -> None:
@@ -114,8 +118,8 @@ def _refuse(settings: Settings, command: Sequence[str], writable: Sequence[str])
         real = os.path.realpath(path)
         if is_within(real, cwd) or is_within(cwd, real):
             raise SuperviseError(
-                f"--writable {path}: the drill trains in a copy of the working directory, and would write the originals there",
-                hint="Name a directory outside. --checkpoints 'DIR/*.pt' leaves the checkpoints that lie there out of the copy.",
+                f"--writable {path}: the drill trains in links to the working directory, and would write the originals there",
+                hint="Name a directory outside. --checkpoints 'DIR/*.pt' leaves the checkpoints that lie there out of the drill.",
                 exit_code=ExitCode.USAGE,
             )
     absolute = next((path for path in settings.checkpoints.paths if path.startswith(("/", "~"))), None)
@@ -125,7 +129,7 @@ def _refuse(settings: Settings, command: Sequence[str], writable: Sequence[str])
             hint="Let the command save below its working directory for the drill, and declare that: --checkpoints 'DIR/*.pt'.",
             exit_code=ExitCode.USAGE,
         )
-    shared = next((word for word in command if scratch_copy.SHARED_MEMORY in word), None)
+    shared = next((word for word in command if scratch_directory.SHARED_MEMORY in word), None)
     if shared is not None:
         raise SuperviseError(
             f"the command names a path in shared memory, which the drill cannot keep it from writing: {shared}",
@@ -136,7 +140,7 @@ def _refuse(settings: Settings, command: Sequence[str], writable: Sequence[str])
 
 def _require_out_of_reach(path: str, what: str) -> None:
     """Raise SuperviseError if a path lies where the drill's command may write."""
-    place = scratch_copy.writable_above(path)
+    place = scratch_directory.writable_above(path)
     if place:
         raise SuperviseError(
             f"{what} where the drill cannot keep the command from writing: {path}, below {place}",
@@ -145,14 +149,14 @@ def _require_out_of_reach(path: str, what: str) -> None:
         )
 
 
-def _own_settings(settings: Settings, name: str, copy: ScratchCopy) -> Settings:
+def _own_settings(settings: Settings, name: str, scratch: ScratchDirectory) -> Settings:
     """Return the settings of the drill's job: a name and a state directory of its own, no mirror and no alert."""
     return dataclasses.replace(
         settings,
-        job=dataclasses.replace(settings.job, name=f"{name[:50]}-drill-resume", state_dir=str(copy.state)),
+        job=dataclasses.replace(settings.job, name=f"{name[:50]}-drill-resume", state_dir=str(scratch.state)),
         checkpoints=dataclasses.replace(settings.checkpoints, mirror=()),
         alerts=Alerts(),
-        cwd=str(copy.work),
+        cwd=str(scratch.work),
     )
 
 
@@ -172,50 +176,68 @@ def _record(state: Path, proof: resume_proof.ResumeProof | None, subject: resume
 class _ResumeDrill:
     """One drill."""
 
-    def __init__(self, settings: Settings, order: ResumeOrder, copy: ScratchCopy, job: DrilledJob) -> None:
-        self._settings, self._order, self._copy, self._job = settings, order, copy, job
+    def __init__(self, settings: Settings, order: ResumeOrder, scratch: ScratchDirectory, job: DrilledJob) -> None:
+        self._settings, self._order, self._scratch, self._job = settings, order, scratch, job
         self._end = _WaitEnd()
         self._resumed_t: float | None = None
         self._verified = not settings.checkpoints.paths  # whether a declared checkpoint was seen to be whole
         self._until = 0.0
-        self._seen_saved = False
         self._ranks: set[int] = set()
+        self._losses = {1: PrintedLosses(job.log_dir(1))}  # by attempt
+        self._resumed = 0  # the last attempt that was seen after the kill
+        self._loaded = ""  # which checkpoint of the first attempt it has loaded, in words
+        self._saves: dict[int | None, int] = {}  # the step of each save, and how many losses were printed by then
 
-    def go(self) -> StateComparison:
+    def go(self) -> ResumeComparison:
         """Start the job, kill a rank after a save, await the next attempt's steps, end the job, compare."""
-        self._job.order({"kind": KIND, "records": str(self._copy.records)})
-        stdio.say(f"drill: resume, in {self._copy.work}: the job's own files and checkpoints stay as they are")
+        stdio.say(f"drill: resume, in {self._scratch.work}: the job's own files and checkpoints stay as they are")
         exit_on_signals()
         self._until = time.monotonic() + self._order.deadline_s
         try:
             self._job.start()
-            self._end = self._job.wait(self._strike, self._order.deadline_s) or _WaitEnd()
+            self._end = self._job.wait(self._strike, self._order.deadline_s, every_s=_LOOK_S) or _WaitEnd()
             if self._end.kill is not None:
                 stdio.say(f"drill: rank {self._order.rank} was killed after step {self._end.kill.step}")
-                self._resumed_t = self._job.wait(self._has_gone_on, max(0.0, self._until - time.monotonic()))
+                self._job.wait(self._has_gone_on, max(0.0, self._until - time.monotonic()))
         finally:
             self._job.end()
-        return compare(*self._states()) if self._end.kill is not None else compare({}, {})
+        return self._compared() if self._end.kill is not None else compare("", (), (), 0)
 
-    def _states(self) -> tuple[dict[int, list[StateRow]], dict[int, list[StateRow]]]:
-        """Return the rows of the first attempt, and those of the first later one with rows of every rank; if none has, of the last one."""
-        rows = self._rows()
-        before = rows.get(1, {})
-        later = [rows[attempt] for attempt in sorted(rows) if attempt > 1]
-        return before, next((one for one in later if one.keys() >= before.keys()), later[-1] if later else {})
+    def _compared(self) -> ResumeComparison:
+        """Compare the first attempt with the resumed one."""
+        before = self._losses_of(1)
+        key = before.longest()
+        after = self._losses_of(self._resumed).series.get(key, ()) if key and self._resumed else ()
+        return compare(self._loaded, before.series[key] if key else (), after, max(self._saves.values(), default=0))
 
-    def _rows(self) -> dict[int, dict[int, list[StateRow]]]:
-        """Return the rows so far: by attempt, by rank."""
-        found: dict[int, dict[int, list[StateRow]]] = {}
-        for path in self._copy.records.glob("rank-*-attempt-*.jsonl"):
-            _, rank, _, attempt = path.stem.split("-")
-            found.setdefault(int(attempt), {})[int(rank)] = rows_of(path.read_bytes())
-        return found
+    def _losses_of(self, attempt: int) -> PrintedLosses:
+        losses = self._losses.setdefault(attempt, PrintedLosses(self._job.log_dir(attempt)))
+        losses.read()
+        return losses
+
+    def _loaded_by(self, attempt: int) -> str:
+        """Return in words which checkpoint of the first attempt the ranks of another one loaded, "" if none did."""
+        rows = list(save_logs.of_attempt(self._job.attempt_dir(1)))
+        steps = {os.path.realpath(checkpoint_path(row["path"])): int(row["steps"]) for row in rows if "steps" in row}
+        declared = find(self._settings.checkpoints.paths, str(self._scratch.work)).candidates
+        known = {*steps, *(os.path.realpath(checkpoint.path) for checkpoint in declared)}
+        loads: dict[str, set[str]] = {}
+        for log in self._job.attempt_dir(attempt).glob("loads-*.jsonl"):
+            for row in save_logs.rows(log.read_bytes()):
+                path = os.path.realpath(checkpoint_path(str(row.get("target", row["path"]))))
+                if row.get("complete") and path in known:
+                    loads.setdefault(path, set()).add(log.name)
+        texts = []
+        for path, ranks in loads.items():
+            name = os.path.relpath(path, os.path.realpath(self._scratch.work))
+            of_ranks = f" on {len(ranks)} ranks" if len(ranks) > 1 else ""
+            texts.append(f"{name}{of_ranks}{f', saved after step {steps[path]}' if path in steps else ''}")
+        return "; ".join(texts)
 
     # the kill
 
     def _strike(self) -> _WaitEnd | None:
-        """Kill the rank, if a save has ended and every rank recorded the state that was saved; else return None.
+        """Kill the rank, if a save has ended and the training went on after it; else return None.
 
         The ranks are stopped while this is judged, or a fast one would begin the next save meanwhile.
         """
@@ -225,20 +247,33 @@ class _ResumeDrill:
         beats = [beat for beat in self._job.beats() if is_alive(beat)]
         self._ranks.update(beat.rank for beat in beats)
         victim = next((beat for beat in beats if beat.rank == self._order.rank), None)
-        self._seen_saved = self._seen_saved or self._last_save()[0] is not None
-        if victim is None or steps_made(victim) < self._order.at_step or not self._is_saved() or not self._is_verified():
+        if not self._is_saved() or not self._is_verified():
+            return None
+        saved, _ = self._last_save()
+        if saved not in self._saves:
+            self._saves[saved] = self._printed(saved)
+        if victim is None or steps_made(victim) < self._order.at_step or not self._is_enough(saved):
             return None
         try:
             _signal(beats, signal.SIGSTOP)
-            saved, is_ended = self._last_save()
-            rows = self._rows().get(1, {})
-            steps = {beat.rank: max((row.steps for row in rows.get(beat.rank, ())), default=-1) for beat in beats}
-            if not is_ended or min(steps.values()) < max(saved or 0, 1):
+            last, is_ended = self._last_save()
+            beats = [beat for beat in self._job.beats() if is_alive(beat)]
+            if not is_ended or last != saved or min((beat.steps for beat in beats), default=0) <= (saved or 0):
                 return None
             _signal([victim], signal.SIGKILL)
-            return _WaitEnd(_Kill(time.time(), steps[victim.rank], saved))
+            return _WaitEnd(_Kill(time.time(), next(steps_made(beat) for beat in beats if beat.rank == victim.rank), saved))
         finally:
             _signal(beats, signal.SIGCONT)
+
+    def _printed(self, step: int | None = None) -> int:
+        """Return how many losses the first attempt has printed, by a step if one is given."""
+        losses = self._losses_of(1)
+        key = losses.longest()
+        return losses.count_by(key, step) if key else 0
+
+    def _is_enough(self, saved: int | None) -> bool:
+        """Return whether losses were printed after the last save, or need not be: the script saves more often than it prints."""
+        return self._printed() >= self._saves[saved] + LEAST_LOSSES or len(self._saves) >= _MOST_SAVES
 
     def _first_failure(self) -> str | None:
         """Return what failed first, once its cause is decided; None while nothing did."""
@@ -256,15 +291,15 @@ class _ResumeDrill:
     def _is_verified(self) -> bool:
         """Return whether a declared checkpoint is whole; True where none is declared."""
         if not self._verified:
-            listed = find(self._settings.checkpoints.paths, str(self._copy.work)).candidates
-            self._verified = any(verify(one.path, own=True).verdict is Verdict.VERIFIED for one in listed)
+            listed = find(self._settings.checkpoints.paths, str(self._scratch.work)).candidates
+            self._verified = any(verify(checkpoint.path, own=True).verdict is Verdict.VERIFIED for checkpoint in listed)
         return self._verified
 
     def _last_save(self) -> tuple[int | None, bool]:
         """Return after which step the last save of the first attempt began (None: none in training), and whether all saves have ended."""
         last: int | None = None
         under_way: set[tuple[str, int]] = set()
-        for log in self._job.scratch.glob("attempt-0001/saves-*.jsonl"):
+        for log in self._job.attempt_dir(1).glob("saves-*.jsonl"):
             with contextlib.suppress(OSError):
                 for row in save_logs.rows(log.read_bytes()):
                     save = (log.name, int(row.get("n", 0)))
@@ -276,45 +311,55 @@ class _ResumeDrill:
                         under_way.discard(save)
         return last, not under_way
 
-    def _has_gone_on(self) -> float | None:
-        """Return the time when every rank of a later attempt has recorded two steps."""
-        before, later = self._states()
-        is_there = later.keys() >= before.keys() and all(any(row.steps for row in rows) for rows in later.values())
-        return time.time() if is_there else None
+    def _has_gone_on(self) -> bool:
+        """Return whether every rank of a later attempt trains, and that attempt has printed as many losses as the first one repeats."""
+        attempt = self._job.newest_attempt()
+        if attempt <= 1:
+            return False
+        self._resumed, self._loaded = attempt, self._loaded_by(attempt)  # the logs are gone when the job has ended
+        beats = [beat for beat in self._job.beats() if is_alive(beat)]
+        if not {beat.rank for beat in beats} >= self._ranks or not all(beat.steps for beat in beats):
+            return False
+        self._resumed_t = self._resumed_t or time.time()
+        key = self._losses_of(1).longest()
+        if key is None:
+            return True
+        repeated = len(self._losses_of(1).series[key]) - max(self._saves.values(), default=0)
+        return len(self._losses_of(attempt).series.get(key, ())) >= max(LEAST_LOSSES, repeated)
 
     # the report
 
-    def report(self, found: StateComparison) -> int:
+    def report(self, comparison: ResumeComparison) -> int:
         """Print the comparison; return the exit code."""
         status, kill = self._job.status, self._end.kill
         if kill is None and status in {ExitCode.USAGE, ExitCode.CONFIG}:
             return int(status)  # it has reported why
         if kill is None:
-            before = "a checkpoint was saved" if self._order.rank in self._ranks else f"rank {self._order.rank} was seen to train"
+            awaited = "a checkpoint was saved" if self._order.rank in self._ranks else f"rank {self._order.rank} was seen to train"
             advice = "let it save sooner, and train on after it, or give --deadline-s; --checkpoints 'DIR/*.pt' declares what no hook sees"
-            if self._seen_saved or (self._settings.checkpoints.paths and self._verified):
-                before = "every rank had recorded a step after the save"
-                if not self._rows():
-                    advice = "no step was seen: only what an optimizer of torch steps can be compared"
+            if self._is_saved() and self._is_verified():
+                awaited = f"{LEAST_LOSSES} losses were printed after a save"
+                if not self._printed():
+                    advice = "no loss was seen in the output: print it every few steps, as in `step 20 loss 0.51`"
             ended = f"the job ended ({status})" if time.monotonic() < self._until else f"{self._order.deadline_s:.0f} s were over"
             if self._end.failure:
                 ended = f"the job failed ({self._end.failure})"
                 advice = (
-                    "if a write was refused: save below the working directory, or permit a place outside with --writable DIR;"
-                    " an old checkpoint there is only a link to yours: --checkpoints 'DIR/*.pt' leaves it out"
+                    "if a write was refused: save below the working directory, under a name that is not there yet, or permit a place"
+                    " outside with --writable DIR; an old checkpoint is only a link to yours: --checkpoints 'DIR/*.pt' leaves it out"
                 )
-            lines = [f"drill resume: {ended} before {before}; nothing is proven", f"  advice     {advice}"]
+            lines = [f"drill resume: {ended} before {awaited}; nothing is proven", f"  advice     {advice}"]
         else:
             saved = "a checkpoint was saved" if kill.saved is None else f"a checkpoint was saved after step {kill.saved}"
             lines = [f"drill resume: {saved}; rank {self._order.rank} was killed after step {kill.step}"]
-            lines += [f"  {name:<10} {text}" for name, text in found.lines]
+            lines += [f"  {name:<10} {text}" for name, text in comparison.lines]
             if self._resumed_t is not None:
                 lines.append(f"  next step  {self._resumed_t - kill.t:.1f} s after the kill")
-            lines.append(f"  proven     {'yes' if found.is_proven else 'no'}")
-        if not found.is_proven:
-            lines.append(f"  more       supervise why --job {self._settings.job.name} --state-dir {self._copy.state}")
+            lines.append(f"  proven     {'yes' if comparison.is_proven else 'no'}")
+        if not comparison.is_proven:
+            lines.append(f"  more       supervise why --job {self._settings.job.name} --state-dir {self._scratch.state}")
         stdio.write(sys.stdout, "\n".join(lines))
-        return 0 if found.is_proven else 1
+        return 0 if comparison.is_proven else 1
 
 
 def _signal(beats: Sequence[RankHeartbeat], signum: int) -> None:

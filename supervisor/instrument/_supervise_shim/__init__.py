@@ -21,7 +21,6 @@ import sys
 
 from . import layout
 from .claim import COMMAND, NUMBERED, TRAINS, ProcessIdentity, claim
-from .drill import ordered
 from .heartbeat import HeartbeatWriter
 from .imports import ImportRecord
 from .layout import quiet
@@ -67,7 +66,7 @@ class Instrumentation:
         if self._identity.known_rank:
             self._claim(COMMAND if self._identity.is_command else NUMBERED)
         os.register_at_fork(after_in_child=self._disable)
-        self._hooks.begin(ordered(self._identity, self._beat))
+        self._hooks.begin()
 
     def stand_in(self, directory: str, mode: str) -> None:
         """Become the rank of an attempt that began after this process was started as a standby."""
@@ -141,8 +140,8 @@ class Instrumentation:
         """Claim for good at the first sign of training; the command tries again while another process that trains has its slot."""
         if not self._identity.is_command:
             self._beat.wants_slot = None
-        self._identity.number()
-        self._beat.number(self._identity.rank)
+        self._identity.set_rank()
+        self._beat.set_rank(self._identity.rank)
         self._claim(TRAINS)
 
     @quiet
@@ -169,7 +168,7 @@ class Instrumentation:
     @quiet
     def _disable(self) -> None:
         self._identity.enabled = False
-        self._beat.part()
+        self._beat.detach_after_fork()
         self._reporter.disable()
 
 

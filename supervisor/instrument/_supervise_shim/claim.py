@@ -72,7 +72,7 @@ class ProcessIdentity:
         """Whether this process has a slot, as far as it knows."""
         return self.strength > 0
 
-    def number(self) -> None:
+    def set_rank(self) -> None:
         """Take the number that the script gave this process after its start: it was started by multiprocessing, without one."""
         if self.known_rank:
             return
@@ -128,7 +128,7 @@ def keeps(identity: ProcessIdentity, beat: HeartbeatWriter) -> bool:
 def release(identity: ProcessIdentity, beat: HeartbeatWriter) -> None:
     """Give the slot up: another process may claim it."""
     if keeps(identity, beat):
-        beat.vacate()
+        beat.free_slot()
         beat.still_ours = None
         identity.strength = 0
         os.truncate(_claim_file(identity), 0)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .start_moments import StartMoments
 
-ATTEND_EVERY_NS = 200_000_000  # how often the optimizer's own step count is read
+UPDATE_EVERY_NS = 200_000_000  # how often the optimizer's own step count is read
 STATE_ENTRIES = 4  # parameters whose state is read: one may be unused and lag behind
 
 
@@ -74,7 +74,7 @@ class HeartbeatWriter:
         view[layout.PID] = self._view[layout.PID]
         self._view = view
 
-    def vacate(self) -> None:
+    def free_slot(self) -> None:
         """Go on in private memory, and leave the slot free."""
         slot, self._view = self._view, memoryview(bytearray(self._view)).cast("q")
         slot[layout.PID] = 0
@@ -88,7 +88,7 @@ class HeartbeatWriter:
         self._view[layout.PHASE] = now << layout.PHASE_BITS | layout.UNKNOWN
         self._view[layout.STEPS] = self._steps
         self._view[layout.FLAGS] = self._flags
-        self.number(rank)
+        self.set_rank(rank)
 
     def begin_anew(self, rank: int) -> None:
         """Count from now on: this process waited as a standby, and is a rank now. What it has imported is known."""
@@ -97,11 +97,11 @@ class HeartbeatWriter:
         self._view[layout.HELLO_NS] = now
         self._view[layout.PHASE] = now << layout.PHASE_BITS | layout.IMPORT
 
-    def number(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Set the rank, where it was not known at the start."""
         self._view[layout.RANK] = rank
 
-    def part(self) -> None:
+    def detach_after_fork(self) -> None:
         """Go on in private memory: a forked child must not beat for its parent."""
         self._view = memoryview(bytearray(self._view)).cast("q")
         self.wants_slot = self.still_ours = self.at_first_step = self.after_save = self.start = None
@@ -185,15 +185,15 @@ class HeartbeatWriter:
                 self._steps = steps = self._steps + 1
                 self._view[5] = steps  # STEPS
                 if now >= self._due_ns:
-                    self._attend(optimizer, now)
+                    self._update_now_and_then(optimizer, now)
             else:
                 seen.add(key)
         except Exception:  # noqa: BLE001, S110 - layout.quiet, inlined
             pass
 
-    def _attend(self, optimizer: object, now: int) -> None:
+    def _update_now_and_then(self, optimizer: object, now: int) -> None:
         """Do what need not be done at every step: claim, set the phase, read the optimizer's own step count."""
-        self._due_ns = now + ATTEND_EVERY_NS
+        self._due_ns = now + UPDATE_EVERY_NS
         if self.wants_slot is not None:
             self.wants_slot()
         if self.start is not None:

@@ -44,7 +44,6 @@ SOURCE_BITS = 2
 OVER_BITS = 24
 
 FLAG_AUTOGRAD = 1  # torch.autograd is watched: from here on "no backward seen" means something
-FLAG_OPTIM = 2  # the global optimizer hook is in place
 FLAG_BACKWARD = 4  # a backward pass ran
 FLAG_ELSEWHERE = 8  # training may go on where we do not see it: another framework, or processes started by torch.multiprocessing
 FLAG_SAVE_ASKED = 16  # worker.should_save() or save_requested() returned True
@@ -142,3 +141,13 @@ def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
             return None
 
     return guarded
+
+
+def wrapped_as(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a wrapper the name of what it wraps, as functools.wraps does; functools is not imported for that at every start."""
+    for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
+        if hasattr(inner, name):
+            setattr(wrapper, name, getattr(inner, name))
+    wrapper.__dict__.update(getattr(inner, "__dict__", {}))
+    wrapper.__wrapped__ = inner  # type: ignore[attr-defined]  # as inspect.signature follows it
+    return wrapper

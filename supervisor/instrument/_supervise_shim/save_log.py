@@ -14,7 +14,7 @@ from _weakref import ref
 from itertools import count
 from time import time
 
-from .layout import quiet
+from .layout import quiet, wrapped_as
 from .paths import archive_of, as_good_as, path_of, stat_of
 
 TYPE_CHECKING = False
@@ -126,9 +126,7 @@ class SaveLog:
                 note(*args[:n_args])
             return result
 
-        import functools  # noqa: PLC0415 - not at every start; torch has it by now
-
-        return as_good_as(inner, functools.wraps(inner)(wrapper))
+        return as_good_as(inner, wrapped_as(inner, wrapper))
 
     def _in_turn(self, note: Callable[[], None]) -> None:
         """Make one note after the other. If a signal's handler saves during a note, its own note comes after that one."""

@@ -11,7 +11,7 @@ import os
 
 from . import layout
 from .claim import with_us
-from .layout import quiet
+from .layout import quiet, wrapped_as
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class SpawnedRanks:
             args, kwargs = self._handing_on(args, kwargs) or (args, kwargs)
             inner(popen, *args, **kwargs)
 
-        module.Popen.__init__ = _like(inner, __init__)
+        module.Popen.__init__ = wrapped_as(inner, __init__)
 
     def watch_exec(self, module: Any) -> None:  # noqa: ANN401 - the os module
         """Hook the exec of another program in this process's place, to which all calls with an environment of their own lead."""
@@ -56,7 +56,7 @@ class SpawnedRanks:
         def execve(path: Any, argv: Any, env: Any) -> Any:  # noqa: ANN401 - as os has it
             inner(path, argv, self._with_us(env) or env)
 
-        module.execve = _like(inner, execve)
+        module.execve = wrapped_as(inner, execve)
 
     @quiet
     def _handing_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -86,7 +86,7 @@ class SpawnedRanks:
             return run(self._reported(fn), i, *args)
 
         # pickle finds the wrapper where it finds the original
-        module.start_processes, module._wrap = _like(start, start_processes), _like(run, _wrap)  # noqa: SLF001 - see above
+        module.start_processes, module._wrap = wrapped_as(start, start_processes), wrapped_as(run, _wrap)  # noqa: SLF001 - see above
 
     @quiet
     def _begins(self, index: int) -> None:
@@ -95,7 +95,7 @@ class SpawnedRanks:
         if not (who.known_rank or who.claimed or "LOCAL_RANK" in os.environ):
             who.rank = who.local_rank = int(index)
             who.has_index = True
-            self._beat.number(who.rank)
+            self._beat.set_rank(who.rank)
 
     def _reported(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Report what `fn` raises: torch sends its text to the parent, and no exception hook sees it."""
@@ -108,11 +108,3 @@ class SpawnedRanks:
                 raise
 
         return reported
-
-
-def _like(inner: Any, wrapper: Any) -> Any:  # noqa: ANN401 - functions of others
-    """Give a wrapper the name of what it wraps; functools is not imported for that at every start."""
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-        setattr(wrapper, name, getattr(inner, name, None))
-    wrapper.__wrapped__ = inner
-    return wrapper

@@ -12,7 +12,7 @@ import sys
 from time import time
 
 from . import layout
-from .layout import quiet
+from .layout import quiet, wrapped_as
 from .stores import AgentStore
 
 TYPE_CHECKING = False
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType
     from typing import Any
 
-    from .drill import DrillFault
     from .heartbeat import HeartbeatWriter
     from .load_log import LoadLog
     from .programs import ProgramRecognition
-    from .resume_record import ResumeRecord
     from .save_log import SaveLog
     from .save_request import SaveRequests
     from .spawned import SpawnedRanks
@@ -50,18 +48,14 @@ class TorchHooks:
         self._save_requests = save_requests
         self._save_log = save_log
         self._programs = programs
-        self._drill: DrillFault | ResumeRecord | None = None
         self._spawned = spawned
         self._group_began = group_began
         self._agent_store = AgentStore(beat.report_world)
-        self._step_hooks: list[Any] = []  # the handles of our hooks on the optimizers' steps
+        self._step_hook: Any = None  # the handle of our hook on the optimizers' steps
 
-    def begin(self, drill: DrillFault | ResumeRecord | None) -> None:
-        """Take what this attempt brings: the agent's store, and a drill's part before the optimizers' steps."""
+    def begin(self) -> None:
+        """Take what this attempt brings: the agent's store."""
         self._agent_store.identify()
-        self._drill = drill
-        if drill is not None and self._step_hooks:  # a standby has imported them
-            self._step_hooks.append(sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(drill.before_step))
 
     def table(self) -> dict[str, Callable[[Any], None]]:
         """Say what is done to which module."""
@@ -96,7 +90,6 @@ class TorchHooks:
 
     def _optimizers(self, module: Any) -> None:
         self._hook_steps(module)
-        self._beat.flag(layout.FLAG_OPTIM)
         _once(module.Optimizer, "__init__", lambda: self._beat.flag(layout.FLAG_OPTIMIZER))
 
     def _modules(self, module: Any) -> None:
@@ -111,9 +104,7 @@ class TorchHooks:
         self._beat.flag(layout.FLAG_RAN)
 
     def _hook_steps(self, module: Any) -> None:
-        self._step_hooks = [module.register_optimizer_step_post_hook(self._beat.on_step)]
-        if self._drill is not None:
-            self._step_hooks.append(module.register_optimizer_step_pre_hook(self._drill.before_step))
+        self._step_hook = module.register_optimizer_step_post_hook(self._beat.on_step)
 
     def _autograd(self, module: Any) -> None:
         """See the first backward pass, under whatever name it was asked for, and be gone.
@@ -140,7 +131,7 @@ class TorchHooks:
                 self._beat.script_over()
             inner(group)
 
-        module.destroy_process_group = _like(inner, destroy_process_group)
+        module.destroy_process_group = wrapped_as(inner, destroy_process_group)
 
     def _dcp_save(self, module: Any) -> None:
         for name in ("save", "async_save", "save_state_dict"):
@@ -158,16 +149,16 @@ class TorchHooks:
             return
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            hooks = self._step_hooks
-            for hook in hooks:
+            hook = self._step_hook
+            if hook is not None:
                 hook.remove()
             try:
                 return inner(*args, **kwargs)
             finally:
-                if hooks:
+                if hook is not None:
                     self._hook_steps(sys.modules["torch.optim.optimizer"])
 
-        setattr(module, name, _like(inner, wrapper))
+        setattr(module, name, wrapped_as(inner, wrapper))
 
     def _safetensors(self, module: Any) -> None:
         self._phased(module, "safe_open", layout.LOAD, _first, "safetensors")  # load_file goes through it
@@ -215,7 +206,7 @@ class TorchHooks:
                 if find is not None and not saves:
                     self._load_log.note(find(args, kwargs), complete, via, began)
 
-        setattr(module, name, _like(inner, wrapper))
+        setattr(module, name, wrapped_as(inner, wrapper))
 
     @quiet
     def _ended(self, token: tuple[int, str] | None, result: Any, *, well: bool) -> None:
@@ -241,7 +232,7 @@ def _once(owner: Any, name: str, seen: Callable[[], None]) -> None:
             quiet(seen)()
         return inner(*args, **kwargs)
 
-    wrapped = _like(inner, once)
+    wrapped = wrapped_as(inner, once)
     setattr(owner, name, wrapped)
 
 
@@ -341,9 +332,3 @@ def died_in(trace: TracebackType | None) -> int | None:
             return phase
         trace = trace.tb_next
     return None
-
-
-def _like(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    import functools  # noqa: PLC0415 - not at every start; threading and torch have it by now
-
-    return functools.wraps(inner)(wrapper)

@@ -8,14 +8,14 @@ from supervisor.core.model import Hang, HangKind, Phase
 from supervisor.core.numeric import rank_list
 from supervisor.core.values import replace
 from supervisor.observe.hangs.awaited import AwaitedKind
-from supervisor.observe.hangs.movement import compare
-from supervisor.observe.hangs.standing import Doing, Standing, standing
+from supervisor.observe.hangs.rank_activity import ActivityKind, RankActivity, rank_activity
+from supervisor.observe.hangs.rank_progress import compare
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from supervisor.observe.hangs.look import Look
-    from supervisor.observe.hangs.movement import Movement
+    from supervisor.observe.hangs.rank_progress import RankProgress
 
 #: Kinds in which the ranks that are waited for may come, if they do anything.
 _MAY_GO_ON = frozenset({HangKind.LATE, HangKind.WAITING, HangKind.EXIT, HangKind.STILL})
@@ -23,25 +23,25 @@ _MAY_GO_ON = frozenset({HangKind.LATE, HangKind.WAITING, HangKind.EXIT, HangKind
 
 def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrated: bool) -> Hang:
     """Return what the hang is, of two neighbouring looks between which no rank moved."""
-    movement = compare(first, second)
-    before = {look.rank: standing(look) for look in first.ranks}
-    plain = tuple(standing(look) for look in second.ranks)
-    lasting_ranks = {one.rank for one in plain if one.rank in before and _same(before[one.rank], one)}
-    now = tuple(_in_full(one, movement) for one in plain)
-    lasting = tuple(one for one in now if one.rank in lasting_ranks)
-    kind, text, culprits = _judged(now, lasting, second, movement)
+    progress = compare(first, second)
+    before = {look.rank: rank_activity(look) for look in first.ranks}
+    plain = tuple(rank_activity(look) for look in second.ranks)
+    lasting_ranks = {activity.rank for activity in plain if activity.rank in before and _same(before[activity.rank], activity)}
+    now = tuple(_in_full(activity, progress) for activity in plain)
+    lasting = tuple(activity for activity in now if activity.rank in lasting_ranks)
+    kind, text, culprits = _judged(now, lasting, second, progress)
     concerned = culprits or now
-    waiters = [one for one in now if one.group is not None]
-    timeouts = [one.group.timeout_s for one in waiters if one.group is not None and one.group.timeout_s is not None]
+    waiters = [activity for activity in now if activity.group is not None]
+    timeouts = [activity.group.timeout_s for activity in waiters if activity.group is not None and activity.group.timeout_s is not None]
     shown = concerned[0] if concerned else None
-    busy, slow = ({rank for rank, _ in rows} for rows in (movement.busy, movement.slow))
-    goes_on = [one.rank for one in concerned if kind in _MAY_GO_ON or one.rank in slow]
+    busy, slow = ({rank for rank, _ in rows} for rows in (progress.busy, progress.slow))
+    goes_on = [activity.rank for activity in concerned if kind in _MAY_GO_ON or activity.rank in slow]
     is_busy = kind in _MAY_GO_ON and any(rank in busy for rank in goes_on)
     is_slow = any(rank in slow for rank in goes_on)
     return Hang(
         kind,
         text,
-        tuple(one.rank for one in culprits),
+        tuple(activity.rank for activity in culprits),
         _code(culprits),
         Phase.UNKNOWN if shown is None else shown.phase,
         still_s,
@@ -54,49 +54,49 @@ def hang(first: Look, second: Look, *, still_s: float, limit_s: float, calibrate
     )
 
 
-def _in_full(one: Standing, movement: Movement) -> Standing:
+def _in_full(activity: RankActivity, progress: RankProgress) -> RankActivity:
     """Return what a rank does, with what it uses, moves and waits for, if it is not in a collective."""
-    if one.doing not in {Doing.ELSEWHERE, Doing.BLOCKED}:
-        return one
-    busy = [f", and {text}" for rank, text in movement.busy if rank == one.rank]
-    slow = [f", {text}" for rank, text in movement.slow if rank == one.rank]
-    waits = [f", waiting for {' and '.join(awaited.text for awaited in one.awaits)}"] if one.awaits and not busy else []
-    return replace(one, text="".join([one.text, *busy, *slow, *waits]))
+    if activity.kind not in {ActivityKind.ELSEWHERE, ActivityKind.BLOCKED}:
+        return activity
+    busy = [f", and {text}" for rank, text in progress.busy if rank == activity.rank]
+    slow = [f", {text}" for rank, text in progress.slow if rank == activity.rank]
+    waits = [f", waiting for {' and '.join(awaited.text for awaited in activity.awaits)}"] if activity.awaits and not busy else []
+    return replace(activity, text="".join([activity.text, *busy, *slow, *waits]))
 
 
-def _left_file(concerned: Sequence[Standing]) -> str:
+def _left_file(concerned: Sequence[RankActivity]) -> str:
     """Return the file that all of these ranks wait for the end of, and that nobody is left to remove; "" for none."""
-    files = [{awaited.name for awaited in one.awaits if awaited.is_left} for one in concerned]
+    files = [{awaited.name for awaited in activity.awaits if awaited.is_left} for activity in concerned]
     return min(set.intersection(*files), default="") if files else ""
 
 
 def _judged(
-    now: tuple[Standing, ...], lasting: tuple[Standing, ...], look: Look, movement: Movement
-) -> tuple[HangKind, str, tuple[Standing, ...]]:
+    now: tuple[RankActivity, ...], lasting: tuple[RankActivity, ...], look: Look, progress: RankProgress
+) -> tuple[HangKind, str, tuple[RankActivity, ...]]:
     """Return kind, sentence and culprits: the first kind that is proven. `lasting`: the ranks that do the same in both looks."""
-    waits = tuple(one for one in now if one.doing is Doing.WAITS)
-    if missed := _missed(now, lasting, waits, movement, {one.rank for one in look.ranks if one.script_over}):
-        others = tuple(one for one in now if one.doing is Doing.ELSEWHERE)
+    waits = tuple(activity for activity in now if activity.kind is ActivityKind.WAITS)
+    if missed := _missed(now, lasting, waits, progress, {rank.rank for rank in look.ranks if rank.script_over}):
+        others = tuple(activity for activity in now if activity.kind is ActivityKind.ELSEWHERE)
         return HangKind.GONE, _sentence(waits, (*others, *missed), look), missed
     if conflict := _mismatch(lasting):
         return HangKind.MISMATCH, f"{_waiting(conflict)}: they wait for ever", conflict
-    for kind, which in ((HangKind.STOPPED, Doing.STOPPED), (HangKind.BLOCKED, Doing.BLOCKED)):
-        if culprits := tuple(one for one in lasting if one.doing is which):
+    for kind, which in ((HangKind.STOPPED, ActivityKind.STOPPED), (HangKind.BLOCKED, ActivityKind.BLOCKED)):
+        if culprits := tuple(activity for activity in lasting if activity.kind is which):
             return kind, _sentence(waits, culprits, look), culprits
-    rest = tuple(one for one in now if one.doing not in {Doing.WAITS, Doing.GONE})
+    rest = tuple(activity for activity in now if activity.kind not in {ActivityKind.WAITS, ActivityKind.GONE})
     goes_on = rest if len(rest) < len(now) else ()  # the others ended in order
-    if rest and (waits or all(one.at_exit for one in rest)):
+    if rest and (waits or all(activity.at_exit for activity in rest)):
         return HangKind.LATE if waits else HangKind.EXIT, _sentence(waits, rest, look), rest
-    calls = {(one.group.name if one.group else "", one.text) for one in waits}
-    if len(calls) == 1 and not any(one.collective is not None and one.collective.is_p2p for one in waits):
+    calls = {(activity.group.name if activity.group else "", activity.text) for activity in waits}
+    if len(calls) == 1 and not any(activity.collective is not None and activity.collective.is_p2p for activity in waits):
         return HangKind.WAITING, _sentence(waits, (), look) + _missing(waits, look), ()
     return HangKind.STILL, _sentence(waits, rest, look) or "no rank of this node is known", goes_on
 
 
-def _missing(waits: Sequence[Standing], look: Look) -> str:
+def _missing(waits: Sequence[RankActivity], look: Look) -> str:
     """Return how many ranks came to the process group that is to be made, where it is to have more than there are on this node."""
-    world = max((one.world or 0 for one in look.ranks), default=0)
-    if world <= len(waits) or not all("init_process_group" in one.text for one in waits):
+    world = max((rank.world or 0 for rank in look.ranks), default=0)
+    if world <= len(waits) or not all("init_process_group" in activity.text for activity in waits):
         return ""
     rest = world - len(waits)
     where = "the other one is on another node" if rest == 1 else f"the {rest} others are on other nodes"
@@ -104,90 +104,102 @@ def _missing(waits: Sequence[Standing], look: Look) -> str:
 
 
 def _missed(
-    now: tuple[Standing, ...], lasting: tuple[Standing, ...], waits: tuple[Standing, ...], movement: Movement, over: Collection[int]
-) -> tuple[Standing, ...]:
+    now: tuple[RankActivity, ...],
+    lasting: tuple[RankActivity, ...],
+    waits: tuple[RankActivity, ...],
+    progress: RankProgress,
+    over: Collection[int],
+) -> tuple[RankActivity, ...]:
     """Return the ranks that are gone and that a peer waits for, or all if none lives. `over`: the ranks that have no more to train.
 
     A rank may also have ended in order, while another one still uploads the result: that is no hang. But one that polls, for nothing that a
     living process holds and while no byte of it moves, polls for what no rank will make any more. If it gave up its group before, or if the
     ranks that are gone came to their end and nothing shows what it polls, it may be a service on another machine that it asks.
     """
-    gone = tuple(one for one in lasting if one.doing is Doing.GONE)
+    gone = tuple(activity for activity in lasting if activity.kind is ActivityKind.GONE)
     if len(gone) == len(now):
         return gone
-    active = {rank for rank, _ in (*movement.busy, *movement.slow)}
-    in_order = all(one.rank in over for one in gone)
-    alive = [one for one in now if one.doing is Doing.ELSEWHERE and one.rank not in active and one.rank not in over]
-    polling = [one for one in alive if _polls_in_vain(one, movement) and (one.awaits or not in_order)]
+    active = {rank for rank, _ in (*progress.busy, *progress.slow)}
+    in_order = all(activity.rank in over for activity in gone)
+    alive = [
+        activity
+        for activity in now
+        if activity.kind is ActivityKind.ELSEWHERE and activity.rank not in active and activity.rank not in over
+    ]
+    polling = [activity for activity in alive if _polls_in_vain(activity, progress) and (activity.awaits or not in_order)]
     if len(polling) + len(gone) == len(now):
         return gone
-    return tuple(one for one in gone if any(wait.group is None or not wait.group.ranks or one.rank in wait.group.ranks for wait in waits))
+    groups = [wait.group for wait in waits]
+    return tuple(activity for activity in gone if any(group is None or not group.ranks or activity.rank in group.ranks for group in groups))
 
 
-def _polls_in_vain(one: Standing, movement: Movement) -> bool:
+def _polls_in_vain(activity: RankActivity, progress: RankProgress) -> bool:
     """Return whether a rank polls, or waits at a pipe, with nobody there."""
-    waits = one.rank in movement.polling or any(awaited.kind is AwaitedKind.PIPE for awaited in one.awaits)
-    return waits and not any(awaited.lives for awaited in one.awaits)
+    waits = activity.rank in progress.polling or any(awaited.kind is AwaitedKind.PIPE for awaited in activity.awaits)
+    return waits and not any(awaited.lives for awaited in activity.awaits)
 
 
-def _mismatch(lasting: tuple[Standing, ...]) -> tuple[Standing, ...]:
+def _mismatch(lasting: tuple[RankActivity, ...]) -> tuple[RankActivity, ...]:
     """Return the ranks that wait in one process group for collectives that differ; none without.
 
     Two ranks whose collectives of one number are different operations wait for ever, whatever the others do. Different numbers prove it
     only if all ranks of the group are seen, and all wait: a broadcast is over for its source before the others have come.
     """
-    groups: dict[tuple[str, str, tuple[int, ...]], list[Standing]] = {}  # two groups that share no rank may share a name
-    for one in lasting:
+    groups: dict[tuple[str, str, tuple[int, ...]], list[RankActivity]] = {}  # two groups that share no rank may share a name
+    for activity in lasting:
         if (
-            one.doing is Doing.WAITS
-            and one.group is not None
-            and one.group.name
-            and one.collective is not None
-            and not one.collective.is_p2p
+            activity.kind is ActivityKind.WAITS
+            and activity.group is not None
+            and activity.group.name
+            and activity.collective is not None
+            and not activity.collective.is_p2p
         ):
-            groups.setdefault((one.group.name, one.group.backend, one.group.ranks), []).append(one)
-    for found in groups.values():
-        calls = {(one.collective.sequence, one.collective.operation) for one in found if one.collective is not None}
+            groups.setdefault((activity.group.name, activity.group.backend, activity.group.ranks), []).append(activity)
+    for waiting in groups.values():
+        calls = {(activity.collective.sequence, activity.collective.operation) for activity in waiting if activity.collective is not None}
         differ_in_name = len(calls) > len({sequence for sequence, _ in calls})
-        members = {rank for one in found if one.group is not None for rank in one.group.ranks}
-        all_wait = bool(members) and members == {one.rank for one in found}
+        members = {rank for activity in waiting if activity.group is not None for rank in activity.group.ranks}
+        all_wait = bool(members) and members == {activity.rank for activity in waiting}
         if differ_in_name or (len(calls) > 1 and all_wait):
-            return tuple(found)
+            return tuple(waiting)
     return ()
 
 
-def _sentence(waits: tuple[Standing, ...], others: tuple[Standing, ...], look: Look) -> str:
+def _sentence(waits: tuple[RankActivity, ...], others: tuple[RankActivity, ...], look: Look) -> str:
     """Return one sentence: who waits in what, and what the others do."""
     parts = [_waiting(waits)] if waits else []
-    alike: dict[str, list[Standing]] = {}
-    for one in others:
-        alike.setdefault(one.text, []).append(one)
-    parts += [f"{rank_list(one.rank for one in ones)} {'is' if len(ones) == 1 else 'are'} {text}" for text, ones in alike.items()]
+    alike: dict[str, list[RankActivity]] = {}
+    for activity in others:
+        alike.setdefault(activity.text, []).append(activity)
+    parts += [
+        f"{rank_list(activity.rank for activity in activities)} {'is' if len(activities) == 1 else 'are'} {text}"
+        for text, activities in alike.items()
+    ]
     behind = _behind(look)
     return "; ".join([*parts, *([behind] if behind else [])])
 
 
-def _waiting(waits: Sequence[Standing]) -> str:
+def _waiting(waits: Sequence[RankActivity]) -> str:
     """Return who waits in which collective, and where in the user's code: `ranks 0-6 wait in all_reduce (seq 1841, train.py:61)`."""
-    alike: dict[str, list[Standing]] = {}
-    for one in waits:
-        place = one.place if all(other.place == one.place for other in waits if other.text == one.text) else ""
+    alike: dict[str, list[RankActivity]] = {}
+    for activity in waits:
+        place = activity.place if all(other.place == activity.place for other in waits if other.text == activity.text) else ""
         inner = f", {place})" if place else ")"
-        text = one.text[:-1] + inner if one.text.endswith(")") else one.text + (f" ({place})" if place else "")
-        alike.setdefault(text, []).append(one)
+        text = activity.text[:-1] + inner if activity.text.endswith(")") else activity.text + (f" ({place})" if place else "")
+        alike.setdefault(text, []).append(activity)
     parts: list[str] = []
-    for text, ones in alike.items():
-        verb = "" if parts else " waits" if len(ones) == 1 else " wait"
-        parts.append(f"{rank_list(one.rank for one in ones)}{verb} {text}")
+    for text, activities in alike.items():
+        verb = "" if parts else " waits" if len(activities) == 1 else " wait"
+        parts.append(f"{rank_list(activity.rank for activity in activities)}{verb} {text}")
     return ", ".join(parts)
 
 
-def _code(culprits: Sequence[Standing]) -> str:
+def _code(culprits: Sequence[RankActivity]) -> str:
     """Return where the culprits stand in the user's code: `train.py:61`, `train.py:61 (rank 0), train.py:75 (ranks 1-3)`."""
     places: dict[str, list[int]] = {}
-    for one in culprits:
-        if one.place:
-            places.setdefault(one.place, []).append(one.rank)
+    for activity in culprits:
+        if activity.place:
+            places.setdefault(activity.place, []).append(activity.rank)
     if len(places) == 1:
         return next(iter(places))
     return ", ".join(f"{place} ({rank_list(ranks)})" for place, ranks in places.items())
@@ -195,11 +207,11 @@ def _code(culprits: Sequence[Standing]) -> str:
 
 def _behind(look: Look) -> str:
     """Return which ranks made fewer steps than the others; "" where all made as many. One that ended lags behind nobody."""
-    steps = {one.rank: one.steps for one in look.ranks if one.steps and not one.process.is_gone}
+    steps = {rank.rank: rank.steps for rank in look.ranks if rank.steps and not rank.process.is_gone}
     most = max(steps.values(), default=0)
     by_lag: dict[int, list[int]] = {}
-    for rank, made in steps.items():
-        by_lag.setdefault(most - made, []).append(rank)
+    for rank, rank_steps in steps.items():
+        by_lag.setdefault(most - rank_steps, []).append(rank)
     return ", ".join(
         f"{rank_list(ranks)} {'is' if len(ranks) == 1 else 'are'} {'one step' if lag == 1 else f'{lag} steps'} behind"
         for lag, ranks in sorted(by_lag.items())
@@ -207,6 +219,6 @@ def _behind(look: Look) -> str:
     )
 
 
-def _same(before: Standing, after: Standing) -> bool:
+def _same(before: RankActivity, after: RankActivity) -> bool:
     """Return whether a rank does the same in both looks."""
-    return (before.doing, before.pid, before.text) == (after.doing, after.pid, after.text)
+    return (before.kind, before.pid, before.text) == (after.kind, after.pid, after.text)

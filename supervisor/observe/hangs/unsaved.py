@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Phase
 from supervisor.core.numeric import rank_list
-from supervisor.observe.hangs.standing import Doing, standing
+from supervisor.observe.hangs.rank_activity import ActivityKind, rank_activity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def text_of(look: Look, beats: Sequence[RankHeartbeat]) -> str:
     """Return one sentence: which ranks did not ask, never ask, or were asked to save and have not, each with its phase and line."""
-    does = {rank.rank: _does(standing(rank).text, rank.phase, waits=standing(rank).doing is Doing.WAITS) for rank in look.ranks}
+    does = {
+        rank.rank: _does(rank_activity(rank).text, rank.phase, waits=rank_activity(rank).kind is ActivityKind.WAITS) for rank in look.ranks
+    }
     alike: dict[str, list[int]] = {}
     for beat in beats:
         if how := _how(beat, is_anyone_asking=any(other.asks for other in beats)):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from supervisor.config.watch_settings import HangSection
     from supervisor.core.model import RankInfo
-    from supervisor.observe.hangs.movement import Movement
+    from supervisor.observe.hangs.rank_progress import RankProgress
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 L = TypeVar("L")
@@ -67,7 +67,7 @@ class Looks(Protocol[L]):
         """Take a look in another thread, and call `done` with it there; with None if it failed."""
         ...
 
-    def compare(self, first: L, second: L) -> Movement:
+    def compare(self, first: L, second: L) -> RankProgress:
         """Return what moved from one look to the next."""
         ...
 

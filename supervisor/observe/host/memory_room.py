@@ -1,14 +1,13 @@
 """How much memory the job may still take: of the machine, and of each control group that limits it.
 
-The kernel's own estimate counts for the machine (MemAvailable, proc_meminfo(5)). In a control group the file caches count as free, because
-the kernel gives them up before it kills. Files of the kernel's own are read: they do not hang.
+The kernel's own estimate counts for the machine (psutil's `available`). In a control group the file caches count as free, because the
+kernel gives them up before it kills. Files of the kernel's own are read: they do not hang.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from health.probes import system_files
 from health.probes.host import cgroup
 from supervisor.core.values import Struct
 
@@ -30,19 +29,27 @@ class MemoryRoom(Struct, frozen=True):
 
 
 def rooms(root: str = "/") -> tuple[MemoryRoom, ...]:
-    """Read the machine's memory and each limit of our control group and those above it. root: the directory that counts as /."""
-    machine = system_files.table(f"{root.rstrip('/')}/proc/meminfo")
-    free, total = machine.get("MemAvailable"), machine.get("MemTotal")
-    whole = [MemoryRoom(free, total, MACHINE)] if isinstance(free, int) and isinstance(total, int) else []
-    return (*whole, *(MemoryRoom(max(0, one.limit - one.used), one.limit, one.path) for one in cgroup.memory_limits(root)))
+    """Read the machine's memory and each limit of our control group and those above it. root: of the control groups."""
+    limits = cgroup.memory_limits(root)
+    return (*_of_machine(), *(MemoryRoom(max(0, limit.limit - limit.used), limit.limit, limit.path) for limit in limits))
 
 
-def shortage(found: Iterable[MemoryRoom], needed: int, keep_free: int, *, part: float = 1.0) -> str:
+def _of_machine() -> list[MemoryRoom]:
+    import psutil  # noqa: PLC0415  25 ms that a start does not need
+
+    try:
+        memory = psutil.virtual_memory()
+    except (OSError, KeyError):  # the kernel does not show it here
+        return []
+    return [MemoryRoom(memory.available, memory.total, MACHINE)]
+
+
+def shortage(rooms_left: Iterable[MemoryRoom], needed: int, keep_free: int, *, part: float = 1.0) -> str:
     """Return why `needed` bytes more are too many, "" where everywhere `keep_free` and a tenth of the memory stay free after them.
 
     part: of what is to stay free. What was started with room is given up only when less than half of that is left.
     """
-    for room in found:
+    for room in rooms_left:
         kept = int(part * max(keep_free, KEEP_FREE_PART * room.total))
         if room.free - needed < kept:
             more = f" and {needed // _MIB} MiB more are needed" if needed else ""

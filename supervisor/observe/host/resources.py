@@ -64,11 +64,11 @@ def evidence(places: Iterable[tuple[str, str]], least_shm: int | None, deaths: S
 
 def _memory() -> Evidence:
     """Return what memory is available: the machine's, or less where the limit of a control group leaves less."""
-    found = memory_room.rooms()
-    if not found or found[0].whose != memory_room.MACHINE:
-        return Evidence("host", "not_observed", "the machine's memory: /proc/meminfo does not show it")
-    room = min(found, key=lambda one: one.free)
-    whose = "" if room is found[0] else f", by the limit of {room.whose}"
+    rooms = memory_room.rooms()
+    if not rooms or rooms[0].whose != memory_room.MACHINE:
+        return Evidence("host", "not_observed", "the machine's memory: the kernel does not show it")
+    room = min(rooms, key=lambda room: room.free)
+    whose = "" if room is rooms[0] else f", by the limit of {room.whose}"
     fields = (("available", str(room.free)), ("total", str(room.total)))
     return Evidence("host", "memory_available", f"{_mib(room.free)} of {_mib(room.total)} memory available{whose}", fields=fields)
 

@@ -49,7 +49,6 @@ class RankHeartbeat(Struct, frozen=True):
     step: int | None
     step_source: str | None
     torch_loaded: bool
-    optim_loaded: bool
     backward_seen: bool
     save_asked: bool
     asks: bool = False
@@ -118,7 +117,6 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | Non
         step=step,
         step_source={shim.SOURCE_OPTIMIZER: "optimizer", shim.SOURCE_WORKER: "worker"}.get(source),
         torch_loaded=bool(flags & shim.FLAG_AUTOGRAD),
-        optim_loaded=bool(flags & shim.FLAG_OPTIM),
         backward_seen=bool(flags & shim.FLAG_BACKWARD),
         save_asked=bool(flags & shim.FLAG_SAVE_ASKED),
         asks=bool(flags & shim.FLAG_ASKS),

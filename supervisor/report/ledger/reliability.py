@@ -10,13 +10,13 @@ CONFIDENCE = 0.9
 LEAST_FAILURES = 3
 
 
-def mtbf_interval_s(ran_s: float, failures: int, confidence: float = CONFIDENCE) -> tuple[float, float | None]:
+def mtbf_interval_s(ran_s: float, failures: int) -> tuple[float, float | None]:
     """Return the two-sided interval of the mean time between failures, in seconds; without a failure it has no upper end (None).
 
     Exact for a Poisson process that was watched for `ran_s` seconds: F. Garwood, *Fiducial limits for the Poisson distribution*,
-    Biometrika 28, 1936. It equals 2T / chi-square(1 - a/2, 2n + 2) and 2T / chi-square(a/2, 2n), a = 1 - confidence.
+    Biometrika 28, 1936. It equals 2T / chi-square(1 - a/2, 2n + 2) and 2T / chi-square(a/2, 2n), a = 1 - CONFIDENCE.
     """
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     most = _poisson_mean(failures, tail)
     return ran_s / most, None if failures == 0 else ran_s / _poisson_mean(failures - 1, 1 - tail)
 

@@ -12,8 +12,8 @@ from supervisor.observe.hangs import diagnosis
 from supervisor.observe.hangs.awaited import Awaited, AwaitedKind
 from supervisor.observe.hangs.frames import StackFrame, ThreadStack
 from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
-from supervisor.observe.hangs.movement import compare
 from supervisor.observe.hangs.procfs import FileWait, ProcessCounters, ThreadWait
+from supervisor.observe.hangs.rank_progress import compare
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup, RecordedCollectives
 
 if TYPE_CHECKING:
@@ -378,11 +378,11 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str], ...] = (
 
 @pytest.mark.parametrize(("first", "second", "what"), [row[1:] for row in MOVES], ids=[row[0] for row in MOVES])
 def test_what_moved_between_two_looks(first: RankLook, second: RankLook, what: str) -> None:
-    movement = compare(Look(0.0, (first,)), Look(30.0, (second,)))
+    progress = compare(Look(0.0, (first,)), Look(30.0, (second,)))
     found = ((first.rank, what),) if what else ()
     is_busy = what in {"uses CPU time", "waits for a processor", "has processes that use CPU time"}
-    assert (movement.moved, movement.busy) == (((), found) if is_busy else (found, ()))
-    assert movement.text == (f"rank {first.rank} {what}" if movement.moved else "")
+    assert (progress.moved, progress.busy) == (((), found) if is_busy else (found, ()))
+    assert progress.text == (f"rank {first.rank} {what}" if progress.moved else "")
 
 
 LOCK = Awaited(AwaitedKind.FILE, "/c/lock", "the file /c/lock (3 min old; no process has it open)", is_left=True)
@@ -503,8 +503,8 @@ def test_the_cpu_time_of_a_process_that_a_rank_waits_for_is_work(objects: tuple[
     """One that it does not visibly wait for may be anything, and has to use as much as another thread."""
     first, second = unmoved(awaiting(0, *objects))
     work = helper(500, cpu_s)
-    movement = compare(Look(0.0, (replace(first, helpers=(work,)),)), Look(30.0, (replace(second, helpers=(work,)),)))
-    assert movement.busy == (((0, "has processes that use CPU time"),) if is_busy else ())
+    progress = compare(Look(0.0, (replace(first, helpers=(work,)),)), Look(30.0, (replace(second, helpers=(work,)),)))
+    assert progress.busy == (((0, "has processes that use CPU time"),) if is_busy else ())
 
 
 def test_a_build_that_starts_one_compiler_after_the_other_moves() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from supervisor.core.model import Hang, HangKind
 from supervisor.observe.hangs import diagnosis, frames, py_spy
-from supervisor.observe.hangs.movement import Movement, compare
 from supervisor.observe.hangs.procfs import mount_of, waits
+from supervisor.observe.hangs.rank_progress import RankProgress, compare
 from tests.checkpointing import mounts
 from tests.jobs.hang_names import HANGS
 from tests.pathologies import driving
@@ -59,7 +59,7 @@ def _frames(look: Look) -> tuple[frames.StackFrame, ...]:
     return stacks[0].frames if stacks else ()
 
 
-def two_looks(ranks: Ranks, gap_s: float = 1.0) -> tuple[Movement, Hang, Look]:
+def two_looks(ranks: Ranks, gap_s: float = 1.0) -> tuple[RankProgress, Hang, Look]:
     """Take two looks, and return what they mean. The time between them is what is measured."""
     first = ranks.look()
     time.sleep(gap_s)
@@ -71,13 +71,13 @@ def test_a_sleeping_rank_moves_nothing_and_a_stopped_one_is_named(ranks: Ranks, 
     monkeypatch.setattr(py_spy, "PROGRAM", "no-such-py-spy")  # it could read a stopped process
     found = begun(ranks, "import time\ndef evaluate(): time.sleep(1e6)\nevaluate()", at="evaluate")
     assert (found.state, found.no_stacks, found.stacks[0].frames[0].function) == ("S", "", "evaluate")
-    movement, hang, _ = two_looks(ranks, 0.3)
-    assert movement == Movement()
+    progress, hang, _ = two_looks(ranks, 0.3)
+    assert progress == RankProgress()
     assert (hang.kind, hang.text) == (HangKind.STILL, "rank 0 is in evaluate (<string>:2)")
     ranks.processes[0].send_signal(signal.SIGSTOP)
     wait_for(lambda: waits(ranks.processes[0].pid).state == "T", "the stop")
-    movement, hang, look = two_looks(ranks, 0.0)
-    assert movement == Movement()
+    progress, hang, look = two_looks(ranks, 0.0)
+    assert progress == RankProgress()
     assert (hang.kind, hang.ranks) == (HangKind.STOPPED, (0,))
     assert "it is stopped" in look.ranks[0].process.no_stacks
     ranks.processes[0].send_signal(signal.SIGCONT)
@@ -111,13 +111,13 @@ def test_a_read_from_a_dead_file_system_names_file_and_mount_and_gets_no_signal(
         ranks.start("-c", f"open({str(mount / 'data')!r}, 'rb').read()")
         pid = ranks.processes[0].pid
         wait_for(lambda: waits(pid).file is not None or waits(pid).state == "D", "the wait")
-        movement, hang, look = two_looks(ranks, 0.2)
+        progress, hang, look = two_looks(ranks, 0.2)
         found = look.ranks[0].process
         assert found.waits is not None
         assert found.waits.file is not None
         assert (found.waits.file.path, found.waits.file.mount, found.waits.file.fs_type) == (str(mount / "data"), str(mount), "fuse")
         assert "answers no signal" in found.no_stacks
-        assert movement == Movement()
+        assert progress == RankProgress()
         assert (hang.kind, hang.ranks) == (HangKind.BLOCKED, (0,))
         assert f"of {mount}/data on {mount} (fuse)" in hang.text
 
@@ -140,9 +140,9 @@ def test_a_loader_worker_at_a_dead_file_system_is_what_its_rank_is_blocked_by(ra
         mounts.hang(server, mount)
         ranks.start("-c", LOADS, str(mount / "data"))
         wait_for(lambda: any(one.waits and one.waits.file for one in ranks.look().ranks[0].workers), "the worker's wait")
-        movement, hang, look = two_looks(ranks)
+        progress, hang, look = two_looks(ranks)
         (worker,) = look.ranks[0].workers
-        assert movement == Movement()
+        assert progress == RankProgress()
         assert (hang.kind, hang.ranks) == (HangKind.BLOCKED, (0,))
         assert hang.text.startswith(f"rank 0 is in DataLoader.__next__ (<string>:6), and its worker {worker.pid} is ")
         assert f"of {mount}/data on {mount} (fuse)" in hang.text
@@ -162,7 +162,7 @@ def test_each_pathology_has_a_kind() -> None:
     assert KINDS.keys() == set(HANGS)
 
 
-def _judged(ranks: Ranks, tmp_path: Path, pathology: str, at: int) -> tuple[Movement, Hang, Look]:
+def _judged(ranks: Ranks, tmp_path: Path, pathology: str, at: int) -> tuple[RankProgress, Hang, Look]:
     """Have two gloo ranks stand still, and look twice."""
     words = [word for word in driving.command(pathology) if word.startswith("--") and word not in {"--standalone", "--nproc-per-node=2"}]
     with driving.mounted(pathology, tmp_path / "place") as have_it_hang:
@@ -181,8 +181,8 @@ def _judged(ranks: Ranks, tmp_path: Path, pathology: str, at: int) -> tuple[Move
 
 
 def test_two_gloo_ranks_in_different_collectives(ranks: Ranks, tmp_path: Path) -> None:
-    movement, hang, look = _judged(ranks, tmp_path, "swallowed", 3)
-    assert movement == Movement()
+    progress, hang, look = _judged(ranks, tmp_path, "swallowed", 3)
+    assert progress == RankProgress()
     assert (hang.kind, hang.ranks, hang.group_timeout_s) == (HangKind.MISMATCH, (0, 1), 1800.0)
     pending = [one.pending.text for rank in look.ranks for one in rank.collectives.groups if one.pending is not None]
     assert hang.text.startswith(f"rank 0 waits in {pending[0][:-1]}, hangs.py:")
@@ -220,8 +220,8 @@ def test_gloo_ranks_that_wait_for_each_other_outside_of_torch_s_recorder(ranks: 
         return all(found and any(frame.function == "exchange" for frame in found[0].frames) for found in stacks)
 
     wait_for(are_there, "both ranks in exchange", 60)
-    movement, hang, _ = two_looks(ranks)
-    assert movement == Movement()
+    progress, hang, _ = two_looks(ranks)
+    assert progress == RankProgress()
     assert (hang.kind, hang.text, hang.group_timeout_s) == (HangKind.STILL, text, 1800.0)
 
 
@@ -244,20 +244,20 @@ def test_two_ranks_that_hang_by_ddp_by_fsdp_and_at_the_end(ranks: Ranks, kind: s
     ranks.start(str(driving.SCRIPT.with_name("hang_parallel.py")), kind, count=2)
     due, text = PARALLEL[kind]
 
-    def judged() -> tuple[Movement, Hang] | None:
-        movement, hang, _ = two_looks(ranks)
-        return (movement, hang) if not movement.moved and re.match(text, hang.text) else None
+    def judged() -> tuple[RankProgress, Hang] | None:
+        progress, hang, _ = two_looks(ranks)
+        return (progress, hang) if not progress.moved and re.match(text, hang.text) else None
 
-    movement, hang = wait_for(judged, f"two looks that show {text}", 60)
-    assert (hang.kind, hang.busy, movement.busy) == (due, False, ())
+    progress, hang = wait_for(judged, f"two looks that show {text}", 60)
+    assert (hang.kind, hang.busy, progress.busy) == (due, False, ())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pathology", HANGS)
 def test_each_pathology_is_the_kind_that_it_is(ranks: Ranks, tmp_path: Path, pathology: str) -> None:
     kind, text = KINDS[pathology]
-    movement, hang, look = _judged(ranks, tmp_path, pathology, 40 if pathology == "fewer" else 23)
-    assert movement.moved == ()
+    progress, hang, look = _judged(ranks, tmp_path, pathology, 40 if pathology == "fewer" else 23)
+    assert progress.moved == ()
     assert (hang.kind, hang.busy) == (kind, pathology in BUSY)
     assert text in hang.text
     unreadable = ["GIL may be held" in one.collectives.unreadable for one in look.ranks]

@@ -27,7 +27,6 @@ FIRST = RankHeartbeat(
     step=None,
     step_source=None,
     torch_loaded=True,
-    optim_loaded=True,
     backward_seen=True,
     save_asked=False,
 )

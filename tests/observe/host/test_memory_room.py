@@ -12,9 +12,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GIB = 1 << 30
-MACHINE = f"MemTotal:       {64 * GIB // 1024} kB\nMemFree:        1024 kB\nMemAvailable:   {40 * GIB // 1024} kB"
+MACHINE = f"MemTotal: {64 * GIB // 1024} kB\nMemFree: 1024 kB\nMemAvailable: {40 * GIB // 1024} kB\n" + "".join(
+    f"{name}: 1 kB\n" for name in ("Buffers", "Cached", "Shmem", "Active", "Inactive")
+)
 V2 = "30 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1 = "30 22 0:26 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory"
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory below which psutil and the control groups are read."""
+    monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path / "proc"))
+    return tmp_path
 
 
 def tree(root: Path, files: dict[str, str]) -> str:
@@ -25,22 +34,22 @@ def tree(root: Path, files: dict[str, str]) -> str:
     return str(root)
 
 
-def test_every_level_of_the_control_groups_counts(tmp_path: Path) -> None:
-    found = rooms(tree(tmp_path, {
+def test_every_level_of_the_control_groups_counts(kernel: Path) -> None:
+    found = rooms(tree(kernel, {
         "proc/meminfo": MACHINE, "proc/self/cgroup": "0::/slice/job/step", "proc/self/mountinfo": V2,
         "sys/fs/cgroup/slice/memory.max": str(32 * GIB), "sys/fs/cgroup/slice/memory.current": str(30 * GIB),
         "sys/fs/cgroup/slice/memory.stat": f"anon {10 * GIB}\ninactive_file {12 * GIB}\nactive_file {8 * GIB}",
         "sys/fs/cgroup/slice/job/memory.max": str(16 * GIB), "sys/fs/cgroup/slice/job/memory.current": str(15 * GIB),
         "sys/fs/cgroup/slice/job/step/memory.max": "max", "sys/fs/cgroup/slice/job/step/memory.current": str(14 * GIB),
     }))  # fmt: skip
-    assert [(room.free // GIB, room.total // GIB, room.whose.removeprefix(str(tmp_path))) for room in found] == [
+    assert [(room.free // GIB, room.total // GIB, room.whose.removeprefix(str(kernel))) for room in found] == [
         (40, 64, "the machine"), (1, 16, "/sys/fs/cgroup/slice/job"), (22, 32, "/sys/fs/cgroup/slice"),
     ]  # fmt: skip
     assert "slice/job has 1024 of 16384 MiB free" in shortage(found, 0, 8 * GIB)
 
 
-def test_version_1_and_a_group_that_is_over_its_limit(tmp_path: Path) -> None:
-    found = rooms(tree(tmp_path, {
+def test_version_1_and_a_group_that_is_over_its_limit(kernel: Path) -> None:
+    found = rooms(tree(kernel, {
         "proc/meminfo": MACHINE, "proc/self/cgroup": "4:memory:/a\n0::/", "proc/self/mountinfo": V1,
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712", "sys/fs/cgroup/memory/memory.usage_in_bytes": "7",
         "sys/fs/cgroup/memory/a/memory.limit_in_bytes": str(GIB), "sys/fs/cgroup/memory/a/memory.usage_in_bytes": str(2 * GIB),
@@ -53,8 +62,8 @@ def test_the_real_machine_has_memory() -> None:
     assert 0 < machine.free <= machine.total
 
 
-def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
-    assert rooms(str(tmp_path)) == ()
+def test_without_proc_nothing_is_known(kernel: Path) -> None:
+    assert rooms(str(kernel)) == ()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The copy of a working directory: what is copied, linked and left out; and nothing of the original is changed."""
+"""The scratch directory: what is linked and left out; and nothing of the original is changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from checkpointing.discover import find
-from supervisor.cli.drill import confinement, scratch_copy
+from supervisor.cli.drill import confinement, scratch_directory
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ def written(path: Path, text: str = "text") -> Path:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a little of everything."""
-    monkeypatch.setattr(scratch_copy, "COPY_BYTES", 100)
-    monkeypatch.setattr(scratch_copy, "MOST_IN_DIRECTORY", 5)
+    monkeypatch.setattr(scratch_directory, "MOST_ENTRIES", 22)
     place = tmp_path / "project"
     for name in (
         "train.py",
@@ -38,9 +37,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "ckpt/notes.txt",
     ):
         written(place / name)
-    for number in range(9):
+    for number in range(30):
         written(place / "images" / f"{number}.png")
-    written(place / "corpus.bin", "x" * 101)
     (place / "best.pt").hardlink_to(place / "ckpt" / "step-5.pt")
     (place / "latest.pt").symlink_to("ckpt/step-5.pt")
     (place / "data").symlink_to(tmp_path / "elsewhere")
@@ -49,54 +47,52 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def copied(project: Path, *patterns: str) -> Path:
-    target = project.parent / "copy"
+def linked(project: Path, *patterns: str) -> Path:
+    target = project.parent / "scratch"
     target.mkdir()
-    scratch_copy.copy_directory(project, target, find(patterns, str(project)).candidates, excluded=())
+    scratch_directory.link_files(project, target, find(patterns, str(project)).candidates, excluded=())
     return target
 
 
-def test_small_files_are_copies_and_all_else_is_a_link(project: Path) -> None:
-    copy = copied(project, "ckpt/*.pt")
-    for name in ("train.py", "conf/model.yaml", "out/log.txt", "ckpt/notes.txt"):
-        assert (copy / name).read_text() == "text"
-        assert not (copy / name).is_symlink()
-        assert not (copy / name).parent.is_symlink()
-    for name in (".git", "venv", "images", "corpus.bin"):
-        assert (copy / name).readlink() == project / name
-    assert (copy / "data").readlink() == project.parent / "elsewhere"
-    assert not (copy / "fifo").exists()
+def test_directories_are_made_anew_and_files_are_links(project: Path) -> None:
+    scratch = linked(project, "ckpt/*.pt")
+    for name in ("train.py", "conf/model.yaml", "out/log.txt", "ckpt/notes.txt", ".git/HEAD"):
+        assert (scratch / name).readlink() == project / name
+        assert not (scratch / name).parent.is_symlink()
+    assert (scratch / "images").readlink() == project / "images"  # it has more files than links are made
+    assert (scratch / "data").readlink() == project.parent / "elsewhere"
+    assert not (scratch / "fifo").exists()
 
 
 def test_a_known_checkpoint_is_left_out_under_each_of_its_names(project: Path) -> None:
-    copy = copied(project, "ckpt/*.pt")
-    assert (copy / "ckpt").is_dir()
-    assert not (copy / "ckpt").is_symlink()
-    assert [name for name in ("ckpt/step-5.pt", "best.pt", "latest.pt") if os.path.lexists(copy / name)] == []
+    scratch = linked(project, "ckpt/*.pt")
+    assert (scratch / "ckpt").is_dir()
+    assert not (scratch / "ckpt").is_symlink()
+    assert [name for name in ("ckpt/step-5.pt", "best.pt", "latest.pt") if os.path.lexists(scratch / name)] == []
 
 
 def test_a_checkpoint_s_directory_is_made_anew_however_much_is_in_it(project: Path) -> None:
-    for number in range(10, 20):
+    for number in range(10, 40):
         written(project / "ckpt" / f"step-{number}.pt")
-    assert list((copied(project, "ckpt/*.pt") / "ckpt").iterdir()) == [project.parent / "copy" / "ckpt" / "notes.txt"]
+    assert list((linked(project, "ckpt/*.pt") / "ckpt").iterdir()) == [project.parent / "scratch" / "ckpt" / "notes.txt"]
 
 
 def test_a_scratch_directory_goes_without_the_files_that_its_links_lead_to(project: Path) -> None:
     before = sorted(path.relative_to(project) for path in project.rglob("*"))
-    made = scratch_copy.make(project, project, ())
-    assert not list(made.work.glob(f"{scratch_copy.PREFIX}*"))
+    made = scratch_directory.make(project, project, ())
+    assert not list(made.work.glob(f"{scratch_directory.PREFIX}*"))
     written(made.state / "journal")
     made.remove(keep_state=True)
     assert [path.name for path in made.root.iterdir()] == ["state"]
-    scratch_copy.make(project, project, ()).remove(keep_state=False)  # the next drill
+    scratch_directory.make(project, project, ()).remove(keep_state=False)  # the next drill
     assert sorted(path.relative_to(project) for path in project.rglob("*")) == before
 
 
 def test_what_a_killed_drill_left_goes_with_the_next_one_and_what_runs_stays(project: Path) -> None:
-    left, running = scratch_copy.make(project, project, ()), scratch_copy.make(project, project, ())
+    left, running = scratch_directory.make(project, project, ()), scratch_directory.make(project, project, ())
     os.close(left.lock)  # as the kernel does for a killed process
-    made = scratch_copy.make(project, project, ())
-    assert sorted(project.glob(f"{scratch_copy.PREFIX}*")) == sorted([running.root, made.root])
+    made = scratch_directory.make(project, project, ())
+    assert sorted(project.glob(f"{scratch_directory.PREFIX}*")) == sorted([running.root, made.root])
     for one in (made, running):
         one.remove(keep_state=False)
     assert (project / "train.py").exists()
@@ -105,22 +101,22 @@ def test_what_a_killed_drill_left_goes_with_the_next_one_and_what_runs_stays(pro
 def test_a_kernel_that_cannot_confine_is_refused_before_anything_is_made(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confinement, "version", lambda: 0)
     with pytest.raises(SuperviseError, match="Landlock") as error:
-        scratch_copy.make(project, project, ())
+        scratch_directory.make(project, project, ())
     assert error.value.exit_code == 64
-    assert not list(project.glob(f"{scratch_copy.PREFIX}*"))
+    assert not list(project.glob(f"{scratch_directory.PREFIX}*"))
 
 
 def test_a_link_into_shared_memory_is_refused_and_nothing_is_left(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch_copy, "SHARED_MEMORY", str(project.parent / "elsewhere"))
+    monkeypatch.setattr(scratch_directory, "SHARED_MEMORY", str(project.parent / "elsewhere"))
     with pytest.raises(SuperviseError, match="data leads to") as error:
-        scratch_copy.make(project, project, ())
+        scratch_directory.make(project, project, ())
     assert error.value.exit_code == 64
-    assert not list(project.glob(f"{scratch_copy.PREFIX}*"))
+    assert not list(project.glob(f"{scratch_directory.PREFIX}*"))
 
 
 def test_a_place_that_cannot_hold_it_is_named_with_what_helps(project: Path) -> None:
     with pytest.raises(SuperviseError, match=r"train\.py") as error:
-        scratch_copy.make(project / "train.py", project, ())
+        scratch_directory.make(project / "train.py", project, ())
     assert "--scratch-dir" in error.value.hint
 
 

@@ -1,9 +1,8 @@
-"""The scratch directory of a drill: a copy of the working directory in which a command can train without touching the original.
+"""The scratch directory of a drill: a command can train in it without touching the original working directory.
 
     <state_dir>/.drill-resume-XXXXXXXX/     0700, removed at the end
-        work/      the working directory: small files are copies, large ones and hidden directories links to the originals
+        work/      the working directory: its directories are made anew, each file is a link to the original
         tmp/       TMPDIR
-        records/   what the ranks recorded (comparison.py)
         state/     the state directory of the drill's own job; it is kept where the drill failed
 
 A checkpoint that is known (declared, or discovered in an earlier run) is left out, so the training begins from scratch. A link is safe:
@@ -36,12 +35,7 @@ if TYPE_CHECKING:
     from checkpointing.model import Candidate
 
 PREFIX: Final = ".drill-resume-"
-#: A larger file is linked: a data set, weights.
-COPY_BYTES: Final = 16 << 20
-#: All copies together.
-COPIES_BYTES: Final = 1 << 30
-#: A directory with more entries is linked as a whole; so is each one after so many in all.
-MOST_IN_DIRECTORY: Final = 2000
+#: So many links are made. A directory with more entries than are left is one link.
 MOST_ENTRIES: Final = 20_000
 #: What stays writable beside the scratch directory: devices and shared memory, the process's own /proc, and caches.
 _SYSTEM: Final = ("/dev", "/proc")
@@ -51,7 +45,7 @@ _CACHES: Final = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR")
 _CACHES_AT_HOME: Final = ("~/.cache", "~/.triton", "~/.nv")
 
 
-class ScratchCopy(Struct, frozen=True):
+class ScratchDirectory(Struct, frozen=True):
     """One scratch directory. writable: further directories that the command may write. lock: the open root (-1: not locked)."""
 
     root: Path
@@ -64,11 +58,6 @@ class ScratchCopy(Struct, frozen=True):
         return self.root / "work"
 
     @property
-    def records(self) -> Path:
-        """Where the ranks record their states."""
-        return self.root / "records"
-
-    @property
     def state(self) -> Path:
         """The state directory of the drill's job."""
         return self.root / "state"
@@ -76,15 +65,16 @@ class ScratchCopy(Struct, frozen=True):
     def enter(self) -> None:
         """Make `work` this process's working directory, for good, and let it write nowhere else. Raises SuperviseError."""
         temporary = str(self.root / "tmp")
-        os.environ.update({"PWD": str(self.work), "TMPDIR": temporary})
+        # unbuffered: a rank that is killed has printed the losses of its steps
+        os.environ.update({"PWD": str(self.work), "TMPDIR": temporary, "PYTHONUNBUFFERED": "1"})
         tempfile.tempdir = None
         os.chdir(self.work)
         confinement.confine((str(self.root), *writable_places(), *self.writable))
 
     def remove(self, *, keep_state: bool) -> None:
         """Remove it. Links are removed, and never what they lead to. keep_state: the journal and the logs stay."""
-        for part in (self.work, self.records, self.root / "tmp"):
-            shutil.rmtree(part, ignore_errors=True)
+        for directory in (self.work, self.root / "tmp"):
+            shutil.rmtree(directory, ignore_errors=True)
         if not keep_state:
             shutil.rmtree(self.root, ignore_errors=True)
         if self.lock >= 0:
@@ -105,8 +95,8 @@ def writable_above(path: str) -> str:
 
 def make(
     parent: Path, original: Path, checkpoints: Iterable[Candidate], writable: tuple[str, ...] = (), excluded: tuple[Path, ...] = ()
-) -> ScratchCopy:
-    """Make the scratch directory below `parent`, and copy the working directory without these checkpoints and the paths `excluded`.
+) -> ScratchDirectory:
+    """Make the scratch directory below `parent`, with links to the working directory's files, but not to `checkpoints` and `excluded`.
 
     Raises SuperviseError (64) where the kernel cannot confine or a link leads into shared memory, (78) where the directory cannot be made.
     """
@@ -121,33 +111,33 @@ def make(
         with contextlib.ExitStack() as undo:
             root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             undo.callback(shutil.rmtree, root, ignore_errors=True)
-            made = ScratchCopy(root, writable, lock=_locked(root))
-            for part in (made.work, made.records, made.state, root / "tmp"):
-                part.mkdir(mode=0o700)
-            copy_directory(original, made.work, checkpoints, excluded={root, *excluded})
+            scratch = ScratchDirectory(root, writable, lock=_locked(root))
+            for directory in (scratch.work, scratch.state, root / "tmp"):
+                directory.mkdir(mode=0o700)
+            link_files(original, scratch.work, checkpoints, excluded={root, *excluded})
             undo.pop_all()
     except OSError as error:
         raise SuperviseError(
             f"no scratch directory: {error.filename or parent}: {error.strerror}",
             hint="Name a directory with room, and that you may write, with --scratch-dir.",
         ) from error
-    return made
+    return scratch
 
 
-def copy_directory(original: Path, target: Path, checkpoints: Iterable[Candidate], excluded: Collection[Path]) -> None:
-    """Copy a directory's tree into the empty directory `target`, without these checkpoints and the paths `excluded`.
+def link_files(original: Path, target: Path, checkpoints: Iterable[Candidate], excluded: Collection[Path]) -> None:
+    """Make a directory's tree anew in the empty directory `target`, with links to its files, but not to `checkpoints` and `excluded`.
 
     Raises OSError, and SuperviseError (64) if a link leads into shared memory.
     """
     known = list(checkpoints)
-    left_out = {_inode(str(path)) for path in (*(one.path for one in known), *excluded)}  # under each of its names
-    above = {str(parent) for one in known for parent in Path(one.path).parents}
+    left_out = {_inode(str(path)) for path in (*(checkpoint.path for checkpoint in known), *excluded)}  # under each of its names
+    above = {str(parent) for checkpoint in known for parent in Path(checkpoint.path).parents}
     waiting = deque([(str(original), str(target))])
-    entries_left, bytes_left = MOST_ENTRIES, COPIES_BYTES
+    entries_left = MOST_ENTRIES
     while waiting:
-        source, copy = waiting.popleft()
+        source, directory = waiting.popleft()
         for entry in _entries(source):
-            place = os.path.join(copy, entry.name)  # noqa: PTH118  strings, for there may be many
+            place = os.path.join(directory, entry.name)  # noqa: PTH118  strings, for there may be many
             try:
                 real = entry.stat()
             except OSError:  # a link that leads nowhere, or is not to be read
@@ -156,12 +146,9 @@ def copy_directory(original: Path, target: Path, checkpoints: Iterable[Candidate
             if not is_plain or entry.name == "__pycache__" or (real.st_dev, real.st_ino) in left_out:
                 continue
             entries_left -= 1
-            if entry.is_dir(follow_symlinks=False) and (entry.path in above or (entries_left > 0 and _is_to_copy(entry.path))):
+            if entry.is_dir(follow_symlinks=False) and (entry.path in above or _has_at_most(entries_left, entry.path)):
                 os.mkdir(place, 0o700)  # noqa: PTH102  as above
                 waiting.append((entry.path, place))
-            elif entry.is_file() and entries_left > 0 and real.st_size <= min(COPY_BYTES, bytes_left) and os.access(entry.path, os.R_OK):
-                shutil.copy2(entry.path, place)
-                bytes_left -= real.st_size
             else:
                 _link(entry.path, place)
 
@@ -203,16 +190,15 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
 
 def _inode(path: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)  # noqa: PTH116  as above
+        status = os.stat(path)  # noqa: PTH116  as above
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
-def _is_to_copy(directory: str) -> bool:
-    """Return whether a directory is made anew: no hidden one, no virtual environment, none with very many entries."""
+def _has_at_most(entries: int, directory: str) -> bool:
+    """Return whether a directory can be read and has at most so many entries."""
     try:
-        names = os.listdir(directory)  # noqa: PTH208  as above
+        return len(os.listdir(directory)) <= entries  # noqa: PTH208  as above
     except OSError:
         return False
-    return not Path(directory).name.startswith(".") and "pyvenv.cfg" not in names and len(names) <= MOST_IN_DIRECTORY

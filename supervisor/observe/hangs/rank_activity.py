@@ -56,7 +56,7 @@ _ACTIVITIES: tuple[tuple[str, tuple[str, ...], str, Phase], ...] = (
 )
 
 
-class Doing(StrEnum):
+class ActivityKind(StrEnum):
     """What a rank does, as far as a diagnosis needs it."""
 
     GONE = "gone"
@@ -67,7 +67,7 @@ class Doing(StrEnum):
     UNKNOWN = "unknown"  # it could not be read
 
 
-class Standing(Struct, frozen=True):
+class RankActivity(Struct, frozen=True):
     """One rank. text: what it does, behind "rank 7 is": `in DataLoader.__next__ (data.py:88)`. place: the user's file and line, "" unknown.
 
     group and collective: that it waits in. awaits: what else it waits for. at_exit: its script is over, and it waits for a thread or a
@@ -76,7 +76,7 @@ class Standing(Struct, frozen=True):
 
     rank: int
     pid: int
-    doing: Doing
+    kind: ActivityKind
     text: str
     place: str = ""
     phase: Phase = Phase.UNKNOWN
@@ -86,32 +86,32 @@ class Standing(Struct, frozen=True):
     at_exit: bool = False
 
 
-def standing(look: RankLook) -> Standing:
+def rank_activity(look: RankLook) -> RankActivity:
     """Return what a rank does."""
-    shown = _standing(look)
-    is_shown = shown.doing in {Doing.ELSEWHERE, Doing.BLOCKED} and shown.phase is not Phase.DATA  # there its worker is named
+    shown = _activity_of(look)
+    is_shown = shown.kind in {ActivityKind.ELSEWHERE, ActivityKind.BLOCKED} and shown.phase is not Phase.DATA  # there its worker is named
     return replace(shown, awaits=look.process.awaits) if is_shown else shown
 
 
-def _standing(look: RankLook) -> Standing:
+def _activity_of(look: RankLook) -> RankActivity:
     process = look.process
     thread = training_thread(process.stacks)
     frame = thread.user_frame if thread is not None else None
     place, phase = "" if frame is None else frame.place, look.phase or Phase.UNKNOWN
     if process.is_gone:
-        return Standing(look.rank, process.pid, Doing.GONE, "gone", phase=phase)
-    for held, how in ((Doing.STOPPED, _stopped(process)), (Doing.BLOCKED, _blocked(process))):
+        return RankActivity(look.rank, process.pid, ActivityKind.GONE, "gone", phase=phase)
+    for held, how in ((ActivityKind.STOPPED, _stopped(process)), (ActivityKind.BLOCKED, _blocked(process))):
         if how is not None:
-            return Standing(look.rank, process.pid, held, how, place, phase)
+            return RankActivity(look.rank, process.pid, held, how, place, phase)
     if thread is None:
         reason = process.no_stacks or "it did not answer"
-        return Standing(look.rank, process.pid, Doing.UNKNOWN, f"at an unknown place ({reason})", phase=phase)
-    text, shown = doing(thread)
+        return RankActivity(look.rank, process.pid, ActivityKind.UNKNOWN, f"at an unknown place ({reason})", phase=phase)
+    text, shown = shown_activity(thread)
     if shown is Phase.INIT:
-        return Standing(look.rank, process.pid, Doing.WAITS, text, place, shown)
+        return RankActivity(look.rank, process.pid, ActivityKind.WAITS, text, place, shown)
     waited = _waited(look, thread)
     if waited is not None:
-        return Standing(look.rank, process.pid, Doing.WAITS, f"in {waited[1].text}", place, phase, *waited)
+        return RankActivity(look.rank, process.pid, ActivityKind.WAITS, f"in {waited[1].text}", place, phase, *waited)
     return _elsewhere(look, thread, place, phase)
 
 
@@ -131,7 +131,7 @@ def waits_for_thread(stacks: tuple[ThreadStack, ...]) -> bool:
     return inner is not None and inner.is_standard and inner.function in _JOINS
 
 
-def doing(thread: ThreadStack) -> tuple[str, Phase]:
+def shown_activity(thread: ThreadStack) -> tuple[str, Phase]:
     """Return what a stack shows, behind "is", and the phase: the library's function that is known, else the user's own."""
     for frame in thread.frames:
         if _is_compiler(frame) and compiles(thread):
@@ -157,8 +157,8 @@ def _is_compiler(frame: StackFrame) -> bool:
     return frame.module.startswith(_COMPILER) and not frame.module.startswith(_RUNS_COMPILED)
 
 
-def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) -> Standing:
-    text, shown = doing(thread)
+def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) -> RankActivity:
+    text, shown = shown_activity(thread)
     if text == _AT_EXIT:
         return _at_exit(look)
     worker = _stuck_worker(look) if shown is Phase.DATA else None
@@ -167,25 +167,27 @@ def _elsewhere(look: RankLook, thread: ThreadStack, place: str, phase: Phase) ->
     phase = shown if shown is not Phase.UNKNOWN else phase
     if worker is None:
         in_script = any(frame.function == "<module>" for frame in thread.frames)  # it gave up its group, and does more after that
-        return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place, phase, at_exit=look.script_over and not in_script)
+        return RankActivity(
+            look.rank, look.process.pid, ActivityKind.ELSEWHERE, text, place, phase, at_exit=look.script_over and not in_script
+        )
     blocked = _blocked(worker)
     held = blocked or _stopped(worker)
     inner = training_thread(worker.stacks)
     frame = inner.user_frame if inner is not None else None
     where = f" in {frame.function} ({frame.place})" if frame is not None else ""
     does = f"is {held}{where}" if held is not None else f"is{where or ' at an unknown place'}"
-    kind = Doing.ELSEWHERE if blocked is None else Doing.BLOCKED
+    kind = ActivityKind.ELSEWHERE if blocked is None else ActivityKind.BLOCKED
     text += f", and its worker {worker.pid} {does}"
-    return Standing(look.rank, look.process.pid, kind, text, place, phase)
+    return RankActivity(look.rank, look.process.pid, kind, text, place, phase)
 
 
-def _at_exit(look: RankLook) -> Standing:
+def _at_exit(look: RankLook) -> RankActivity:
     """Return what a rank does whose script is over: a thread that does not end keeps its process."""
     frame = next((thread.user_frame for thread in look.process.stacks[1:] if thread.user_frame is not None), None)
     text, place = _AT_EXIT, ""
     if frame is not None:
         text, place = f"{_AT_EXIT}, and a thread of it is in {frame.function} ({frame.place})", frame.place
-    return Standing(look.rank, look.process.pid, Doing.ELSEWHERE, text, place, at_exit=True)
+    return RankActivity(look.rank, look.process.pid, ActivityKind.ELSEWHERE, text, place, at_exit=True)
 
 
 def _stuck_worker(look: RankLook) -> ProcessLook | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from supervisor.core.model import Phase
 from supervisor.core.values import Struct
 from supervisor.observe.hangs.awaited import AwaitedKind
-from supervisor.observe.hangs.standing import Doing, compiles, doing, standing, training_thread, waits_for_thread
+from supervisor.observe.hangs.rank_activity import ActivityKind, compiles, rank_activity, shown_activity, training_thread, waits_for_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +41,7 @@ SLOW_BYTES = 1024
 _PROCESS_MODULES = ("subprocess.py", "multiprocessing/", "concurrent/futures/process.py")
 
 
-class Movement(Struct, frozen=True):
+class RankProgress(Struct, frozen=True):
     """Which ranks moved between two looks, each with what showed it. busy: what ranks do in one and the same place that takes CPU time.
 
     slow: those whose few bytes move; polling: those that only ask again and again.
@@ -58,7 +58,7 @@ class Movement(Struct, frozen=True):
         return "; ".join(f"rank {rank} {what}" for rank, what in self.moved)
 
 
-def compare(first: Look, second: Look) -> Movement:
+def compare(first: Look, second: Look) -> RankProgress:
     """Return which ranks moved from the end of the first look to the beginning of the second."""
     before = {look.rank: look for look in first.ranks}
     moved, busy, slow, polling = [], [], [], []
@@ -72,7 +72,7 @@ def compare(first: Look, second: Look) -> Movement:
             slow += [(after.rank, does)] if (does := _trickle(look, after)) else []
             polling += [after.rank] if _polls(look.process, after.process) else []
     moved += [(rank, "is not there any more") for rank in sorted(before.keys() - {look.rank for look in second.ranks})]
-    return Movement(tuple(moved), tuple(busy), tuple(slow), tuple(polling))
+    return RankProgress(tuple(moved), tuple(busy), tuple(slow), tuple(polling))
 
 
 def _moved(before: RankLook, after: RankLook) -> str:
@@ -162,11 +162,13 @@ def _at(thread: ThreadStack) -> str:
 def _activity(before: RankLook, after: RankLook) -> str:
     """Return what a rank, or a process below it, did between two looks that takes CPU time, behind its name; "" for nothing."""
     thread = training_thread(after.process.stacks)
-    if thread is not None and doing(thread)[1] is Phase.INIT:
+    if thread is not None and shown_activity(thread)[1] is Phase.INIT:
         return ""  # it asks torch's store again and again whether the others have come
     # a rank that waits in a collective, with a recorder to prove it: only its own thread counts, unless gradients are still computed
-    waits = standing(after)
-    by_thread = waits.doing is Doing.WAITS and waits.collective is not None and (thread is None or thread.find("torch/autograd/") is None)
+    waits = rank_activity(after)
+    by_thread = (
+        waits.kind is ActivityKind.WAITS and waits.collective is not None and (thread is None or thread.find("torch/autograd/") is None)
+    )
     if does := _process_activity(before.process, after.process, 1e9 if by_thread else BUSY_PROCESS):
         return does
     if by_thread:

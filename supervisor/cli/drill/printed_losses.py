@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.losses.lines import NumberReader, NumberReading, captures
 from supervisor.classify.losses.rules import LossRule, RuleKind
+from supervisor.core.values import Struct
 
 if TYPE_CHECKING:
     from pathlib import Path

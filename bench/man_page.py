@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from supervisor.cli.commands import COMMANDS, load_command
+from supervisor.cli.commands import COMMANDS, HIDDEN, load_command
 from supervisor.cli.main import root
 from supervisor.config.loading import CONFIG_VARIABLE, LOCAL_NAME, SYSTEM_FILE
 
@@ -56,7 +56,7 @@ def _commands() -> Iterator[str]:
     common = frozenset(param.name for param in root.params)
     for path in COMMANDS:
         command = load_command(path)
-        if isinstance(command, click.Group):
+        if isinstance(command, click.Group) or path in HIDDEN:
             continue
         context = click.Context(command, info_name=f"supervise {path}")
         usage = " ".join([f"**supervise {path}**", *command.collect_usage_pieces(context)])

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from supervisor.config.loss_settings import LossRuleSection
     from supervisor.config.settings import Settings
 
+#: A jump is judged only after so many numbers: before, the loss falls steeply, and a jump up is ordinary.
+_AFTER = 100
 #: Where ours lie.
 PACKAGED = Path(__file__).parents[1] / "classify" / "losses" / "rules.toml"
 
@@ -26,12 +28,10 @@ def packaged() -> tuple[LossRule, ...]:
 
 
 def configured(settings: Settings, report: Callable[[str], None]) -> tuple[LossRule, ...]:
-    """Return the rules in use, none if the loss is not watched. report: gets at most one line for each pattern that is too slow.
+    """Return the rules in use. report: gets at most one line for each pattern that is too slow.
 
     The patterns were checked when the settings were read.
     """
-    if not settings.loss.watch:
-        return ()
     users = tuple(_of_user(section, report) for section in settings.loss.rules if section.enabled)
     return merged(packaged(), users, frozenset(section.id for section in settings.loss.rules if not section.enabled))
 
@@ -53,8 +53,7 @@ def _of_user(section: LossRuleSection, report: Callable[[str], None]) -> LossRul
         Bounded(section.names, slow) if section.names else None,
         section.threshold,
         section.times,
-        section.after,
+        _AFTER if section.kind == RuleKind.JUMP else 0,
         section.from_step,
-        section.from_s,
         origin="[[loss.rule]]",
     )

@@ -582,10 +582,10 @@ class Policy:
     start_tries: int = 2  # for the infrastructure's failures before the first step
     allocator: str = ""  # torch's allocator settings in the user's own environment
     variables: tuple[tuple[str, str], ...] = ()  # of strategies.situation.VARIABLES, those in the user's own environment
-    network_allow: tuple[str, ...] = ()  # --allow-network: rungs of strategies/network.py that may act
+    network_allow: tuple[str, ...] = ()  # network.allow: rungs of strategies/network.py that may act
     clears: str = "supervise gpus clear"  # what a person types, before a GPU's name, to put it back into use
     health: bool = False  # this node is examined before each attempt
     health_deadline_s: float = 12.0  # beyond what the examination may take
     evict_on: tuple[str, ...] = ()  # checks whose finding ends a healthy attempt
-    on_nan: str = "warn"  # --on-nan: warn or restart
+    on_nan: str = "warn"  # loss.on_nan: warn or restart
     on_hang: str = ""  # --on-hang: warn, restart or auto; "": auto, and warn where GPUs are visible

@@ -156,7 +156,7 @@ class ElasticSession:
         if self._link is None and not self._argv and loop.state.awaits_ranks(attempt):
             self._is_unserved = True
             others = max(sharing.needed_nodes(loop.state.run) - 1, 1)  # this node is there; at least one host of the list is not
-            loop.post(NodesMissing(loop.clock.now(), attempt, others, self._context.job.settings.nodes.gather_s or JOIN_S))
+            loop.post(NodesMissing(loop.clock.now(), attempt, others, JOIN_S))
 
     def _replace_agent(self) -> None:
         """End the agent, which may hang in a store that is lost, and start one with other arguments in its place."""
@@ -230,10 +230,10 @@ class ElasticSession:
         del action
         self._ending.sweep("all", "stopped" if self._context.loop.state.stops_ranks else "failed", 0.0)
 
-    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]], renewed: Sequence[str]) -> None:
+    def prepare_standbys(self, attempt: int, directory: str, commands: Sequence[Sequence[str]]) -> None:
         """See Session."""
         if attempt == self._ending.attempt:
-            self._send(PrepareStandbys(attempt, directory, tuple(tuple(command) for command in commands), tuple(renewed)))
+            self._send(PrepareStandbys(attempt, directory, tuple(tuple(command) for command in commands)))
 
     def drop_standbys(self) -> None:
         """See Session."""
@@ -371,7 +371,7 @@ class ElasticSession:
             case WaitingNodesCounted():
                 return NodesWaiting(now, attempt, message.count)
             case MissingNodesCounted():
-                return NodesMissing(now, attempt, message.count, self._context.job.settings.nodes.gather_s or message.within_s)
+                return NodesMissing(now, attempt, message.count, message.within_s)
             case RendezvousCompleted():
                 self._context.note("agent.reported", asdict(message) | {"ev": "rendezvous"})
             case _:

@@ -203,7 +203,7 @@ class JobNodes:
             meeting_s=max(rules.meeting_s, 4 * lease_s),
             renew_s=lease_s / 6,
             hold_s=(hold_s := max(2.0, lease_s * 2 / 3)),  # a register may take a second to answer
-            away_s=max(hold_s, self._job.settings.nodes.wait_s / 2),
+            away_s=max(hold_s, self._loop.state.run.policy.peer_deadline_s / 2),
         )
 
     def _keep(self, memory: NodeMemory, address: StoreAddress | None) -> None:

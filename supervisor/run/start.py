@@ -38,8 +38,11 @@ SLOW_STATE_S = 5.0
 CLOSE_DEADLINE_S = 2.0
 
 
-def run(settings: Settings, command: Sequence[str]) -> int:
-    """Run `command` under supervision until it is done or given up. Returns the exit code; raises SuperviseError before it began."""
+def run(settings: Settings, command: Sequence[str], *, takeover: bool = False) -> int:
+    """Run `command` under supervision until it is done or given up. Returns the exit code; raises SuperviseError before it began.
+
+    takeover: take the job's lock from a holder on another host at once.
+    """
     ignored = ignored_signals()
     environ, cwd = dict(os.environ), identity.working_directory()
     programs.require_command(command, environ)
@@ -73,7 +76,7 @@ def run(settings: Settings, command: Sequence[str]) -> int:
             terminal.message(text)
 
         address = settings.address(name.name)
-        held = lock.acquire(state / "lock", job=name.name, address=address, takeover=settings.job.takeover, notify=watches)
+        held = lock.acquire(state / "lock", job=name.name, address=address, takeover=takeover, notify=watches)
     early = None
     try:
         with waiting():
@@ -107,7 +110,7 @@ def _require_allowed(settings: Settings, root: Path, node: str) -> None:
     from supervisor.node.gpu_quarantine import GpuQuarantine  # noqa: PLC0415  the agent waits for each import here
 
     try:
-        found = GpuQuarantine(root, node, settings.gpus.quarantine_days).exclusion()
+        found = GpuQuarantine(root, node).exclusion()
     except OSError:  # a ledger that cannot be read takes nothing out of use
         return
     if found is not None:
@@ -151,9 +154,7 @@ def _require_right(settings: Settings, knobs: tuple[Knob, ...], warn: Callable[[
         from supervisor.run import alerting  # noqa: PLC0415 (ssl costs memory that a job without a sink need not pay)
 
         alerting.heartbeat(settings)
-        for sink in alerting.configured(settings, os.environ):
-            if sink.warning:
-                warn(sink.warning)
+        alerting.configured(settings, os.environ)
     if not settings.classify.signatures and not settings.classify.own:
         return ()
     from supervisor.config import signatures  # noqa: PLC0415  as above

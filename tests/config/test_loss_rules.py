@@ -55,10 +55,6 @@ def test_ones_own_rules_stand_beside_ours_replace_them_and_switch_them_off(load:
     assert '"reward.nan"' in loading.show(settings, as_json=False)
 
 
-def test_a_watch_that_is_switched_off_has_no_rules(load: Callable[[str], Settings]) -> None:
-    assert loss_rules.configured(load("[loss]\nwatch = false\n"), never) == ()
-
-
 SLOW = r"""
 [[loss.rule]]
 id = "slow"
@@ -74,7 +70,7 @@ names = '(?:x|x_?|xx)+_los'
 def test_patterns_that_backtrack_without_end_are_out_of_use_and_the_other_rules_go_on(load: Callable[[str], Settings]) -> None:
     reported: list[str] = []
     posted: list[Event] = []
-    stream = LossWatch(loss_rules.configured(load(SLOW), reported.append), 1, 0.0, posted.append).stream(0)
+    stream = LossWatch(loss_rules.configured(load(SLOW), reported.append), 1, posted.append).stream(0)
     assert stream is not None
     began = time.thread_time()
     for second in range(50):

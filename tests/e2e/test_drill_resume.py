@@ -14,7 +14,7 @@ from tests.jobs import light
 
 JOBS = Path(__file__).parents[1] / "jobs"
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=1"]
-RESUMED = ["--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}"]
+RESUMED = ["--set", "checkpoints.paths=ckpt/step-*.pt", "--set", "knobs.resume.args=--resume {resume}"]
 TRAIN = [*TORCHRUN, "ddp_small.py", "--light", "--step-ms=20", "--steps=100000", "--save-every=5"]
 
 pytestmark = pytest.mark.process
@@ -119,7 +119,7 @@ def test_two_ranks_that_report_their_step_are_proven_in_all_rows(project: Path) 
 @pytest.mark.slow
 def test_a_script_that_loads_its_weights_alone_is_not_proven(project: Path) -> None:
     shutil.copy(JOBS / "resumes_itself.py", project)
-    done = drill(project, "--resumes-itself", "--", *TORCHRUN, "resumes_itself.py", "--steps=100000", "--pace-s=0.02")
+    done = drill(project, "--set", "job.resumes_itself=true", "--", *TORCHRUN, "resumes_itself.py", "--steps=100000", "--pace-s=0.02")
     found = report(done)
     assert (done.returncode, found["proven"]) == (1, "no"), done.stdout
     assert found["weights"] == "the same digests"

@@ -228,7 +228,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("option", ["--no-instrument", pytest.param("--instrument", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "option", ["--set", "instrument.enabled=false", pytest.param("--set", "instrument.enabled=true", marks=pytest.mark.slow)]
+)
 def test_an_exception_that_torch_wrote_down_is_evidence_where_ours_is_missing(
     supervise: Callable[..., Supervised], tmp_path: Path, option: str
 ) -> None:
@@ -260,7 +262,7 @@ def test_a_secret_in_an_exception_is_written_nowhere_but_into_the_ranks_own_outp
 def test_the_first_cause_is_reported_on_every_node_and_counted_there(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     job = [NO_TORCH, "--steps=100000", "--step-ms=20", "--fail-rank=1", "--fail-at-step=20", "--fail-how=exit:3"]
     runs = [
-        supervise(*launcher, *job, options=["--no-instrument"], place=tmp_path / str(node))
+        supervise(*launcher, *job, options=["--set", "instrument.enabled=false"], place=tmp_path / str(node))
         for node, launcher in enumerate(launchers("static", 2))
     ]
     assert len({run.exit_code() for run in runs}) == 1

@@ -125,9 +125,7 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is
         return free_space.Forecast(directory, room, n_bytes, 1, 0, reason="the quota is used up")
 
     monkeypatch.setattr(free_space, "forecast", short)
-    checkpoints = JobCheckpoints(
-        replace(job, settings=replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",), scan_interval_s=0.1))), told.put
-    )
+    checkpoints = JobCheckpoints(replace(job, settings=replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",)))), told.put)
     watcher = checkpoints.watcher()
     assert watcher is not None
     (job.cwd / "ckpt").mkdir()

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 REPORT_S = 10.0
+#: Ranks without a heartbeat for so long after their start are reported once as uninstrumented: imports on a slow disk take minutes.
+START_CEILING_S = 600.0
 #: A phase that changes with every step (train, checkpoint, train) is posted this often at most.
 PHASE_S = 1.0
 
